@@ -1,0 +1,53 @@
+# `make help` lists what there is. Everything runs in .venv; stamps make each set-up instant once it is in place.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+RUN_DIR ?= runs/cartpole
+BIN := $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+REQUIREMENTS := requirements.txt constraints.txt pyproject.toml setup.py
+THREADS := OMP_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help venv train test test-all lint docs bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(VENV)/.stamp  ## the environment that training needs
+
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.stamp: $(REQUIREMENTS) | $(BIN)/python
+	@echo "installing pytorchrl into $(VENV) (about a minute, once)"
+	@$(PIP_INSTALL) -e '.[plots,cli]'
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp
+	@echo "installing what tests, checks and docs need into $(VENV)"
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+train: $(VENV)/.stamp  ## PPO on CartPole-v1: a model, a learning curve, 100 evaluation episodes
+	@$(THREADS) $(BIN)/python -m pytorchrl train ppo --env CartPole-v1 --log-dir $(RUN_DIR) --overwrite
+	@$(THREADS) $(BIN)/python -m pytorchrl plot $(RUN_DIR)
+	@$(THREADS) $(BIN)/python -m pytorchrl enjoy $(RUN_DIR) --episodes 100
+
+test: $(VENV)/.stamp-dev  ## the tests of every change
+	@$(THREADS) $(BIN)/python -m pytest -q
+
+test-all: $(VENV)/.stamp-dev  ## also those that train until a score is reached
+	@$(THREADS) $(BIN)/python -m pytest -q -m ''
+
+lint: $(VENV)/.stamp-dev  ## ruff and mypy
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m mypy pytorchrl
+
+docs: $(VENV)/.stamp-dev  ## the documentation, into docs/_build/html
+	@$(THREADS) $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+bench: $(VENV)/.stamp-dev  ## steps per second, as JSON
+	@$(THREADS) $(BIN)/python benchmarks/throughput.py
+
+clean:  ## remove caches and built files, never runs
+	@rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache *.egg-info

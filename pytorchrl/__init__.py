@@ -1,0 +1,56 @@
+"""Deep reinforcement learning: an agent of four parts, and a scheme that says where each operation runs.
+
+Importing it starts nothing. The public names are loaded on first use, so that the command line can answer, and
+catch a Ctrl-C, before torch is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.actors import OnPolicyActor
+    from pytorchrl.agent.algorithms import A2C, PPO
+    from pytorchrl.agent.env import VecEnv
+    from pytorchrl.agent.options import Factory, Schedule, linear
+    from pytorchrl.agent.storages import GAEBuffer, VanillaOnPolicyBuffer
+    from pytorchrl.errors import ConfigError, PyTorchRLError
+    from pytorchrl.learner import Learner
+    from pytorchrl.scheme import ASYNC, CENTRAL, PARALLEL, SYNC, Scheme
+    from pytorchrl.training import TrainedAgent, load, train
+
+_HOMES = {
+    "pytorchrl.agent.actors": ("OnPolicyActor",),
+    "pytorchrl.agent.algorithms": ("A2C", "PPO"),
+    "pytorchrl.agent.env": ("VecEnv",),
+    "pytorchrl.agent.options": ("Factory", "Schedule", "linear"),
+    "pytorchrl.agent.storages": ("GAEBuffer", "VanillaOnPolicyBuffer"),
+    "pytorchrl.errors": ("ConfigError", "PyTorchRLError"),
+    "pytorchrl.learner": ("Learner",),
+    "pytorchrl.scheme": ("ASYNC", "CENTRAL", "PARALLEL", "SYNC", "Scheme"),
+    "pytorchrl.training": ("TrainedAgent", "load", "train"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 - sorted without regard to case, as a reader looks them up
+    "A2C", "ASYNC", "CENTRAL", "ConfigError", "Factory", "GAEBuffer", "Learner", "linear", "load", "OnPolicyActor",
+    "PARALLEL", "PPO", "PyTorchRLError", "Schedule", "Scheme", "SYNC", "train", "TrainedAgent",
+    "VanillaOnPolicyBuffer", "VecEnv", "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home and keep it here."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'pytorchrl' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

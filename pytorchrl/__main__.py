@@ -1,0 +1,10 @@
+"""`python -m pytorchrl` is the command `pytorchrl`."""
+
+from __future__ import annotations
+
+import sys
+
+from pytorchrl.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

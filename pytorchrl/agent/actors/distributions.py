@@ -1,0 +1,265 @@
+"""Action distributions as functions of one tensor: no objects are made while acting or learning.
+
+One distribution fits one action space and is chosen when the actor is built. It says how many outputs the policy
+head has; `params` (..., P) is all it needs to know later: logits, or means and log standard deviations. Masks are
+(..., n) bool, true where an action is allowed; a forbidden logit becomes the lowest finite float, which stands for
+minus infinity: its probability is exactly 0, and 0 * log 0 stays 0 instead of NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+
+from pytorchrl.errors import NonFiniteDataError, SpaceError
+
+_LOWEST = torch.finfo(torch.float32).min
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+class Distribution(nn.Module):
+    """Base of the distributions; `...` below are any leading axes, such as (B,) or (L, B)."""
+
+    num_outputs: int
+    """Outputs of the policy head."""
+    mask_size: int | None = None
+    """Width n of a mask, or None if the distribution takes none."""
+
+    def params_of(self, outputs: Tensor) -> Tensor:
+        """(..., num_outputs) of the policy head -> (..., P) float32, everything the distribution needs."""
+        return outputs.float()
+
+    def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
+        """Draw one action a row, (..., *action_shape) int64 or float32."""
+        raise NotImplementedError
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """The most likely action of each row."""
+        raise NotImplementedError
+
+    def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Log-probability (density) of `action` and entropy, each (...,) float32."""
+        raise NotImplementedError
+
+    def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None) -> Tensor:
+        """Log-probability (density) of `action`, (...,) float32."""
+        return self.log_prob_entropy(params, action, mask)[0]
+
+    def clip(self, action: Tensor) -> Tensor:
+        """The action as the environment takes it."""
+        return action
+
+
+def distribution_of(space: gym.Space[Any]) -> Distribution:
+    """The distribution for an action space.
+
+    Raises:
+        SpaceError: No distribution fits.
+    """
+    if isinstance(space, gym.spaces.Discrete):
+        return Categorical(int(space.n), int(space.start))
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return MultiCategorical(space.nvec, space.start)
+    if isinstance(space, gym.spaces.MultiBinary):
+        return Bernoulli(tuple(space.shape))
+    if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return Gaussian(space)
+    raise SpaceError(
+        f"the action space must be Discrete, MultiDiscrete, MultiBinary or a Box of floats, got {space}; "
+        "wrap the environment with one of gymnasium's action wrappers")
+
+
+def check_mask(mask: Tensor) -> None:
+    """Raise unless every row of a mask (..., n) allows some action.
+
+    Raises:
+        NonFiniteDataError: A row allows none, so that no probability is defined.
+    """
+    if not bool(mask.any(-1).all()):
+        rows = (~mask.any(-1)).nonzero().flatten().tolist()
+        raise NonFiniteDataError(
+            f"the action mask forbids every action in rows {rows[:8]}; each needs one allowed action at least")
+
+
+def _sample_logits(logits: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
+    # argmax(logits + Gumbel noise) is a draw from their softmax, and -log(Exponential(1)) is Gumbel noise.
+    noisy = logits - torch.empty_like(logits).exponential_(generator=generator).log_()
+    if mask is not None:
+        noisy = noisy.masked_fill_(~mask, _LOWEST)
+    return noisy.argmax(-1)
+
+
+def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+    return logits if mask is None else logits.masked_fill(~mask, _LOWEST)
+
+
+class Categorical(Distribution):
+    """One of n actions; stored from 0, `start` is added on the way out. Params: logits (..., n)."""
+
+    def __init__(self, n: int, start: int = 0) -> None:
+        super().__init__()
+        self.num_outputs = self.mask_size = n
+        self.start = start
+
+    def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
+        """Draw (...,) int64."""
+        return _sample_logits(params, mask, generator)
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """The allowed action with the highest logit, (...,) int64."""
+        return _masked(params, mask).argmax(-1)
+
+    def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Of the softmax over allowed actions."""
+        log_probs = F.log_softmax(_masked(params, mask), -1)
+        log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return log_prob, -(log_probs.exp() * log_probs).sum(-1)
+
+    def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None) -> Tensor:
+        """Of the softmax over allowed actions."""
+        log_probs = F.log_softmax(_masked(params, mask), -1)
+        return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def clip(self, action: Tensor) -> Tensor:
+        """Add `start`."""
+        return action + self.start if self.start else action
+
+
+class MultiCategorical(Distribution):
+    """D independent categoricals. Params: their logits one after the other; log-probability and entropy add.
+
+    All are treated at once as (..., D, max n), short ones padded with forbidden actions.
+    """
+
+    index: Tensor
+    """(D * max n,) where each entry of the padded form lies in the params."""
+    present: Tensor
+    """(D, max n) bool, false for padding."""
+
+    def __init__(self, nvec: np.ndarray, start: np.ndarray) -> None:
+        super().__init__()
+        self.action_shape = tuple(nvec.shape)
+        sizes = torch.as_tensor(np.asarray(nvec).reshape(-1), dtype=torch.int64)
+        self.num_outputs = self.mask_size = int(sizes.sum())
+        columns = torch.arange(int(sizes.max()))
+        present = columns < sizes.unsqueeze(-1)
+        first = torch.cumsum(sizes, 0) - sizes
+        self.register_buffer("index", torch.where(present, first.unsqueeze(-1) + columns, 0).reshape(-1), persistent=False)
+        self.register_buffer("present", present, persistent=False)
+        offsets = torch.as_tensor(np.asarray(start), dtype=torch.int64)
+        self.register_buffer("start", offsets, persistent=False)
+
+    def _split(self, params: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        shape = (*params.shape[:-1], *self.present.shape)
+        logits = params.index_select(-1, self.index).view(shape)
+        if mask is None:
+            return logits, self.present.expand(shape)
+        return logits, mask.index_select(-1, self.index).view(shape) & self.present
+
+    def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
+        """Draw (..., *action_shape) int64."""
+        drawn = _sample_logits(*self._split(params, mask), generator)
+        return drawn.view(*params.shape[:-1], *self.action_shape)
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """The most likely allowed action of each, (..., *action_shape) int64."""
+        return _masked(*self._split(params, mask)).argmax(-1).view(*params.shape[:-1], *self.action_shape)
+
+    def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sums over the D parts."""
+        log_probs = F.log_softmax(_masked(*self._split(params, mask)), -1)
+        action = action.reshape(*log_probs.shape[:-1], 1)
+        return log_probs.gather(-1, action).sum((-2, -1)), -(log_probs.exp() * log_probs).sum((-2, -1))
+
+    def clip(self, action: Tensor) -> Tensor:
+        """Add `start`."""
+        return action + self.start
+
+
+class Bernoulli(Distribution):
+    """Independent bits. Params: logits of a one, (..., n); log-probability and entropy add."""
+
+    def __init__(self, action_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.action_shape = action_shape
+        self.num_outputs = math.prod(action_shape)
+
+    def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
+        """Draw (..., *action_shape) int64."""
+        _refuse_mask(mask)
+        drawn = torch.bernoulli(params.sigmoid(), generator=generator).long()
+        return drawn.view(*params.shape[:-1], *self.action_shape)
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """One where its probability is above a half, (..., *action_shape) int64."""
+        _refuse_mask(mask)
+        return (params > 0).long().view(*params.shape[:-1], *self.action_shape)
+
+    def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sums over the bits."""
+        _refuse_mask(mask)
+        bits = action.reshape(params.shape).float()
+        softplus = F.softplus(params)
+        return (bits * params - softplus).sum(-1), (softplus - params * params.sigmoid()).sum(-1)
+
+
+class Gaussian(Distribution):
+    """Independent normal distributions. Params: means then log standard deviations, (..., 2n).
+
+    The action is stored as drawn; a copy clipped to the bounds goes to the environment. The standard deviation is a
+    parameter that does not depend on the observation.
+    """
+
+    low: Tensor
+    """(*action_shape,) float32 lower bounds."""
+    high: Tensor
+    """(*action_shape,) float32 upper bounds."""
+
+    def __init__(self, space: gym.spaces.Box, log_std_init: float = 0.0) -> None:
+        super().__init__()
+        self.action_shape = tuple(space.shape)
+        self.num_outputs = math.prod(self.action_shape)
+        self.log_std = nn.Parameter(torch.full((self.num_outputs,), float(log_std_init)))
+        self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32), persistent=False)
+        self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32), persistent=False)
+
+    def params_of(self, outputs: Tensor) -> Tensor:
+        """Append the log standard deviations to the means."""
+        means = outputs.float()
+        return torch.cat((means, self.log_std.expand_as(means)), -1)
+
+    def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
+        """Draw (..., *action_shape) float32."""
+        _refuse_mask(mask)
+        mean, log_std = params.chunk(2, -1)
+        drawn = torch.empty_like(mean).normal_(generator=generator).mul_(log_std.exp()).add_(mean)
+        return drawn.view(*params.shape[:-1], *self.action_shape)
+
+    def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
+        """The means, (..., *action_shape) float32."""
+        _refuse_mask(mask)
+        return params[..., : self.num_outputs].reshape(*params.shape[:-1], *self.action_shape)
+
+    def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Sums over the n dimensions."""
+        _refuse_mask(mask)
+        mean, log_std = params.chunk(2, -1)
+        errors = (action.reshape(mean.shape) - mean) * (-log_std).exp()
+        log_stds = log_std.sum(-1)
+        constant = self.num_outputs * _HALF_LOG_TWO_PI
+        return -0.5 * (errors * errors).sum(-1) - log_stds - constant, log_stds + (constant + 0.5 * self.num_outputs)
+
+    def clip(self, action: Tensor) -> Tensor:
+        """The nearest action within the bounds; a new tensor."""
+        return torch.clamp(action, self.low, self.high)
+
+
+def _refuse_mask(mask: Tensor | None) -> None:
+    if mask is not None:
+        raise SpaceError("action masks need a Discrete or MultiDiscrete action space")

@@ -1,0 +1,93 @@
+"""Recurrent memory between extractor and heads. B = environments, L = steps, F = features, H = state size.
+
+The state is one flat vector a network, so that storages need not know what it holds. It is set to zero where an
+observation is the first of its episode, before that observation is seen. Single steps and sequences run the same code.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+
+from pytorchrl.agent.actors.extractors import linear
+
+
+class Memory(nn.Module):
+    """Base of the recurrent cells."""
+
+    num_gates: int
+    """Blocks of `size` rows in the weights."""
+    num_parts: int
+    """Vectors of length `size` in the state."""
+
+    def __init__(self, in_features: int, size: int, generator: torch.Generator | None = None) -> None:
+        """Weights are orthogonal with gain 1, biases zero."""
+        super().__init__()
+        self.size = self.out_features = size
+        self.state_size = size * self.num_parts
+        self.inputs = linear(in_features, size * self.num_gates, 1.0, generator)
+        self.recurrence = linear(size, size * self.num_gates, 1.0, generator)
+
+    def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step: `inputs(x)` (B, gates * size) and state (B, H) to output (B, size) and next state (B, H)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, state: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+        """One step, or L of them.
+
+        Args:
+            x: (B, F) or (L, B, F) features.
+            state: (B, H), before the first row; not changed.
+            done: (B,) or (L, B) bool, whether a row is the first of its episode.
+
+        Returns:
+            Outputs (B, size) or (L, B, size), and the state after the last row, (B, H).
+        """
+        # One product for all steps: only the recurrent half has to wait for the step before.
+        projected = F.linear(x, self.inputs.weight, self.inputs.bias)
+        done = done.unsqueeze(-1)
+        if x.dim() == 2:
+            return self.cell(projected, state.masked_fill(done, 0.0))
+        outputs = []
+        for row, first in zip(projected.unbind(0), done.unbind(0), strict=True):
+            output, state = self.cell(row, state.masked_fill(first, 0.0))
+            outputs.append(output)
+        return torch.stack(outputs), state
+
+
+class GRU(Memory):
+    """Gated recurrent unit, in the form of `torch.nn.GRU`. The state is its output."""
+
+    num_gates, num_parts = 3, 1
+
+    def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step."""
+        gates = F.linear(state, self.recurrence.weight, self.recurrence.bias).float()
+        projected = projected.float()
+        size = 2 * self.size
+        reset, update = torch.sigmoid(projected[:, :size] + gates[:, :size]).chunk(2, -1)
+        candidate = torch.tanh(projected[:, size:] + reset * gates[:, size:])
+        state = torch.lerp(candidate, state, update)
+        return state, state
+
+
+class LSTM(Memory):
+    """Long short-term memory, in the form of `torch.nn.LSTM`. The state is its output, then its cell."""
+
+    num_gates, num_parts = 4, 2
+
+    def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step."""
+        hidden, cell = state.chunk(2, -1)
+        gates = (projected + F.linear(hidden, self.recurrence.weight, self.recurrence.bias)).float()
+        write, forget, candidate, output = gates.chunk(4, -1)
+        cell = torch.sigmoid(forget) * cell + torch.sigmoid(write) * torch.tanh(candidate)
+        hidden = torch.sigmoid(output) * torch.tanh(cell)
+        return hidden, torch.cat((hidden, cell), -1)
+
+
+MEMORIES: dict[str, type[Memory]] = {"gru": GRU, "lstm": LSTM}
+"""Memory networks by name."""
+DEFAULT_SIZES = {"gru": 256, "lstm": 512}
+"""Their sizes where none is asked for."""

@@ -1,0 +1,305 @@
+"""The actor of on-policy algorithms: extractor, memory, policy head and value head."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+
+from pytorchrl.agent.actors.distributions import Gaussian, check_mask, distribution_of
+from pytorchrl.agent.actors.extractors import ACTIVATIONS, is_image, linear
+from pytorchrl.agent.actors.memory import MEMORIES
+from pytorchrl.agent.actors.normalisers import Moments, RunningMoments, moments
+from pytorchrl.agent.actors.trunk import Trunk, check_extractor
+from pytorchrl.agent.data import Obs, RolloutData
+from pytorchrl.agent.env.spaces import flatten_space
+from pytorchrl.agent.options import Factory, build_options, option
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.seeding import torch_generator
+from pytorchrl.errors import CheckpointError, ConfigError
+
+_POLICY_GAIN, _VALUE_GAIN = 0.01, 1.0
+_REWARD = "reward"
+
+
+class OnPolicyActor(nn.Module):
+    """Policy and value networks with orthogonal initialisation, and the normalisers of observations and rewards.
+
+    Observations are dictionaries leaf -> (B, ...), or (L, B, ...) for sequences; `done` is true where a row is the
+    first of its episode; `rhs` maps networks with memory to states (B, H). Without memory, `rhs` is empty and `done`
+    may be None. Inputs are never changed. Act within `torch.inference_mode()`: entering it here would cost more than
+    a small network.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Settings of the actor."""
+
+        observation_space: Any = option(help="Leaf -> space, as environment factories give it, or a gymnasium space.")
+        action_space: Any = option(help="Discrete, MultiDiscrete, MultiBinary, or a Box of floats.")
+        feature_extractor: str | Callable[..., Any] = option(
+            "auto", help="auto, mlp, cnn, impala or fixup; or a callable from a space (a dictionary of spaces, where "
+            "there are several leaves) to a module with out_features.")
+        hidden_sizes: tuple[int, ...] = option((64, 64), help="Units of each fully connected layer over vectors.", low=1)
+        activation: str = option("tanh", help="Activation between those layers.", choices=tuple(ACTIVATIONS))
+        recurrent_net: str | None = option(None, help="Memory after the extractor.", choices=(None, *MEMORIES))
+        recurrent_size: int | None = option(None, help="Units of the memory; None: gru 256, lstm 512.", low=1)
+        shared_policy_value_network: bool | None = option(
+            None, help="Whether policy and value share extractor and memory; None: for images only.")
+        log_std_init: float = option(0.0, help="Log standard deviation of a Gaussian policy at the start.")
+        normalize_obs: bool = option(False, help="Divide observations that are no images by their running moments.")
+        normalize_reward: bool = option(False, help="Divide rewards by the running deviation of discounted returns.")
+        checkpoint: str | None = option(None, help="Saved model whose weights and normalisers to start from.")
+
+        def __post_init__(self) -> None:
+            """Flatten the observation space; refuse spaces and extractors that do not fit."""
+            super().__post_init__()
+            object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
+            distribution_of(self.action_space)
+            check_extractor(self.feature_extractor, self.observation_space)
+
+    @classmethod
+    def create_factory(cls, observation_space: Any, action_space: Any, **options: Any) -> Factory[OnPolicyActor]:
+        """A factory of this actor; see `Options`.
+
+        Raises:
+            ConfigError: An unknown or wrong option.
+            SpaceError: A space without network or distribution; the message names the leaf.
+        """
+        spaces = {"observation_space": observation_space, "action_space": action_space}
+        return Factory(cls, build_options(cls, {**spaces, **options}))
+
+    def __init__(self, options: OnPolicyActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
+        """Build the networks from `seed`, then load the checkpoint if there is one.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be read or holds another network.
+        """
+        super().__init__()
+        self.options = options
+        self.device = torch.device(device)
+        generator = torch_generator(seed)  # on the CPU, so that every device starts alike
+        self.is_recurrent = options.recurrent_net is not None
+        shared = options.shared_policy_value_network
+        self.is_shared = any(map(is_image, options.observation_space.values())) if shared is None else shared
+        self.distribution = distribution_of(options.action_space)
+        if isinstance(self.distribution, Gaussian):
+            nn.init.constant_(self.distribution.log_std, options.log_std_init)
+        self.policy = Trunk(options, generator)
+        self.value = None if self.is_shared else Trunk(options, generator)
+        size = self.policy.out_features
+        self.policy_head = linear(size, self.distribution.num_outputs, _POLICY_GAIN, generator)
+        self.value_head = linear(size, 1, _VALUE_GAIN, generator)
+        normalised = _normalised_leaves(options)
+        # By position: a leaf's name may hold a dot, a module's may not.
+        self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
+        self.obs_moments = nn.ModuleList(RunningMoments(tuple(space.shape or ())) for space in normalised.values())
+        self.reward_moments = RunningMoments(()) if options.normalize_reward else None
+        if options.checkpoint is not None:
+            _load_checkpoint(self, options.checkpoint)
+        self.to(self.device)
+        # The same parts once more: an attribute of a module that is a module or parameter takes long to look up,
+        # which adds up to a third of the time to act with small networks.
+        self._parts = (self.policy, self.value, self.distribution)
+        self._policy_output = (self.policy_head.weight, self.policy_head.bias)
+        self._value_output = (self.value_head.weight, self.value_head.bias)
+
+    # ---- acting
+
+    def initial_states(self, num_envs: int) -> Obs:
+        """Network -> zeros (E, H); an LSTM's vector is its output and its cell. Empty without memory."""
+        trunks = {"policy": self.policy} | ({} if self.value is None else {"value": self.value})
+        return {
+            name: torch.zeros(num_envs, trunk.memory.state_size, device=self.device)
+            for name, trunk in trunks.items() if trunk.memory is not None
+        }
+
+    def act(
+        self,
+        obs: Obs,
+        rhs: Obs,
+        done: Tensor | None,
+        deterministic: bool = False,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
+        """Choose actions with as little work as possible.
+
+        Args:
+            obs: Leaf -> (E, ...).
+            rhs: Network -> (E, H), the memory before these observations.
+            done: (E,) bool.
+            deterministic: Take the most likely action instead of drawing one.
+            mask: (E, n) bool, true where an action is allowed.
+            generator: What to draw from.
+
+        Returns:
+            Action (E, ...) as drawn; the action for the environment; `dist_params` (E, P), from which
+            `log_prob_from_params` gets log-probabilities later; values (E,), or None where they would need a network
+            of their own that has no memory to keep up to date; the memory after these observations.
+
+        Raises:
+            NonFiniteDataError: A row of the mask allows no action.
+        """
+        if mask is not None:
+            check_mask(mask)
+        _, value_trunk, distribution = self._parts
+        obs = self._normalise(obs)
+        params, latent, rhs_next = self._policy_params(obs, rhs, done)
+        value = None
+        if value_trunk is None:
+            value = self._value_of(latent)
+        elif self.is_recurrent:
+            latent, state = value_trunk.forward(obs, rhs.get("value"), done)
+            value = self._value_of(latent)
+            rhs_next["value"] = state  # type: ignore[assignment]
+        action = distribution.mode(params, mask) if deterministic else distribution.sample(params, mask, generator)
+        return action, distribution.clip(action), params, value, rhs_next
+
+    def log_prob_from_params(self, dist_params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log-probabilities (...,) of actions (..., *shape) under the parameters (..., P) that `act` returned."""
+        return self.distribution.log_prob(dist_params, action, mask)
+
+    def get_action(
+        self,
+        obs: Obs,
+        rhs: Obs,
+        done: Tensor | None,
+        deterministic: bool = False,
+        mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Obs, Tensor, Tensor]:
+        """As `act`; returns action, clipped action, log-probability (E,), rhs', entropy (E,), dist_params (E, P)."""
+        action, clipped, params, _, rhs = self.act(obs, rhs, done, deterministic, mask, generator)
+        logp, entropy = self.distribution.log_prob_entropy(params, action, mask)
+        return action, clipped, logp, rhs, entropy, params
+
+    # ---- learning
+
+    def evaluate(
+        self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Everything a loss needs, in one pass: log-probability, entropy and value, each (B,) or (L, B) float32."""
+        _, value_trunk, distribution = self._parts
+        obs = self._normalise(obs)
+        params, latent, _ = self._policy_params(obs, rhs, done)
+        if value_trunk is not None:
+            latent, _ = value_trunk.forward(obs, rhs.get("value"), done)
+        logp, entropy = distribution.log_prob_entropy(params, action, mask)
+        return logp, entropy, self._value_of(latent)
+
+    def evaluate_actions(
+        self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Obs]:
+        """Log-probability (B,), entropy (B,), dist_params (B, P), rhs', by exactly the layers that act."""
+        params, _, rhs_next = self._policy_params(self._normalise(obs), rhs, done)
+        logp, entropy = self.distribution.log_prob_entropy(params, action, mask)
+        return logp, entropy, params, {**rhs, **rhs_next}
+
+    def get_value(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Obs, Obs]:
+        """{"value": (B,) or (L, B)}, and rhs' of the network that the value comes from."""
+        name, trunk = ("policy", self.policy) if self.value is None else ("value", self.value)
+        latent, state = trunk.forward(self._normalise(obs), rhs.get(name), done)
+        return {"value": self._value_of(latent)}, rhs if state is None else {**rhs, name: state}
+
+    # ---- state
+
+    def state_buffers(self) -> dict[str, Tensor]:
+        """Name -> live tensor of all state that is not trained: the normalisers', and buffers of own extractors."""
+        return {name: value for name, value in self.state_dict(keep_vars=True).items()
+                if not isinstance(value, nn.Parameter)}
+
+    def moments_of(self, rollout: RolloutData, discounted_returns: Tensor | None = None) -> dict[str, Moments]:
+        """Moments of a rollout's valid steps, for `merge_moments` of the actor that owns the statistics.
+
+        Args:
+            rollout: Its observations o_t with a valid transition are counted, each once.
+            discounted_returns: (T, E), G of the reward normaliser: G = gamma * G + r, zero after an episode's end.
+
+        Returns:
+            Normaliser -> (count, mean, M2) on the CPU; empty if nothing is normalised.
+        """
+        valid = rollout.valid
+        found = {f"obs/{leaf}": moments(rollout.obs[leaf][:-1][valid]) for leaf in self._normalised}
+        if self.reward_moments is not None:
+            if discounted_returns is None:
+                raise ConfigError("normalize_reward needs the discounted returns of a rollout")
+            found[_REWARD] = moments(discounted_returns[valid])
+        return found
+
+    def merge_moments(self, found: Mapping[str, Moments]) -> None:
+        """Add what `moments_of` found in one rollout; each rollout once, in a fixed order of workers."""
+        for leaf, index in self._normalised.items():
+            self.obs_moments[index].merge(found[f"obs/{leaf}"])  # type: ignore[operator]
+        if self.reward_moments is not None:
+            self.reward_moments.merge(found[_REWARD])
+
+    def reward_scale(self) -> float:
+        """What to multiply rewards with, before clipping them to +-10; 1.0 if rewards are not normalised."""
+        return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
+
+    # ---- parts of the passes
+
+    def _normalise(self, obs: Obs) -> Obs:
+        if not self._normalised:
+            return obs
+        normalised = {leaf: self.obs_moments[i].normalise(obs[leaf]) for leaf, i in self._normalised.items()}  # type: ignore[operator]
+        return {**obs, **normalised}
+
+    def _policy_params(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Tensor, Obs]:
+        policy, _, distribution = self._parts
+        latent, state = policy.forward(obs, rhs.get("policy"), done)
+        weight, bias = self._policy_output
+        params = distribution.params_of(F.linear(latent, weight, bias))
+        return params, latent, {} if state is None else {"policy": state}
+
+    def _value_of(self, latent: Tensor) -> Tensor:
+        return F.linear(latent, *self._value_output).squeeze(-1).float()
+
+
+def _normalised_leaves(options: OnPolicyActor.Options) -> dict[str, gym.Space[Any]]:
+    if not options.normalize_obs:
+        return {}
+    return {
+        leaf: space for leaf, space in options.observation_space.items()
+        if isinstance(space, gym.spaces.Box) and not is_image(space)
+    }
+
+
+def _load_checkpoint(actor: OnPolicyActor, path: str) -> None:
+    """Copy the acting state of a saved model into the actor.
+
+    The state's `"all"` is one vector of all parameters in their order; its other entries are buffers by name.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"checkpoint {path!r} is not a file; give a model that save_model wrote")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"checkpoint {path!r} cannot be read: {error}") from error
+    state = saved.get("acting_state") if isinstance(saved, dict) else None
+    if not isinstance(state, dict) or not isinstance(state.get("all"), Tensor):
+        raise CheckpointError(f"checkpoint {path!r} holds no acting_state of an actor")
+    parameters = list(actor.parameters())
+    size = sum(parameter.numel() for parameter in parameters)
+    if state["all"].shape != (size,):
+        raise CheckpointError(
+            f"checkpoint {path!r} holds {math.prod(state['all'].shape)} parameters, this actor has {size}; build it "
+            "with the spaces and options that the model was trained with")
+    with torch.no_grad():
+        nn.utils.vector_to_parameters(state["all"], parameters)
+        for name, buffer in actor.state_buffers().items():
+            value = state.get(name)
+            if not isinstance(value, Tensor) or value.shape != buffer.shape:
+                raise CheckpointError(
+                    f"checkpoint {path!r} has no {name} of shape {tuple(buffer.shape)}; was it trained with the same "
+                    "normalize_obs and normalize_reward?")
+            buffer.copy_(value)

@@ -1,0 +1,92 @@
+"""Residual extractors for images: the IMPALA network, with and without Fixup initialisation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+
+from pytorchrl.agent.actors.extractors import conv, image_input, image_shape, linear
+
+CHANNELS = (16, 32, 32)
+"""Channels of the three stages."""
+_NUM_BLOCKS = 2 * len(CHANNELS)
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))), 3 x 3."""
+
+    def __init__(self, channels: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.conv1 = conv(channels, channels, 3, generator, padding=1)
+        self.conv2 = conv(channels, channels, 3, generator, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> the same shape."""
+        return x + self.conv2(torch.relu_(self.conv1(torch.relu(x))))
+
+
+class FixupBlock(nn.Module):
+    """A residual block that starts as the identity: Zhang et al. 2019 (Fixup initialization), section 3.
+
+    The last convolution starts at zero, the first is scaled by L^(-1/2) for L blocks; scalar biases stand before each
+    convolution and activation, a scalar multiplier after the last.
+    """
+
+    def __init__(self, channels: int, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.biases = nn.Parameter(torch.zeros(4))
+        self.scale = nn.Parameter(torch.ones(()))
+        self.conv1 = conv(channels, channels, 3, generator, padding=1, bias=False)
+        self.conv2 = conv(channels, channels, 3, generator, padding=1, bias=False)
+        with torch.no_grad():
+            self.conv1.weight.mul_(1 / math.sqrt(_NUM_BLOCKS))
+            self.conv2.weight.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> the same shape."""
+        before1, after1, before2, after2 = self.biases.unbind()
+        hidden = torch.relu(self.conv1(torch.relu(x) + before1) + after1)
+        return x + self.conv2(hidden + before2) * self.scale + after2
+
+
+class ImpalaCNN(nn.Module):
+    """Espeholt et al. 2018 (IMPALA), figure 3, right: three stages of convolution, pooling and two residual blocks."""
+
+    MIN_SIZE = 8
+    """Smallest height and width in pixels."""
+    block: type[nn.Module] = ResidualBlock
+
+    def __init__(
+        self, space: gym.Space[Any], out_features: int = 256, generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        channels, height, width = image_shape(space, self.MIN_SIZE)
+        self.stages = nn.ModuleList()
+        for outputs in CHANNELS:
+            blocks = (self.block(outputs, generator), self.block(outputs, generator))
+            self.stages.append(nn.ModuleList([conv(channels, outputs, 3, generator, padding=1), *blocks]))
+            channels, height, width = outputs, (height + 1) // 2, (width + 1) // 2
+        self.head = linear(channels * height * width, out_features, generator=generator)
+        self.out_features = out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) uint8 or float -> (B, out_features); bytes are divided by 255."""
+        x, scale = image_input(x)
+        stage: Any
+        for stage in self.stages:
+            convolution, block1, block2 = stage
+            x = F.conv2d(x, convolution.weight * scale, convolution.bias, padding=1)
+            x = block2(block1(F.max_pool2d(x, 3, stride=2, padding=1)))
+            scale = 1.0
+        return torch.relu_(F.linear(torch.relu_(x.flatten(1)), self.head.weight, self.head.bias))
+
+
+class FixupCNN(ImpalaCNN):
+    """`ImpalaCNN` of Fixup blocks, which need no normalisation however deep they are stacked."""
+
+    block = FixupBlock

@@ -1,0 +1,115 @@
+"""What lies under the heads of an actor: an extractor chosen by name, space or the user, and a memory."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, image_shape, is_image
+from pytorchrl.agent.actors.memory import DEFAULT_SIZES, MEMORIES, Memory
+from pytorchrl.agent.actors.resnets import FixupCNN, ImpalaCNN
+from pytorchrl.agent.data import OBS_LEAF, Obs
+from pytorchrl.agent.options import Factory
+from pytorchrl.errors import ConfigError, SpaceError
+
+Spaces = Mapping[str, gym.Space[Any]]
+
+_IMAGE_EXTRACTORS: dict[str, type[CNN] | type[ImpalaCNN]] = {"cnn": CNN, "impala": ImpalaCNN, "fixup": FixupCNN}
+_EXTRACTORS = ("auto", "mlp", *_IMAGE_EXTRACTORS)
+
+
+class Trunk(nn.Module):
+    """Extractor and memory: what lies under a head."""
+
+    def __init__(self, options: Any, generator: torch.Generator) -> None:
+        """Build both as an actor's options say, weights drawn from `generator`."""
+        super().__init__()
+        self.extractor = _build_extractor(options, generator)
+        self.out_features = int(self.extractor.out_features)  # type: ignore[arg-type]
+        self.memory: Memory | None = None
+        if options.recurrent_net is not None:
+            size = options.recurrent_size or DEFAULT_SIZES[options.recurrent_net]
+            self.memory = MEMORIES[options.recurrent_net](self.out_features, size, generator)
+            self.out_features = size
+        self._is_plain = set(options.observation_space) == {OBS_LEAF}
+        self._leaf, space = next(iter(options.observation_space.items()))
+        self._leaf_ndim = len(space.shape or ())
+        self._parts = (self.extractor, self.memory)  # once more: looking up a module's module takes long
+
+    def forward(self, obs: Obs, state: Tensor | None, done: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Features (B, F) or (L, B, F), and the memory's next state (B, H) if there is a memory."""
+        extractor, memory = self._parts
+        x = obs[self._leaf]
+        lead = x.shape[:2] if x.dim() - self._leaf_ndim == 2 else None
+        if lead is not None:
+            obs = {leaf: rows.flatten(0, 1) for leaf, rows in obs.items()}
+            x = obs[self._leaf]
+        features = extractor.forward(x if self._is_plain else obs)
+        if lead is not None:
+            features = features.unflatten(0, lead)
+        if memory is None:
+            return features, None
+        if state is None or done is None:
+            raise ConfigError("an actor with memory needs its state and `done` with every observation")
+        return memory.forward(features, state, done)
+
+
+def check_extractor(name: str | Callable[..., Any], spaces: Spaces) -> None:
+    """Find what is wrong with an extractor and spaces before a worker builds them.
+
+    Raises:
+        ConfigError: No extractor has this name.
+        SpaceError: Its layers do not fit the images, or there are none; the message names the leaf.
+    """
+    if not isinstance(name, str):
+        return
+    if name not in _EXTRACTORS:
+        near = difflib.get_close_matches(name, _EXTRACTORS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; or give a callable from a space to a module"
+        raise ConfigError(f"feature_extractor must be one of {list(_EXTRACTORS)}, got {name!r}{hint}")
+    if name not in _IMAGE_EXTRACTORS:
+        return
+    images = {leaf: space for leaf, space in spaces.items() if _has_image_axes(space)}
+    if not images:
+        raise SpaceError(
+            f"feature_extractor {name!r} needs an image leaf (C, H, W), got {dict(spaces)}; use 'mlp' or 'auto'")
+    for leaf, space in images.items():
+        image_shape(space, _IMAGE_EXTRACTORS[name].MIN_SIZE, leaf)
+
+
+def _has_image_axes(space: gym.Space[Any]) -> bool:
+    return isinstance(space, gym.spaces.Box) and len(space.shape) == 3
+
+
+def _build_extractor(options: Any, generator: torch.Generator) -> nn.Module:
+    chosen, spaces = options.feature_extractor, options.observation_space
+    is_single = set(spaces) == {OBS_LEAF}
+    if not isinstance(chosen, str):
+        module = _build_custom(chosen, spaces[OBS_LEAF] if is_single else dict(spaces), generator)
+        if not isinstance(module, nn.Module) or not isinstance(getattr(module, "out_features", None), int):
+            raise ConfigError(
+                f"feature_extractor must give a torch module with a whole number out_features, got {module!r}")
+        return module
+
+    def build(space: gym.Space[Any]) -> nn.Module:
+        if (chosen == "auto" and is_image(space)) or (chosen in _IMAGE_EXTRACTORS and _has_image_axes(space)):
+            return _IMAGE_EXTRACTORS.get(chosen, CNN)(space, generator=generator)
+        return MLP(space, options.hidden_sizes, options.activation, generator)
+
+    if is_single:
+        return build(spaces[OBS_LEAF])
+    return DictNet({leaf: build(space) for leaf, space in spaces.items()}, generator=generator)
+
+
+def _build_custom(build: Callable[..., Any], space: Any, generator: torch.Generator) -> Any:
+    # User code draws initial weights from torch's global generator: lend it ours, then put its state back.
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(generator.get_state())
+        module = build(space=space) if isinstance(build, Factory) else build(space)
+        generator.set_state(torch.get_rng_state())
+    return module

@@ -1,0 +1,42 @@
+"""Advantage actor-critic (Mnih et al. 2016, without the asynchrony). B = samples of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from pytorchrl.agent.algorithms.base import Algorithm, Recorded
+from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS
+from pytorchrl.agent.options import Schedule, option
+
+
+class A2C(Algorithm):
+    """Policy gradient with a value baseline; one optimiser over the whole actor.
+
+    loss = -mean log pi(a|o) A + value_loss_coef * mean (V - R)^2 / 2 - entropy_coef * H.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Algorithm.Options):
+        """Options of `A2C`; other defaults than those of `Algorithm`."""
+
+        lr: float | Schedule = option(7e-4, help="Learning rate.", low=0.0, updatable=True)
+        optimizer: str = option("rmsprop_tf", help="Kind of optimiser.", choices=OPTIMIZERS)
+        num_epochs: int = option(1, help="Passes over each rollout.", low=1)
+        num_mini_batch: int = option(1, help="Parts of a pass, one update each.", low=1)
+        advantage_normalization: str = option(
+            "none", help="Over which samples advantages are normalised.", choices=("minibatch", "batch", "none"))
+
+    info_names: ClassVar[tuple[str, ...]] = ("loss", "policy_loss", "value_loss", "entropy")
+
+    def terms(
+        self, logp: Tensor, entropy: Tensor, value: Tensor, recorded: Recorded, parameters: Mapping[str, Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """See `Algorithm`."""
+        advantage = recorded.advantage
+        if self.advantage_normalization == "minibatch":
+            advantage = recorded.normalized_advantage()
+        return [-logp * advantage, 0.5 * (value - recorded.ret).square(), entropy], []

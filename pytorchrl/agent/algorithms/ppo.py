@@ -1,0 +1,91 @@
+"""Proximal policy optimisation (Schulman et al. 2017). B = samples of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.algorithms.base import Algorithm, Recorded
+from pytorchrl.agent.data import Batch
+from pytorchrl.agent.options import Schedule, option
+from pytorchrl.errors import ConfigError
+
+_KL_TOLERANCE = 1.5
+"""An epoch's remaining batches are left out once KL exceeds this multiple of `target_kl`."""
+
+
+class PPO(Algorithm):
+    """Clipped surrogate objective with a value loss and an entropy bonus.
+
+    With ratio = exp(log pi(a|o) - logp):
+    loss = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A) + value_loss_coef * mean (V - R)^2 / 2 - entropy_coef * H.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Algorithm.Options):
+        """Options of `PPO`."""
+
+        clip_param: float | Schedule = option(
+            0.2, help="How far the probability ratio may move from 1.", low=0.0, exclusive=True, updatable=True)
+        use_clipped_value_loss: bool = option(False, help="Whether the value moves at most clip_param_vf a rollout.")
+        clip_param_vf: float | None = option(
+            None, help="Limit of a value's move; None takes clip_param.", low=0.0, exclusive=True, updatable=True)
+        target_kl: float | None = option(
+            None, help="Leave out a rollout's remaining batches once KL is above 1.5 times this.", low=0.0,
+            exclusive=True, updatable=True)
+        recompute_advantages: bool = option(False, help="Compute values and advantages anew before each epoch.")
+        dual_clip: float | None = option(
+            None, help="Bound of the loss for negative advantages, in multiples of them.", low=1.0, exclusive=True)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.recompute_advantages and self.advantage_normalization == "batch":
+                raise ConfigError(
+                    'recompute_advantages=True needs advantage_normalization "minibatch" or "none", got "batch", whose '
+                    "moments are taken once, before the first epoch")
+
+    info_names: ClassVar[tuple[str, ...]] = ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
+
+    def __init__(self, options: Any, **context: Any) -> None:
+        """Use `create_factory`; `context` as of `Algorithm`."""
+        super().__init__(options, **context)
+        self.recompute_advantages = options.recompute_advantages
+
+    def terms(
+        self, logp: Tensor, entropy: Tensor, value: Tensor, recorded: Recorded, parameters: Mapping[str, Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """See `Algorithm`; the further measures are KL and whether the ratio was clipped."""
+        clip, advantage = parameters["clip_param"], recorded.advantage
+        if self.advantage_normalization == "minibatch":
+            advantage = recorded.normalized_advantage()
+        log_ratio = logp - recorded.logp
+        ratio = log_ratio.exp()
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+        if self.options.dual_clip is not None:
+            bounded = torch.maximum(surrogate, self.options.dual_clip * advantage)
+            surrogate = torch.where(advantage < 0, bounded, surrogate)
+        error = (value - recorded.ret).square()
+        if self.options.use_clipped_value_loss:
+            limit = parameters.get("clip_param_vf", clip)
+            clipped = recorded.value + (value - recorded.value).clamp(-limit, limit)
+            error = torch.maximum(error, (clipped - recorded.ret).square())
+        with torch.no_grad():
+            distance = ratio - 1.0
+            kl = distance - log_ratio  # "k3" of http://joschu.net/blog/kl-approx.html
+            is_clipped = (distance.abs() > clip).float()
+        return [-surrogate, 0.5 * error, entropy], [kl, is_clipped]
+
+    def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
+        """As of `Algorithm`; with `target_kl`, `info["skip_remaining"]` is 1.0 where KL is above its limit."""
+        gradients, info = super().compute_gradients(batch)
+        if "target_kl" in self.parameters:
+            info["skip_remaining"] = float(self.skip_remaining(info))
+        return gradients, info
+
+    def skip_remaining(self, info: Mapping[str, float]) -> bool:
+        """Whether a rollout's remaining batches are to be left out, by `info["kl"]` averaged over all workers."""
+        return info["kl"] > _KL_TOLERANCE * self.parameters.get("target_kl", float("inf"))

@@ -1,0 +1,166 @@
+"""What passes between the parts of an agent. T = steps of a rollout, E = environments, B = samples of a batch.
+
+Time comes first, environment second; there is no trailing axis of one. Observations are flat dictionaries of leaves
+(`"camera/left"`; the single leaf of a plain space is called `"obs"`) in their own dtypes: images stay uint8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+OBS_LEAF = "obs"
+"""Name of the only leaf of an observation space that is not a Dict or Tuple."""
+
+Obs = dict[str, Tensor]
+
+
+class Episode(NamedTuple):
+    """One finished episode of raw rewards."""
+
+    env_return: float
+    """Sum of raw rewards over valid steps."""
+    length: int
+    """Number of valid steps."""
+    seconds: float
+    """Seconds since the environments were created."""
+    env_index: int
+    """Environment within its vector."""
+    terminated: bool
+    """Whether it ended by itself (else a time limit cut it)."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What one step of a vector of E environments returns; arrays are valid until the next step."""
+
+    obs: dict[str, np.ndarray]
+    """Leaf -> (E, ...): what the policy sees next; after an end under SAME_STEP, the new episode's first."""
+    reward: np.ndarray
+    """(E,) float32, transformed for the learner."""
+    terminated: np.ndarray
+    """(E,) bool; where both are set, termination wins and `truncated` is false."""
+    truncated: np.ndarray
+    """(E,) bool."""
+    valid: np.ndarray
+    """(E,) bool; false where no transition was made (the reset step of NEXT_STEP)."""
+    first: np.ndarray
+    """(E,) bool; whether `obs` is the first observation of an episode: memory is reset before it."""
+    final_index: np.ndarray
+    """(K,) int64, environments whose true last observation `obs` does not show."""
+    final_obs: dict[str, np.ndarray]
+    """Leaf -> (K, ...), those observations."""
+    mask: np.ndarray | None
+    """(E, n) bool, allowed actions in `obs`, if the environment gives them."""
+    episodes: list[Episode]
+    """Episodes that ended in this step."""
+
+
+class ActingStep(NamedTuple):
+    """What an algorithm decides for E environments at once."""
+
+    action: Tensor
+    """(E, ...) as the distribution drew it; int64 or float32. This is stored."""
+    clipped_action: Tensor
+    """What goes to the environment."""
+    rhs: Obs
+    """net -> (E, H): memory after this observation."""
+    other: Obs
+    """Further rows to store with the transition, by name, each (E, ...)."""
+
+
+@dataclass(slots=True)
+class RolloutData:
+    """The transitions of one rollout, on the CPU."""
+
+    obs: Obs
+    """Leaf -> (T+1, E, ...); row T closes the rollout."""
+    done: Tensor
+    """(T+1, E) bool: o_t is the first of an episode, memory is reset before it."""
+    rhs: Obs
+    """net -> (T+1, E, H) float32, the state before o_t; empty for actors without memory."""
+    mask: Tensor | None
+    """(T+1, E, n) bool."""
+    action: Tensor
+    """(T, E, ...) int64 or float32."""
+    reward: Tensor
+    """(T, E) float32."""
+    terminated: Tensor
+    """(T, E) bool."""
+    truncated: Tensor
+    """(T, E) bool."""
+    valid: Tensor
+    """(T, E) bool."""
+    final_index: Tensor
+    """(K, 2) int64 pairs (t, e): transitions whose next observation is `final_obs`, not row t+1."""
+    final_obs: Obs
+    """Leaf -> (K, ...)."""
+    other: Obs = field(default_factory=dict)
+    """What the algorithm stored or computed, by name, e.g. `logp` (T, E), `value` (T+1, E), `final_value` (K,)."""
+
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return self.reward.shape[0]
+
+    @property
+    def num_envs(self) -> int:
+        """E."""
+        return self.reward.shape[1]
+
+    def num_valid(self) -> int:
+        """Number of env steps in it: its valid transitions."""
+        return int(self.valid.sum())
+
+    def map(self, function: Any) -> RolloutData:
+        """A copy with `function` applied to every tensor (or array)."""
+        def apply(value: Any) -> Any:
+            if value is None:
+                return None
+            return {k: function(v) for k, v in value.items()} if isinstance(value, dict) else function(value)
+        return RolloutData(**{f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self)})
+
+    def to_numpy(self) -> RolloutData:
+        """The same memory as numpy arrays, which cross processes with one copy."""
+        return self.map(lambda tensor: tensor.numpy())
+
+    def to_torch(self) -> RolloutData:
+        """Tensors that own their memory, from `to_numpy()` (arrays may be read-only shared memory)."""
+        return self.map(lambda array: torch.from_numpy(np.array(array)))
+
+
+@dataclass(slots=True)
+class Batch:
+    """Samples for one gradient: (B, ...) leaves, or (L, B, ...) sequences for actors with memory."""
+
+    obs: Obs
+    """Leaf -> (B, ...)."""
+    done: Tensor
+    """(B,) bool."""
+    rhs: Obs
+    """net -> (B, H), the state before the first row."""
+    mask: Tensor | None
+    """(B, n) bool."""
+    action: Tensor
+    """(B, ...)."""
+    valid: Tensor | None
+    """(B,) bool, or None if all samples are valid."""
+    logp: Tensor
+    """(B,) log-probability when acting."""
+    value: Tensor
+    """(B,) value when acting."""
+    ret: Tensor
+    """(B,) return, the critic's target."""
+    advantage: Tensor
+    """(B,)."""
+    num_samples: int = 0
+    """Valid samples in it."""
+    num_new_samples: int = 0
+    """Those of them that no earlier batch used (ledger: unique)."""
+    last: bool = False
+    """Whether the rollouts behind it are used up after this batch."""

@@ -1,0 +1,25 @@
+"""Environments: one interface to single, vector, native and multi-process ones.
+
+Names are imported when they are first used: worker processes need the light modules only, and not torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.env.guard import check_finite
+    from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
+    from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
+
+__all__ = ["EnvFactory", "VecEnv", "check_finite", "flatten_action_space", "flatten_space"]
+
+_HOMES = {"EnvFactory": "vec_env", "VecEnv": "vec_env", "check_finite": "guard", "flatten_action_space": "spaces",
+          "flatten_space": "spaces"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,198 @@
+"""Building, seeding and closing vector environments: native ones, ours in this process, or processes."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from pytorchrl.agent.env.autoreset import autoreset_mode_of
+from pytorchrl.agent.env.guard import describe
+from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
+from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
+
+AnyVectorEnv = VectorEnv[Any, Any, Any]
+
+_ASKED_MODES = {"same_step": AutoresetMode.SAME_STEP, "next_step": AutoresetMode.NEXT_STEP}
+
+
+def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
+    """Build the vector environment and tell when it starts new episodes.
+
+    Raises:
+        ConfigError: The settings do not fit the environment, or a package is missing.
+        EnvError: The environment raised.
+    """
+    if blueprint.backend == "envpool":
+        from pytorchrl.agent.env.envpool import EnvPoolVector
+
+        _refuse_wrapping(blueprint)
+        return EnvPoolVector(blueprint), AutoresetMode.NEXT_STEP
+    spec = find_spec(blueprint.env_fn) if isinstance(blueprint.env_fn, (str, EnvSpec)) else None
+    native = _native_maker(blueprint, spec)
+    if blueprint.backend == "vector" and native is None:
+        raise ConfigError(
+            f"backend='vector' needs a native vector environment, but {name_of(blueprint)} has none; "
+            "use backend='sync' or 'async'")
+    if blueprint.backend == "vector" or (blueprint.backend == "auto" and _native_suits(blueprint, spec, native)):
+        assert native is not None
+        return _build_native(blueprint, spec, native)
+    mode = _ASKED_MODES.get(blueprint.autoreset, AutoresetMode.SAME_STEP)
+    if spec is None and native is not None:
+        raise ConfigError(
+            f"{name_of(blueprint)} takes num_envs, so it builds a vector environment: backend={blueprint.backend!r}, "
+            "frame_stack and wrappers need a function that builds one environment")
+    makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
+    if blueprint.backend == "async":
+        return _build_async(blueprint, makers, mode), mode
+    try:
+        return SyncVectorEnv(makers, copy=False, autoreset_mode=mode), mode
+    except RuntimeError as failure:  # the environments' spaces differ
+        raise EnvError(f"{blueprint.where}: {describe(failure)}") from failure
+
+
+def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Any, dict[str, Any]]:
+    """Reset all environments; those that take one seed each get `seeds`, others the first of them."""
+    if seeds is None:
+        return envs.reset()
+    if isinstance(envs, (SyncVectorEnv, AsyncVectorEnv)):
+        return envs.reset(seed=seeds)  # type: ignore[arg-type] # a list[int] is a list[int | None] here
+    if type(envs).__module__.startswith("ale_py"):
+        # One integer would mean seed, seed + 1, ...: neighbouring workers would share games.
+        return envs.reset(seed=np.array(seeds))  # type: ignore[arg-type] # wider than Gymnasium's signature
+    return envs.reset(seed=seeds[0])
+
+
+def close_vector(envs: AnyVectorEnv, failed: bool) -> None:
+    """Close all environments; processes of which one failed are ended without waiting for answers."""
+    if failed and isinstance(envs, AsyncVectorEnv):
+        for process in envs.processes:
+            process.terminate()
+        for process in envs.processes:
+            process.join()
+        for pipe in envs.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+        envs.closed = True
+        return
+    envs.close()
+
+
+def _build_native(
+    blueprint: Blueprint, spec: EnvSpec | None, native: Callable[..., AnyVectorEnv],
+) -> tuple[AnyVectorEnv, AutoresetMode]:
+    _refuse_wrapping(blueprint)
+    accepted = _parameters(native)
+    kwargs = copy.deepcopy(blueprint.env_kwargs)
+    if "autoreset_mode" in accepted:
+        kwargs.setdefault("autoreset_mode", _ASKED_MODES.get(blueprint.autoreset, AutoresetMode.SAME_STEP))
+    if "num_threads" in accepted:
+        kwargs.setdefault("num_threads", blueprint.num_threads)
+    if "reward_clipping" in accepted:
+        # No info has the raw reward, which statistics need; reward_transform="sign" does this for learners.
+        kwargs.setdefault("reward_clipping", False)
+    if blueprint.max_episode_steps is not None:
+        kwargs |= _time_limit(blueprint, spec, accepted)
+    try:
+        if spec is not None:
+            entry = gym.VectorizeMode.VECTOR_ENTRY_POINT
+            envs = gym.make_vec(spec, num_envs=blueprint.num_envs, vectorization_mode=entry, **kwargs)
+        else:
+            envs = native(num_envs=blueprint.num_envs, **kwargs)
+    except (PyTorchRLError, gym.error.DependencyNotInstalled, ImportError) as failure:
+        raise missing_package(spec, failure) or failure from failure
+    except Exception as failure:
+        raise EnvError(f"{blueprint.where}: the constructor raised: {describe(failure)}") from failure
+    if not isinstance(envs, VectorEnv) or envs.num_envs != blueprint.num_envs:
+        raise FactoryError(
+            f"env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size; "
+            f"{name_of(blueprint)} returned {envs}")
+    # The argument that was passed says more than the environment's metadata, which may be shared between classes.
+    mode = AutoresetMode(kwargs["autoreset_mode"]) if "autoreset_mode" in kwargs else autoreset_mode_of(envs)
+    if mode is not _ASKED_MODES.get(blueprint.autoreset, mode):
+        envs.close()
+        raise ConfigError(
+            f"autoreset={blueprint.autoreset!r}, but {name_of(blueprint)} offers {mode.value} only; use backend='sync'")
+    return envs, mode
+
+
+def _build_async(
+    blueprint: Blueprint, makers: Sequence[Callable[[], gym.Env[Any, Any]]], mode: AutoresetMode,
+) -> AnyVectorEnv:
+    first = makers[0]()
+    observation_space, action_space = first.observation_space, first.action_space
+    first.close()
+    makers = [functools.partial(env_or_failure, maker, observation_space, action_space) for maker in makers]
+    try:
+        # spawn: a fork of a process with threads (torch has some) may deadlock.
+        return _Processes(makers, copy=False, context="spawn", autoreset_mode=mode)
+    except (RuntimeError, ValueError, OSError, EOFError) as failure:
+        raise EnvError(f"{blueprint.where}: the processes could not be started: {describe(failure)}") from failure
+
+
+def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> Callable[..., AnyVectorEnv] | None:
+    """What builds the native vector environment, if there is one."""
+    if spec is None:
+        return blueprint.env_fn if "num_envs" in _parameters(blueprint.env_fn) else None
+    entry_point = spec.vector_entry_point
+    if entry_point is None or callable(entry_point):
+        return entry_point
+    try:
+        return load_env_creator(entry_point)  # type: ignore[return-value] # the entry point of a vector environment
+    except ImportError as failure:
+        if blueprint.backend == "auto":  # e.g. phys2d needs JAX; the single environment may not
+            return None
+        raise missing_package(spec, failure) or failure from failure
+
+
+def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: Callable[..., Any] | None) -> bool:
+    """Whether the native vector environment can do all that is asked."""
+    if native is None or blueprint.frame_stack > 1 or blueprint.wrappers:
+        return False
+    if spec is None:
+        return True
+    accepted = _parameters(native)
+    return blueprint.autoreset != "same_step" or "autoreset_mode" in accepted
+
+
+def _time_limit(blueprint: Blueprint, spec: EnvSpec | None, accepted: set[str]) -> dict[str, int]:
+    """`max_episode_steps` in the native environment's own terms."""
+    assert blueprint.max_episode_steps is not None
+    if "max_episode_steps" in accepted:
+        return {"max_episode_steps": blueprint.max_episode_steps}
+    if "max_num_frames_per_episode" in accepted:
+        known = ({} if spec is None else spec.kwargs) | blueprint.env_kwargs
+        return {"max_num_frames_per_episode": blueprint.max_episode_steps * known.get("frameskip", 4)}
+    raise ConfigError(f"max_episode_steps is not offered by {name_of(blueprint)}; use backend='sync'")
+
+
+def _refuse_wrapping(blueprint: Blueprint) -> None:
+    if blueprint.frame_stack > 1 or blueprint.wrappers:
+        raise ConfigError(
+            f"frame_stack={blueprint.frame_stack} and {len(blueprint.wrappers)} wrappers need single environments, "
+            f"but {name_of(blueprint)} is built whole; use backend='sync' or 'async'")
+
+
+def _parameters(function: Any) -> set[str]:
+    try:
+        return set(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # some callables of C have no signature
+        return set()
+
+
+class _Processes(AsyncVectorEnv):
+    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
+        """Raise what the processes sent as one `EnvError`; Gymnasium would raise the last and warn of the others."""
+        num_failed = sum(not success for success in successes)
+        if num_failed:
+            reports = sorted(self.error_queue.get()[:3] for _ in range(num_failed))
+            more = f"; {num_failed - 1} more environments failed" if num_failed > 1 else ""
+            _, kind, failure = reports[0]
+            raise EnvError(f"{failure if issubclass(kind, EnvError) else describe(failure)}{more}")

@@ -1,0 +1,87 @@
+"""EnvPool (extra `envpool`) as a Gymnasium vector environment."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from pytorchrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.env.single import Blueprint
+
+
+class EnvPoolVector(VectorEnv[Any, Any, Any]):
+    """A pool that steps all its environments at once, in threads; new episodes start in the next step.
+
+    Its seeds are given when it is built, so `reset` ignores seeds.
+
+    Raises:
+        ConfigError: EnvPool is not installed, has no such task, or refuses an option.
+    """
+
+    autoreset_mode = AutoresetMode.NEXT_STEP
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        if blueprint.autoreset == "same_step":
+            raise ConfigError("EnvPool offers autoreset='next_step' only, got 'same_step'; use another backend")
+        task = _task_id(blueprint.env_fn)
+        kwargs: dict[str, Any] = dict(blueprint.env_kwargs)
+        if blueprint.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = blueprint.max_episode_steps
+        envpool = _import_envpool()
+        known = envpool.list_all_envs()
+        if task not in known:
+            raise ConfigError(f"EnvPool has no task {task!r}; see envpool.list_all_envs()")
+        try:
+            self._pool = envpool.make(
+                task, env_type="gymnasium", num_envs=blueprint.num_envs, seed=blueprint.seeds,
+                num_threads=blueprint.num_threads, **kwargs)
+        except (AssertionError, KeyError, TypeError, ValueError) as failure:
+            raise ConfigError(f"EnvPool refuses {kwargs} for {task!r}: {failure}") from failure
+        self.num_envs = blueprint.num_envs
+        # A pool's spaces are those of one environment.
+        self.single_observation_space: gym.Space[Any] = self._pool.observation_space
+        self.single_action_space: gym.Space[Any] = self._pool.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start a new episode everywhere."""
+        observations, info = self._pool.reset()
+        return observations, _flat(info)
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Step all environments."""
+        observations, reward, terminated, truncated, info = self._pool.step(actions)
+        return observations, reward, terminated.astype(np.bool_), truncated.astype(np.bool_), _flat(info)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End the pool's threads."""
+        self._pool.close()
+
+
+def _flat(info: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in info.items() if isinstance(value, np.ndarray)}
+
+
+def _task_id(env_fn: Any) -> str:
+    name = env_fn.id if isinstance(env_fn, EnvSpec) else env_fn
+    if not isinstance(name, str):
+        raise ConfigError(f"backend='envpool' needs the id of one of EnvPool's tasks, got {env_fn!r}")
+    return name.removeprefix("ALE/")
+
+
+def _import_envpool() -> Any:
+    try:
+        return importlib.import_module("envpool")
+    except ImportError as failure:
+        raise ConfigError(
+            f"backend='envpool' needs EnvPool, which is not installed: pip install 'pytorchrl[envpool]' ({failure})"
+        ) from failure

@@ -1,0 +1,179 @@
+"""Checks of what environments return: against their declared spaces, and for NaN and infinity."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from pytorchrl.errors import EnvError, NonFiniteDataError
+
+logger = logging.getLogger(__name__)
+
+_HINTS = (
+    ("unexpected keyword argument 'seed'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "
+     "options=None)`, and begin with `super().reset(seed=seed)`"),
+    ("unexpected keyword argument 'options'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "
+     "options=None)`"),
+    ("values to unpack", "step must return (observation, reward, terminated, truncated, info) and reset "
+     "(observation, info), as Gymnasium defines them"),
+)
+
+
+class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """One environment whose failures say where they happened, and whose first results are checked.
+
+    Args:
+        env: The environment.
+        where: Worker and environment index, for messages.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], where: str) -> None:
+        super().__init__(env)
+        self._where = where
+        self._seed: int | None = None
+        self._num_steps = 0
+        self._form: tuple[Any, Any] | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; raises `EnvError` if it raises or breaks its contract."""
+        self._seed = seed if seed is not None else self._seed
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except Exception as failure:
+            raise self._error("reset", failure) from failure
+        problem = reset_problem(self.observation_space, result)
+        if problem:
+            raise EnvError(f"{self._where}: reset: {problem}")
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the environment; raises `EnvError` if it raises or breaks its contract."""
+        self._num_steps += 1
+        try:
+            result = self.env.step(action)
+        except Exception as failure:
+            raise self._error("step", failure) from failure
+        # The whole check comes at the first step; then a result of the same form needs none.
+        if len(result) == 5 and self._form == (type(result[1]), _form(result[0])):
+            return result
+        problem = step_problem(self.observation_space, result)
+        if problem:
+            raise EnvError(f"{self._where}: step: {problem}")
+        self._form = (type(result[1]), _form(result[0]))
+        return result
+
+    def _error(self, call: str, failure: Exception) -> EnvError:
+        return EnvError(
+            f"{self._where}: {call} raised after {self._num_steps} steps, seed {self._seed}: {describe(failure)}")
+
+
+def _form(observation: Any) -> Any:
+    """What has to stay the same from step to step: cheap to make, and exact for arrays."""
+    if isinstance(observation, np.ndarray):
+        return observation.dtype, observation.shape
+    return type(observation)
+
+
+def describe(failure: BaseException) -> str:
+    """Type and text of `failure`, with a hint where it is a well-known mistake."""
+    text = f"{type(failure).__name__}: {failure}"
+    return text + "".join(f"; {hint}" for mark, hint in _HINTS if mark in text)
+
+
+def reset_problem(space: gym.Space[Any], result: Any) -> str | None:
+    """What is wrong with the result of a first `reset`, if anything."""
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        return f"expected (observation, info), got {_kind(result)}; return both, info may be empty"
+    return observation_problem(space, result[0])
+
+
+def step_problem(space: gym.Space[Any], result: Any) -> str | None:
+    """What is wrong with the result of a first `step`, if anything."""
+    if not (isinstance(result, tuple) and len(result) == 5):
+        return (f"expected (observation, reward, terminated, truncated, info), got {_kind(result)}; "
+                "split a single `done` into terminated and truncated")
+    observation, reward, terminated, truncated, info = result
+    if np.ndim(reward) != 0 or not np.issubdtype(np.asarray(reward).dtype, np.number):
+        return f"expected a number as reward, got {_kind(reward)}; return float(reward)"
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, (bool, np.bool_)):
+            return f"expected a bool as {name}, got {_kind(flag)}; return bool({name})"
+    if not isinstance(info, dict):
+        return f"expected a dict as info, got {_kind(info)}"
+    return observation_problem(space, observation)
+
+
+def observation_problem(space: gym.Space[Any], observation: Any, name: str = "observation") -> str | None:
+    """What shape or dtype of `observation` differs from `space`, with expected, got and fix; None if nothing does.
+
+    Numbers where the space declares floats are fine and are cast; that is logged.
+    """
+    if isinstance(space, spaces.Dict):
+        if not isinstance(observation, Mapping) or set(observation) != set(space.spaces):
+            got = sorted(observation) if isinstance(observation, Mapping) else _kind(observation)
+            return f"{name}: expected a dict with {sorted(space.spaces)}, got {got}"
+        parts = [(f"{name}/{key}", child, observation[key]) for key, child in space.spaces.items()]
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(observation, (tuple, list)) or len(observation) != len(space.spaces):
+            return f"{name}: expected a tuple of {len(space.spaces)}, got {_kind(observation)}"
+        parts = [
+            (f"{name}/{i}", child, part)
+            for i, (child, part) in enumerate(zip(space.spaces, observation, strict=True))
+        ]
+    else:
+        return _array_problem(space, observation, name)
+    return next((problem for n, child, part in parts if (problem := observation_problem(child, part, n))), None)
+
+
+def _array_problem(space: gym.Space[Any], observation: Any, name: str) -> str | None:
+    array, dtype = np.asarray(observation), space.dtype
+    expected = f"{name}: expected {dtype} {space.shape}, got {array.dtype} {array.shape}"
+    if array.shape != space.shape:
+        return f"{expected}; correct the observation, or the space that the environment declares"
+    if array.dtype == dtype or (isinstance(space, spaces.Discrete) and np.issubdtype(array.dtype, np.integer)):
+        return None
+    if np.issubdtype(dtype, np.floating) and (
+            (np.issubdtype(array.dtype, np.number) and not np.iscomplexobj(array)) or array.dtype == np.bool_):
+        logger.info("%s: cast from %s to %s, as declared", name, array.dtype, dtype)
+        return None
+    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)) and array.dtype.kind in "iub":
+        return None
+    return f"{expected}; return `observation.astype(np.{dtype})`, or declare the other dtype"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    if isinstance(value, np.ndarray):
+        return f"an array {value.dtype} {value.shape}"
+    return f"a {type(value).__name__}"
+
+
+def check_finite(leaves: Mapping[str, Any], worker: str, env_axis: int = 1) -> None:
+    """Raise if an array of numbers holds NaN or infinity; meant for whole rollouts, one pass over each.
+
+    Args:
+        leaves: Key -> array or CPU tensor, e.g. `{"reward": (T, E), "obs": (T + 1, E, ...)}`; integers are skipped.
+        worker: Who collected them, for the message.
+        env_axis: Which axis counts the environments.
+
+    Raises:
+        NonFiniteDataError: Names worker, environment and key.
+    """
+    for key, leaf in leaves.items():
+        array = np.asarray(leaf)
+        # A sum is infinite or NaN if any term is, and costs a fraction of isfinite; an overflow is looked at closely.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if array.dtype.kind != "f" or np.isfinite(array.sum()):
+                continue
+        bad = np.argwhere(~np.isfinite(array))
+        if len(bad):
+            position = tuple(bad[0].tolist())
+            raise NonFiniteDataError(
+                f"{worker}, env {position[env_axis]}: {key} is {array[position]} at {position}; "
+                f"{len(bad)} of {array.size} values are not finite")

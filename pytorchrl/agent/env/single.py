@@ -1,0 +1,139 @@
+"""Building single environments. Worker processes of `backend="async"` import this, so it does without torch."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.wrappers import TimeLimit
+
+from pytorchrl.agent.env.guard import GuardedEnv, describe
+from pytorchrl.agent.env.wrappers import FrameStack
+from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
+
+# Namespace of ids -> the module that registers them, and the extra that installs it.
+_NAMESPACES = {"ALE": ("ale_py", "atari")}
+# What an entry point contains -> the extra that it needs.
+_EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """All that one vector environment is built from; fields as in `VecEnv.Options`."""
+
+    env_fn: Any
+    env_kwargs: dict[str, Any]
+    num_envs: int
+    backend: str
+    autoreset: str
+    max_episode_steps: int | None
+    frame_stack: int
+    wrappers: tuple[Any, ...]
+    num_threads: int
+    seeds: list[int]
+    where: str
+    """The worker, for messages."""
+
+
+def find_spec(env_id: str | EnvSpec) -> EnvSpec:
+    """The registered specification.
+
+    Raises:
+        ConfigError: Unknown (names the nearest id), or its package is not installed (names the extra).
+    """
+    if isinstance(env_id, EnvSpec):
+        return env_id
+    name = env_id
+    if ":" in name:
+        module, name = name.split(":", 1)
+        _import(module, f"the id {env_id!r}", None)
+    namespace = name.split("/", 1)[0] if "/" in name else None
+    if namespace in _NAMESPACES and name not in gym.registry:
+        module, extra = _NAMESPACES[namespace]
+        gym.register_envs(_import(module, f"the id {name!r}", extra))
+    if name in gym.registry:
+        return gym.registry[name]
+    try:
+        return gym.spec(name)  # finds the newest version of an id without one
+    except gym.error.Error as failure:
+        near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "is its package imported?"
+        raise ConfigError(f"there is no environment {env_id!r}; {hint} ({failure})") from failure
+
+
+def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> gym.Env[Any, Any]:
+    """Environment `index`, wrapped as asked, with its own copy of the keyword arguments."""
+    where = f"{blueprint.where}, env {index}"
+    kwargs = copy.deepcopy(blueprint.env_kwargs)
+    try:
+        if spec is not None:
+            # The checker would repeat GuardedEnv's checks in every step.
+            env = gym.make(spec, disable_env_checker=True, max_episode_steps=blueprint.max_episode_steps, **kwargs)
+        else:
+            env = blueprint.env_fn(**kwargs)
+            if isinstance(env, gym.Env) and blueprint.max_episode_steps is not None:
+                env = TimeLimit(env, blueprint.max_episode_steps)
+        if not isinstance(env, gym.Env):
+            raise FactoryError(f"env_fn must return a gymnasium.Env, got {type(env).__name__} from {name_of(blueprint)}")
+        for wrapper in blueprint.wrappers:
+            env = wrapper(env)
+        if blueprint.frame_stack > 1:
+            env = FrameStack(env, blueprint.frame_stack)
+    except (PyTorchRLError, gym.error.DependencyNotInstalled, ImportError) as failure:
+        raise missing_package(spec, failure) or failure from failure
+    except Exception as failure:
+        raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
+    return GuardedEnv(env, where)
+
+
+def env_or_failure(
+    maker: Callable[[], gym.Env[Any, Any]], observation_space: gym.Space[Any], action_space: gym.Space[Any],
+) -> gym.Env[Any, Any]:
+    """The environment, or one that raises its constructor's error at reset, where the parent process hears of it."""
+    try:
+        return maker()
+    except PyTorchRLError as failure:
+        return _FailedEnv(failure, observation_space, action_space)
+
+
+class _FailedEnv(gym.Env[Any, Any]):
+    def __init__(
+        self, failure: PyTorchRLError, observation_space: gym.Space[Any], action_space: gym.Space[Any],
+    ) -> None:
+        self._failure = failure
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        raise self._failure
+
+
+def _import(module: str, need: str, extra: str | None) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as failure:
+        fix = f"pip install 'pytorchrl[{extra}]'" if extra else f"install the package that has {module}"
+        raise ConfigError(f"{need} needs {module}, which is not installed: {fix}") from failure
+
+
+def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | None:
+    """`failure` as a `ConfigError` naming the extra to install, if a missing package is behind it."""
+    if isinstance(failure, PyTorchRLError):
+        return None
+    entry_point = str(spec.entry_point) if spec is not None else ""
+    extra = next((name for mark, name in _EXTRAS.items() if mark in f"{entry_point} {failure}".lower()), None)
+    fix = f": pip install 'pytorchrl[{extra}]'" if extra else ""
+    return ConfigError(f"{spec.id if spec else 'the environment'} needs a package that is not installed{fix} ({failure})")
+
+
+def name_of(blueprint: Blueprint) -> str:
+    """The environment as the user named it."""
+    env_fn = blueprint.env_fn
+    if isinstance(env_fn, str):
+        return repr(env_fn)
+    return repr(env_fn.id) if isinstance(env_fn, EnvSpec) else getattr(env_fn, "__qualname__", repr(env_fn))

@@ -1,0 +1,169 @@
+"""Spaces as flat dictionaries of leaves, and observations read into the same form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from pytorchrl.agent.data import OBS_LEAF
+from pytorchrl.errors import SpaceError
+
+MASK_LEAF = "action_mask"
+"""Observation leaf, or entry of `info`, with the actions allowed next; lifted out of the observation."""
+
+_LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_NUM_CHANNELS = (1, 3, 4)
+
+
+def flatten_space(space: gym.Space[Any] | Mapping[str, gym.Space[Any]]) -> dict[str, gym.Space[Any]]:
+    """Leaf -> space, as observations of `space` look to actors and storages.
+
+    Nested names are joined (`"camera/left"`), the leaf of a plain space is called `"obs"`. float64 becomes float32,
+    images of unsigned bytes become (C, H, W), Discrete and MultiDiscrete count from 0. A leaf `action_mask` is left
+    out: it is no part of what networks see. Flattening twice gives the same.
+
+    Raises:
+        SpaceError: A leaf that is neither Box, Discrete, MultiDiscrete nor MultiBinary, or no leaf at all.
+    """
+    leaves: dict[str, gym.Space[Any]] = {}
+    for path, leaf in _walk(space, ()):
+        name = _name(path)
+        if name in leaves:
+            raise SpaceError(f"two leaves of the observation space are called {name!r}; rename one, without '/'")
+        if path[-1:] != (MASK_LEAF,):
+            leaves[name] = _seen_as(leaf)
+    if not leaves:
+        raise SpaceError(f"the observation space {space} has no leaf to observe")
+    return leaves
+
+
+def flatten_action_space(space: gym.Space[Any]) -> gym.Space[Any]:
+    """The action space as actors see it: Discrete and MultiDiscrete count from 0.
+
+    Raises:
+        SpaceError: Neither Box, Discrete, MultiDiscrete nor MultiBinary.
+    """
+    if not isinstance(space, _LEAF_SPACES):
+        raise SpaceError(
+            f"the action space is {space}; allowed are Box, Discrete, MultiDiscrete and MultiBinary; "
+            "a wrapper can flatten other spaces")
+    return space if isinstance(space, spaces.Box) else _seen_as(space)
+
+
+def action_start(space: gym.Space[Any]) -> np.ndarray | None:
+    """What to add to actions that count from 0, int64 () or (n,); None where nothing is to be added."""
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
+        return np.asarray(space.start, dtype=np.int64)
+    return None
+
+
+class ObservationReader:
+    """Reads observations of one space into leaves, copying only where a dtype changes.
+
+    Args:
+        space: Observation space of a single environment.
+    """
+
+    def __init__(self, space: gym.Space[Any]) -> None:
+        self.space = flatten_space(space)
+        self._leaves: list[tuple[tuple[Any, ...], str, Callable[[np.ndarray], np.ndarray] | None]] = []
+        self._mask_path: tuple[Any, ...] | None = None
+        for path, leaf in _walk(space, ()):
+            if path[-1:] == (MASK_LEAF,):
+                self._mask_path = path
+            else:
+                self._leaves.append((path, _name(path), _conversion(leaf)))
+        self.is_plain = isinstance(space, _LEAF_SPACES) and self._leaves[0][2] is None
+        """Whether `{"obs": observations}` is all there is to do."""
+        self.has_mask = self._mask_path is not None
+
+    def read(self, observations: Any) -> dict[str, np.ndarray]:
+        """Leaf -> (E, ...) of the batched observations of a vector environment."""
+        if self.is_plain:
+            return {OBS_LEAF: observations}
+        leaves = {}
+        for path, name, convert in self._leaves:
+            array = _at(observations, path)
+            leaves[name] = array if convert is None else convert(array)
+        return leaves
+
+    def read_rows(self, rows: Sequence[Any]) -> dict[str, np.ndarray]:
+        """Leaf -> (K, ...) of K observations of single environments."""
+        leaves = {}
+        for path, name, convert in self._leaves:
+            array = np.stack([np.asarray(_at(row, path)) for row in rows])
+            dtype = self.space[name].dtype
+            array = array if convert is None else convert(array)
+            leaves[name] = array if array.dtype == dtype else array.astype(dtype)
+        return leaves
+
+    def mask(self, observations: Any) -> np.ndarray | None:
+        """(E, n) bool, the lifted leaf `action_mask`, if the space has one."""
+        if self._mask_path is None:
+            return None
+        return np.asarray(_at(observations, self._mask_path)).astype(np.bool_)
+
+
+def _walk(
+    space: gym.Space[Any] | Mapping[str, gym.Space[Any]], path: tuple[Any, ...],
+) -> Iterator[tuple[tuple[Any, ...], gym.Space[Any]]]:
+    if isinstance(space, (spaces.Dict, Mapping)):
+        for key, child in space.items():
+            yield from _walk(child, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for index, child in enumerate(space.spaces):
+            yield from _walk(child, (*path, index))
+    elif isinstance(space, _LEAF_SPACES):
+        yield path, space
+    else:
+        raise SpaceError(
+            f"observation leaf {_name(path)!r} is a {type(space).__name__}; allowed are Box, Discrete, MultiDiscrete, "
+            "MultiBinary, and Dict and Tuple of these; a wrapper can encode or drop it")
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return "/".join(map(str, path)) or OBS_LEAF
+
+
+def _at(nested: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        nested = nested[key]
+    return nested
+
+
+def _has_channels_last(space: gym.Space[Any]) -> bool:
+    return (
+        isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+        and space.shape[2] in _NUM_CHANNELS and space.shape[0] not in _NUM_CHANNELS
+    )
+
+
+def _seen_as(space: gym.Space[Any]) -> gym.Space[Any]:
+    if isinstance(space, spaces.Discrete):
+        return spaces.Discrete(int(space.n)) if space.start else space
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec) if np.any(space.start) else space
+    if not isinstance(space, spaces.Box):
+        return space
+    if space.dtype == np.float64:
+        # Bounds beyond float32 become infinite on purpose.
+        with np.errstate(over="ignore"):
+            return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
+    if _has_channels_last(space):
+        return spaces.Box(np.moveaxis(space.low, -1, 0), np.moveaxis(space.high, -1, 0), dtype=np.uint8)
+    return space
+
+
+def _conversion(space: gym.Space[Any]) -> Callable[[np.ndarray], np.ndarray] | None:
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
+        start = np.asarray(space.start)
+        return lambda array: array - start
+    if space.dtype == np.float64:
+        return lambda array: array.astype(np.float32)
+    if _has_channels_last(space):
+        return lambda array: np.moveaxis(array, -1, 1)
+    return None

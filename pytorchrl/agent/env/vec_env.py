@@ -1,0 +1,371 @@
+"""`VecEnv`: E environments stepped together, with one meaning whatever steps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+
+from pytorchrl.agent.data import OBS_LEAF, Step
+from pytorchrl.agent.env.autoreset import NO_INDEX, make_autoreset
+from pytorchrl.agent.env.backends import build_vector, close_vector, reset_vector
+from pytorchrl.agent.env.guard import describe, observation_problem
+from pytorchrl.agent.env.single import Blueprint
+from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, action_start, flatten_action_space
+from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
+from pytorchrl.agent.options import Factory, Options, build_options, option
+from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
+from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
+
+# Environments see the upper 31 bits of a seed: some keep seeds as signed 32-bit integers (ALE, EnvPool).
+_SEED_SHIFT = 32
+
+
+class VecEnv:
+    """E environments, stepped together.
+
+    Args:
+        options: See `VecEnv.Options`.
+        index_grad_worker: Place in the worker tree; with the next, it makes seeds and the monitor's name.
+        index_col_worker: Collection worker of that gradient worker.
+        mode: "train", or "test": raw rewards, whole games, `test_env_kwargs`, seeds of their own.
+        seed: Of the experiment; None draws one.
+        num_threads: Threads that a native vector environment may use.
+        incarnation: How often this worker was restarted before; gives new seeds.
+
+    Raises:
+        ConfigError: The options do not fit the environment.
+        EnvError: An environment could not be built.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Options):
+        """Settings of a vector of environments."""
+
+        env_fn: Any = option(help="Gymnasium id, EnvSpec, or a function of keyword arguments that builds one env "
+                             "(or, if it takes num_envs, a vector environment)")
+        env_kwargs: dict[str, Any] = option(default_factory=dict, help="keyword arguments of every environment")
+        test_env_kwargs: dict[str, Any] = option(
+            default_factory=dict, help="keyword arguments that replace those of env_kwargs when testing")
+        vec_env_size: int = option(1, help="number of environments stepped together", low=1)
+        backend: str = option(
+            "auto", help="what steps them; auto takes the native vector environment, else sync",
+            choices=("auto", "vector", "sync", "async", "envpool"))
+        autoreset: str = option(
+            "auto", help="when a new episode starts; auto takes same_step where offered, else next_step",
+            choices=("auto", "same_step", "next_step"))
+        max_episode_steps: int | None = option(None, help="steps after which an episode is truncated", low=1)
+        frame_stack: int = option(1, help="number of last observations seen as one", low=1)
+        wrappers: tuple[Any, ...] = option((), help="functions from environment to environment, applied in order")
+        reward_transform: str | float | None = option(
+            None, help="what learners see of a reward: its sign, clipped to [-1, 1], or times a number; "
+            "statistics stay raw")
+        end_on_life_loss: bool = option(
+            False, help="whether a falling info['lives'] is a termination for the learner; the game goes on")
+        log_dir: str | None = option(None, help="folder for one monitor CSV a worker, of finished episodes")
+        info_keywords: tuple[str, ...] = option((), help="entries of an episode's last info written to the monitor")
+
+        def __post_init__(self) -> None:
+            """Check what single fields cannot tell."""
+            super().__post_init__()
+            if not (isinstance(self.env_fn, (str, gym.envs.registration.EnvSpec)) or callable(self.env_fn)):
+                raise ConfigError(
+                    f"env_fn must be a Gymnasium id, an EnvSpec or a function, got {self.env_fn!r}; "
+                    "pass the function, not what it returns")
+            if isinstance(self.reward_transform, str) and self.reward_transform not in ("sign", "clip"):
+                raise ConfigError(
+                    f"reward_transform must be None, 'sign', 'clip' or a number, got {self.reward_transform!r}")
+            if isinstance(self.log_dir, str) and not self.log_dir:
+                raise ConfigError("log_dir must be a folder or None, got an empty text")
+            for wrapper in self.wrappers:
+                if not callable(wrapper):
+                    raise ConfigError(f"wrappers must be functions from environment to environment, got {wrapper!r}")
+
+    @classmethod
+    def create_factory(
+        cls, env_fn: Any, env_kwargs: dict[str, Any] | None = None, vec_env_size: int = 1, **options: Any,
+    ) -> EnvFactory:
+        """A factory for vectors of `vec_env_size` environments; builds one at once to learn its spaces, and closes it.
+
+        Args:
+            env_fn: Gymnasium id, EnvSpec, or function of keyword arguments.
+            env_kwargs: Those keyword arguments.
+            vec_env_size: E.
+            options: Further fields of `VecEnv.Options`.
+
+        Raises:
+            ConfigError: A wrong option, an unknown id (names the nearest), a missing package (names the extra).
+            EnvError: The environment raises, or breaks its contract, when built or reset.
+        """
+        built = build_options(cls, {
+            "env_fn": env_fn, "env_kwargs": dict(env_kwargs or {}), "vec_env_size": vec_env_size, **options})
+        probe = cls(dataclasses.replace(built, vec_env_size=1, log_dir=None, backend=_probe_backend(built)), seed=0)
+        try:
+            _, mask = probe.reset()
+        finally:
+            probe.close()
+        return EnvFactory(
+            cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
+            has_action_mask=mask is not None)
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        index_grad_worker: int = 0,
+        index_col_worker: int = 0,
+        mode: str = "train",
+        seed: int | None = None,
+        num_threads: int = 1,
+        incarnation: int = 0,
+    ) -> None:
+        if mode not in ("train", "test"):
+            raise ConfigError(f"mode must be 'train' or 'test', got {mode!r}")
+        is_training = mode == "train"
+        self.num_envs = options.vec_env_size
+        self._where = f"worker g{index_grad_worker}-c{index_col_worker}"
+        self._seeds = _env_seeds(
+            seed, Stream.ENV if is_training else Stream.EVALUATION,
+            (index_grad_worker, index_col_worker, incarnation), self.num_envs)
+        self._closed = False
+        self._failed = False
+        self._envs, self.autoreset_mode = build_vector(Blueprint(
+            env_fn=options.env_fn, env_kwargs=options.env_kwargs | ({} if is_training else options.test_env_kwargs),
+            num_envs=self.num_envs, backend=options.backend, autoreset=options.autoreset,
+            max_episode_steps=options.max_episode_steps, frame_stack=options.frame_stack, wrappers=options.wrappers,
+            num_threads=num_threads, seeds=self._seeds, where=self._where))
+        single_action_space = self._envs.single_action_space
+        self._reader = ObservationReader(self._envs.single_observation_space)
+        self.observation_space = self._reader.space
+        self.action_space = flatten_action_space(single_action_space)
+        self._action_start = action_start(single_action_space)
+        self._action_shape = (self.num_envs, *(single_action_space.shape or ()))
+        self._action_dtype = single_action_space.dtype
+        self._is_continuous = self._action_dtype is not None and self._action_dtype.kind == "f"
+        self._autoreset = make_autoreset(self.autoreset_mode, self._reader, self._envs)
+        self._transform = _reward_function(options.reward_transform if is_training else None)
+        self._monitor_path = None if options.log_dir is None else (
+            Path(options.log_dir) / f"monitor_{mode}_g{index_grad_worker:03d}_c{index_col_worker:03d}.csv")
+        monitor = None if self._monitor_path is None else Monitor(self._monitor_path, options.info_keywords)
+        self._statistics = EpisodeStatistics(self.num_envs, monitor)
+        self._ends_on_life_loss = options.end_on_life_loss and is_training
+        self._lives: np.ndarray | None = None
+        self._has_info_mask = False
+        self._num_steps = -1
+        # What a step without an end returns; nobody writes to them.
+        self._all = np.ones(self.num_envs, dtype=np.bool_)
+        self._none = np.zeros(self.num_envs, dtype=np.bool_)
+
+    def reset(self) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+        """Start new episodes everywhere and forget running ones.
+
+        The first call seeds the environments; later ones go on with their generators.
+
+        Returns:
+            obs, leaf -> (E, ...), and mask, (E, n) bool of allowed actions, or None.
+
+        Raises:
+            EnvError: An environment raised or broke its contract.
+        """
+        seeds = self._seeds if self._num_steps < 0 else None
+        try:
+            observations, info = reset_vector(self._envs, seeds)
+        except Exception as failure:  # noqa: BLE001 - raised again with where it happened
+            self._fail("reset", failure)
+        if self._num_steps < 0:
+            self._num_steps = 0
+            problem = observation_problem(self._envs.observation_space, observations)
+            if problem:
+                raise EnvError(f"{self._where}: reset: {problem}")
+        self._autoreset.reset()
+        self._statistics.reset()
+        self._has_info_mask = not self._reader.has_mask and MASK_LEAF in info
+        self._lives = self._lives_in(info)
+        return self._reader.read(observations), self._mask(observations, info)
+
+    def step(self, action: np.ndarray) -> Step:
+        """Make one step in every environment.
+
+        Args:
+            action: (E, ...), int64 counting from 0, or float32.
+
+        Raises:
+            EnvError: An environment raised; an action of another shape.
+            NonFiniteDataError: NaN or infinity in an action.
+        """
+        try:
+            observations, reward, terminated, truncated, info = self._envs.step(self._outgoing(action))
+        except Exception as failure:  # noqa: BLE001 - raised again with where it happened
+            self._fail("step", failure)
+        if self._num_steps == 0:
+            self._check_first_step(observations, reward, terminated, truncated)
+        self._num_steps += 1
+        done = terminated | truncated
+        if self._autoreset.pending or self._lives is not None or np.count_nonzero(done):
+            return self._settle(done, observations, reward, terminated, truncated, info)
+        self._statistics.add(reward)
+        if self._transform is not None:
+            reward = self._transform(reward)
+        return Step(
+            {OBS_LEAF: observations} if self._reader.is_plain else self._reader.read(observations),
+            reward if reward.dtype == np.float32 else reward.astype(np.float32),
+            terminated, truncated, self._all, self._none, NO_INDEX, {},
+            self._mask(observations, info), [])
+
+    def close(self) -> None:
+        """Close environments, processes and the monitor file; closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._statistics.close()
+        close_vector(self._envs, self._failed)
+
+    def _settle(
+        self, done: np.ndarray, observations: Any, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray,
+        info: dict[str, Any],
+    ) -> Step:
+        """The step in which an episode may have ended or begun."""
+        if self._autoreset.pending or np.count_nonzero(done):
+            try:
+                settled = self._autoreset.settle(done, observations, info)
+            except Exception as failure:  # noqa: BLE001 - raised again with where it happened
+                self._fail("reset", failure)
+            observations, info, valid, first, final_index, final_obs, last_info_of = settled
+            self._statistics.add(reward, valid)
+            episodes = self._statistics.finish(done, terminated, last_info_of)
+            truncated = truncated & ~terminated
+        else:
+            valid, first, final_index, final_obs, episodes = None, self._none, NO_INDEX, {}, []
+            self._statistics.add(reward)
+        if self._lives is not None:
+            lives = self._lives_in(info)
+            lost = (lives < self._lives) & ~done
+            if valid is not None:
+                lost &= valid
+            self._lives = lives
+            if np.count_nonzero(lost):
+                terminated, first = terminated | lost, first | lost
+        if self._transform is not None:
+            reward = self._transform(reward)
+        return Step(
+            self._reader.read(observations), reward.astype(np.float32, copy=False), terminated, truncated,
+            self._all if valid is None else valid, first, final_index, final_obs,
+            self._mask(observations, info), episodes)
+
+    def _outgoing(self, action: np.ndarray) -> np.ndarray:
+        """The action as the environments expect it."""
+        if action.shape != self._action_shape:
+            raise EnvError(f"expected actions of shape {self._action_shape}, got {action.shape}")
+        if self._is_continuous and not math.isfinite(action.sum()):
+            bad = np.flatnonzero(~np.isfinite(action.reshape(self.num_envs, -1)).all(axis=1)).tolist()
+            if bad:
+                raise NonFiniteDataError(
+                    f"{self._where}, step {self._num_steps}: NaN or infinity in the actions of environments {bad}")
+        if self._action_start is not None:
+            action = action + self._action_start
+        return action if action.dtype == self._action_dtype else action.astype(self._action_dtype)
+
+    def _mask(self, observations: Any, info: dict[str, Any]) -> np.ndarray | None:
+        if self._reader.has_mask:
+            return self._reader.mask(observations)
+        if not self._has_info_mask:
+            return None
+        given = info.get(f"_{MASK_LEAF}", self._all)
+        if MASK_LEAF not in info or not given.all():
+            raise EnvError(f"{self._where}: expected info['{MASK_LEAF}'] in every step as in the first reset, got none")
+        return np.asarray(info[MASK_LEAF], dtype=np.bool_)
+
+    def _lives_in(self, info: dict[str, Any]) -> np.ndarray | None:
+        if not self._ends_on_life_loss:
+            return None
+        if "lives" not in info:
+            raise EnvError(
+                f"{self._where}: end_on_life_loss needs info['lives'], got {sorted(info)}; set end_on_life_loss=False")
+        return np.array(info["lives"])
+
+    def _check_first_step(self, observations: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        problem = observation_problem(self._envs.observation_space, observations)
+        for name, array, kinds in (
+                ("reward", reward, "fiu"), ("terminated", terminated, "b"), ("truncated", truncated, "b")):
+            if np.shape(array) != (self.num_envs,) or array.dtype.kind not in kinds:
+                problem = (f"expected {name} of shape ({self.num_envs},) and kind {kinds!r}, "
+                           f"got {getattr(array, 'dtype', type(array))} {np.shape(array)}")
+        if problem:
+            raise EnvError(f"{self._where}: step: {problem}")
+
+    def _fail(self, call: str, failure: Exception) -> NoReturn:
+        """Raise `failure` as an error of ours that says where it happened."""
+        self._failed = True
+        if isinstance(failure, NonFiniteDataError):
+            raise failure
+        if isinstance(failure, EnvError):
+            text = str(failure)
+            raise EnvError(text if text.startswith(self._where) else f"{self._where}: {text}") from failure.__cause__
+        raise EnvError(
+            f"{self._where}, environments 0 to {self.num_envs - 1}: {call} raised at step {max(0, self._num_steps)}, "
+            f"seeds {self._seeds}: {describe(failure)}") from failure
+
+
+@dataclass(frozen=True, repr=False)
+class EnvFactory(Factory[VecEnv]):
+    """A recipe for vectors of environments, which knows their spaces."""
+
+    observation_space: dict[str, gym.Space[Any]]
+    """Leaf -> space of one environment, as `flatten_space` makes them."""
+    action_space: gym.Space[Any]
+    """Of one environment, counting from 0."""
+    has_action_mask: bool
+    """Whether the environment tells which actions are allowed."""
+
+    @property
+    def num_envs(self) -> int:
+        """E."""
+        return int(self.options.vec_env_size)
+
+    def __call__(  # type: ignore[override] # names what it takes; callers pass by keyword
+        self, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train", seed: int | None = None,
+        num_threads: int = 1, incarnation: int = 0,
+    ) -> VecEnv:
+        """Build the environments of one worker; see `VecEnv` for the arguments.
+
+        Raises:
+            EnvError: The environments have other spaces than those seen when the factory was made.
+        """
+        env = self.cls(
+            self.options, index_grad_worker=index_grad_worker, index_col_worker=index_col_worker, mode=mode, seed=seed,
+            num_threads=num_threads, incarnation=incarnation)
+        if env.observation_space != self.observation_space or env.action_space != self.action_space:
+            env.close()
+            raise EnvError(
+                f"worker g{index_grad_worker}-c{index_col_worker}: expected spaces {self.observation_space}, "
+                f"{self.action_space}, got {env.observation_space}, {env.action_space}; "
+                "all workers, and tests, need the same spaces")
+        return env
+
+
+def _probe_backend(options: VecEnv.Options) -> str:
+    """What steps the single environment of the probe: never processes."""
+    return "sync" if options.backend == "async" else options.backend
+
+
+def _env_seeds(seed: int | None, stream: Stream, path: tuple[int, ...], num_envs: int) -> list[int]:
+    root = secrets.randbits(63) if seed is None else check_seed(seed)
+    return [derive_seed(root, stream, *path, index) >> _SEED_SHIFT for index in range(num_envs)]
+
+
+def _reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.ndarray] | None:
+    if transform is None:
+        return None
+    if transform == "sign":
+        return np.sign
+    if transform == "clip":
+        return lambda reward: np.clip(reward, -1, 1)
+    scale = np.float32(transform)
+    return lambda reward: reward * scale

@@ -1,0 +1,99 @@
+"""All parameters of a group as one vector: what travels, is averaged, clipped and stepped is one contiguous tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pytorchrl.errors import WeightsError
+
+
+class FlatParameters:
+    """Makes parameters views into one vector, and their gradients views into another.
+
+    The parameters keep their identity, names and shapes; writing to either side is seen on the other. Gradients exist
+    from the start and are accumulated in place: clear them with `zero_grad()` of this class, never with
+    `module.zero_grad()`, which would cut the views off.
+    """
+
+    data: Tensor
+    """(P,) float32, all parameters one after the other, each in row-major order."""
+    grad: Tensor
+    """(P,) float32, their gradients in the same order."""
+
+    def __init__(self, params: Iterable[nn.Parameter] | Mapping[str, nn.Parameter]) -> None:
+        """Move the parameters into one vector, in the given order; one that is given twice is kept once.
+
+        Args:
+            params: Parameters on one device, float32; a mapping such as `dict(module.named_parameters())` names them.
+
+        Raises:
+            WeightsError: There is none, or one is not float32 or lies on another device than the first.
+        """
+        if not isinstance(params, Mapping):
+            params = {str(index): param for index, param in enumerate(params)}
+        unique: dict[int, tuple[str, nn.Parameter]] = {}
+        for name, param in params.items():
+            unique.setdefault(id(param), (name, param))
+        named = dict(unique.values())
+        if not named:
+            raise WeightsError("a parameter group needs at least one parameter, got none")
+        device = next(iter(named.values())).device
+        for name, param in named.items():
+            if param.dtype != torch.float32 or param.device != device:
+                raise WeightsError(
+                    f"parameter {name!r} must be float32 on {device}, got {param.dtype} on {param.device}")
+        self._params = named
+        self.data = torch.cat([param.detach().reshape(-1) for param in named.values()])
+        self.grad = torch.zeros_like(self.data)
+        data_views, grad_views = self.split(self.data), self.split(self.grad)
+        for name, param in named.items():
+            param.data = data_views[name]
+            param.grad = grad_views[name]
+
+    @property
+    def names(self) -> list[str]:
+        """Names in the order of the vector."""
+        return list(self._params)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape, in the order of the vector."""
+        return {name: tuple(param.shape) for name, param in self._params.items()}
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """The parameters in the order of the vector."""
+        return list(self._params.values())
+
+    def __len__(self) -> int:
+        """Number of scalars, P."""
+        return self.data.numel()
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Name -> view of `vector` (P,) with the shape of that parameter."""
+        self.check(vector)
+        parts = vector.split([param.numel() for param in self._params.values()])
+        return {name: part.view(param.shape) for (name, param), part in zip(self._params.items(), parts, strict=True)}
+
+    def check(self, vector: Tensor) -> None:
+        """Raise `WeightsError` unless `vector` has the shape (P,)."""
+        if tuple(vector.shape) != tuple(self.data.shape):
+            raise WeightsError(
+                f"a vector of shape {tuple(vector.shape)} does not fit this group of {len(self._params)} parameters "
+                f"with {len(self)} scalars; sender and receiver need the same network")
+
+    def load_(self, vector: Tensor) -> None:
+        """Copy `vector` (P,), of any device, over all parameters.
+
+        Raises:
+            WeightsError: It has another shape; nothing was changed.
+        """
+        self.check(vector)
+        self.data.copy_(vector)
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero, in place."""
+        self.grad.zero_()

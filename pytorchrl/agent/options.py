@@ -1,0 +1,204 @@
+"""How every part of an agent declares, checks, prints and carries its settings.
+
+A part `X` has one frozen dataclass `X.Options`, the only home of its defaults. `X.create_factory(**options)`
+checks names, types and ranges at once and returns a `Factory`: a picklable, printable recipe that workers call.
+The command line makes its flags from the same declarations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pytorchrl.errors import ConfigError
+
+T = TypeVar("T")
+_UNION_TYPES = (typing.Union, types.UnionType)
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,  # noqa: A002 - the field's usual word
+    low: float | None = None,
+    high: float | None = None,
+    exclusive: bool = False,
+    choices: tuple[Any, ...] | None = None,
+    updatable: bool = False,
+    default_factory: Any = dataclasses.MISSING,
+) -> Any:
+    """Declare one field of an `Options` class.
+
+    Args:
+        default: Its only default; leave out for a required option.
+        help: One sentence for users, with the unit.
+        low: Smallest value allowed; for a `Schedule`, of its ends.
+        high: Largest value allowed.
+        exclusive: Whether `low` itself is refused.
+        choices: The closed set of allowed values.
+        updatable: Whether `update_algorithm_parameter` may change it while training.
+        default_factory: Makes the default where it is mutable.
+    """
+    metadata = {
+        "help": help, "low": low, "high": high, "exclusive": exclusive, "choices": choices, "updatable": updatable,
+    }
+    if default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=default_factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A value that moves linearly from `start` to `end` over `steps` env steps of the whole experiment.
+
+    `steps=None` means the experiment's target. After `steps` the value stays at `end`.
+    """
+
+    start: float
+    end: float
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse ends that are not finite and a length below one step."""
+        if not (math.isfinite(self.start) and math.isfinite(self.end)):
+            raise ConfigError(f"a schedule needs finite ends, got {self.start} to {self.end}")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigError(f"a schedule's steps must be >= 1, got {self.steps}")
+
+    def value(self, env_steps: int, target_steps: int) -> float:
+        """The value after `env_steps` of an experiment that ends at `target_steps`."""
+        length = self.steps or max(1, target_steps)
+        return self.start + (self.end - self.start) * min(1.0, env_steps / length)
+
+
+def linear(start: float, end: float, steps: int | None = None) -> Schedule:
+    """A linear `Schedule`; `steps=None` reaches `end` at the experiment's target."""
+    return Schedule(start=start, end=end, steps=steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of all `Options` classes: checks every field's type, range and choice when built."""
+
+    _hints: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        """Check each field against its annotation and its `option(...)`; report all problems at once."""
+        hints = typing.get_type_hints(type(self))
+        problems = []
+        for field in dataclasses.fields(self):
+            problem = _problem(field, hints[field.name], getattr(self, field.name))
+            if problem:
+                problems.append(problem)
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+
+def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None:
+    if not field.metadata:
+        return None
+    if not _fits(hint, value):
+        return f"{field.name} must be {_type_name(hint)}, got {value!r}"
+    choices = field.metadata["choices"]
+    if choices is not None and value not in choices:
+        near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1)
+        return f"{field.name} must be one of {list(choices)}, got {value!r}" + (
+            f"; did you mean {near[0]!r}?" if near else "")
+    for number in _numbers(value):
+        if not math.isfinite(number):
+            return f"{field.name} must be finite, got {value!r}"
+        low, high = field.metadata["low"], field.metadata["high"]
+        exclusive = field.metadata["exclusive"]
+        too_low = low is not None and (number <= low if exclusive else number < low)
+        if too_low or (high is not None and number > high):
+            bounds = [f"{'>' if exclusive else '>='} {low}"] if low is not None else []
+            bounds += [f"<= {high}"] if high is not None else []
+            return f"{field.name} must be {' and '.join(bounds)}, got {value!r}"
+    return None
+
+
+def _numbers(value: Any) -> list[float]:
+    if isinstance(value, Schedule):
+        return [value.start, value.end]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return [value]
+    if isinstance(value, tuple):
+        return [n for item in value for n in _numbers(item)]
+    return []
+
+
+def _fits(hint: Any, value: Any) -> bool:  # noqa: C901 - one branch a kind of annotation reads best in one place
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin in _UNION_TYPES:
+        return any(_fits(argument, value) for argument in arguments)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(_fits(arguments[0], item) for item in value)
+        return len(value) == len(arguments) and all(map(_fits, arguments, value))
+    if origin is typing.Literal:
+        return value in arguments
+    if hint is None or hint is type(None):
+        return value is None
+    if origin is not None:
+        return callable(value) if not isinstance(origin, type) else isinstance(value, origin)
+    if hint is float:  # a whole number is fine where a float is due; a bool or a text never is
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def _type_name(hint: Any) -> str:
+    if typing.get_origin(hint) in _UNION_TYPES:
+        return " or ".join(_type_name(argument) for argument in typing.get_args(hint))
+    return {int: "a whole number", float: "a number", bool: "True or False", str: "a text",
+            type(None): "None"}.get(hint) or getattr(hint, "__name__", str(hint)).replace("typing.", "")
+
+
+@dataclass(frozen=True)
+class Factory(Generic[T]):
+    """A recipe for one part of an agent: a class and its checked options.
+
+    Calling it builds the part. Workers call it with what only they know (device, seed, other parts).
+    """
+
+    cls: type[T]
+    options: Any
+
+    def __call__(self, **context: Any) -> T:
+        """Build the part; `context` is what the worker provides, by keyword."""
+        return self.cls(self.options, **context)
+
+    def __repr__(self) -> str:
+        """The call that makes this factory again, with the options that differ from their defaults."""
+        changed = [
+            f"{field.name}={getattr(self.options, field.name)!r}" for field in dataclasses.fields(self.options)
+            if field.default is dataclasses.MISSING or getattr(self.options, field.name) != field.default
+        ]
+        return f"{self.cls.__name__}.create_factory({', '.join(changed)})"
+
+
+def build_options(owner: type, options: dict[str, Any]) -> Any:
+    """`owner.Options(**options)`, with an unknown or missing name reported as a `ConfigError`."""
+    fields = {field.name: field for field in dataclasses.fields(owner.Options)}  # type: ignore[attr-defined]
+    for name in options:
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(fields))}"
+            raise ConfigError(f"{owner.__name__} has no option {name!r}{hint}")
+    missing = [
+        name for name, field in fields.items() if name not in options
+        and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{owner.__name__} needs {', '.join(missing)}")
+    return owner.Options(**options)  # type: ignore[attr-defined]

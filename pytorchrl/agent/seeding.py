@@ -1,0 +1,45 @@
+"""The seed tree: one seed of the experiment gives every generator of every worker its own stream."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import torch
+
+from pytorchrl.errors import ConfigError
+
+
+class Stream(IntEnum):
+    """What a generator is for; part of its place in the seed tree."""
+
+    ENV = 0
+    ACTING = 1
+    EXPLORATION = 2
+    BATCHES = 3
+    INIT = 4
+    EVALUATION = 5
+
+
+def check_seed(seed: object) -> int:
+    """Return `seed` if it is a whole number in [0, 2**63), else raise `ConfigError`."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise ConfigError(f"seed must be a whole number from 0 to 2**63 - 1, got {seed!r}")
+    return seed
+
+
+def derive_seed(seed: int, stream: Stream, *path: int) -> int:
+    """A 63-bit seed for one stream of one worker.
+
+    Args:
+        seed: The experiment's seed.
+        stream: What it is for.
+        path: Place in the worker tree: gradient worker, collection worker, incarnation, environment, as far as known.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(int(stream), *path))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:
+    """A torch generator of its own, so that the global one stays untouched."""
+    return torch.Generator(device=device).manual_seed(seed)

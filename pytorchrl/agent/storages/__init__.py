@@ -1,0 +1,6 @@
+"""Storages: what holds transitions between acting and learning."""
+
+from pytorchrl.agent.storages.base import Storage
+from pytorchrl.agent.storages.on_policy import GAEBuffer, VanillaOnPolicyBuffer
+
+__all__ = ["GAEBuffer", "Storage", "VanillaOnPolicyBuffer"]

@@ -1,0 +1,224 @@
+"""Storages of on-policy algorithms: rollouts in, each sample once an epoch out. T = steps, E = environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.data import ActingStep, Batch, RolloutData, Step
+from pytorchrl.agent.options import Factory, Options, build_options, option
+from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
+from pytorchrl.agent.storages.base import ActingRow, Storage
+from pytorchrl.agent.storages.returns import gae, mean_and_std
+from pytorchrl.agent.storages.rollout_rows import RolloutRows
+from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
+from pytorchrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.actors import OnPolicyActor
+    from pytorchrl.agent.algorithms.base import Algorithm
+
+_REWARD_CLIP = 10.0
+"""Largest absolute value of a normalised reward."""
+
+
+class VanillaOnPolicyBuffer(Storage):
+    """Rollouts with returns that sum all rewards up to the bootstrap: GAE with lambda = 1."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Options):
+        """Options of `VanillaOnPolicyBuffer`."""
+
+        size: int = option(help="Steps per environment in a rollout, T.", low=1)
+        sequence_length: int | None = option(
+            None, help="Steps of a training sequence, for actors with memory; None takes whole rollouts.", low=1)
+
+    @classmethod
+    def create_factory(cls, size: int, **options: Any) -> Factory[VanillaOnPolicyBuffer]:
+        """A factory of this storage; raises `ConfigError` for a wrong option."""
+        return Factory(cls, build_options(cls, {"size": size, **options}))
+
+    def __init__(
+        self, options: Any, *, actor: OnPolicyActor, algorithm: Algorithm, num_envs: int, seed: int,
+        device: str = "cpu",
+    ) -> None:
+        """Use `create_factory`.
+
+        Args:
+            options: Checked options.
+            actor: The actor of this worker.
+            algorithm: The algorithm of this worker.
+            num_envs: E, environments of the collector that fills it.
+            seed: Of the order of samples.
+            device: Where batches are wanted.
+
+        Raises:
+            ConfigError: A rollout gives fewer sequences than the algorithm wants parts.
+        """
+        self.options = options
+        self.device = torch.device(device)
+        self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
+        self._actor, self._algorithm = actor, algorithm
+        self._check_number_of_sequences(num_envs)
+        self._rows = RolloutRows(options.size, num_envs, actor.initial_states(num_envs))
+        self._rollouts: list[RolloutData] = []
+        self._samples: Samples | None = None
+        self._normalized = False
+        self._counters = {"inserted": 0, "sampled": 0}
+
+    @property
+    def gae_lambda(self) -> float:
+        """Lambda of the advantage estimate."""
+        return 1.0
+
+    # Collector
+
+    @property
+    def num_steps(self) -> int:
+        """Transitions per environment in the running rollout."""
+        return self._rows.num_steps
+
+    @property
+    def full(self) -> bool:
+        """Whether the running rollout has its T steps."""
+        return self._rows.num_steps == self.options.size
+
+    def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
+        """Begin with the observations after a reset, leaf -> (E, ...), and the allowed actions, (E, n)."""
+        self._rows.start(obs, mask)
+
+    def current(self) -> ActingRow:
+        """obs, rhs, done, mask to act on: (E, ...) views, still until the next `insert_transition`."""
+        return self._rows.current()
+
+    def insert_transition(self, acting: ActingStep, step: Step) -> None:
+        """Copy one step of all environments into the next row; allocates nothing after the first."""
+        self._rows.insert(acting, step)
+
+    def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
+        """The rollout so far, t <= T steps of it; the next transition starts a new one from its last row.
+
+        Args:
+            copy: Whether the receiver owns the tensors. If not they are views, still until the next
+                `insert_transition`: for a learner that takes turns with this collector.
+        """
+        return self._rows.take(copy)
+
+    # Learner
+
+    def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
+        """Replace what is held by these rollouts, of any lengths, with `logp`, `value` and `final_value` in `other`."""
+        self._rollouts = [rollout for rollout in rollouts if rollout.num_steps]
+        self._samples = None
+
+    def before_gradients(self) -> None:
+        """Compute returns and advantages rollout by rollout, and lay their samples out for `generate_batches`."""
+        self._samples, self._normalized = None, False
+        if not self._rollouts:
+            return
+        self._samples = self._lay_out([
+            (rollout.other["value"], rollout.other["final_value"]) for rollout in self._rollouts])
+        self._counters["inserted"] += self._samples.num_valid
+
+    def advantage_moments(self) -> tuple[int, float, float]:
+        """Count, mean and sum of squared deviations of the advantages, over valid samples."""
+        if self._samples is None or not self._samples.num_valid:
+            return 0, 0.0, 0.0
+        values = self._samples.advantage[self._samples.valid].double()
+        mean = values.mean()
+        return len(values), float(mean), float((values - mean).square().sum())
+
+    def normalize_advantages(self, mean: float, std: float) -> None:
+        """Replace each advantage A by (A - mean) / (std + 1e-8); see `returns.mean_and_std` for several workers."""
+        self._normalized = True
+        if self._samples is not None:
+            self._samples.advantage = (self._samples.advantage - mean) / (std + 1e-8)
+
+    def generate_batches(
+        self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1
+    ) -> Iterator[Batch]:
+        """Draw every sample (or sequence) once an epoch, in parts that differ by at most one.
+
+        Where the algorithm normalises advantages by "batch" and nobody called `normalize_advantages`, it is done here
+        over what this storage holds.
+
+        Args:
+            num_mini_batch: Parts of an epoch; fewer if there are fewer samples.
+            mini_batch_size: Largest size of a part, in place of `num_mini_batch`.
+            num_epochs: Passes over the samples.
+        """
+        samples = self._samples
+        if samples is None or not samples.num_valid:
+            return
+        if self._algorithm.advantage_normalization == "batch" and not self._normalized:
+            self.normalize_advantages(*mean_and_std([self.advantage_moments()]))
+        count = len(samples.index)
+        num_parts = -(-count // mini_batch_size) if mini_batch_size else min(num_mini_batch, count)
+        for epoch in range(num_epochs):
+            if epoch and self._algorithm.recompute_advantages:
+                samples = self._samples = self._lay_out([
+                    self._algorithm.compute_values(rollout) for rollout in self._rollouts])
+            order = samples.index[torch.randperm(count, generator=self.generator).to(self.device)]
+            for part, index in enumerate(torch.tensor_split(order, num_parts)):
+                batch = samples.select(index)
+                batch.num_samples = len(index) if batch.valid is None else int(batch.valid.sum())
+                batch.num_new_samples = 0 if epoch else batch.num_samples
+                batch.last = epoch == num_epochs - 1 and part == num_parts - 1
+                self._counters["sampled"] += batch.num_samples
+                yield batch
+
+    def reset(self) -> None:
+        """Drop the rollouts that are held for learning."""
+        self._rollouts, self._samples = [], None
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Valid transitions: `inserted` and `sampled` so far, `resident` now."""
+        return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
+
+    def _lay_out(self, values: list[tuple[Tensor, Tensor]]) -> Samples:
+        """Samples with advantages and returns from these values, (T + 1, E) and (K,) a rollout."""
+        scale, advantages, returns = self._actor.reward_scale(), [], []
+        for rollout, (value, final_value) in zip(self._rollouts, values, strict=True):
+            reward = rollout.reward.numpy()
+            if self._actor.options.normalize_reward:
+                reward = np.clip(reward * scale, -_REWARD_CLIP, _REWARD_CLIP)
+            advantage, ret = gae(rollout, value, final_value, self._algorithm.gamma, self.gae_lambda, reward)
+            advantages.append(advantage)
+            returns.append(ret)
+        if self._actor.is_recurrent:
+            samples = sequences(self._rollouts, advantages, returns, self.options.sequence_length)
+        else:
+            samples = single_steps(self._rollouts, advantages, returns)
+        return samples if self.device.type == "cpu" else samples.to(self.device)
+
+    def _check_number_of_sequences(self, num_envs: int) -> None:
+        size, length = self.options.size, self.options.sequence_length
+        if length is not None and not self._actor.is_recurrent:
+            raise ConfigError(f"sequence_length={length} needs an actor with memory; set the actor's recurrent_net")
+        if self._actor.is_recurrent:
+            count, parts = num_envs * -(-size // (length or size)), self._algorithm.num_mini_batch
+            if count < parts:
+                raise ConfigError(
+                    f"{num_envs} environments give {count} sequences a rollout, fewer than num_mini_batch={parts}; "
+                    f"set sequence_length below {size}, use more environments, or lower num_mini_batch")
+
+
+class GAEBuffer(VanillaOnPolicyBuffer):
+    """Rollouts with generalised advantage estimates."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(VanillaOnPolicyBuffer.Options):
+        """Options of `GAEBuffer`."""
+
+        gae_lambda: float = option(0.95, help="Bias-variance trade-off of the advantage.", low=0.0, high=1.0)
+
+    @property
+    def gae_lambda(self) -> float:
+        """Lambda of the advantage estimate."""
+        return self.options.gae_lambda

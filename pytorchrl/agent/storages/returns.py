@@ -1,0 +1,94 @@
+"""Returns and advantages of a rollout: one backwards recursion, time-major. T = steps, E = environments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from torch import Tensor
+
+from pytorchrl.agent.data import RolloutData
+
+
+def backward_recursion(delta: np.ndarray, decay: np.ndarray) -> np.ndarray:
+    """x[t] = delta[t] + decay[t] * x[t + 1], with x[T] = 0.
+
+    Args:
+        delta: (T, ...) float; overwritten with the result.
+        decay: (T, ...) float of the same shape.
+
+    Returns:
+        `delta`, now holding x.
+    """
+    rows, decays = list(delta), list(decay)
+    for t in range(len(rows) - 2, -1, -1):
+        rows[t] += decays[t] * rows[t + 1]
+    return delta
+
+
+def gae(
+    rollout: RolloutData, value: Tensor, final_value: Tensor, gamma: float, gae_lambda: float,
+    reward: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Generalised advantage estimate (Schulman et al. 2016, eq. 16), computed in float64.
+
+    A transition bootstraps from its true next observation: the `final_obs` entry if it has one, else row t + 1 (which
+    under NEXT_STEP is the last observation itself). Termination drops the bootstrap, a time limit keeps it; both cut
+    the recursion. Rows that are not valid get advantage 0 and pass nothing on.
+
+    Args:
+        rollout: T transitions of E environments.
+        value: (T + 1, E) V(o_t).
+        final_value: (K,) V of `rollout.final_obs`.
+        gamma: Discount, in [0, 1].
+        gae_lambda: Bias-variance trade-off, in [0, 1].
+        reward: (T, E) to use in place of the rollout's.
+
+    Returns:
+        Advantages and returns (advantage + value), (T, E) float32 each, not normalised.
+    """
+    values = value.numpy().astype(np.float64)
+    next_value = values[1:].copy()
+    if len(rollout.final_index):
+        index = rollout.final_index.numpy()
+        next_value[index[:, 0], index[:, 1]] = final_value.numpy()
+    terminated, truncated, valid = rollout.terminated.numpy(), rollout.truncated.numpy(), rollout.valid.numpy()
+    goes_on = ~(terminated | truncated) & valid
+    delta = (rollout.reward.numpy() if reward is None else reward) - values[:-1]
+    delta += gamma * np.where(terminated, 0.0, next_value)
+    delta[~valid] = 0.0
+    advantage = backward_recursion(delta, (gamma * gae_lambda) * goes_on)
+    return advantage.astype(np.float32), (advantage + values[:-1]).astype(np.float32)
+
+
+def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> np.ndarray:
+    """G_t = gamma * G_{t-1} + r_t, forwards in time and zeroed after each end; what reward normalisation measures.
+
+    Args:
+        rollout: T transitions of E environments.
+        gamma: Discount.
+        running: (E,) float64, G before the first row (zeros at the very start); moved on to the last row in place.
+
+    Returns:
+        (T, E) float64; rows that are not valid repeat what stands.
+    """
+    sums = np.empty(rollout.reward.shape, dtype=np.float64)
+    ended = (rollout.terminated | rollout.truncated).numpy()
+    for t, (reward, valid) in enumerate(zip(rollout.reward.numpy(), rollout.valid.numpy(), strict=True)):
+        np.copyto(running, gamma * running + reward, where=valid)
+        sums[t] = running
+        running[ended[t]] = 0.0
+    return sums
+
+
+def mean_and_std(moments: Iterable[tuple[int, float, float]]) -> tuple[float, float]:
+    """Mean and sample standard deviation of everything behind several (count, mean, M2), merged in their order."""
+    count, mean, squares = 0, 0.0, 0.0
+    for n, m, m2 in moments:
+        if n:
+            delta, total = m - mean, count + n
+            mean += delta * n / total
+            squares += m2 + delta * delta * count * n / total
+            count = total
+    return mean, math.sqrt(squares / max(1, count - 1))

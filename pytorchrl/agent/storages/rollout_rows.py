@@ -1,0 +1,203 @@
+"""The collector's half of an on-policy storage: rows that are filled one step at a time. T = size, E = environments."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.data import ActingStep, Obs, RolloutData, Step
+from pytorchrl.agent.storages.base import ActingRow
+
+_FIRST_FINALS = 64
+"""Final observations there is room for at first; doubled when it runs out."""
+
+
+class _Row(NamedTuple):
+    """Views of what an observation row holds, made once so that the hot loop makes none."""
+
+    obs: tuple[tuple[str, np.ndarray], ...]
+    done: np.ndarray
+    mask: np.ndarray | None
+    rhs: tuple[tuple[str, Tensor], ...]
+
+
+class _TransitionRow(NamedTuple):
+    """Views of what a transition row holds."""
+
+    action: Tensor
+    other: tuple[tuple[str, Tensor], ...]
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    valid: np.ndarray
+
+
+class RolloutRows:
+    """T + 1 rows of observations and T rows of transitions in memory that is allocated once.
+
+    Invariant: rows 0..t of the observations and 0..t-1 of the transitions belong to the running rollout. After `take`
+    the last row stays where it is and stays the row to act on; only the next `insert` copies it to row 0. Views handed
+    out without copying are therefore still until then.
+    """
+
+    def __init__(self, size: int, num_envs: int, rhs: Obs) -> None:
+        """Prepare for `size` steps of `num_envs` environments; `rhs` is the memory's initial state, net -> (E, H)."""
+        self._size, self._num_envs, self._initial_rhs = size, num_envs, rhs
+        self._t = 0
+        self._taken = False
+        self._obs: Obs = {}
+        self._other: Obs | None = None
+
+    @property
+    def num_steps(self) -> int:
+        """Transitions per environment in the running rollout."""
+        return 0 if self._taken else self._t
+
+    def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
+        """Put the observations after a reset into row 0; every environment starts an episode."""
+        if not self._obs:
+            self._allocate(obs, mask)
+        self._t, self._num_finals, self._taken = 0, 0, False
+        row = self._rows[0]
+        for name, target in row.obs:
+            np.copyto(target, obs[name], casting="same_kind")
+        for name, state in row.rhs:
+            state.copy_(self._initial_rhs[name])
+        row.done[:] = True
+        if row.mask is not None and mask is not None:
+            np.copyto(row.mask, mask)
+
+    def current(self) -> ActingRow:
+        """obs, rhs, done, mask of the row to act on."""
+        return self._acting_rows[self._t]
+
+    def insert(self, acting: ActingStep, step: Step) -> None:
+        """Fill transition t and observation t + 1."""
+        if self._taken:
+            self._begin_next()
+        if self._other is None:
+            self._allocate_transitions(acting)
+        t = self._t
+        if t >= self._size:
+            raise RuntimeError(f"the rollout is complete at {self._size} steps; take it out first")
+        row = self._transition_rows[t]
+        row.action.copy_(acting.action)
+        for name, target in row.other:
+            target.copy_(acting.other[name])
+        np.copyto(row.reward, step.reward)
+        np.copyto(row.terminated, step.terminated)
+        np.copyto(row.truncated, step.truncated)
+        np.copyto(row.valid, step.valid)
+        self._fill_observation(self._rows[t + 1], acting, step)
+        if len(step.final_index):
+            self._insert_finals(t, step)
+        self._t = t + 1
+
+    def take(self, copy: bool) -> RolloutData:
+        """The running rollout, cut after its t rows; `copy` gives tensors that the receiver owns."""
+        if self._other is None:
+            raise RuntimeError("there is no rollout before the first transition")
+        if self._taken:
+            self._begin_next()
+        t, finals = self._t, self._num_finals
+        self._taken = True
+        rollout = RolloutData(
+            obs={name: leaf[:t + 1] for name, leaf in self._obs.items()},
+            done=self._done[:t + 1],
+            rhs={name: state[:t + 1] for name, state in self._rhs.items()},
+            mask=None if self._mask is None else self._mask[:t + 1],
+            action=self._action[:t],
+            reward=self._reward[:t],
+            terminated=self._terminated[:t],
+            truncated=self._truncated[:t],
+            valid=self._valid[:t],
+            final_index=torch.from_numpy(self._final_index[:finals]),
+            final_obs={name: torch.from_numpy(leaf[:finals]) for name, leaf in self._final_obs.items()},
+            other={name: rows[:t] for name, rows in self._other.items()},
+        )
+        return rollout.map(Tensor.clone) if copy else rollout
+
+    def _allocate(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
+        rows, num_envs = self._size + 1, self._num_envs
+        self._obs = {
+            name: torch.from_numpy(np.zeros((rows, *leaf.shape), _storage_dtype(leaf))) for name, leaf in obs.items()}
+        self._done = torch.zeros(rows, num_envs, dtype=torch.bool)
+        self._mask = None if mask is None else torch.ones(rows, *mask.shape, dtype=torch.bool)
+        self._rhs = {name: torch.zeros(rows, *state.shape) for name, state in self._initial_rhs.items()}
+        self._rows = [
+            _Row(
+                obs=tuple((name, leaf[row].numpy()) for name, leaf in self._obs.items()),
+                done=self._done[row].numpy(),
+                mask=None if self._mask is None else self._mask[row].numpy(),
+                rhs=tuple((name, state[row]) for name, state in self._rhs.items()),
+            ) for row in range(rows)
+        ]
+        self._acting_rows: list[ActingRow] = [
+            ({name: leaf[row] for name, leaf in self._obs.items()},
+             {name: state[row] for name, state in self._rhs.items()},
+             self._done[row], None if self._mask is None else self._mask[row])
+            for row in range(rows)
+        ]
+        self._final_index = np.zeros((_FIRST_FINALS, 2), dtype=np.int64)
+        self._final_obs = {
+            name: np.zeros((_FIRST_FINALS, *leaf.shape[1:]), _storage_dtype(leaf)) for name, leaf in obs.items()}
+
+    def _allocate_transitions(self, acting: ActingStep) -> None:
+        size, num_envs = self._size, self._num_envs
+        self._action = torch.zeros(size, *acting.action.shape, dtype=acting.action.dtype)
+        self._other = {name: torch.zeros(size, *row.shape, dtype=row.dtype) for name, row in acting.other.items()}
+        self._reward = torch.zeros(size, num_envs)
+        self._terminated, self._truncated, self._valid = (
+            torch.zeros(size, num_envs, dtype=torch.bool) for _ in range(3))
+        self._transition_rows = [
+            _TransitionRow(
+                action=self._action[row],
+                other=tuple((name, rows[row]) for name, rows in self._other.items()),
+                reward=self._reward[row].numpy(),
+                terminated=self._terminated[row].numpy(),
+                truncated=self._truncated[row].numpy(),
+                valid=self._valid[row].numpy(),
+            ) for row in range(size)
+        ]
+
+    def _fill_observation(self, row: _Row, acting: ActingStep, step: Step) -> None:
+        for name, target in row.obs:
+            np.copyto(target, step.obs[name], casting="same_kind")
+        np.copyto(row.done, step.first)
+        for name, state in row.rhs:
+            state.copy_(acting.rhs[name])
+        if row.mask is not None and step.mask is not None:
+            np.copyto(row.mask, step.mask)
+
+    def _insert_finals(self, t: int, step: Step) -> None:
+        start, end = self._num_finals, self._num_finals + len(step.final_index)
+        while end > len(self._final_index):
+            self._final_index = _doubled(self._final_index)
+            self._final_obs = {name: _doubled(leaf) for name, leaf in self._final_obs.items()}
+        self._final_index[start:end, 0] = t
+        self._final_index[start:end, 1] = step.final_index
+        for name, leaf in self._final_obs.items():
+            leaf[start:end] = step.final_obs[name]
+        self._num_finals = end
+
+    def _begin_next(self) -> None:
+        """Move the last row of the rollout that was taken to row 0."""
+        last, self._t, self._num_finals, self._taken = self._t, 0, 0, False
+        if last == 0:
+            return
+        tensors = [*self._obs.values(), *self._rhs.values(), self._done]
+        for rows in tensors if self._mask is None else [*tensors, self._mask]:
+            rows[0].copy_(rows[last])
+
+
+def _storage_dtype(leaf: np.ndarray) -> np.dtype:
+    return np.dtype(np.float32) if leaf.dtype == np.float64 else leaf.dtype
+
+
+def _doubled(array: np.ndarray) -> np.ndarray:
+    larger = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
+    larger[:len(array)] = array
+    return larger

@@ -1,0 +1,141 @@
+"""The learner's half of an on-policy storage: rollouts laid out so that a batch is one selection per leaf.
+
+T = steps, E = environments, N = samples, L = steps of a sequence, C = sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.data import Batch, Obs, RolloutData
+
+
+@dataclass(slots=True)
+class Samples:
+    """Rows (N, ...) to select from, or (L, C, ...) sequences with the memory state before each, (C, H)."""
+
+    obs: Obs
+    done: Tensor
+    rhs: Obs
+    mask: Tensor | None
+    action: Tensor
+    valid: Tensor
+    logp: Tensor
+    value: Tensor
+    ret: Tensor
+    advantage: Tensor
+    index: Tensor
+    """(M,) int64, the rows or sequences that batches draw from."""
+    num_valid: int
+    """Valid samples in all."""
+    sequences: bool
+    """Whether the layout is (L, C, ...)."""
+
+    def to(self, device: torch.device) -> Samples:
+        """The same samples on a device."""
+        def move(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: leaf.to(device) for name, leaf in value.items()}
+            return value.to(device) if isinstance(value, Tensor) else value
+
+        return Samples(**{field.name: move(getattr(self, field.name)) for field in fields(self)})
+
+    def select(self, index: Tensor) -> Batch:
+        """The batch of these rows, or of these sequences; without counts."""
+        axis = 1 if self.sequences else 0
+
+        def pick(leaf: Tensor) -> Tensor:
+            return leaf.index_select(axis, index)
+
+        return Batch(
+            obs={name: pick(leaf) for name, leaf in self.obs.items()},
+            done=pick(self.done),
+            rhs={name: state.index_select(0, index) for name, state in self.rhs.items()},
+            mask=None if self.mask is None else pick(self.mask),
+            action=pick(self.action),
+            valid=pick(self.valid) if self.sequences else None,
+            logp=pick(self.logp),
+            value=pick(self.value),
+            ret=pick(self.ret),
+            advantage=pick(self.advantage),
+        )
+
+
+def single_steps(rollouts: list[RolloutData], advantages: list[np.ndarray], returns: list[np.ndarray]) -> Samples:
+    """Every step a sample of its own, for actors without memory; rows that are not valid are never drawn."""
+    def rows(parts: list[Tensor]) -> Tensor:
+        """Join (>= T, E, ...) parts, cut to their T, as (sum of T·E, ...)."""
+        cut = [part[:rollout.num_steps].flatten(0, 1) for part, rollout in zip(parts, rollouts, strict=True)]
+        return cut[0] if len(cut) == 1 else torch.cat(cut)
+
+    valid = rows([rollout.valid for rollout in rollouts])
+    index = valid.nonzero().flatten()
+    return Samples(
+        rhs={}, valid=valid, index=index, num_valid=len(index), sequences=False,
+        **_leaves(rows, rollouts, advantages, returns))
+
+
+def sequences(
+    rollouts: list[RolloutData], advantages: list[np.ndarray], returns: list[np.ndarray], length: int | None
+) -> Samples:
+    """Columns of `length` steps (None: whole rollouts) with their stored first state, for actors with memory.
+
+    Columns that are shorter are filled up with rows that are not valid, and that start an episode so that they cannot
+    reach back. Masks of such rows, and of rows where no action was taken, allow everything: log-probabilities stay
+    finite there. Sequences without a valid row are never drawn.
+    """
+    longest = max(rollout.num_steps for rollout in rollouts)
+    length = min(length or longest, longest)
+
+    def columns(parts: list[Tensor], fill: float | bool = 0) -> Tensor:
+        """Join (>= T, E, ...) parts, cut to their T, as (L, C, ...)."""
+        cut = [
+            _chunks(part[:rollout.num_steps], length, fill) for part, rollout in zip(parts, rollouts, strict=True)]
+        return cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)
+
+    valid = columns([rollout.valid for rollout in rollouts])
+    leaves = _leaves(columns, rollouts, advantages, returns)
+    leaves["done"] = columns([rollout.done for rollout in rollouts], fill=True)
+    leaves["logp"] = torch.where(valid, leaves["logp"], 0.0)
+    if leaves["mask"] is not None:
+        leaves["mask"] = leaves["mask"] | ~valid.unsqueeze(-1)
+    states = {
+        name: torch.cat([rollout.rhs[name][:rollout.num_steps:length].flatten(0, 1) for rollout in rollouts])
+        for name in rollouts[0].rhs
+    }
+    return Samples(
+        rhs=states, valid=valid, index=valid.any(0).nonzero().flatten(), num_valid=int(valid.sum()), sequences=True,
+        **leaves)
+
+
+def _leaves(
+    join: Callable[[list[Tensor]], Tensor], rollouts: list[RolloutData], advantages: list[np.ndarray],
+    returns: list[np.ndarray],
+) -> dict[str, Any]:
+    return {
+        "obs": {name: join([rollout.obs[name] for rollout in rollouts]) for name in rollouts[0].obs},
+        "done": join([rollout.done for rollout in rollouts]),
+        "mask": None if rollouts[0].mask is None else join([rollout.mask for rollout in rollouts]),
+        "action": join([rollout.action for rollout in rollouts]),
+        "logp": join([rollout.other["logp"] for rollout in rollouts]),
+        "value": join([rollout.other["value"] for rollout in rollouts]),
+        "ret": join([torch.from_numpy(part) for part in returns]),
+        "advantage": join([torch.from_numpy(part) for part in advantages]),
+    }
+
+
+def _chunks(part: Tensor, length: int, fill: float | bool) -> Tensor:
+    """(T, E, ...) -> (length, ceil(T / length) * E, ...), chunk after chunk, the last one filled up with `fill`."""
+    num_steps = part.shape[0]
+    missing = -num_steps % length
+    if missing:
+        part = torch.cat([part, part.new_full((missing, *part.shape[1:]), fill)])
+    if part.shape[0] == length:
+        return part
+    return part.unflatten(0, (-1, length)).transpose(0, 1).flatten(1, 2)

@@ -1,0 +1,104 @@
+"""The command `pytorchrl`: train, enjoy, plot.
+
+Exit codes: 0 done as asked; 1 failed after training began; 2 refused before; 130 and 143 after Ctrl-C and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+_COMMANDS = {
+    "train": "train an agent",
+    "enjoy": "play episodes with a trained agent",
+    "plot": "draw learning curves",
+}
+_USAGE = "usage: pytorchrl {train,enjoy,plot} ... | --help | --version"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: Words after the program's name; None takes those of the process.
+
+    Returns:
+        The exit code.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    found = _catch_sigterm()
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except SystemExit as ended:
+        return _code_of(ended)
+    except BrokenPipeError:
+        # Whoever read standard output has gone. Python would complain once more when it flushes at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - the outermost place: every error becomes a line and a code
+        return _report(error, debug=debug)
+    finally:
+        if found is not None:
+            signal.signal(signal.SIGTERM, found)
+
+
+def _run(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help"):
+        lines = [f"  {name:<8}{text}" for name, text in _COMMANDS.items()]
+        print(_USAGE, "", *lines, "", "`pytorchrl COMMAND --help` lists the flags of a command.", sep="\n")
+        return 0
+    if command == "--version":
+        from pytorchrl import __version__
+        print(f"pytorchrl {__version__}")
+        return 0
+    if command not in _COMMANDS:
+        near = difflib.get_close_matches(command, _COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(_COMMANDS)}"
+        print(_USAGE, f"pytorchrl: error: no command {command!r}{hint}", sep="\n", file=sys.stderr)
+        return 2
+    module = importlib.import_module(f"pytorchrl.cli.{command}")
+    return int(module.run(arguments[1:]))
+
+
+def _report(error: Exception, *, debug: bool) -> int:
+    """One line for people on stderr, with `debug` the traceback before it; the code says whether training had begun."""
+    from pytorchrl.errors import ConfigError, PyTorchRLError, StartError
+
+    if debug:
+        traceback.print_exception(error)
+    if not isinstance(error, PyTorchRLError):
+        text = f"internal error, {type(error).__name__}: {error}; --debug shows where"
+    else:
+        text = str(error)
+    print(f"pytorchrl: error: {text}", file=sys.stderr)
+    return 2 if isinstance(error, (ConfigError, StartError)) else 1
+
+
+def _catch_sigterm() -> Any:
+    """Let SIGTERM end the process as Ctrl-C does; returns the handler found, None outside the main thread."""
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+    try:
+        return signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread: the program around us decides
+        return None
+
+
+def _code_of(ended: SystemExit) -> int:
+    if ended.code is None:
+        return 0
+    if isinstance(ended.code, int):
+        return ended.code
+    print(ended.code, file=sys.stderr)
+    return 1

@@ -1,0 +1,58 @@
+"""`pytorchrl enjoy RUN_DIR`: play with a trained agent, and film it."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+
+from pytorchrl.cli.parsing import Parser
+from pytorchrl.reporting import MODEL_NAME, to_json
+from pytorchrl.training import load
+from pytorchrl.video import record_video
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Play; returns the exit code."""
+    given = _parse(arguments)
+    agent = load(given.run_dir, model=given.model)
+    if given.video is not None:
+        evaluation = record_video(agent, given.video, num_episodes=given.episodes, seed=given.seed,
+                                  deterministic=not given.stochastic)
+    else:
+        evaluation = agent.evaluate(given.episodes, seed=given.seed, deterministic=not given.stochastic)
+    returns, lengths = list(evaluation.returns), list(evaluation.lengths)
+    mean, deviation = statistics.fmean(returns), statistics.pstdev(returns)
+    if given.json:
+        print(to_json({"return_mean": mean, "return_std": deviation, "episodes": len(returns),
+                       "length_mean": statistics.fmean(lengths), "returns": returns}), flush=True)
+    else:
+        print(f"mean return of {len(returns)} evaluation episodes: {mean:.2f} "
+              f"(standard deviation {deviation:.2f}, from {min(returns):.1f} to {max(returns):.1f})")
+    return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2**63 - 1, got {text!r}")
+    return int(text)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(prog="pytorchrl enjoy", usage="pytorchrl enjoy RUN_DIR [flags]",
+                    description="Play whole episodes with a trained agent and print their raw returns.")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="what --log-dir was when training")
+    parser.add_argument("--episodes", type=_count, default=10, metavar="INT", help="how many [10]")
+    parser.add_argument("--seed", type=_seed, metavar="INT", help="of environments and actions [that of the run]")
+    parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
+    parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"which model of the run [{MODEL_NAME}]")
+    parser.add_argument("--video", metavar="DIR", help="also write a film of every episode there (extra `video`)")
+    parser.add_argument("--json", action="store_true", help="print one JSON line, the last")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    return parser.parse(arguments)

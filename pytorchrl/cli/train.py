@@ -1,0 +1,110 @@
+"""`pytorchrl train ALGORITHM --env ID ...`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pytorchrl.cli.parsing import Parser, add_option_flags
+from pytorchrl.errors import EnvError, StartError
+from pytorchrl.learner import Learner
+from pytorchrl.presets import preset
+from pytorchrl.reporting import to_json
+from pytorchrl.training import ALGORITHMS, make_learner, option_specs
+
+_USAGE = "pytorchrl train {ppo,a2c} --env ID [flags]"
+# Not options: what this command itself does.
+_OWN = ("algorithm", "env", "json", "debug")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train; returns the exit code."""
+    given = _parse(arguments)
+    options = {name: value for name, value in vars(given).items() if name not in _OWN}
+    learner, _ = make_learner(given.algorithm, given.env, **options)
+    try:
+        _train(learner)
+    finally:
+        if learner.stopped:
+            _show(learner, as_json=given.json)
+    return 0
+
+
+def _train(learner: Learner) -> None:
+    try:
+        with learner:
+            learner.train()
+    except KeyboardInterrupt:
+        if not learner.stopped:  # a second Ctrl-C: at once, whatever still runs
+            os._exit(130)
+        raise
+    except SystemExit as ended:
+        if not learner.stopped:
+            os._exit(ended.code if isinstance(ended.code, int) else 1)
+        raise
+    except EnvError as error:
+        if learner.updates == 0:  # nothing has been learned: the environment never worked
+            raise StartError(str(error)) from error
+        raise
+
+
+def _show(learner: Learner, *, as_json: bool) -> None:
+    """The figures of the run on standard output; with `--json` as one line, the last."""
+    summary = learner.summary()
+    if as_json:
+        print(to_json(summary), flush=True)
+        return
+    returns = summary["return_mean"]
+    print(f"{summary['env_steps']:,} env steps, {summary['updates']:,} updates in {summary['seconds']:.1f} s "
+          f"({summary['env_steps_per_s']:,.0f} steps/s), seed {summary['seed']}")
+    if returns is not None:
+        print(f"mean return of the last {summary['return_episodes']} training episodes: {returns:.1f}")
+    if learner.log_dir is not None:
+        print(f"saved in {learner.log_dir}: try `pytorchrl enjoy {learner.log_dir}`")
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    algorithm = next((word for word in arguments if word in ALGORITHMS), None)
+    if algorithm is None:
+        if not arguments or "-h" in arguments or "--help" in arguments:
+            print(f"usage: {_USAGE}", "", "Flags differ a little: `pytorchrl train ppo --help`.", sep="\n")
+            raise SystemExit(0 if arguments else 2)
+        parser = Parser(prog="pytorchrl train", usage=_USAGE)
+        word = arguments[0] if not arguments[0].startswith("-") else ""
+        parser.error(f"the algorithm must be one of {', '.join(ALGORITHMS)}" + (f", got {word!r}" if word else ""))
+    return _parser(algorithm, _env_in(arguments)).parse(arguments)
+
+
+def _env_in(arguments: Sequence[str]) -> str:
+    """The environment asked for, as far as it is needed to show the right defaults."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word == "--env":
+            return following
+        if word.startswith("--env="):
+            return word.removeprefix("--env=")
+    return ""
+
+
+def _parser(algorithm: str, env: str) -> Parser:
+    parser = Parser(
+        prog=f"pytorchrl train {algorithm}", usage=f"pytorchrl train {algorithm} --env ID [flags]",
+        description=f"Train {algorithm.upper()}. Brackets show what holds for the environment if a flag is not given; "
+                    "a value may be a schedule, linear:START:END[:STEPS], where its form says so.",
+        epilog="Exit codes: 0 trained as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.")
+    parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)
+    parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5")
+    parser.add_argument("--json", action="store_true", help="print the run's figures as one JSON line, the last")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+    add_option_flags(parser, option_specs(algorithm), _preset(algorithm, env))
+    return parser
+
+
+def _preset(algorithm: str, env: str) -> dict[str, Any]:
+    return preset(algorithm, env)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

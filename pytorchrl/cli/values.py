@@ -1,0 +1,149 @@
+"""From the text of a flag to a value of an option's type."""
+
+from __future__ import annotations
+
+import argparse
+import collections.abc
+import enum
+import json
+import os
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from pytorchrl.agent.options import Schedule
+from pytorchrl.errors import ConfigError
+
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_UNIONS = (typing.Union, types.UnionType)
+_MAPPINGS = (dict, collections.abc.Mapping)
+_LONGEST_JSON = 100_000
+_LONGEST_ECHO = 100
+
+
+def parser_for(hint: Any) -> Callable[[str], Any] | None:
+    """A function that reads a text as `hint`, or None if no text can stand for such a value (a class, a callable).
+
+    It raises `argparse.ArgumentTypeError` with what was expected.
+    """
+    readers = _readers(hint)
+    if not readers:
+        return None
+
+    def parse(text: str) -> Any:
+        for _, read in readers:
+            try:
+                return read(text)
+            except ConfigError as error:
+                if not isinstance(error, _NotThisError):
+                    raise argparse.ArgumentTypeError(str(error)) from None
+            except (ValueError, OverflowError):
+                continue
+        expected = " or ".join(name for name, _ in readers)
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text[:_LONGEST_ECHO]!r}")
+
+    return parse
+
+
+def form_of(hint: Any) -> str:
+    """What the help shows in place of a value, e.g. `NUMBER|none`."""
+    return "|".join(dict.fromkeys(name for name, _ in _readers(hint)))
+
+
+class _NotThisError(ConfigError):
+    """This reader does not apply; another may."""
+
+
+_Reader = tuple[str, Callable[[str], Any]]
+
+
+def _readers(hint: Any) -> list[_Reader]:
+    """Readers for a type in the order to try: the strictest first, plain text last."""
+    if typing.get_origin(hint) in _UNIONS:
+        found = [reader for member in typing.get_args(hint) for reader in _readers(member)]
+        order = ["none", "INT", "NUMBER", "linear:START:END[:STEPS]"]
+        return sorted(found, key=lambda reader: order.index(reader[0]) if reader[0] in order else
+                      99 if reader[0] == "TEXT" else 50)
+    return _reader(hint)
+
+
+def _reader(hint: Any) -> list[_Reader]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    simple: dict[Any, _Reader] = {
+        bool: ("yes|no", _bool), int: ("INT", _int), float: ("NUMBER", float), str: ("TEXT", str),
+        Schedule: ("linear:START:END[:STEPS]", _schedule), type(None): ("none", _none),
+    }
+    if hint in simple:
+        return [simple[hint]]
+    if origin is tuple:
+        readers = _readers(arguments[0])
+        return [(f"{readers[0][0]},...", lambda text: _tuple(readers[0][1], text))] if readers else []
+    if origin is typing.Literal:
+        return [("|".join(map(str, arguments)), lambda text: _literal(arguments, text))]
+    if (origin or hint) in _MAPPINGS:
+        return [("JSON", _mapping)]
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return [("|".join(str(member.value) for member in hint), hint)]
+    if isinstance(origin or hint, type) and issubclass(origin or hint, os.PathLike):
+        return [("TEXT", str)]
+    return []
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in _WORDS:
+        raise ValueError(text)
+    return _WORDS[text.lower()]
+
+
+def _none(text: str) -> None:
+    if text.lower() not in ("none", "null"):
+        raise ValueError(text)
+
+
+def _int(text: str) -> int:
+    """Whole numbers, also as `08` or `1e6`."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+def _schedule(text: str) -> Schedule:
+    kind, *parts = text.split(":")
+    if kind != "linear":
+        raise _NotThisError(text)
+    if len(parts) not in (2, 3):
+        raise ConfigError(f"a schedule is written linear:START:END or linear:START:END:STEPS, got {text!r}")
+    try:
+        return Schedule(start=float(parts[0]), end=float(parts[1]), steps=_int(parts[2]) if parts[2:] else None)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"a schedule needs numbers, got {text!r}") from None
+
+
+def _tuple(read: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+    return tuple(read(item) for item in text.replace(" ", "").strip("()[]").split(",") if item)
+
+
+def _literal(choices: tuple[Any, ...], text: str) -> Any:
+    for choice in choices:
+        if str(choice) == text:
+            return choice
+    raise ValueError(text)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    if len(text) > _LONGEST_JSON:
+        raise ConfigError(f"a JSON value may have {_LONGEST_JSON} characters, got {len(text)}")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"expected a JSON object like '{{\"name\": 1}}', got {text!r}")
+    return value

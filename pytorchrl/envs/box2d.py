@@ -1,0 +1,21 @@
+"""Box2D (extra `box2d`): LunarLander, BipedalWalker, CarRacing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
+
+
+def box2d_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
+    """Environments of the Box2D suite.
+
+    Args:
+        env_id: E.g. "LunarLander-v3".
+        vec_env_size: Number of environments.
+        options: Further arguments of `VecEnv.create_factory`.
+
+    Raises:
+        ConfigError: An unknown id, a wrong option, or Box2D is not installed.
+    """
+    return VecEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)

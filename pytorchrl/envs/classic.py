@@ -1,0 +1,24 @@
+"""Classic control and toy text: CartPole, Acrobot, MountainCar, Pendulum, FrozenLake, ... No extra is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
+
+REWARD_THRESHOLDS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -110.0}
+"""Mean return from which an environment counts as solved."""
+
+
+def classic_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
+    """Environments of classic control or toy text.
+
+    Args:
+        env_id: E.g. "CartPole-v1".
+        vec_env_size: Number of environments.
+        options: Further arguments of `VecEnv.create_factory`.
+
+    Raises:
+        ConfigError: An unknown id or a wrong option.
+    """
+    return VecEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)

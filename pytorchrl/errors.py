@@ -1,0 +1,107 @@
+"""Every exception of the package.
+
+    PyTorchRLError
+    ├ ConfigError (ValueError)          bad settings, found before anything starts
+    │ ├ FactoryError (TypeError)        a factory that cannot be called, or returns the wrong thing
+    │ ├ FactorySerializationError       a factory that cannot be sent to a worker
+    │ ├ DeviceError                     a device that this machine lacks
+    │ └ SpaceError                      a space that the chosen part cannot use
+    ├ StartError                        settings were fine, starting was not possible
+    │ ├ InsufficientResourcesError      no node has what was asked for
+    │ ├ RayConnectionError              the cluster cannot be reached
+    │ └ StartTimeoutError               a worker did not come up in time
+    ├ WorkerError                       something failed in a worker
+    │ ├ EnvError                        an environment raised or broke its contract
+    │ ├ CollectionError                 the collector thread ended or gave nothing in time
+    │ └ WorkerLostError                 a worker died or does not answer
+    ├ NonFiniteError                    NaN or infinity
+    │ ├ NonFiniteDataError              in what an environment returned
+    │ └ NonFiniteUpdateError            in a loss or gradient
+    ├ CheckpointError                   a saved model that cannot be read
+    ├ StoppedError                      use after stop()
+    └ WeightsError                      weights that do not fit the actor
+
+Every class passes all its arguments to `super().__init__`, so that it survives the way between processes.
+"""
+
+from __future__ import annotations
+
+
+class PyTorchRLError(Exception):
+    """Base of everything that this package raises on purpose."""
+
+
+class ConfigError(PyTorchRLError, ValueError):
+    """A setting is wrong. The message says what, got, allowed, and what to do."""
+
+
+class FactoryError(ConfigError, TypeError):
+    """A factory is not callable, has another signature, or returns another type."""
+
+
+class FactorySerializationError(ConfigError):
+    """A factory cannot be sent to another process."""
+
+
+class DeviceError(ConfigError):
+    """A device was asked for that torch does not see."""
+
+
+class SpaceError(ConfigError):
+    """A space that the chosen actor, algorithm or storage cannot use."""
+
+
+class StartError(PyTorchRLError):
+    """The settings are fine but the workers could not be started."""
+
+
+class InsufficientResourcesError(StartError):
+    """No node can give the resources asked for."""
+
+
+class RayConnectionError(StartError):
+    """The Ray cluster cannot be reached or refuses us."""
+
+
+class StartTimeoutError(StartError):
+    """A worker did not come up within its deadline."""
+
+
+class WorkerError(PyTorchRLError):
+    """Something failed in a worker."""
+
+
+class EnvError(WorkerError):
+    """An environment raised, or returned something against its own declaration."""
+
+
+class CollectionError(WorkerError):
+    """No data arrives any more: the collector thread ended, or gave nothing within its deadline."""
+
+
+class WorkerLostError(WorkerError):
+    """A worker died or does not answer."""
+
+
+class NonFiniteError(PyTorchRLError):
+    """NaN or infinity where a finite number is needed."""
+
+
+class NonFiniteDataError(NonFiniteError):
+    """An environment returned, or an actor produced, NaN or infinity."""
+
+
+class NonFiniteUpdateError(NonFiniteError):
+    """A loss or a gradient is NaN or infinity; the update was not made."""
+
+
+class CheckpointError(PyTorchRLError):
+    """A saved model is missing, damaged or of another kind."""
+
+
+class StoppedError(PyTorchRLError):
+    """The learner, scheme or worker has been stopped."""
+
+
+class WeightsError(PyTorchRLError):
+    """Weights whose names, shapes or version do not fit their receiver."""

@@ -1,0 +1,435 @@
+"""Learner: drives one scheme to a number of env steps, and reports, records, evaluates and saves on the way."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pytorchrl.agent.options import Options, build_options, option
+from pytorchrl.errors import ConfigError, StoppedError
+from pytorchrl.interrupts import Interrupts, Unblocked
+from pytorchrl.reporting import (
+    MODEL_NAME,
+    RESULT_FILE,
+    RUN_FILE,
+    Means,
+    Progress,
+    RateWindow,
+    Recorder,
+    prepare_log_dir,
+    to_json,
+    versions,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.data import Episode
+    from pytorchrl.scheme import Evaluation, Scheme
+
+logger = logging.getLogger(__name__)
+
+# A terminal line four times a second looks alive; drawing one costs up to 5 ms.
+_LOOK_INTERVAL_S = 0.25
+# The mean return is that of this many last episodes, as in the literature.
+_RETURN_WINDOW = 100
+_RECORDS_PER_RUN = 200
+_EVALUATION_TIMEOUT_S = 600.0
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Learner:
+    """Drives a scheme until `target_steps` env steps have reached the learner.
+
+    Nothing starts before the first `step()` or `train()`. As a context manager it stops the scheme at the end:
+
+        with Learner(scheme, target_steps=100_000, log_dir="runs/a") as learner:
+            learner.train()
+
+    Args:
+        scheme: What to drive. The learner owns it from here on and stops it.
+        target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
+        log_dir: Directory of this run (made if missing) for metrics and models; None keeps nothing.
+        recipe: What `run.json` says about how the agent can be built again.
+        **options: `eval_every`, `eval_episodes`, `log_every`, `tensorboard`, `overwrite`, `progress`; see `Options`.
+
+    Raises:
+        ConfigError: An option is wrong, or `log_dir` is a file, cannot be written, or holds a run.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Options):
+        """What a learner can be told."""
+
+        target_steps: int = option(help="env steps of the whole experiment; 0 checks and starts only", low=0)
+        log_dir: str | os.PathLike[str] | None = option(None, help="directory of this run; without one nothing is kept")
+        eval_every: int | None = option(None, help="env steps between evaluations beside training; none: never", low=1)
+        eval_episodes: int = option(10, help="episodes of one such evaluation", low=1)
+        log_every: int | None = option(
+            None, help="env steps between two records of metrics.jsonl; none: 200 records a run", low=1)
+        tensorboard: bool = option(True, help="also write TensorBoard files, if it is installed")
+        overwrite: bool = option(False, help="rename a run that log_dir holds already, instead of refusing it")
+        progress: bool = option(True, help="show a progress line on stderr")
+
+    def __init__(
+        self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
+        recipe: Mapping[str, Any] | None = None, **options: Any,
+    ) -> None:
+        self.options: Learner.Options = build_options(
+            type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
+        self.scheme = scheme
+        self.target_steps = target_steps
+        if self.options.eval_every is not None and scheme.test_envs_factory is None:
+            raise ConfigError("eval_every needs a scheme with test_envs_factory, which this one lacks")
+        self.log_dir: Path | None = None
+        if log_dir is not None:
+            self.log_dir = prepare_log_dir(log_dir, overwrite=self.options.overwrite)
+        self._recipe = dict(recipe or {})
+        self.env_steps = 0
+        """Env steps that have reached the learner: collected, and neither in flight nor queued."""
+        self.ledger: dict[str, Any] = {}
+        """Where all env steps were at the last look; final after `stop()`."""
+        self._started = self._stopped = self._abandoned = False
+        self._started_at = self._ended_at = 0.0
+        self._next_look = self._next_record = self._next_evaluation = 0.0
+        self._recorded_steps = 0
+        self._evaluating = False
+        self._last_evaluation: Evaluation | None = None
+        self._means, self._rate = Means(), RateWindow()
+        self._returns: deque[float] = deque(maxlen=_RETURN_WINDOW)
+        self._lengths: deque[int] = deque(maxlen=_RETURN_WINDOW)
+        self._recorder: Recorder | None = None
+        self._progress: Progress | None = None
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the scheme's workers; the first `step()` does it too.
+
+        Raises:
+            StoppedError: After `stop()`.
+            StartError: Workers cannot be started.
+        """
+        if self._stopped:
+            raise StoppedError("this learner has been stopped; make a new scheme and learner to train again")
+        if self._started:
+            return
+        self.scheme.start(self.target_steps)
+        self._started = True
+        if self.log_dir is not None:
+            write_json(self.log_dir / RUN_FILE, self._description())
+            self._recorder = Recorder(self.log_dir, tensorboard=self.options.tensorboard)
+        if self.options.progress:
+            self._progress = Progress()
+        self._started_at = self._ended_at = self._next_look = time.perf_counter()
+        self._rate.add(self._started_at, 0)
+        self._next_record = float(self._record_interval)
+        self._next_evaluation = float(self.options.eval_every or "inf")
+
+    def step(self) -> dict[str, float]:
+        """Make one update.
+
+        Returns:
+            The algorithm's statistics of this update, by name.
+
+        Raises:
+            StoppedError: After `stop()`.
+            PyTorchRLError: What went wrong in a worker.
+        """
+        if not self._started or self._stopped:
+            self.start()
+        info = self.scheme.step()
+        self._means.add(info)
+        self.env_steps = self.scheme.env_steps
+        now = self._ended_at = time.perf_counter()
+        if now >= self._next_look:
+            self._look(now)
+        if self.env_steps >= self._next_record:
+            self._record()
+        return info
+
+    def done(self) -> bool:
+        """Whether `target_steps` have reached the learner. Asking changes nothing."""
+        return self.env_steps >= self.target_steps
+
+    def train(self) -> dict[str, Any]:
+        """Make updates until `done()`, then save the model if there is a `log_dir`.
+
+        The first Ctrl-C (or SIGTERM) ends it cleanly: the model is saved, the scheme stopped, and `KeyboardInterrupt`
+        (`SystemExit(143)`) raised. A second one does so at once. The signal handlers found are put back.
+
+        Returns:
+            The `summary()` of the run so far.
+
+        Raises:
+            StoppedError: After `stop()`.
+            PyTorchRLError: What went wrong; the scheme is stopped before it is raised.
+        """
+        with Interrupts() as interrupts:
+            try:
+                self._train(interrupts)
+            except BaseException:
+                self._abandoned = interrupts.twice
+                if self._abandoned:
+                    self._close_files()
+                else:
+                    self._stop_after_failure()
+                raise
+        return self.summary()
+
+    def _train(self, interrupts: Interrupts) -> None:
+        try:
+            self.start()
+            interrupts.install()  # Ray, if it was started just now, has put in handlers of its own
+            while not interrupts.received and not self.done():
+                self.step()
+            if not interrupts.received and self._evaluating:
+                self._take_evaluation(self.scheme.wait_evaluation(_EVALUATION_TIMEOUT_S))
+        except Unblocked:
+            logger.debug("the update that was under way at the interruption has been left")
+        interrupts.finish_waiting()
+        if self._started:
+            if self.env_steps > self._recorded_steps:
+                self._record()
+            if self.log_dir is not None:
+                self.save_model()
+        if interrupts.received:
+            self.stop()
+            interrupts.raise_received()
+
+    def _stop_after_failure(self) -> None:
+        """Stop, without hiding the error that is on its way to the user."""
+        try:
+            self.stop()
+        except Exception as error:  # noqa: BLE001 - the first error matters more; this one is told
+            logger.warning("stopping after a failure failed too: %s", error)
+
+    # -- what is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def updates(self) -> int:
+        """Updates applied so far."""
+        return self.scheme.version
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop()` has been called."""
+        return self._stopped
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training up to the last update, start-up not counted."""
+        return self._ended_at - self._started_at
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean raw return of the last 100 training episodes; None before one has ended."""
+        return statistics.fmean(self._returns) if self._returns else None
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Everything measured up to now; means of the algorithm's statistics run since the last record."""
+        self._take_episodes()
+        scheme = dict(self.scheme.metrics())
+        lag, updates = scheme.pop("policy_lag"), scheme.pop("updates")
+        self.ledger = self.scheme.ledger()
+        metrics: dict[str, Any] = {
+            "env_steps": self.env_steps, "updates": updates, "seconds": self.seconds,
+            "env_steps_per_s": self._rate.rate, "return_mean": self.return_mean,
+            "return_episodes": len(self._returns),
+            "length_mean": statistics.fmean(self._lengths) if self._lengths else None,
+            "policy_lag": lag, "ledger": self.ledger, "algorithm": self._means.peek(), "scheme": scheme,
+        }
+        if self._last_evaluation is not None:
+            metrics["evaluation"] = _evaluation_metrics(self._last_evaluation)
+        return metrics
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the whole run, as `pytorchrl train --json` prints them."""
+        self._take_episodes()
+        if not self._stopped:
+            self.ledger = self.scheme.ledger()
+        metrics = self.scheme.metrics()
+        lag = metrics["policy_lag"]
+        return {
+            "env_steps": self.env_steps, "seconds": self.seconds,
+            "env_steps_per_s": self.env_steps / self.seconds if self.seconds > 0 else 0.0,
+            "updates": metrics["updates"], "return_mean": self.return_mean, "return_episodes": len(self._returns),
+            "policy_lag": {name: lag[name] for name in ("mean", "max", "p50", "p90")},
+            "ledger": self.ledger, "seed": self.scheme.seed, "scheme": self.scheme.settings,
+        }
+
+    def print_info(self) -> None:
+        """Write the current metrics to standard output, one name a line."""
+        sys.stdout.write(to_json(self.get_metrics(), indent=2) + "\n")
+
+    # -- what can be done beside training ----------------------------------------------------------------------------
+
+    def update_algorithm_parameter(self, name: str, value: float) -> None:
+        """Change one of the algorithm's updatable parameters in every worker; a schedule for it ends.
+
+        Raises:
+            KeyError: The algorithm has no such parameter; the message lists those it has.
+            ConfigError: The value is out of its range.
+        """
+        self.scheme.update_algorithm_parameter(name, value)
+
+    def evaluate(self, num_episodes: int = 10) -> Evaluation:
+        """Play `num_episodes` whole episodes with the current policy in the test environments, and wait for them.
+
+        Actions are deterministic, rewards raw, normalisers frozen; training episodes are not touched.
+
+        Raises:
+            ConfigError: The scheme has no `test_envs_factory`, or `num_episodes` is not a whole number from 1.
+            StoppedError: After `stop()`.
+        """
+        if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
+            raise ConfigError(f"num_episodes must be a whole number from 1, got {num_episodes!r}")
+        self.start()
+        if self._evaluating:
+            self._take_evaluation(self.scheme.wait_evaluation(_EVALUATION_TIMEOUT_S))
+        self.scheme.start_evaluation(num_episodes)
+        return self.scheme.wait_evaluation(_EVALUATION_TIMEOUT_S)
+
+    def save_model(self, name: str = MODEL_NAME) -> str:
+        """Write the agent to `log_dir/name.pt`.
+
+        Returns:
+            Path of the file.
+
+        Raises:
+            ConfigError: There is no `log_dir`, or the name could lead out of it.
+        """
+        if self.log_dir is None:
+            raise ConfigError("save_model needs a log_dir; give one to the Learner")
+        if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
+            raise ConfigError(f"a model's name must match {_MODEL_NAME.pattern}, got {name!r}")
+        return str(self.scheme.save_model(str(self.log_dir / f"{name}.pt")))
+
+    def stop(self) -> dict[str, Any]:
+        """Stop all workers, check the ledger, close the files. Idempotent, at most ten seconds.
+
+        Returns:
+            The final ledger.
+
+        Raises:
+            LedgerError: Env steps are in no place, or in two. Everything has been stopped nevertheless.
+        """
+        if self._stopped:
+            return self.ledger
+        self._stopped = True
+        try:
+            self.ledger = self.scheme.stop()
+            if self.log_dir is not None and self._started:
+                write_json(self.log_dir / RESULT_FILE, self.summary())
+            check_balance(self.ledger)
+        finally:
+            if self._progress is not None:
+                self._progress.show(self._status(), last=True)
+            self._close_files()
+        return self.ledger
+
+    def _close_files(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+        if self._progress is not None:
+            self._progress.close()
+
+    def __enter__(self) -> Learner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.stop()
+        elif not self._abandoned:
+            self._stop_after_failure()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Learner cannot be pickled: it owns running workers; save_model() keeps the agent")
+
+    # -- looking, recording ------------------------------------------------------------------------------------------
+
+    @property
+    def _record_interval(self) -> int:
+        return self.options.log_every or max(1, self.target_steps // _RECORDS_PER_RUN)
+
+    def _look(self, now: float) -> None:
+        """Four times a second: episodes, evaluation, progress line."""
+        self._next_look = now + _LOOK_INTERVAL_S
+        self._rate.add(now, self.env_steps)
+        self._take_episodes()
+        if self._evaluating:
+            self._take_evaluation(self.scheme.poll_evaluation())
+        elif self.env_steps >= self._next_evaluation:
+            self.scheme.start_evaluation(self.options.eval_episodes)
+            self._evaluating = True
+            self._next_evaluation = self.env_steps + (self.options.eval_every or 0)
+        if self._progress is not None:
+            self._progress.show(self._status())
+
+    def _take_episodes(self) -> None:
+        episodes: list[Episode] = self.scheme.episodes()
+        self._returns.extend(episode.env_return for episode in episodes)
+        self._lengths.extend(episode.length for episode in episodes)
+
+    def _take_evaluation(self, evaluation: Evaluation | None) -> None:
+        if evaluation is None:
+            return
+        self._evaluating = False
+        self._last_evaluation = evaluation
+        self._record()
+
+    def _record(self) -> None:
+        """Write the metrics; the means start anew."""
+        self._recorded_steps = self.env_steps
+        self._next_record = self.env_steps + float(self._record_interval)
+        self._rate.add(time.perf_counter(), self.env_steps)
+        metrics = self.get_metrics()
+        self._means.take()
+        if self._recorder is not None:
+            self._recorder.write(metrics)
+
+    def _status(self) -> dict[str, Any]:
+        metrics = self.scheme.metrics()
+        evaluation = self._last_evaluation
+        return {
+            "env_steps": self.env_steps, "target_steps": self.target_steps, "env_steps_per_s": self._rate.rate,
+            "return_mean": self.return_mean, "lag": metrics["policy_lag"]["mean"], "workers": metrics.get("workers"),
+            "eval_return": None if evaluation is None else statistics.fmean(evaluation.returns),
+        }
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "format": 1, "recipe": self._recipe, "target_steps": self.target_steps, "seed": self.scheme.seed,
+            "scheme": self.scheme.settings, "versions": versions(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+
+
+def _evaluation_metrics(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "version": evaluation.version, "episodes": len(evaluation.returns),
+        "return_mean": statistics.fmean(evaluation.returns), "return_std": statistics.pstdev(evaluation.returns),
+        "length_mean": statistics.fmean(evaluation.lengths),
+    }
+
+
+def check_balance(ledger: Mapping[str, Any]) -> None:
+    """Raise `LedgerError` unless every collected step is in exactly one place."""
+    from pytorchrl.scheme.ledger import LedgerError
+
+    places = sum(ledger[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
+    dropped = sum(ledger["dropped"].values())
+    if ledger["collected"] != places + dropped:
+        raise LedgerError(f"{ledger['collected'] - places - dropped} of {ledger['collected']} env steps are in no "
+                          f"place: {dict(ledger)}")

@@ -1,0 +1,89 @@
+"""Learning curves from the records of runs, with matplotlib (extra `plots`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pytorchrl.errors import ConfigError
+from pytorchrl.reporting import METRICS_FILE
+
+
+def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]:
+    """Two columns of a run's records; records without either number are left out.
+
+    Args:
+        run_dir: Directory of the run.
+        x: Name of a number, with `/` between levels.
+        y: The same.
+
+    Raises:
+        ConfigError: There are no records, or none has both numbers.
+    """
+    path = run_dir / METRICS_FILE
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{str(run_dir)!r} holds no run: {error}") from error
+    points, names = [], set()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):  # the run was killed while it wrote
+                break
+            raise ConfigError(f"{path}:{number} is not JSON") from None
+        names.update(_names(record))
+        point = _number(record, x), _number(record, y)
+        if None not in point:
+            points.append(point)
+    if not points:
+        raise ConfigError(f"{path} has no record with {x!r} and {y!r}; it has {', '.join(sorted(names)) or 'nothing'}")
+    return [x for x, _ in points if x is not None], [y for _, y in points if y is not None]
+
+
+def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y: str = "return_mean") -> None:
+    """Draw one line a run into a PNG file.
+
+    Raises:
+        ConfigError: A directory holds no such numbers, the file cannot be written, or matplotlib is missing.
+    """
+    try:
+        # Figure and canvas alone: pyplot would set up a screen and remember figures.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("plots need the extra `plots`: pip install 'pytorchrl[plots]'") from None
+    curves = [(run_dir.name or str(run_dir), *read_curve(run_dir, x, y)) for run_dir in run_dirs]
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for name, xs, ys in curves:
+        axes.plot(xs, ys, label=name)
+    axes.set_xlabel(x.replace("_", " "))
+    axes.set_ylabel(y.replace("_", " "))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    try:
+        figure.savefig(output, format="png", dpi=120)
+    except OSError as error:
+        raise ConfigError(f"{str(output)!r} cannot be written: {error}") from error
+
+
+def _number(record: Any, name: str) -> float | None:
+    for key in name.split("/"):
+        if not isinstance(record, dict) or key not in record:
+            return None
+        record = record[key]
+    return float(record) if isinstance(record, (int, float)) and not isinstance(record, bool) else None
+
+
+def _names(record: Any, prefix: str = "") -> list[str]:
+    if not isinstance(record, dict):
+        return []
+    found: list[str] = []
+    for key, value in record.items():
+        found += _names(value, f"{prefix}{key}/") if isinstance(value, dict) else [f"{prefix}{key}"]
+    return found

@@ -1,0 +1,68 @@
+"""Settings that work out of the box, by algorithm and family of environments. Every option given wins over them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import gymnasium as gym
+
+from pytorchrl.agent.env import EnvFactory
+from pytorchrl.agent.options import linear
+from pytorchrl.envs import make_factory
+
+# Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with the number of steps that a
+# first look wants. Learning rates fall to zero: the last policy is the one that is kept.
+_PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
+    ("ppo", "classic"): {
+        "num_envs": 8, "num_steps": 128, "num_epochs": 10, "num_mini_batch": 4, "lr": linear(1e-3, 0.0),
+        "gamma": 0.98, "gae_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 300_000,
+    },
+    ("ppo", "box2d"): {
+        "num_envs": 16, "num_steps": 1024, "num_epochs": 4, "num_mini_batch": 64, "lr": 3e-4, "gamma": 0.999,
+        "gae_lambda": 0.98, "entropy_coef": 0.01, "target_steps": 1_000_000,
+    },
+    ("ppo", "mujoco"): {
+        "num_envs": 1, "num_steps": 2048, "num_epochs": 10, "num_mini_batch": 32, "lr": linear(3e-4, 0.0),
+        "entropy_coef": 0.0, "normalize_obs": True, "normalize_reward": True, "target_steps": 1_000_000,
+    },
+    ("ppo", "atari"): {
+        "num_envs": 8, "num_steps": 128, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(2.5e-4, 0.0),
+        "clip_param": linear(0.1, 0.0), "entropy_coef": 0.01, "target_steps": 10_000_000,
+    },
+    ("a2c", "classic"): {
+        "num_envs": 8, "num_steps": 16, "gae_lambda": 1.0, "lr": linear(2e-3, 0.0), "entropy_coef": 0.0,
+        "target_steps": 500_000,
+    },
+    ("a2c", "box2d"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 1_000_000},
+    ("a2c", "mujoco"): {
+        "num_envs": 8, "num_steps": 8, "gae_lambda": 1.0, "entropy_coef": 0.0, "normalize_obs": True,
+        "normalize_reward": True, "target_steps": 2_000_000,
+    },
+    ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000},
+})
+
+
+def family(env: str | Callable[..., Any]) -> str:
+    """The kind of environment that an id names: atari, mujoco, box2d, or classic for everything else."""
+    name = env if isinstance(env, str) else getattr(env, "id", "")
+    name = name.split(":")[-1]
+    if name.startswith("ALE/"):
+        return "atari"
+    spec = gym.registry.get(name)
+    entry_point = str(spec.entry_point) if spec is not None else ""
+    return next((suite for suite in ("mujoco", "box2d") if suite in entry_point), "classic")
+
+
+def preset(algorithm: str, env: str | Callable[..., Any]) -> dict[str, Any]:
+    """Flat options for this algorithm and environment."""
+    return dict(_PRESETS[algorithm, family(env)])
+
+
+def environments(env: str | Callable[..., Any], options: Mapping[str, Any], num_test_envs: int) -> tuple[
+        EnvFactory, EnvFactory]:
+    """Factories for training and for evaluation; the environment is built once, to learn its spaces."""
+    train = make_factory(env, **options)
+    return train, dataclasses.replace(train, options=dataclasses.replace(train.options, vec_env_size=num_test_envs))

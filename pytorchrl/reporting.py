@@ -1,0 +1,330 @@
+"""What a run shows and keeps: its directory, a record a line, TensorBoard, the progress line.
+
+run.json         settings, seed and versions, written once when training starts
+metrics.jsonl    one JSON object a line, the learning curve
+result.json      the summary, written when the run ends
+model.pt         the agent
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import platform
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from pytorchrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "result.json", "model"
+
+# Text from environments and exceptions is data: it is cut here, and JSON escapes what a terminal would obey.
+_MAX_TEXT = 1000
+_MAX_KEYS = 10_000
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: numbers that are not finite become None, everything unknown its text."""
+    if isinstance(value, str):
+        return value[:_MAX_TEXT]
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key)[:_MAX_TEXT]: plain(value[key]) for key in list(value)[:_MAX_KEYS]}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()):  # scalars of numpy
+        return plain(value.item())
+    return str(value)[:_MAX_TEXT]
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """One line of strict JSON in ASCII (several with `indent`), whatever the texts in `value` hold."""
+    # DEL is the one control character that JSON leaves as it is.
+    return json.dumps(plain(value), allow_nan=False, indent=indent).replace("\x7f", "\\u007f")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` beside `path` and put it in place in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "x", opener=_private) as file:
+            file.write(to_json(value, indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | _NO_FOLLOW, 0o600)
+
+
+def prepare_log_dir(log_dir: str | os.PathLike[str], *, overwrite: bool) -> Path:
+    """Make the directory of one run and try that it can be written.
+
+    An earlier run in it is refused, or renamed (`runs/a` to `runs/a.1`) if `overwrite`. Nothing is ever removed.
+
+    Raises:
+        ConfigError: It is a file, cannot be written, or holds a run already.
+    """
+    path = Path(log_dir).expanduser()
+    try:
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"log_dir must be a directory, got the file {str(path)!r}")
+        if (path / RUN_FILE).exists():
+            if not overwrite:
+                raise ConfigError(
+                    f"log_dir {str(path)!r} holds a run already; choose another, or pass overwrite=True "
+                    f"(--overwrite), which renames the old one")
+            path = path.resolve()
+            path.rename(_free_name(path))
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe.{os.getpid()}"
+        with open(probe, "x", opener=_private):
+            pass
+        probe.unlink()
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"log_dir {str(path)!r} cannot be written: {error}") from error
+    return path
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (candidate := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return candidate
+
+
+def versions() -> dict[str, str]:
+    """What the run ran with. Reads the metadata of packages, imports none."""
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for name in ("pytorchrl", "torch", "numpy", "gymnasium", "ray", "ale-py", "mujoco"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class Recorder:
+    """Writes records of a run into its directory: JSON lines always, TensorBoard if it is installed."""
+
+    def __init__(self, log_dir: Path, *, tensorboard: bool = True) -> None:
+        self._file: IO[str] | None = open(  # noqa: SIM115 - closed by close()
+            log_dir / METRICS_FILE, "a", opener=_private, encoding="ascii")
+        self._tensorboard = _tensorboard_writer(log_dir) if tensorboard else None
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append one record; what is not a finite number is null. A full disk ends recording, not the run."""
+        try:
+            if self._file is not None:
+                self._file.write(to_json(record) + "\n")
+                self._file.flush()
+            if self._tensorboard is not None:
+                for name, value in _flat(record):
+                    self._tensorboard.add_scalar(name, value, record["env_steps"])
+        except OSError as error:
+            logger.warning("metrics are no longer written: %s", error)
+            self.close()
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        file, self._file = self._file, None
+        tensorboard, self._tensorboard = self._tensorboard, None
+        try:
+            if file is not None:
+                file.close()
+            if tensorboard is not None:
+                tensorboard.close()
+        except OSError as error:
+            logger.warning("metrics may be incomplete: %s", error)
+
+
+def _tensorboard_writer(log_dir: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:  # the extra `tensorboard` is not installed
+        return None
+    return SummaryWriter(str(log_dir))
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    numbers: list[tuple[str, float]] = []
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            numbers += _flat(value, f"{prefix}{key}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+            numbers.append((f"{prefix}{key}", value))
+    return numbers
+
+
+class RateWindow:
+    """Steps per second over the last `seconds`, not since the start: a stall shows at once."""
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, steps: int) -> None:
+        """Note the total number of steps at a time."""
+        self._points.append((now, steps))
+        while len(self._points) > 2 and self._points[1][0] <= now - self._seconds:
+            self._points.popleft()
+
+    @property
+    def rate(self) -> float:
+        """Steps per second; 0 before there are two points in time."""
+        if len(self._points) < 2:
+            return 0.0
+        (start, first), (end, last) = self._points[0], self._points[-1]
+        return (last - first) / (end - start) if end > start else 0.0
+
+
+class Means:
+    """Means of named numbers since the last `take()`; what is not finite stays visible as NaN."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def add(self, values: Mapping[str, float]) -> None:
+        """Add one set of numbers; a name may be missing now and then."""
+        sums, counts = self._sums, self._counts
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0.0) + value
+            counts[name] = counts.get(name, 0) + 1
+
+    def peek(self) -> dict[str, float]:
+        """The means so far."""
+        return {name: total / self._counts[name] for name, total in self._sums.items()}
+
+    def take(self) -> dict[str, float]:
+        """The means so far; start anew."""
+        means = self.peek()
+        self._sums.clear()
+        self._counts.clear()
+        return means
+
+
+def progress_text(status: Mapping[str, Any]) -> str:
+    """One line: steps, share, steps per second, return, lag, time left, and workers while some are missing."""
+    steps, target, rate = status["env_steps"], status["target_steps"], status["env_steps_per_s"]
+    returns = status["return_mean"]
+    left = _clock(max(0, target - steps) / rate) if rate else "--:--"
+    workers = status.get("workers")
+    parts = [
+        f"{steps:>{len(f'{target:,}')},}/{target:,} steps", f"{min(1.0, steps / max(1, target)):4.0%}",
+        f"{rate:,.0f} steps/s", f"return {'-' if returns is None else f'{returns:.1f}'}",
+        f"lag {status['lag']:.1f}", f"left {left}",
+    ]
+    if status.get("eval_return") is not None:
+        parts.insert(4, f"eval {status['eval_return']:.1f}")
+    if workers and len(set(str(workers).split("/"))) > 1:
+        parts.append(f"workers {workers}")
+    return "  ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Progress:
+    """The progress line on stderr: moving in a terminal (with rich if installed), now and then a line elsewhere."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self._stream: IO[str] | None = stream if stream is not None else sys.stderr
+        self._live: Any = None
+        self._width = 0
+        # Elsewhere than in a terminal each line stays: they come ever more rarely, from one to sixty seconds apart.
+        self._pause_s, self._next_line = 1.0, 0.0
+        try:
+            self._terminal = self._stream is not None and self._stream.isatty()
+        except ValueError:  # closed
+            self._terminal, self._stream = False, None
+        if self._terminal:
+            self._live = _rich_progress(self._stream)
+
+    def show(self, status: Mapping[str, Any], *, last: bool = False) -> None:
+        """Show how far the run is. A stream that is closed or broken ends the display, not the run."""
+        if self._stream is None:
+            return
+        try:
+            if self._live is not None:
+                self._live.update(status)
+            elif self._terminal:
+                line = progress_text(status)
+                self._stream.write("\r" + line.ljust(self._width))
+                self._width = len(line)
+                self._stream.flush()
+            else:
+                now = time.monotonic()
+                if last or now >= self._next_line:
+                    self._next_line = now + self._pause_s
+                    self._pause_s = min(60.0, 1.5 * self._pause_s)
+                    self._stream.write(progress_text(status) + "\n")
+                    self._stream.flush()
+        except (OSError, ValueError):
+            self._stream = None
+
+    def close(self) -> None:
+        """End the line; idempotent."""
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        try:
+            if self._live is not None:
+                self._live.close()
+            elif self._terminal and self._width:
+                stream.write("\n")
+                stream.flush()
+        except (OSError, ValueError):
+            logger.debug("the progress line could not be ended")
+
+
+class _RichLine:
+    """The same line, with a bar, by rich; drawn when told to, by no thread of its own."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self._task: Any = None
+
+    def update(self, status: Mapping[str, Any]) -> None:
+        if self._task is None:
+            self._task = self._progress.add_task("", total=max(1, status["target_steps"]))
+            self._progress.start()
+        self._progress.update(self._task, completed=status["env_steps"], description=progress_text(status))
+        self._progress.refresh()
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._progress.stop()
+
+
+def _rich_progress(stream: Any) -> _RichLine | None:
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+    except ImportError:  # the extra `cli` is not installed
+        return None
+    columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+    return _RichLine(RichProgress(*columns, console=Console(file=stream), auto_refresh=False))

@@ -1,0 +1,175 @@
+"""The seam between workers and the place where they run.
+
+Workers are plain classes that talk to each other through this interface only, so the same scheme runs on Ray, or on
+threads of one process. Every wait of the package is here and has a deadline; clocks, queues and threads come from here
+too, so that a runtime can own time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+W = TypeVar("W")
+
+DEFAULT_RESOURCES: Mapping[str, float] = MappingProxyType(
+    {"memory": 5368709120, "num_cpus": 1, "num_gpus": 0.2, "object_store_memory": 2147483648})
+"""What one remote worker asks for unless the user says otherwise; shrunk to what the cluster has."""
+
+
+@dataclass(eq=False)
+class Future(Generic[R]):
+    """The result of a call that another worker is making."""
+
+    worker: str
+    """Name of the worker that makes it."""
+    native: Any = field(repr=False)
+    """The runtime's own object."""
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[R]):
+    """How a call ended. A dead or hung worker is a value here, never a surprise elsewhere."""
+
+    worker: str
+    value: R | None = None
+    error: BaseException | None = None
+
+    def unwrap(self) -> R:
+        """The value, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]
+
+
+class Handle(Generic[W]):
+    """A worker that runs elsewhere: one call at a time, in order of submission."""
+
+    def __init__(self, runtime: Runtime, name: str, native: Any) -> None:
+        self.runtime, self.name, self.native = runtime, name, native
+
+    def submit(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Queue a call behind those already submitted."""
+        return self.runtime.submit(self, method.__name__, args, kwargs)
+
+    def signal(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Make a short call at once, beside the one that is running. It must only set flags."""
+        return self.runtime.signal(self, method.__name__, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"Handle({self.name})"
+
+
+class BoundedQueue(Generic[T]):
+    """A first-in first-out queue with a bound; both ends wait with a deadline."""
+
+    def __init__(self, maxsize: int) -> None:
+        self._queue: queue.Queue[T] = queue.Queue(maxsize)
+        self.maxsize = maxsize
+
+    def put(self, item: T, timeout_s: float) -> bool:
+        """Add `item`; False if there was no room within `timeout_s` seconds."""
+        try:
+            self._queue.put(item, timeout=timeout_s)
+        except queue.Full:
+            return False
+        return True
+
+    def get(self, timeout_s: float) -> T:
+        """Take the oldest item, or raise `queue.Empty` after `timeout_s` seconds."""
+        return self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
+
+    def qsize(self) -> int:
+        """Number of items in it."""
+        return self._queue.qsize()
+
+    def empty(self) -> bool:
+        """Whether there is none."""
+        return self._queue.empty()
+
+
+class Runtime(ABC):
+    """Where workers run. Threads, queues, events and the clock default to those of this process."""
+
+    name: str
+
+    @abstractmethod
+    def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
+                    resources: Mapping[str, float]) -> Handle[W]:
+        """Start `cls(**params)` as a worker of its own. Its constructor's error shows in its first call."""
+
+    @abstractmethod
+    def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Queue a method call on a worker."""
+
+    @abstractmethod
+    def signal(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Make a short method call beside the running one."""
+
+    @abstractmethod
+    def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> list[Future[Any]]:
+        """Wait until at least one future has an outcome; return *all* that have, in the order given, or []."""
+
+    @abstractmethod
+    def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
+        """How a call ended; after `timeout_s` seconds without an end the error is a `WorkerLostError` (hung)."""
+
+    @abstractmethod
+    def put(self, value: T) -> Any:
+        """Store a value once for many readers; pass the result as an argument in its place."""
+
+    @abstractmethod
+    def kill(self, handle: Handle[Any], timeout_s: float = 5.0) -> bool:
+        """End a worker at once, without its consent; True if it is gone within `timeout_s`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End every worker that this runtime started, and what it started for itself. Idempotent."""
+
+    def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
+        """What each kind of worker will ask for: (name, count, resources) each. Raises if that cannot be had."""
+        return [dict(resources) for _, _, resources in requests]
+
+    def in_process(self) -> Runtime:
+        """A runtime whose workers are threads of this process."""
+        return self
+
+    def get(self, future: Future[R], timeout_s: float) -> R:
+        """The value of a call, or raise its error."""
+        return self.outcome(future, timeout_s).unwrap()
+
+    def get_all(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
+        """The outcomes of all calls, in the order given, within one deadline for all."""
+        deadline = self.now() + timeout_s
+        return [self.outcome(future, max(0.0, deadline - self.now())) for future in futures]
+
+    def start_thread(self, thread: threading.Thread) -> None:
+        """Start a thread of this process."""
+        thread.start()
+
+    def join_thread(self, thread: threading.Thread, timeout_s: float) -> bool:
+        """Wait for a thread to end; False if it is still alive after `timeout_s` seconds."""
+        if thread.ident is not None:
+            thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def make_queue(self, maxsize: int) -> BoundedQueue[Any]:
+        """A bounded queue between threads of this process."""
+        return BoundedQueue(maxsize)
+
+    def make_event(self) -> threading.Event:
+        """An event between threads of this process."""
+        return threading.Event()
+
+    def now(self) -> float:
+        """Seconds on a clock that never jumps."""
+        return time.monotonic()

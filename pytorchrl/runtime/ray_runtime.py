@@ -1,0 +1,223 @@
+"""Workers as Ray actors. The only module that imports Ray, and only when the first remote worker starts.
+
+Ray never restarts or retries anything here: a restarted actor would have lost its state, a retried call would collect
+twice. Every failure comes back as a value; no other module knows Ray's exceptions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerLostError
+from pytorchrl.runtime.base import DEFAULT_RESOURCES, Future, Handle, Outcome, Runtime, W
+from pytorchrl.runtime.threads import ThreadRuntime
+
+logger = logging.getLogger(__name__)
+
+
+class _Host:
+    """The actor: builds its worker in the thread that makes all calls; signals run on a thread of their own."""
+
+    def __init__(self, cls: type, params: Mapping[str, Any]) -> None:
+        self._cls, self._params = cls, params
+        self._worker: Any = None
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if self._worker is None:
+            self._worker = self._cls(**self._params)
+        return getattr(self._worker, method)(*args, **kwargs)
+
+    def signal(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return None if self._worker is None else getattr(self._worker, method)(*args, **kwargs)
+
+
+class _RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of the error itself
+    """The traceback in the worker's process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class RayRuntime(Runtime):
+    """Workers are Ray actors.
+
+    Args:
+        address: Of a running cluster; None uses an initialised Ray, else `RAY_ADDRESS`, else starts a local one.
+    """
+
+    name = "ray"
+
+    def __init__(self, address: str | None = None) -> None:
+        self._address = address
+        self._ray: Any = None
+        self._host: Any = None
+        self._own_directory: str | None = None
+        self._actors: list[Any] = []
+        self._threads: ThreadRuntime | None = None
+
+    def __reduce__(self) -> tuple[type[RayRuntime], tuple[()]]:
+        """In another worker the runtime starts empty and joins that process's Ray."""
+        return RayRuntime, ()
+
+    def _connect(self) -> Any:
+        if self._ray is not None:
+            return self._ray
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+        import ray
+
+        if not ray.is_initialized():
+            address = self._address or os.environ.get("RAY_ADDRESS")
+            if address in (None, "local"):
+                self._start_local(ray)
+            else:
+                try:
+                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                except Exception as error:
+                    raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
+        self._host = ray.remote(concurrency_groups={"control": 1})(_make_host(ray))
+        self._ray = ray
+        return ray
+
+    def _start_local(self, ray: Any) -> None:
+        # Socket paths allow 107 bytes, so the directory is a short one of our own; close() removes it.
+        directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
+        try:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+                     _temp_dir=directory)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        self._own_directory = directory
+
+    def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
+                    resources: Mapping[str, float]) -> Handle[W]:
+        """Start `cls(**params)` as an actor that Ray neither restarts nor retries."""
+        self._connect()
+        options = dict(resources)
+        options.pop("object_store_memory", None)  # the store is the node's, not the actor's
+        custom = {key: options.pop(key) for key in list(options) if key not in ("num_cpus", "num_gpus", "memory")}
+        actor = self._host.options(max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD",
+                                   resources=custom or None, **options).remote(cls, dict(params))
+        self._actors.append(actor)
+        return Handle(self, name, actor)
+
+    def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Queue a method call on an actor; shared objects among the arguments arrive as their values."""
+        return Future(handle.name, handle.native.call.remote(method, *args, **kwargs))
+
+    def signal(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Call in the actor's control group."""
+        return Future(handle.name, handle.native.signal.remote(method, *args, **kwargs))
+
+    def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> list[Future[Any]]:
+        """All futures that have an outcome, once one has."""
+        references = [future.native for future in futures]
+        ready, _ = self._ray.wait(references, num_returns=1, timeout=timeout_s, fetch_local=False)
+        if not ready:
+            return []
+        ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
+        done = set(ready)
+        return [future for future in futures if future.native in done]
+
+    def outcome(self, future: Future[Any], timeout_s: float) -> Outcome[Any]:
+        """How a call ended; arrays in the value are read-only and shared."""
+        exceptions = self._ray.exceptions
+        try:
+            return Outcome(future.worker, self._ray.get(future.native, timeout=timeout_s))
+        except exceptions.RayTaskError as error:
+            cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
+            cause.__cause__ = _RemoteTraceback(str(error))
+            return Outcome(future.worker, error=cause)
+        except exceptions.GetTimeoutError:
+            return Outcome(future.worker, error=WorkerLostError(
+                f"{future.worker} gave no answer within {timeout_s:.1f} s"))
+        except exceptions.RayError as error:
+            lost = WorkerLostError(f"{future.worker} is lost: {type(error).__name__}: {str(error).splitlines()[0]}")
+            lost.__cause__ = error
+            return Outcome(future.worker, error=lost)
+
+    def put(self, value: Any) -> Any:
+        """Store once in this node's object store."""
+        return self._connect().put(value)
+
+    def kill(self, handle: Handle[Any], timeout_s: float = 5.0) -> bool:
+        """Kill the actor's process; True once a call to it says so."""
+        with contextlib.suppress(ValueError):  # already gone from the list
+            self._actors.remove(handle.native)
+        self._ray.kill(handle.native, no_restart=True)
+        return isinstance(self.outcome(handle.submit(_Host.call, "ready"), timeout_s).error, WorkerLostError)
+
+    def in_process(self) -> Runtime:
+        """Threads of this process; they need no Ray."""
+        if self._threads is None:
+            self._threads = ThreadRuntime()
+        return self._threads
+
+    def close(self) -> None:
+        """Kill our actors; shut Ray down and remove its files if we started it."""
+        if self._threads is not None:
+            self._threads.close()
+        if self._ray is None:
+            return
+        for actor in self._actors:
+            self._ray.kill(actor, no_restart=True)
+        self._actors.clear()
+        if self._own_directory is not None:
+            self._ray.shutdown()
+            shutil.rmtree(self._own_directory, ignore_errors=True)
+            self._own_directory = None
+        self._ray = self._host = None
+
+    def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
+        """Check explicit requests against the cluster; shrink the default to what is left. Asks before any actor."""
+        nodes = [node["Resources"] for node in self._connect().nodes() if node["Alive"]]
+        total: dict[str, float] = {}
+        for node in nodes:
+            for key, amount in node.items():
+                total[key] = total.get(key, 0.0) + amount
+        spare, shrunk = dict(total), 0
+        for name, count, resources in requests:
+            if dict(resources) == dict(DEFAULT_RESOURCES):
+                shrunk += count
+                continue
+            for key, amount in resources.items():
+                ray_key = {"num_cpus": "CPU", "num_gpus": "GPU"}.get(key, key)
+                most = max((node.get(ray_key, 0.0) for node in nodes), default=0.0)
+                spare[ray_key] = spare.get(ray_key, 0.0) - count * amount
+                if amount > most or spare[ray_key] < -1e-9:
+                    raise InsufficientResourcesError(
+                        f"{count} {name} ask for {key}={amount:g} each, {count * amount:g} together; the largest node "
+                        f"has {most:g}, the cluster {total.get(ray_key, 0.0):g} ({spare[ray_key] + count * amount:g} "
+                        "not yet asked for); ask for less or use fewer workers")
+        return [self._shrink(count, resources, spare, shrunk) for _, count, resources in requests]
+
+    def _shrink(self, count: int, resources: Mapping[str, float], spare: Mapping[str, float],
+                shrunk: int) -> dict[str, float]:
+        if dict(resources) != dict(DEFAULT_RESOURCES) or count == 0:
+            return dict(resources)
+        fitted = {}
+        for key, ray_key in (("num_cpus", "CPU"), ("num_gpus", "GPU"), ("memory", "memory")):
+            share = max(0.0, spare.get(ray_key, 0.0)) / shrunk
+            amount = min(float(resources[key]), share)
+            fitted[key] = amount if amount >= resources[key] or key == "memory" else int(amount * 1000) / 1000
+        fitted["memory"] = float(int(fitted["memory"] * 0.9))
+        if any(fitted[key] < resources[key] for key in ("num_cpus", "num_gpus")):
+            logger.info("default resources shrunk to what the cluster has: %s", fitted)
+        return {key: amount for key, amount in fitted.items() if amount > 0 or key == "num_cpus"}
+
+
+def _make_host(ray: Any) -> type:
+    """`_Host` with its signals in Ray's control group; Ray's decorator exists only once Ray is imported."""
+    return type("Worker", (_Host,), {
+        "__init__": _Host.__init__, "call": lambda self, *args, **kwargs: _Host.call(self, *args, **kwargs),
+        "signal": ray.method(concurrency_group="control")(
+            lambda self, *args, **kwargs: _Host.signal(self, *args, **kwargs)),
+    })

@@ -1,0 +1,139 @@
+"""Workers as threads of this process: for central schemes, and for tests of all others."""
+
+from __future__ import annotations
+
+import concurrent.futures as cf
+import contextlib
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytorchrl.errors import WorkerLostError
+from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, W
+
+# Long enough to cost nothing when idle, short enough that kill() feels immediate.
+_STOP_CHECK_INTERVAL_S = 0.05
+
+
+class _ThreadActor(threading.Thread):
+    """One worker: builds it, then makes its calls in order. `calls` is its only input, `dead` its only flag."""
+
+    def __init__(self, cls: type, params: Mapping[str, Any], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._cls, self._params = cls, params
+        self.worker: Any = None
+        self.calls: queue.Queue[tuple[cf.Future[Any], str, tuple[Any, ...], dict[str, Any]]] = queue.Queue()
+        self.dead = threading.Event()
+        self.built = threading.Event()
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.worker = self._cls(**self._params)
+        except BaseException as error:  # noqa: BLE001 - every call of this worker reports it
+            self.failure = error
+        self.built.set()
+        while not self.dead.is_set():
+            try:
+                future, method, args, kwargs = self.calls.get(timeout=_STOP_CHECK_INTERVAL_S)
+            except queue.Empty:
+                continue
+            self._call(future, method, args, kwargs)
+        self._refuse_rest()
+
+    def _call(self, future: cf.Future[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.failure is not None:
+            future.set_exception(self.failure)
+            return
+        try:
+            result = getattr(self.worker, method)(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - the caller gets it as a value
+            _settle(future, error=error)
+        else:
+            _settle(future, result=result)
+
+    def _refuse_rest(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _settle(self.calls.get_nowait()[0], error=WorkerLostError(f"{self.name} has been killed"))
+
+
+def _settle(future: cf.Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+    with contextlib.suppress(cf.InvalidStateError):  # kill() may have settled it already
+        future.set_exception(error) if error is not None else future.set_result(result)
+
+
+class ThreadRuntime(Runtime):
+    """Workers are threads of this process and share its memory: what crosses must be owned by its receiver."""
+
+    name = "threads"
+
+    def __init__(self) -> None:
+        self._actors: list[_ThreadActor] = []
+        self._pending: dict[_ThreadActor, list[cf.Future[Any]]] = {}
+
+    def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
+                    resources: Mapping[str, float]) -> Handle[W]:
+        """Start `cls(**params)` on a thread; `resources` are whatever this process has."""
+        actor = _ThreadActor(cls, params, name)
+        self._actors.append(actor)
+        self.start_thread(actor)
+        return Handle(self, name, actor)
+
+    def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Queue a method call on a worker."""
+        future: cf.Future[Any] = cf.Future()
+        actor: _ThreadActor = handle.native
+        unfinished = [f for f in self._pending.get(actor, ()) if not f.done()]
+        self._pending[actor] = [*unfinished, future]
+        if actor.dead.is_set():
+            _settle(future, error=WorkerLostError(f"{handle.name} has been killed"))
+        else:
+            actor.calls.put((future, method, args, kwargs))
+        return Future(handle.name, future)
+
+    def signal(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Call at once, on the caller's thread: signals only set flags."""
+        future: cf.Future[Any] = cf.Future()
+        actor: _ThreadActor = handle.native
+        if actor.worker is None:
+            _settle(future, error=actor.failure or WorkerLostError(f"{handle.name} is not built yet"))
+        else:
+            _settle(future, result=getattr(actor.worker, method)(*args, **kwargs))
+        return Future(handle.name, future)
+
+    def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> list[Future[Any]]:
+        """All futures that have an outcome, once one has."""
+        cf.wait([future.native for future in futures], timeout_s, return_when=cf.FIRST_COMPLETED)
+        return [future for future in futures if future.native.done()]
+
+    def outcome(self, future: Future[Any], timeout_s: float) -> Outcome[Any]:
+        """How a call ended."""
+        try:
+            error = future.native.exception(timeout_s)
+        except cf.TimeoutError:
+            return Outcome(future.worker, error=WorkerLostError(
+                f"{future.worker} gave no answer within {timeout_s:.1f} s"))
+        return Outcome(future.worker, None if error else future.native.result(), error)
+
+    def put(self, value: Any) -> Any:
+        """Shared memory needs no store."""
+        return value
+
+    def kill(self, handle: Handle[Any], timeout_s: float = 5.0) -> bool:
+        """Refuse further calls; the thread ends after the call that it is making."""
+        actor: _ThreadActor = handle.native
+        actor.dead.set()
+        for future in self._pending.pop(actor, ()):
+            _settle(future, error=WorkerLostError(f"{handle.name} has been killed"))
+        return self.join_thread(actor, timeout_s)
+
+    def close(self) -> None:
+        """End all threads, each after its current call."""
+        for actor in self._actors:
+            actor.dead.set()
+        for actor in self._actors:
+            self.join_thread(actor, timeout_s=5.0)
+        self._actors.clear()
+        self._pending.clear()

@@ -1,0 +1,83 @@
+"""What all workers have in common, and the closed choices of a scheme."""
+
+from __future__ import annotations
+
+import difflib
+from enum import Enum
+from typing import Any, NoReturn
+
+import torch
+
+from pytorchrl.errors import ConfigError, DeviceError
+
+
+class _Choice(str, Enum):
+    """A closed set of texts; a wrong one is refused with the nearest right one."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        allowed = [choice.value for choice in cls]
+        near = difflib.get_close_matches(str(value), allowed, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{cls.__name__.lower()} must be one of {allowed}, got {value!r}{hint}")
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Communication(_Choice):
+    """Who waits for whom."""
+
+    SYNC = "synchronous"
+    ASYNC = "asynchronous"
+
+
+class Execution(_Choice):
+    """Where an operation runs: in its parent, or in remote workers."""
+
+    CENTRAL = "Central"
+    PARALLEL = "Parallel"
+
+
+SYNC, ASYNC = Communication.SYNC, Communication.ASYNC
+CENTRAL, PARALLEL = Execution.CENTRAL, Execution.PARALLEL
+
+
+def check_count(name: str, value: object, low: int = 1) -> int:
+    """Return `value` if it is a whole number >= `low`, else raise `ConfigError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(f"{name} must be a whole number >= {low}, got {value!r}")
+    return value
+
+
+def check_fraction(name: str, value: object) -> float:
+    """Return `value` if it is a number in (0, 1], else raise `ConfigError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
+        raise ConfigError(f"{name} must be a number in (0, 1], got {value!r}")
+    return float(value)
+
+
+def check_device(device: object) -> str:
+    """Return a device name that torch has here (None: "cpu"), else raise `DeviceError`; never silently the CPU."""
+    if device is None:
+        return "cpu"
+    seen = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    name = f"cuda:{torch.cuda.current_device()}" if device == "cuda" and len(seen) > 1 else device
+    if name not in seen:
+        raise DeviceError(f"device must be one that torch sees here, {seen}, got {device!r}")
+    return str(name)
+
+
+class Worker:
+    """A place in the worker tree.
+
+    Args:
+        index_worker: Index in its worker set; 0 is local to its parent, 1..N are remote.
+    """
+
+    def __init__(self, index_worker: int) -> None:
+        self.index_worker = index_worker
+
+    def ready(self) -> Any:
+        """Answer once the constructor is done; workers may say more."""
+        return self.index_worker

@@ -1,0 +1,197 @@
+"""What a scheme refuses before anything starts: wrong values, contradictions, parts that do not fit together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pytorchrl.agent.options import Factory
+from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
+from pytorchrl.runtime import RUNTIMES
+from pytorchrl.scheme import codecs
+from pytorchrl.scheme.base.worker import (
+    ASYNC,
+    CENTRAL,
+    PARALLEL,
+    SYNC,
+    Communication,
+    Execution,
+    check_count,
+    check_device,
+    check_fraction,
+)
+
+_ASYNC_ONLY = {"col_in_flight": 2, "queue_size": 16, "broadcast_interval": 1}
+_RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
+
+
+class Checks:
+    """Checks the settings of a scheme; collects all problems and reports them at once.
+
+    Attributes:
+        warnings: Settings that are allowed but have no effect.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._options = dict(given)
+        self._problems: list[str] = []
+        self.warnings: list[str] = []
+
+    def run(self) -> dict[str, Any]:
+        """The settings, parsed, with what was left open filled in; raises `ConfigError` if any is wrong."""
+        options = self._options
+        for name in ("num_col_workers", "num_grad_workers", "col_in_flight", "queue_size", "broadcast_interval",
+                     "num_threads"):
+            self._parse(name, lambda value, name=name: check_count(name, value))
+        for name in ("col_fraction_workers", "fraction_samples"):
+            self._parse(name, lambda value, name=name: check_fraction(name, value))
+        for name in ("compress_data_to_send", "compress_grads_to_send", "distribute_gradients"):
+            if not isinstance(options[name], bool):
+                self._problems.append(f"{name} must be True or False, got {options[name]!r}")
+        for name in ("col_communication", "grad_communication"):
+            self._parse(name, Communication)
+        self._check_timeout()
+        self._check_runtime()
+        self._check_resources("col_worker_resources")
+        self._check_resources("grad_worker_resources")
+        self._raise()
+        options["device"] = check_device(options["device"])
+        for level in ("col", "grad"):
+            self._derive_execution(level)
+        self._raise()
+        self._contradictions()
+        self._raise()
+        return options
+
+    def _raise(self) -> None:
+        if self._problems:
+            raise ConfigError("; ".join(self._problems))
+
+    def _parse(self, name: str, parse: Callable[[Any], Any]) -> None:
+        try:
+            self._options[name] = parse(self._options[name])
+        except ConfigError as error:
+            text = str(error)
+            self._problems.append(text if name in text else f"{name}: {text}")
+
+    def _check_timeout(self) -> None:
+        value = self._options["queue_timeout_s"]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
+            self._problems.append(f"queue_timeout_s must be a number of seconds > 0, got {value!r}")
+
+    def _check_runtime(self) -> None:
+        runtime = self._options["runtime"]
+        if runtime is None:
+            self._options["runtime"] = "ray"
+        elif runtime not in RUNTIMES:
+            self._problems.append(f"runtime must be one of {list(RUNTIMES)}, got {runtime!r}")
+        elif runtime == "threads" and self._options["address"] is not None:
+            self._problems.append("address is that of a Ray cluster; runtime='threads' uses none")
+
+    def _check_resources(self, name: str) -> None:
+        resources = self._options[name]
+        if not isinstance(resources, Mapping):
+            self._problems.append(f"{name} must be a mapping such as {{'num_cpus': 1}}, got {resources!r}")
+            return
+        for key, amount in resources.items():
+            if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
+                self._problems.append(f"{name}[{key!r}] must be a number >= 0, got {amount!r}")
+            elif key == "num_gpus" and amount > 1 and amount != int(amount):
+                self._problems.append(f"{name}['num_gpus'] must be a share up to 1 or a whole number, got {amount!r}")
+
+    def _derive_execution(self, level: str) -> None:
+        name, count = f"{level}_execution", self._options[f"num_{level}_workers"]
+        if self._options[name] is None:
+            self._options[name] = PARALLEL if count > 1 else CENTRAL
+            return
+        self._parse(name, Execution)
+        if self._options[name] is PARALLEL and count == 1:
+            self._problems.append(
+                f"{name}='Parallel' contradicts num_{level}_workers=1, which means no remote worker; give 2 or more")
+        elif self._options[name] is CENTRAL and count > 1:
+            self._problems.append(
+                f"{name}='Central' contradicts num_{level}_workers={count}; give 1, or leave {name} out")
+
+    def _contradictions(self) -> None:
+        options, say = self._options, self._problems.append
+        parallel_col, parallel_grad = options["col_execution"] is PARALLEL, options["grad_execution"] is PARALLEL
+        if options["col_communication"] is SYNC:
+            for name, default in _ASYNC_ONLY.items():
+                if options[name] != default:
+                    say(f"{name}={options[name]} is for col_communication='asynchronous'; synchronous collection "
+                        f"would ignore it")
+        if options["col_fraction_workers"] < 1.0:
+            if options["col_communication"] is ASYNC:
+                say("col_fraction_workers < 1 ends synchronous rounds early; col_communication='asynchronous' has none")
+            elif not parallel_col:
+                self.warnings.append("col_fraction_workers < 1 has no effect with num_col_workers=1")
+        elif options["fraction_samples"] < 1.0:
+            say("fraction_samples < 1 needs col_fraction_workers < 1: nobody is told to stop otherwise")
+        if options["distribute_gradients"]:
+            if not parallel_grad:
+                say("distribute_gradients=True needs num_grad_workers >= 2")
+            if options["grad_communication"] is ASYNC:
+                say("distribute_gradients=True contradicts grad_communication='asynchronous': ranks average together")
+            if options["compress_grads_to_send"]:
+                say("compress_grads_to_send=True contradicts distribute_gradients=True: no gradient is sent")
+        if options["compress_grads_to_send"] and not parallel_grad:
+            say("compress_grads_to_send=True needs num_grad_workers >= 2: central gradients are not sent")
+        if options["compress_data_to_send"] and not parallel_col:
+            say("compress_data_to_send=True needs num_col_workers >= 2: the local worker's rollouts are not sent")
+        for name in ("compress_grads_to_send", "compress_data_to_send"):
+            if options[name]:
+                self._parse(name, lambda _, name=name: codecs.require_lz4(name) or True)
+
+    def agent(self, algo: Any, actor: Any, storage: Any, train_envs: Any, test_envs: Any) -> None:
+        """Refuse parts that are no factories, that do not fit together, or that cannot travel."""
+        parts = {"algo_factory": (algo, "PPO"), "actor_factory": (actor, "OnPolicyActor"),
+                 "storage_factory": (storage, "GAEBuffer"), "train_envs_factory": (train_envs, "VecEnv")}
+        if test_envs is not None:
+            parts["test_envs_factory"] = (test_envs, "VecEnv")
+        for name, (factory, example) in parts.items():
+            if not isinstance(factory, Factory):
+                raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {factory!r}")
+        if test_envs is not None:
+            for what in ("observation_space", "action_space"):
+                ours, theirs = getattr(train_envs, what), getattr(test_envs, what)
+                if ours != theirs:
+                    raise SpaceError(f"{what} differs: training environments have {ours}, test environments {theirs}")
+        self._check_batch(algo, storage, train_envs)
+        if PARALLEL in (self._options["col_execution"], self._options["grad_execution"]) \
+                and self._options["runtime"] == "ray":
+            for name, (factory, _) in parts.items():
+                _check_travels(name, factory)
+
+    def _check_batch(self, algo: Any, storage: Any, train_envs: Any) -> None:
+        size, num_envs = getattr(storage.options, "size", None), train_envs.num_envs
+        parts = getattr(algo.options, "num_mini_batch", 1)
+        if size is None:
+            return
+        asynchronous = self._options["col_communication"] is ASYNC
+        workers = 1 if asynchronous else self._options["num_col_workers"]
+        batch = size * num_envs * workers
+        if parts > batch:
+            raise ConfigError(f"num_mini_batch must not exceed the batch: batch {batch} = {workers} collection workers "
+                              f"x {num_envs} environments x {size} steps, num_mini_batch {parts}")
+
+
+def _check_travels(name: str, factory: Any) -> None:
+    """Raise `FactorySerializationError` naming the option that cannot be pickled."""
+    import cloudpickle  # Gymnasium's own dependency
+
+    try:
+        size = len(cloudpickle.dumps(factory))
+    except Exception as error:
+        culprits = []
+        for key in getattr(type(factory.options), "__dataclass_fields__", {}):
+            try:
+                cloudpickle.dumps(getattr(factory.options, key))
+            except Exception:  # noqa: BLE001 - any failure to pickle makes it a culprit
+                culprits.append(key)
+        raise FactorySerializationError(
+            f"{name} cannot be sent to a worker: {', '.join(culprits) or 'it'} cannot be pickled ({error}); "
+            "make locks, files and tensors on a device inside the function, not outside") from error
+    if size > 512 * 2**20:
+        raise FactorySerializationError(f"{name} is {size / 2**20:.0f} MB pickled; at most 512 MB can be sent. "
+                                        "Load large data inside the function")

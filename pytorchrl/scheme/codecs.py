@@ -1,0 +1,69 @@
+"""Lossless compression of what crosses between workers: lz4 on raw buffers, never on pickles."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytorchrl.agent.data import RolloutData
+from pytorchrl.errors import ConfigError
+
+
+def require_lz4(option: str) -> None:
+    """Raise `ConfigError` if `option` asks for compression and lz4 is not installed."""
+    if importlib.util.find_spec("lz4") is None:
+        raise ConfigError(f"{option}=True needs the package lz4; install it with: pip install 'pytorchrl[compress]'")
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """One array as an lz4 frame."""
+
+    frame: bytes
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that cross."""
+        return len(self.frame)
+
+
+def compress(array: np.ndarray) -> Compressed:
+    """The array as an lz4 frame of its raw buffer."""
+    lz4 = importlib.import_module("lz4.frame")
+    return Compressed(lz4.compress(np.ascontiguousarray(array).data), array.dtype.str, array.shape)
+
+
+def decompress(packed: Compressed) -> np.ndarray:
+    """The array again, bit for bit, in memory of its own."""
+    raw = importlib.import_module("lz4.frame").decompress(packed.frame, return_bytearray=True)
+    return np.frombuffer(raw, dtype=packed.dtype).reshape(packed.shape)
+
+
+def compress_rollout(data: RolloutData) -> RolloutData:
+    """The rollout with each array in its compressed form."""
+    return data.map(compress)
+
+
+def decompress_rollout(data: RolloutData) -> RolloutData:
+    """The rollout's arrays again, bit for bit."""
+    return data.map(decompress)
+
+
+def is_compressed(data: RolloutData) -> bool:
+    """Whether `compress_rollout` made it."""
+    return isinstance(data.reward, Compressed)
+
+
+def num_bytes(data: Any) -> int:
+    """Bytes of all arrays of a rollout, or of a sequence of arrays, compressed or not."""
+    if isinstance(data, RolloutData):
+        sizes: list[int] = []
+        data.map(lambda array: sizes.append(array.nbytes))
+        return sum(sizes)
+    return sum(array.nbytes for array in data)

@@ -1,0 +1,189 @@
+"""The collection worker: an actor copy acts in a vector of environments and fills a storage."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytorchrl.agent.data import Episode, RolloutData
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.agent.storages.returns import discounted_sums
+from pytorchrl.scheme import codecs
+from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.messages import Moments, Rollout, Weights
+
+
+class CWorker(Worker):
+    """Collects rollouts. The local one (index 0) is also its GWorker's parameter server, with or without environments.
+
+    Args:
+        index_worker: 0 is local to its GWorker, 1..M are remote.
+        index_parent: Index of the GWorker that it collects for.
+        algo_factory: Makes the algorithm.
+        actor_factory: Makes the actor.
+        storage_factory: Makes the storage.
+        train_envs_factory: Makes the environments.
+        collects: Whether it has environments.
+        initial_weights: Weights to start from; None keeps the actor's own initialisation.
+        device: Where the actor lives.
+        seed: The experiment's seed.
+        incarnation: How often this place in the tree was filled before.
+        num_threads: Torch threads of this process; None leaves them alone.
+        owned_data: Whether rollouts are copies that their receiver owns; False hands out the storage's own tensors.
+        compress_data_to_send: Whether rollouts are compressed, without loss.
+
+    Attributes:
+        actor, algo, storage: The agent's parts.
+        envs: The vector of environments, or None.
+        version: Number of updates that its weights have seen.
+        collected_steps: Env steps made so far, of delivered rollouts.
+    """
+
+    def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Any],
+                 actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: Factory[Any],
+                 collects: bool = True, initial_weights: Weights | None = None, device: str = "cpu", seed: int = 0,
+                 incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
+                 compress_data_to_send: bool = False) -> None:
+        super().__init__(index_worker)
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        path = (index_parent, index_worker, incarnation)
+        self.index_parent, self.incarnation = index_parent, incarnation
+        self.actor = actor_factory(device=device, seed=derive_seed(seed, Stream.INIT))
+        self.algo = algo_factory(device=device, actor=self.actor, seed=derive_seed(seed, Stream.ACTING, *path))
+        self.storage = storage_factory(
+            device=device, actor=self.actor, algorithm=self.algo, num_envs=train_envs_factory.num_envs,
+            seed=derive_seed(seed, Stream.BATCHES, *path))
+        self.envs = train_envs_factory(
+            index_grad_worker=index_parent, index_col_worker=index_worker, mode="train", seed=seed,
+            incarnation=incarnation, num_threads=num_threads or 1) if collects else None
+        self.version = 0
+        self.collected_steps = 0
+        # Held while the parameters change or are copied, so that a snapshot never shows half an update.
+        self.lock = threading.RLock()
+        self._snapshot: Weights | None = None
+        self._owned_data, self._compress = owned_data, compress_data_to_send
+        self._sequence = 0
+        # Written by signals from another thread, read once per step.
+        self._interrupted = False
+        self._preemption: tuple[int, int] = (0, 0)
+        self._reset_pending = True
+        self._running_returns = np.zeros(train_envs_factory.num_envs)
+        if initial_weights is not None:
+            self.set_weights(initial_weights)
+
+    def get_weights(self) -> Weights:
+        """A snapshot of the acting state and its version; made at most once per version."""
+        with self.lock:
+            if self._snapshot is None or self._snapshot.version != self.version:
+                state = {key: value.numpy() for key, value in self.algo.acting_state().items()}
+                self._snapshot = Weights(self.version, state, dict(self.algo.parameters))
+            return self._snapshot
+
+    def set_weights(self, weights: Weights | Mapping[str, Any]) -> None:
+        """Copy weights into the actor; nothing else moves.
+
+        Args:
+            weights: A `Weights` message, or an acting state alone (the version then stays).
+
+        Raises:
+            WeightsError: Names or shapes do not fit.
+        """
+        with self.lock:
+            state = weights.state if isinstance(weights, Weights) else weights
+            # np.array copies: what came through shared memory must not be aliased.
+            self.algo.load_acting_state({key: torch.as_tensor(np.array(value)) for key, value in state.items()})
+            if isinstance(weights, Weights):
+                self.algo.parameters = dict(weights.parameters)
+                self.version = weights.version
+            self._snapshot = None
+
+    def collect(self, weights: Weights | None = None) -> Rollout:
+        """Collect one rollout, with `weights` if given, else with those it has.
+
+        Returns:
+            A full rollout; a shorter one after `preempt` or `interrupt`.
+        """
+        if weights is not None:
+            self.set_weights(weights)
+        self._sequence += 1
+        version, start = self.version, time.perf_counter()
+        episodes, preempted = self._fill_storage()
+        data = self.storage.get_all_buffer_data(copy=self._owned_data)
+        num_env_steps = data.num_valid()
+        self.collected_steps += num_env_steps
+        moments: dict[str, Moments] = {}
+        if num_env_steps:
+            with torch.no_grad():
+                self.algo.finish_rollout(data)
+                moments = self._moments(data)
+        raw = sent = 0
+        if self._owned_data:
+            data = data.to_numpy()
+            raw = sent = codecs.num_bytes(data)
+            if self._compress:
+                data = codecs.compress_rollout(data)
+                sent = codecs.num_bytes(data)
+        return Rollout(
+            data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
+            worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
+            moments=moments, collect_s=time.perf_counter() - start, preempted=preempted, bytes_raw=raw,
+            bytes_sent=sent)
+
+    def _fill_storage(self) -> tuple[list[Episode], bool]:
+        """Act and step until the storage is full or somebody says stop; (episodes that ended, whether cut)."""
+        storage, envs, algo = self.storage, self.envs, self.algo
+        episodes: list[Episode] = []
+        if self._reset_pending:
+            storage.start(*envs.reset())
+            self._reset_pending = False
+        with torch.inference_mode():
+            while not storage.full:
+                if self._interrupted:
+                    return episodes, True
+                sequence, min_steps = self._preemption
+                if sequence == self._sequence and storage.num_steps >= min_steps:
+                    return episodes, True
+                obs, rhs, done, mask = storage.current()
+                acting = algo.acting_step(obs, rhs, done, mask=mask)
+                step = envs.step(acting.clipped_action.numpy())
+                storage.insert_transition(acting, step)
+                if step.episodes:
+                    episodes.extend(step.episodes)
+        return episodes, False
+
+    def _moments(self, data: RolloutData) -> dict[str, Moments]:
+        """Moments of this rollout for the actor's normalisers; G <- gamma * G + r runs on across rollouts."""
+        if self.actor.reward_moments is None:
+            return dict(self.actor.moments_of(data))
+        returns = discounted_sums(data, self.algo.gamma, self._running_returns)
+        return dict(self.actor.moments_of(data, torch.from_numpy(returns)))
+
+    def preempt(self, sequence: int, min_steps: int) -> None:
+        """Signal: end rollout number `sequence` once it has `min_steps` steps in each environment."""
+        self._preemption = (sequence, max(1, min_steps))
+
+    def interrupt(self) -> None:
+        """Signal: end the running rollout, and every later one, at its next step."""
+        self._interrupted = True
+
+    def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
+        """Change one of the algorithm's updatable parameters."""
+        with self.lock:
+            self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
+            self._snapshot = None
+
+    def close(self) -> int:
+        """Close the environments; the number of env steps made in all, unfinished rollouts included. Idempotent."""
+        if self.envs is not None:
+            self.envs.close()
+            self.envs = None
+            if not self._reset_pending and self.storage.num_steps:
+                self.collected_steps += self.storage.get_all_buffer_data(copy=False).num_valid()
+        return self.collected_steps

@@ -1,0 +1,77 @@
+"""A set of collection workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pytorchrl.agent.options import Factory
+from pytorchrl.runtime import DEFAULT_RESOURCES, Handle, Runtime, ThreadRuntime
+from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, Communication, Execution, check_count
+from pytorchrl.scheme.base.worker_set import WorkerSet
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.messages import Weights
+
+
+class CWorkerSet(WorkerSet[CWorker]):
+    """The CWorkers of one GWorker. The local one collects only where collection is central and synchronous.
+
+    Central asynchronous collection has one more CWorker, a thread of this process with its own copy of the actor.
+
+    Args:
+        num_workers: Number of remote workers; 1 means none.
+        index_parent: Index of the GWorker they collect for.
+        local_device: Device of the local worker.
+        algo_factory, actor_factory, storage_factory, train_envs_factory: The agent.
+        worker_resources: What each remote worker asks for.
+        compress_data_to_send: Whether rollouts cross compressed, without loss.
+        seed: The experiment's seed.
+        num_threads: Torch threads of each remote worker.
+        col_execution, col_communication: Where collection runs and who waits for whom.
+        runtime: Where remote workers run.
+        initial_weights: Weights that all workers start from.
+        collects: False for the GWorker that only serves parameters: no environments anywhere below it.
+    """
+
+    def __init__(self, num_workers: int, index_parent: int, local_device: str = "cpu", *, algo_factory: Factory[Any],
+                 actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: Factory[Any],
+                 worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
+                 seed: int = 0, num_threads: int | None = 1, col_execution: Execution | str = CENTRAL,
+                 col_communication: Communication | str = "synchronous", runtime: Runtime | None = None,
+                 initial_weights: Weights | None = None, collects: bool = True) -> None:
+        parallel, asynchronous = Execution(col_execution) is PARALLEL, Communication(col_communication) is ASYNC
+        runtime = runtime or ThreadRuntime()
+        self.runtime = runtime if parallel else runtime.in_process()
+        self._twin: list[Handle[CWorker]] = []
+        params = {
+            "index_parent": index_parent, "algo_factory": algo_factory, "actor_factory": actor_factory,
+            "storage_factory": storage_factory, "train_envs_factory": train_envs_factory, "seed": seed,
+            "compress_data_to_send": compress_data_to_send, "initial_weights": initial_weights,
+        }
+        super().__init__(
+            CWorker, params, worker_resources, num_workers if parallel and collects else 0, runtime=self.runtime,
+            name=f"GWorker {index_parent}/CWorker ",
+            local_params={"device": local_device, "owned_data": False,
+                          "collects": collects and not parallel and not asynchronous},
+            remote_params={"num_threads": num_threads})
+        if collects and asynchronous and not parallel:
+            self._twin = [self.runtime.start_actor(
+                CWorker, {"index_worker": 0, **params}, name=f"GWorker {index_parent}/CWorker 0", resources={})]
+            self._starting = [self._twin[0].submit(CWorker.ready)]
+
+    def remote_workers(self) -> list[Handle[CWorker]]:
+        """Handles of the CWorkers that collect beside the learner."""
+        return self._twin or super().remote_workers()
+
+    @classmethod
+    def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],
+                       storage_factory: Factory[Any], train_envs_factory: Factory[Any],
+                       worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
+                       seed: int = 0, num_threads: int | None = 1) -> Callable[..., CWorkerSet]:
+        """A function that makes new CWorkerSets; a GWorker calls it with what only it knows."""
+        check_count("num_workers", num_workers)
+        return partial(
+            cls, num_workers, algo_factory=algo_factory, actor_factory=actor_factory, storage_factory=storage_factory,
+            train_envs_factory=train_envs_factory, worker_resources=worker_resources,
+            compress_data_to_send=compress_data_to_send, seed=seed, num_threads=num_threads)

@@ -1,0 +1,105 @@
+"""Evaluation on a worker of its own, beside training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytorchrl.agent.data import Obs
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.messages import Weights
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Raw returns of exactly the episodes asked for."""
+
+    version: int
+    """Number of updates behind the weights."""
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def return_mean(self) -> float:
+        """Mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def return_std(self) -> float:
+        """Standard deviation of the returns."""
+        return float(np.std(self.returns))
+
+
+class Evaluator(Worker):
+    """Plays episodes with given weights, deterministically, normalisers frozen.
+
+    Args:
+        index_worker: Its index; there is one an experiment.
+        algo_factory, actor_factory: The agent.
+        test_envs_factory: Makes the environments.
+        seed: The experiment's seed; evaluation has streams of its own.
+        num_threads: Torch threads of this process; None leaves them alone.
+        device: Where the actor lives.
+    """
+
+    def __init__(self, index_worker: int, *, algo_factory: Factory[Any], actor_factory: Factory[Any],
+                 test_envs_factory: Factory[Any], seed: int, num_threads: int | None = None,
+                 device: str = "cpu") -> None:
+        super().__init__(index_worker)
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        self._actor = actor_factory(device=device, seed=0)
+        self._algo = algo_factory(device=device, actor=self._actor, seed=derive_seed(seed, Stream.EVALUATION, 0))
+        self._factory, self._seed, self._threads = test_envs_factory, seed, num_threads or 1
+        self._rounds = 0
+        self._interrupted = False
+
+    def interrupt(self) -> None:
+        """Signal: end the running evaluation, and every later one, at its next step."""
+        self._interrupted = True
+
+    def evaluate(self, weights: Weights, num_episodes: int, deterministic: bool = True) -> Evaluation | None:
+        """Play `num_episodes`, shared out over the environments beforehand, in fresh environments; None if interrupted.
+
+        Taking the first episodes to finish would favour short ones, so environment e plays a number fixed in advance.
+        """
+        self._algo.load_acting_state({key: torch.as_tensor(np.array(value)) for key, value in weights.state.items()})
+        self._rounds += 1
+        envs = self._factory(
+            index_grad_worker=0, index_col_worker=0, mode="test", num_threads=self._threads,
+            seed=derive_seed(self._seed, Stream.EVALUATION, self._rounds))
+        try:
+            return self._play(envs, weights.version, num_episodes, deterministic)
+        finally:
+            envs.close()
+
+    def _play(self, envs: Any, version: int, num_episodes: int, deterministic: bool) -> Evaluation | None:
+        num_envs = envs.num_envs
+        owed = np.full(num_envs, num_episodes // num_envs)
+        owed[:num_episodes % num_envs] += 1
+        returns: list[float] = []
+        lengths: list[int] = []
+        obs, mask = envs.reset()
+        done = np.ones(num_envs, dtype=bool)
+        rhs: Obs = self._actor.initial_states(num_envs)
+        with torch.inference_mode():
+            while owed.sum() > 0:
+                if self._interrupted:
+                    return None
+                acting = self._algo.acting_step(
+                    {leaf: torch.as_tensor(value) for leaf, value in obs.items()}, rhs, torch.as_tensor(done),
+                    deterministic=deterministic, mask=None if mask is None else torch.as_tensor(mask))
+                rhs = acting.rhs
+                step = envs.step(acting.clipped_action.numpy())
+                obs, mask, done = step.obs, step.mask, step.first
+                for episode in step.episodes:
+                    if owed[episode.env_index] > 0:
+                        owed[episode.env_index] -= 1
+                        returns.append(episode.env_return)
+                        lengths.append(episode.length)
+        return Evaluation(version, tuple(returns), tuple(lengths))

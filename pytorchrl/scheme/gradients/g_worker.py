@@ -1,0 +1,516 @@
+"""The gradient worker, and the thread that feeds it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.data import Batch, Episode
+from pytorchrl.agent.storages.returns import mean_and_std
+from pytorchrl.errors import CollectionError, StoppedError
+from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
+from pytorchrl.scheme import codecs
+from pytorchrl.scheme.base.worker import (
+    ASYNC,
+    PARALLEL,
+    Communication,
+    Execution,
+    Worker,
+    check_count,
+    check_device,
+    check_fraction,
+)
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
+from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S, Barrier, Gather, LocalGather, OnArrival
+from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
+from pytorchrl.scheme.messages import Gradients, Moments, Rollout, Weights
+
+# stop() gives workers this long to end their running call; the whole of stop() promises 10 s.
+_STOP_TIMEOUT_S = 5.0
+
+
+class CollectorThread(threading.Thread):
+    """Receives rollouts from the collection workers and queues them for its GWorker.
+
+    Synchronous collection calls `step()` from the GWorker's thread: one round each, the queue is empty between rounds.
+    Asynchronous collection starts the thread, which steps until it is closed; the bounded queue is its back-pressure.
+
+    Args:
+        index_worker: Index of its GWorker.
+        local_worker: Local worker that acts as parameter server.
+        remote_workers: Workers that collect; empty where the local one does.
+        col_fraction_workers: Share of workers that ends a synchronous round.
+        col_communication: "synchronous" or "asynchronous".
+        col_execution: "Central" or "Parallel".
+        broadcast_interval: Updates after which a collection worker is given new weights; 1 where synchronous.
+        runtime: Where the remote workers run.
+        ledger: The GWorker's account.
+        fraction_samples: Share of its rollout that a worker told to stop collects all the same.
+        col_in_flight: Requests that each worker always has; asynchronous collection.
+        queue_size: Bound of the queue, in rollouts (asynchronous) or rounds.
+        queue_timeout_s: How long `get` waits for data before it raises.
+
+    Attributes:
+        stopped: Whether it has been told to end.
+        queue: Bounded queue of items, each a list of rollouts.
+        index_worker, local_worker, remote_workers, broadcast_interval: As given.
+        num_workers: Number of remote workers.
+        num_sent_since_broadcast: Rollouts received since the last broadcast of weights.
+        weight_pushes: Weights given to single workers so far.
+    """
+
+    def __init__(self, index_worker: int, local_worker: CWorker, remote_workers: list[Handle[CWorker]],  # noqa: PLR0913
+                 col_fraction_workers: float = 1.0, col_communication: Communication | str = "synchronous",
+                 col_execution: Execution | str = "Central", broadcast_interval: int = 1, *,
+                 runtime: Runtime | None = None, ledger: Ledger | None = None, fraction_samples: float = 1.0,
+                 col_in_flight: int = 2, queue_size: int = 16, queue_timeout_s: float = 300.0) -> None:
+        super().__init__(name=f"CollectorThread {index_worker}", daemon=True)
+        self.index_worker, self.local_worker, self.remote_workers = index_worker, local_worker, remote_workers
+        self.num_workers = len(remote_workers)
+        self.broadcast_interval = check_count("broadcast_interval", broadcast_interval)
+        self.num_sent_since_broadcast = 0
+        self.weight_pushes = 0
+        self._runtime = runtime or ThreadRuntime()
+        self._ledger = ledger or Ledger()
+        self._queue_timeout_s = queue_timeout_s
+        self._asynchronous = Communication(col_communication) is ASYNC
+        self.queue = self._runtime.make_queue(check_count("queue_size", queue_size))
+        self._closing = self._runtime.make_event()
+        self._failure: BaseException | None = None
+        self._gather: Gather
+        if not remote_workers:
+            self._gather = LocalGather(local_worker)
+        elif self._asynchronous:
+            self._gather = OnArrival(remote_workers, self._runtime, check_count("col_in_flight", col_in_flight),
+                                     self.broadcast_new_weights_if_due)
+        else:
+            steps = max(1, round(check_fraction("fraction_samples", fraction_samples) * local_worker.storage.options.size))
+            self._gather = Barrier(remote_workers, self._runtime,
+                                   check_fraction("col_fraction_workers", col_fraction_workers), steps)
+        Execution(col_execution)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it has been told to end."""
+        return self._closing.is_set()
+
+    def run(self) -> None:
+        """Collect until closed. An exception ends the thread, and `get` raises it."""
+        try:
+            while not self.stopped:
+                self.step()
+        except BaseException as failure:  # noqa: BLE001 - re-raised to the owner by get()
+            self._failure = failure
+
+    def step(self) -> None:
+        """Collect data from the workers and put it in the queue: one round, or one poll where asynchronous."""
+        if not self._asynchronous:
+            self.broadcast_new_weights_if_due()
+        self._gather.step(self._deliver)
+
+    def should_broadcast(self) -> bool:
+        """Whether some worker's weights are `broadcast_interval` or more updates old."""
+        return any(self._due(version) for version in self._gather.versions())
+
+    def broadcast_new_weights(self) -> None:
+        """Give the local worker's weights to every remote worker whose own are older, with its next request."""
+        self._push(lambda version: version < self.local_worker.version)
+
+    def broadcast_new_weights_if_due(self) -> None:
+        """Give new weights to those workers for which `broadcast_interval` updates have passed."""
+        if self.should_broadcast():
+            self._push(self._due)
+
+    def _due(self, version: int) -> bool:
+        return self.local_worker.version - version >= self.broadcast_interval
+
+    def _push(self, due: Callable[[int], bool]) -> None:
+        pushed = self._gather.push(self.local_worker.get_weights, due)
+        if pushed:
+            self.weight_pushes += pushed
+            self.num_sent_since_broadcast = 0
+
+    def _deliver(self, rollouts: list[Rollout]) -> None:
+        """Book what arrived and queue it as one item; wait where the queue is full."""
+        num_steps = sum(rollout.num_env_steps for rollout in rollouts)
+        self._ledger.collect(num_steps)
+        self.num_sent_since_broadcast += len(rollouts)
+        item = [rollout for rollout in rollouts if rollout.num_env_steps]
+        while item:
+            if self.queue.put((item, self.local_worker.version), POLL_INTERVAL_S):
+                self._ledger.move(num_steps, "in_flight", "queued")
+                return
+            if self.stopped:
+                return  # stop() books what is left in flight as dropped
+
+    def get(self) -> tuple[list[Rollout], int]:
+        """The oldest item and the version when it was queued.
+
+        Raises:
+            StoppedError: The thread has been closed.
+            CollectionError: Nothing came within `queue_timeout_s`.
+            Exception: Whatever ended the thread.
+        """
+        if not self._asynchronous:
+            self.step()
+            try:
+                return self.queue.get(0.0)  # type: ignore[no-any-return]
+            except queue.Empty:
+                raise StoppedError(f"collection of GWorker {self.index_worker} has been stopped") from None
+        if self.ident is None:
+            self._runtime.start_thread(self)
+        deadline = self._runtime.now() + self._queue_timeout_s
+        while self._runtime.now() < deadline:
+            if self.stopped:
+                raise StoppedError(f"collection of GWorker {self.index_worker} has been stopped")
+            try:
+                return self.queue.get(POLL_INTERVAL_S)  # type: ignore[no-any-return]
+            except queue.Empty:
+                # A dead thread never puts again, so empty() is exact here.
+                if self._failure is not None and self.queue.empty():
+                    raise self._failure from None
+        raise CollectionError(
+            f"GWorker {self.index_worker} got no data for {self._queue_timeout_s:.1f} s from {self.num_workers} "
+            "collection workers; raise queue_timeout_s if a rollout takes longer")
+
+    def interrupt(self) -> None:
+        """Signal: end what the workers are collecting at their next step; no data comes any more."""
+        self._closing.set()
+        self.local_worker.interrupt()
+        for handle in self.remote_workers:
+            handle.signal(CWorker.interrupt)
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread and wait for the requests in flight; what they bring is booked as dropped."""
+        self.interrupt()
+        self._runtime.join_thread(self, timeout_s)
+        for rollout in self._gather.finish(timeout_s):
+            self._ledger.collect(rollout.num_env_steps)
+
+
+class GWorker(Worker):
+    """Computes gradients from the data that its collection workers bring.
+
+    Args:
+        index_worker: 0 is local to the update worker, 1..N are remote.
+        col_workers_factory: Makes its set of collection workers.
+        col_communication: "synchronous" or "asynchronous" collection.
+        compress_grads_to_send: Whether gradients cross compressed, without loss.
+        col_execution: "Central" or "Parallel" collection.
+        col_fraction_workers: Share of collection workers that ends a synchronous round.
+        initial_weights: Weights to start from.
+        device: "cpu" or "cuda:N" for its computation; None is the CPU.
+        runtime: Where its remote collection workers run.
+        collects: False for the one that only serves parameters and applies gradients.
+        fraction_samples, col_in_flight, queue_size, queue_timeout_s, broadcast_interval: See `CollectorThread`.
+        num_threads: Torch threads of this process; None leaves them alone.
+
+    Attributes:
+        index_worker, col_communication, compress_grads_to_send: As given.
+        iter: Number of gradients computed.
+        col_workers: The CWorkerSet; `local_worker` and `remote_workers` are its members.
+        actor, algo, storage: The agent's parts, those of the local collection worker.
+        inqueue: Queue of incoming data, that of `collector`.
+        collector: The CollectorThread.
+    """
+
+    def __init__(self, index_worker: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913 - the public signature
+                 col_communication: Communication | str = "synchronous", compress_grads_to_send: bool = False,
+                 col_execution: Execution | str = "Central", col_fraction_workers: float = 1.0,
+                 initial_weights: Weights | None = None, device: str | None = None, *, runtime: Runtime | None = None,
+                 collects: bool = True, fraction_samples: float = 1.0, col_in_flight: int = 2, queue_size: int = 16,
+                 queue_timeout_s: float = 300.0, broadcast_interval: int = 1, num_threads: int | None = None) -> None:
+        super().__init__(index_worker)
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        self.col_communication = Communication(col_communication)
+        self.compress_grads_to_send = compress_grads_to_send
+        self.iter = 0
+        self._runtime = runtime or ThreadRuntime()
+        self.col_workers = col_workers_factory(
+            index_parent=index_worker, local_device=check_device(device), runtime=self._runtime,
+            col_execution=col_execution, col_communication=col_communication, initial_weights=initial_weights,
+            collects=collects)
+        self.local_worker: CWorker = self.col_workers.local_worker()
+        self.remote_workers: list[Handle[CWorker]] = self.col_workers.remote_workers()
+        self.actor, self.algo, self.storage = self.local_worker.actor, self.local_worker.algo, self.local_worker.storage
+        self.ledger = Ledger()
+        self.collector = CollectorThread(
+            index_worker, self.local_worker, self.remote_workers, col_fraction_workers, col_communication,
+            col_execution, broadcast_interval, runtime=self.col_workers.runtime, ledger=self.ledger,
+            fraction_samples=fraction_samples, col_in_flight=col_in_flight, queue_size=queue_size,
+            queue_timeout_s=queue_timeout_s)
+        self.inqueue = self.collector.queue
+        self._batches: Iterator[Batch] | None = None
+        self._batch: Batch | None = None
+        self._item_open = False  # an item is in the storage whose batches have not been made yet
+        self._unused_steps = 0   # steps of the current item that no gradient has used
+        self._report = _Report()
+        self._group: GradientGroup | None = None
+        self._final: LedgerSnapshot | None = None
+
+    def ready(self) -> int:
+        """Answer once this worker and its collection workers are built."""
+        self.col_workers.wait_ready()
+        return self.index_worker
+
+    @property
+    def actor_version(self) -> int:
+        """Number of times the actor has been updated."""
+        return self.local_worker.version
+
+    def get_data(self) -> Batch:
+        """Take the next batch; when the last item is used up, wait for the next one from `collector.queue`."""
+        if self._batches is None:
+            if not self._item_open:
+                self._take_item()
+            self._open_batches(None)
+        assert self._batches is not None
+        self._batch = next(self._batches)
+        return self._batch
+
+    def _take_item(self) -> None:
+        start = time.perf_counter()
+        rollouts, version_queued = self.collector.get()
+        self._report.add_time("wait", time.perf_counter() - start)
+        version = self.actor_version
+        for rollout in rollouts:
+            self._report.add_rollout(rollout, version_queued, version)
+        self._unused_steps = sum(rollout.num_env_steps for rollout in rollouts)
+        self.storage.insert_data_slice([_decode(rollout) for rollout in rollouts])
+        self.storage.before_gradients()
+        self._item_open = True
+
+    def prepare(self, weights: Weights | None = None) -> Moments:
+        """Take the next item if the last is used up; (count, mean, M2) of its advantages.
+
+        Synchronous gradient workers normalise over all their items together, as one worker would over the whole.
+        """
+        if weights is not None:
+            self.set_weights(weights)
+        if not self._item_open:
+            self._take_item()
+        return self.storage.advantage_moments()  # type: ignore[no-any-return]
+
+    def _open_batches(self, advantage_moments: Sequence[Moments] | None) -> None:
+        if self._group is not None and self.algo.advantage_normalization == "batch":
+            advantage_moments = self._group.gather_all(self.storage.advantage_moments())
+        if advantage_moments is not None:
+            self.storage.normalize_advantages(*mean_and_std(advantage_moments))
+        self._batches = self.storage.generate_batches(
+            num_mini_batch=self.algo.num_mini_batch, num_epochs=self.algo.num_epochs)
+        self._item_open = False
+
+    def get_grads(self, distribute_gradients: bool = False) -> tuple[list[Tensor], dict[str, float]]:
+        """Compute gradients of the batch that `get_data` took.
+
+        Args:
+            distribute_gradients: If True, gradients are averaged over all gradient workers here, for each to apply.
+
+        Returns:
+            One flat float32 gradient per optimised group, and the algorithm's statistics.
+        """
+        assert self._batch is not None, "get_data() comes first"
+        batch = self._batch
+        grads, info = self.compute_gradients(batch, distribute_gradients)
+        self.storage.after_gradients(batch, info)
+        self.ledger.move(batch.num_new_samples, "queued", "sent")
+        self._unused_steps -= batch.num_new_samples
+        if batch.last:
+            self._batches = None
+        return grads, info
+
+    def step(self, distribute_gradients: bool = False) -> tuple[list[Tensor], dict[str, float]]:
+        """Take the next batch and compute its gradients; see `get_grads`."""
+        self.get_data()
+        return self.get_grads(distribute_gradients)
+
+    def compute_gradients(self, batch: Batch, distribute_gradients: bool = False,
+                          ) -> tuple[list[Tensor], dict[str, float]]:
+        """Gradients of one batch.
+
+        Args:
+            batch: What the algorithm's loss needs.
+            distribute_gradients: If True, average them over all gradient workers, weighted by their samples.
+
+        Returns:
+            One flat float32 gradient per optimised group, and the algorithm's statistics.
+        """
+        start = time.perf_counter()
+        grads, info = self.algo.compute_gradients(batch)
+        if distribute_gradients:
+            if self._group is None:
+                raise RuntimeError("distribute_gradients=True needs join_group() first")
+            grads = self._group.mean(grads, batch.num_samples)
+        self.iter += 1
+        self._report.add_time("grad", time.perf_counter() - start)
+        return grads, info
+
+    def apply_gradients(self, gradients: list[Tensor] | None = None, *,
+                        moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float]:
+        """Make one update of the actor, and merge `moments` into its normalisers."""
+        with self.local_worker.lock:
+            info = self.algo.apply_gradients(gradients)
+            for part in moments:
+                self.actor.merge_moments(part)
+            self.local_worker.version += 1
+        return info or {}
+
+    def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
+                         skip_remaining: bool = False, distribute_gradients: bool = False,
+                         parameters: Mapping[str, float] | None = None) -> Gradients:
+        """One request of the update worker: take weights, then data, then compute and pack a gradient.
+
+        Args:
+            weights: New weights, or None to go on with those it has.
+            advantage_moments: Of the items of all gradient workers, if they normalise together.
+            skip_remaining: Give up what is left of the current item first.
+            distribute_gradients: Average and apply among the gradient workers; nothing but statistics comes back.
+            parameters: The algorithm's parameters in force, where no weights bring them.
+        """
+        if weights is not None:
+            self.set_weights(weights)
+        if parameters is not None:
+            self.algo.parameters = dict(parameters)
+        if skip_remaining:
+            self.skip_remaining()
+        if self._item_open and advantage_moments is not None:
+            self._open_batches(advantage_moments)
+        version = self.actor_version
+        batch = self.get_data()
+        grads, info = self.get_grads(distribute_gradients)
+        report, self._report = self._report, _Report(self._report)
+        vectors: Any = grads
+        if distribute_gradients:
+            assert self._group is not None
+            self.apply_gradients(grads, moments=self._group.gather_moments(report.moments) if batch.last else ())
+            vectors = None
+        elif self.index_worker > 0:
+            vectors = [np.array(grad.detach().cpu().numpy()) for grad in grads]
+            report.counters["bytes_raw"] += codecs.num_bytes(vectors)
+            if self.compress_grads_to_send:
+                vectors = [codecs.compress(vector) for vector in vectors]
+            report.counters["bytes_sent"] += codecs.num_bytes(vectors)
+        report.counters["weight_pushes"] = self.collector.weight_pushes
+        report.counters["queued_items"] = self.inqueue.qsize()
+        moments: tuple[dict[str, Moments], ...] = ()
+        if batch.last:
+            moments = tuple(report.moments)
+        else:
+            self._report.moments = report.moments
+        return Gradients(
+            vectors=vectors, num_samples=batch.num_samples, num_new_samples=batch.num_new_samples,
+            weights_version=version, worker=self.index_worker, sequence=self.iter, info=info,
+            ledger=self.ledger.snapshot(), last=batch.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
+            moments=moments, timings=report.timings, counters=dict(report.counters))
+
+    def skip_remaining(self) -> None:
+        """Give up what is left of the current item; steps that no gradient has used are dropped."""
+        if self._batches is not None:
+            self._batches = None
+            self.ledger.drop(self._unused_steps, "queued", DropReason.EARLY_STOP)
+
+    def set_weights(self, actor_weights: Weights | Mapping[str, Any]) -> None:
+        """Update the actor with the given weights.
+
+        Args:
+            actor_weights: A `Weights` message, or an acting state by name.
+        """
+        self.local_worker.set_weights(actor_weights)
+
+    def propose_address(self) -> tuple[str, int]:
+        """An address of this host and a TCP port that is free there now."""
+        return propose_address()
+
+    def join_group(self, address: str, port: int, rank: int, size: int, timeout_s: float) -> None:
+        """Become a rank of the group that averages gradients among the gradient workers."""
+        self._group = GradientGroup(address, port, rank, size, timeout_s)
+
+    def get_weights(self) -> Weights:
+        """A snapshot of the acting state and its version."""
+        return self.local_worker.get_weights()
+
+    def save_model(self, fname: str) -> str:
+        """Save the current actor as a torch-loadable checkpoint of plain types.
+
+        Args:
+            fname: Path of the file; its folder must exist.
+
+        Returns:
+            The path.
+        """
+        with self.local_worker.lock:
+            state = {"format": 1, "version": self.actor_version, "acting_state": self.algo.acting_state()}
+        torch.save(state, fname)
+        return fname
+
+    def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
+        """Change one of the algorithm's updatable parameters; an unknown name raises `KeyError`."""
+        self.local_worker.update_algorithm_parameter(parameter_name, new_parameter_value)
+
+    def interrupt(self) -> None:
+        """Signal: no data comes any more; a call that waits for data ends with `StoppedError`."""
+        self.collector.interrupt()
+
+    def stop(self) -> LedgerSnapshot:
+        """Stop collecting and end the workers below. Idempotent.
+
+        Returns:
+            The final account; `collected` is what the collection workers themselves counted.
+        """
+        if self._final is None:
+            self.collector.close(_STOP_TIMEOUT_S)
+            self.ledger.drop_all(DropReason.SHUTDOWN)
+            closing = [handle.submit(CWorker.close) for handle in self.remote_workers]
+            collected = self.local_worker.close()
+            for outcome in self.col_workers.runtime.get_all(closing, _STOP_TIMEOUT_S):
+                collected += outcome.unwrap()
+            for handle in self.remote_workers:
+                self.col_workers.runtime.kill(handle)
+            if self._group is not None:
+                self._group.close()
+            self._final = self.ledger.snapshot(collected)
+        return self._final
+
+
+class _Report:
+    """What a GWorker tells with its next gradient; counters go on, the rest starts anew."""
+
+    def __init__(self, previous: _Report | None = None) -> None:
+        self.lags: list[tuple[int, int, int]] = []
+        self.episodes: list[Episode] = []
+        self.moments: list[dict[str, Moments]] = []
+        self.timings: dict[str, float] = {}
+        self.counters: dict[str, int] = (
+            dict(previous.counters) if previous else {"bytes_raw": 0, "bytes_sent": 0, "rollouts": 0, "preempted": 0})
+
+    def add_time(self, name: str, seconds: float) -> None:
+        self.timings[name] = self.timings.get(name, 0.0) + seconds
+
+    def add_rollout(self, rollout: Rollout, version_queued: int, version_used: int) -> None:
+        self.lags.append((rollout.worker, version_queued - rollout.weights_version,
+                          version_used - rollout.weights_version))
+        self.episodes.extend(rollout.episodes)
+        if rollout.moments:
+            self.moments.append(rollout.moments)
+        self.add_time("collect", rollout.collect_s)
+        for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1),
+                            ("preempted", int(rollout.preempted))):
+            self.counters[name] += value
+
+
+def _decode(rollout: Rollout) -> Any:
+    """The rollout's data as tensors that the learner may write; the local worker's are used as they are."""
+    data = rollout.data
+    if codecs.is_compressed(data):
+        data = codecs.decompress_rollout(data)
+    return data if isinstance(data.reward, Tensor) else data.to_torch()
+

@@ -1,0 +1,91 @@
+"""A set of gradient workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pytorchrl.errors import ConfigError
+from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
+from pytorchrl.scheme import codecs
+from pytorchrl.scheme.base.worker import Communication, Execution, check_count, check_fraction
+from pytorchrl.scheme.base.worker_set import WorkerSet
+from pytorchrl.scheme.gradients.g_worker import GWorker
+
+
+class GWorkerSet(WorkerSet[GWorker]):
+    """The GWorkers of the update worker. With remote ones, the local one only serves and updates parameters.
+
+    Args:
+        num_workers: Number of remote workers; 1 means none.
+        index_parent: Index of the parent worker.
+        local_device: "cpu" or "cuda:N", where the local worker computes.
+        col_execution: "Central" or "Parallel" collection.
+        col_communication: "synchronous" or "asynchronous" collection.
+        col_workers_factory: Makes each GWorker's set of collection workers.
+        col_fraction_workers: Share of collection workers that ends a synchronous round.
+        grad_worker_resources: What each remote worker asks for.
+        compress_grads_to_send: Whether gradients cross compressed, without loss.
+        runtime: Where remote workers run.
+        num_threads: Torch threads of each remote worker.
+        worker_options: Further options of `GWorker`: `fraction_samples`, `col_in_flight`, `queue_size`, ...
+
+    Attributes:
+        worker_class, remote_config, worker_params, num_workers: See `WorkerSet`.
+    """
+
+    def __init__(self, num_workers: int, index_parent: int, local_device: str | None,
+                 col_execution: Execution | str, col_communication: Communication | str,
+                 col_workers_factory: Callable[..., Any], col_fraction_workers: float,
+                 grad_worker_resources: Mapping[str, float], compress_grads_to_send: bool = False, *,
+                 runtime: Runtime | None = None, num_threads: int | None = 1,
+                 worker_options: Mapping[str, Any] | None = None) -> None:
+        check_count("num_workers", num_workers)
+        check_fraction("col_fraction_workers", col_fraction_workers)
+        if not isinstance(compress_grads_to_send, bool):
+            raise ConfigError(f"compress_grads_to_send must be True or False, got {compress_grads_to_send!r}")
+        if compress_grads_to_send:
+            codecs.require_lz4("compress_grads_to_send")
+        self.index_parent = index_parent
+        num_remote = num_workers if num_workers > 1 else 0
+        runtime = runtime or ThreadRuntime()
+        params = {
+            "col_workers_factory": col_workers_factory, "col_communication": Communication(col_communication),
+            "compress_grads_to_send": compress_grads_to_send, "col_execution": Execution(col_execution),
+            "col_fraction_workers": col_fraction_workers, "runtime": runtime, **(worker_options or {}),
+        }
+        super().__init__(
+            GWorker, params, grad_worker_resources, num_remote, runtime=runtime, name="GWorker ",
+            local_params={"device": local_device, "collects": not num_remote},
+            remote_params={"num_threads": num_threads})
+
+    @classmethod
+    def create_factory(cls, num_workers: int, col_workers_factory: Callable[..., Any],
+                       col_fraction_workers: float = 1.0, col_execution: Execution | str = "Central",
+                       col_communication: Communication | str = "synchronous", compress_grads_to_send: bool = False,
+                       grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, *,
+                       num_threads: int | None = 1, **worker_options: Any) -> Callable[..., GWorkerSet]:
+        """A function that makes new GWorkerSets.
+
+        Args:
+            num_workers: Number of remote workers in the set; 1 means none.
+            col_workers_factory: Makes each GWorker's set of collection workers.
+            col_fraction_workers: Share of collection workers that ends a synchronous round.
+            col_execution: "Central" or "Parallel" collection.
+            col_communication: "synchronous" or "asynchronous" collection.
+            compress_grads_to_send: Whether gradients cross compressed, without loss.
+            grad_worker_resources: What each remote worker asks for; the default shrinks to what there is.
+            num_threads: Torch threads of each remote worker.
+            worker_options: Further options of `GWorker`.
+
+        Returns:
+            A function of `(local_device, index_parent, runtime)`.
+        """
+        check_count("num_workers", num_workers)
+        return partial(
+            cls, num_workers, col_execution=Execution(col_execution),
+            col_communication=Communication(col_communication), col_workers_factory=col_workers_factory,
+            col_fraction_workers=check_fraction("col_fraction_workers", col_fraction_workers),
+            grad_worker_resources=grad_worker_resources, compress_grads_to_send=compress_grads_to_send,
+            num_threads=num_threads, worker_options=worker_options)

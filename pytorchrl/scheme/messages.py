@@ -1,0 +1,83 @@
+"""What crosses between workers: frozen, typed, with the numbers that belong to it inside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pytorchrl.agent.data import Episode
+from pytorchrl.scheme.ledger import LedgerSnapshot
+
+Moments = tuple[Any, Any, Any]
+"""(count, mean, M2) of a set of samples: merged without counting one twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What collectors and gradient workers need to go on from a version."""
+
+    version: int
+    """Number of updates applied so far."""
+    state: dict[str, np.ndarray]
+    """Acting state of the algorithm: flat parameter vectors, normalisers. Never written after it was made."""
+    parameters: dict[str, float] = field(default_factory=dict)
+    """Values of scheduled or changed algorithm parameters in force at this version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What a CWorker sends for one request."""
+
+    data: Any
+    """`RolloutData` of numpy arrays, or its compressed form."""
+    num_env_steps: int
+    """Valid transitions in `data`."""
+    collected_steps: int
+    """All env steps that this incarnation of the worker has made so far."""
+    weights_version: int
+    """Version of the weights at its start."""
+    worker: int
+    sequence: int
+    """1, 2, ... by worker and incarnation."""
+    incarnation: int = 0
+    episodes: tuple[Episode, ...] = ()
+    moments: dict[str, Moments] = field(default_factory=dict)
+    """For the normalisers, by name."""
+    collect_s: float = 0.0
+    """Seconds that collecting took."""
+    preempted: bool = False
+    """Whether it was told to stop before it was full."""
+    bytes_raw: int = 0
+    bytes_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What a GWorker sends for one request."""
+
+    vectors: Any
+    """One flat float32 array per group, or their compressed form; None if it applied them itself."""
+    num_samples: int
+    """Valid samples behind it: its weight in a mean."""
+    num_new_samples: int
+    """Those that no earlier gradient used."""
+    weights_version: int
+    """Version of the weights that it was computed with."""
+    worker: int
+    sequence: int
+    info: dict[str, float]
+    """The algorithm's statistics."""
+    ledger: LedgerSnapshot
+    last: bool = False
+    """Whether its data is used up, so that the next request starts with new data."""
+    lags: tuple[tuple[int, int, int], ...] = ()
+    """(worker, lag when queued, lag at first use) of each rollout that came into use."""
+    episodes: tuple[Episode, ...] = ()
+    moments: tuple[dict[str, Moments], ...] = ()
+    """Of the rollouts that came into use, with the last gradient made from them."""
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds by operation since the last message."""
+    counters: dict[str, int] = field(default_factory=dict)
+    """Totals by name: weight pushes, bytes."""

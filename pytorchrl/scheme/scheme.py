@@ -1,0 +1,277 @@
+"""The scheme: where collection, gradients and updates run, and who waits for whom."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pytorchrl.agent.data import Episode
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.seeding import check_seed
+from pytorchrl.errors import ConfigError, StoppedError
+from pytorchrl.runtime import DEFAULT_RESOURCES, Future, Handle, Runtime, make_runtime
+from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, SYNC, Communication, Execution
+from pytorchrl.scheme.checks import Checks
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.scheme.evaluation import Evaluation, Evaluator
+from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
+from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.updates.u_worker import UWorker
+
+logger = logging.getLogger(__name__)
+
+
+class Scheme:
+    """An agent, and where its three operations run. Everything is checked here; nothing starts before `start`.
+
+    Args:
+        algo_factory: Makes the algorithm, e.g. `PPO.create_factory(...)`.
+        actor_factory: Makes the actor.
+        storage_factory: Makes the storage.
+        train_envs_factory: Makes each collection worker's environments.
+        test_envs_factory: Makes the evaluation's environments; None: no evaluation.
+        num_col_workers: Collection workers of each gradient worker; 1 means the local one, 2 or more are remote.
+        col_execution: "Central" or "Parallel" collection; None follows num_col_workers.
+        col_communication: "synchronous": collection and learning take turns; "asynchronous": neither waits.
+        col_fraction_workers: Share of collection workers after which a synchronous round stops the rest.
+        fraction_samples: Share of its rollout that a collection worker told to stop collects all the same.
+        compress_data_to_send: Send rollouts compressed, without loss (needs lz4).
+        num_grad_workers: Gradient workers; 1 means the local one, 2 or more are remote.
+        grad_execution: "Central" or "Parallel" gradients; None follows num_grad_workers.
+        grad_communication: "synchronous": one update from all gradients; "asynchronous": each as it comes.
+        compress_grads_to_send: Send gradients compressed, without loss (needs lz4).
+        distribute_gradients: Gradient workers average gradients among themselves (gloo) and each applies the update.
+        col_in_flight: Requests that each asynchronous collection worker always has.
+        queue_size: Rollouts that may wait for an asynchronous learner before collection waits for it.
+        queue_timeout_s: Seconds that a learner waits for data before it raises.
+        broadcast_interval: Updates after which an asynchronous collection worker is given new weights.
+        col_worker_resources: Ray resources of each remote collection worker; the default shrinks to what there is.
+        grad_worker_resources: Ray resources of each remote gradient worker; the default shrinks to what there is.
+        device: Device of the learner, "cpu" or "cuda:N"; None is the CPU.
+        num_threads: Torch threads of every worker, the learner included.
+        seed: Seed of everything; None draws one.
+        runtime: "ray" or "threads" (all workers in this process); None: ray where there are remote workers.
+        address: Of a Ray cluster; None starts a local one unless RAY_ADDRESS names one.
+
+    Attributes:
+        seed: The seed in force.
+        settings: Every setting, JSON-able.
+
+    Raises:
+        ConfigError: Anything wrong or contradictory, all problems at once.
+    """
+
+    def __init__(self, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
+                 train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, *,
+                 num_col_workers: int = 1, col_execution: Execution | str | None = None,
+                 col_communication: Communication | str = SYNC, col_fraction_workers: float = 1.0,
+                 fraction_samples: float = 1.0, compress_data_to_send: bool = False, num_grad_workers: int = 1,
+                 grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
+                 compress_grads_to_send: bool = False, distribute_gradients: bool = False, col_in_flight: int = 2,
+                 queue_size: int = 16, queue_timeout_s: float = 300.0, broadcast_interval: int = 1,
+                 col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
+                 grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
+                 num_threads: int = 1, seed: int | None = None, runtime: str | None = None,
+                 address: str | None = None) -> None:
+        given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
+        self.algo_factory, self.actor_factory, self.storage_factory = algo_factory, actor_factory, storage_factory
+        self.train_envs_factory, self.test_envs_factory = train_envs_factory, test_envs_factory
+        checks = Checks(given)
+        self._options = checks.run()
+        checks.agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        for text in checks.warnings:
+            warnings.warn(text, stacklevel=2)
+        self.seed = secrets.randbits(32) if seed is None else check_seed(seed)
+        self.settings: dict[str, Any] = {
+            **{name: str(value) if isinstance(value, (Execution, Communication)) else
+               dict(value) if isinstance(value, Mapping) else value for name, value in self._options.items()},
+            "seed": self.seed,
+        }
+        self._runtime: Runtime | None = None
+        self._worker: UWorker | None = None
+        self._evaluator: Handle[Evaluator] | None = None
+        self._evaluation: Future[Evaluation | None] | None = None
+        self._final: LedgerSnapshot | None = None
+        self._threads_before: int | None = None
+
+    def __repr__(self) -> str:
+        agent = [f"  {name}={getattr(self, name)!r}" for name in (
+            "algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory")]
+        return "Scheme(\n" + ",\n".join([*agent, *(f"  {k}={v!r}" for k, v in self.settings.items())]) + ")"
+
+    # Life
+
+    @property
+    def has_remote_workers(self) -> bool:
+        """Whether any worker runs outside this process."""
+        return PARALLEL in (self._options["col_execution"], self._options["grad_execution"])
+
+    def start(self, target_steps: int = 1) -> UWorker:
+        """Build the worker tree; `step` does it too. Schedules follow `target_steps` env steps.
+
+        Raises:
+            StartError: The resources are not there, Ray cannot be reached, or a worker did not come up.
+        """
+        if self._final is not None:
+            raise StoppedError("this scheme has been stopped; build a new one")
+        if self._worker is None:
+            self._threads_before = torch.get_num_threads()
+            torch.set_num_threads(self._options["num_threads"])
+            name = self._options["runtime"] if self.has_remote_workers else "threads"
+            self._runtime = make_runtime(name, self._options["address"])
+            try:
+                self._worker = self._build(self._runtime, target_steps)
+                self._worker.ready()
+            except BaseException:
+                self._abandon()
+                raise
+        return self._worker
+
+    def _build(self, runtime: Runtime, target_steps: int) -> UWorker:
+        options = self._options
+        num_grad, num_col = options["num_grad_workers"], options["num_col_workers"]
+        grad_remote = num_grad if options["grad_execution"] is PARALLEL else 0
+        col_remote = num_col * max(1, grad_remote) if options["col_execution"] is PARALLEL else 0
+        grad_resources, col_resources = runtime.fit_resources([
+            ("gradient workers", grad_remote, options["grad_worker_resources"]),
+            ("collection workers", col_remote, options["col_worker_resources"])])
+        col_factory = CWorkerSet.create_factory(
+            num_col, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory,
+            worker_resources=col_resources, compress_data_to_send=options["compress_data_to_send"], seed=self.seed,
+            num_threads=options["num_threads"])
+        grad_factory = GWorkerSet.create_factory(
+            num_grad, col_factory, options["col_fraction_workers"], options["col_execution"],
+            options["col_communication"], options["compress_grads_to_send"], grad_resources,
+            num_threads=options["num_threads"], **{name: options[name] for name in (
+                "fraction_samples", "col_in_flight", "queue_size", "queue_timeout_s", "broadcast_interval")})
+        return UWorker(
+            grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
+            distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,
+            target_steps=target_steps, request_timeout_s=2 * options["queue_timeout_s"])
+
+    @property
+    def update_worker(self) -> UWorker:
+        """The root of the worker tree; starts it if need be."""
+        return self._worker or self.start()
+
+    def step(self) -> dict[str, float]:
+        """Make one update (or, where a thread makes them, take note of those made since the last call).
+
+        Returns:
+            The algorithm's statistics, means weighted by samples.
+        """
+        return (self._worker or self.start()).step()
+
+    def stop(self) -> dict[str, Any]:
+        """End every worker, thread and process of this scheme. Idempotent.
+
+        Returns:
+            The final ledger, in which nothing is in flight or queued.
+        """
+        if self._final is None:
+            if self._evaluator is not None:
+                self._evaluator.signal(Evaluator.interrupt)
+            try:
+                self._final = self._worker.stop() if self._worker is not None else LedgerSnapshot()
+            finally:
+                self._abandon()
+        return self._final.to_dict()
+
+    def _abandon(self) -> None:
+        if self._runtime is not None:
+            self._runtime.close()
+            self._runtime = None
+        self._evaluator = self._evaluation = None
+        if self._threads_before is not None:
+            torch.set_num_threads(self._threads_before)
+            self._threads_before = None
+
+    # What it knows
+
+    @property
+    def version(self) -> int:
+        """Number of updates made."""
+        return 0 if self._worker is None else self._worker.actor_version
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps collected, as of the last messages."""
+        return 0 if self._worker is None else self._worker.accounts.collected
+
+    def ledger(self) -> dict[str, Any]:
+        """Where every env step is; see `LedgerSnapshot`. Its equation always holds."""
+        if self._final is not None:
+            return self._final.to_dict()
+        return (LedgerSnapshot() if self._worker is None else self._worker.accounts.ledger()).to_dict()
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters, lags, bytes and times; see `Accounts.metrics`."""
+        return self.update_worker.accounts.metrics() if self._final is None or self._worker else {}
+
+    def episodes(self) -> list[Episode]:
+        """Training episodes that ended since the last call."""
+        return [] if self._worker is None else self._worker.accounts.take_episodes()
+
+    # What it can be asked
+
+    def update_algorithm_parameter(self, name: str, value: Any) -> None:
+        """Change an updatable parameter of the algorithm in every worker."""
+        self.update_worker.update_algorithm_parameter(name, value)
+
+    def acting_state(self) -> dict[str, torch.Tensor]:
+        """A copy of what is needed to act: flat parameters and normalisers, by name."""
+        state = self.update_worker.get_weights().state
+        return {key: torch.as_tensor(value).clone() for key, value in state.items()}
+
+    def save_model(self, path: str) -> str:
+        """Save the actor as a file that `torch.load(path, weights_only=True)` reads."""
+        return self.update_worker.save_model(path)
+
+    def start_evaluation(self, num_episodes: int) -> None:
+        """Begin an evaluation of the current weights on a worker of its own; training goes on.
+
+        Raises:
+            ConfigError: There are no test environments.
+        """
+        if self.test_envs_factory is None:
+            raise ConfigError("evaluation needs test_envs_factory, which is None")
+        worker = self.update_worker
+        assert self._runtime is not None
+        if self._evaluator is None:
+            remote = self.has_remote_workers
+            runtime = self._runtime if remote else self._runtime.in_process()
+            self._evaluator = runtime.start_actor(
+                Evaluator, {"index_worker": 1, "algo_factory": self.algo_factory, "actor_factory": self.actor_factory,
+                            "test_envs_factory": self.test_envs_factory, "seed": self.seed,
+                            "num_threads": self._options["num_threads"] if remote else None},
+                name="Evaluator", resources={"num_cpus": 0})
+        self._evaluation = self._evaluator.submit(Evaluator.evaluate, worker.get_weights(), num_episodes)
+
+    def poll_evaluation(self) -> Evaluation | None:
+        """The evaluation if it is finished, else None; each is given once."""
+        if self._evaluation is None or self._evaluator is None:
+            return None
+        if not self._evaluator.runtime.wait([self._evaluation], 0.0):
+            return None
+        return self.wait_evaluation(1.0)
+
+    def wait_evaluation(self, timeout_s: float) -> Evaluation | None:
+        """Wait for the running evaluation; None if there is none. Its error is raised."""
+        if self._evaluation is None or self._evaluator is None:
+            return None
+        evaluation, self._evaluation = self._evaluation, None
+        start = time.perf_counter()
+        result = self._evaluator.runtime.get(evaluation, timeout_s)
+        logger.debug("waited %.2f s for an evaluation", time.perf_counter() - start)
+        return result
+
+
+_NOT_SETTINGS = {"self", "algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory",
+                 "__class__"}
+__all__ = ["ASYNC", "CENTRAL", "PARALLEL", "SYNC", "Scheme"]

@@ -1,0 +1,138 @@
+"""What the update worker knows: the ledger of the whole tree, lags, episodes, timings, the algorithm's statistics."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pytorchrl.agent.data import Episode
+from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
+from pytorchrl.scheme.messages import Gradients
+
+
+class Accounts:
+    """Totals over all gradient workers. Thread-safe: an updater thread writes while the user reads.
+
+    A gradient is `receive`d, then either `apply`ed or `drop`ped; the steps that are new in it move accordingly.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._own = Ledger()
+        self._snapshots: dict[int, LedgerSnapshot] = {}
+        self._counters: dict[int, dict[str, int]] = {}
+        self._lags: Counter[int] = Counter()
+        self._lags_collect: Counter[int] = Counter()
+        self._grad_lags: Counter[int] = Counter()
+        self._episodes: list[Episode] = []
+        self._timings: Counter[str] = Counter()
+        self._info: dict[str, float] = {}
+        self._info_weight = 0.0
+        self._new_updates = 0
+        self.updates = 0
+        self.grads_received = 0
+        self.weight_pushes = 0
+
+    def receive(self, gradients: Gradients) -> None:
+        """A gradient has arrived; its new steps are in flight until it is applied or dropped."""
+        with self._lock:
+            self._snapshots[gradients.worker] = gradients.ledger
+            self._counters[gradients.worker] = gradients.counters
+            for _, lag_queued, lag_used in gradients.lags:
+                self._lags[lag_used] += 1
+                self._lags_collect[lag_queued] += 1
+            self._episodes.extend(gradients.episodes)
+            self._timings.update(gradients.timings)  # type: ignore[arg-type]
+            self.grads_received += 1
+        self._own.move(gradients.num_new_samples, "sent", "in_flight")
+
+    def apply(self, gradients: Iterable[Gradients], version: int, info: Mapping[str, float]) -> None:
+        """One update was made from these gradients, when the parameters' version was `version`."""
+        weight = 0
+        for part in gradients:
+            self._own.move(part.num_new_samples, "in_flight", "consumed_unique")
+            self._own.consume(part.num_samples)
+            weight += part.num_samples
+        with self._lock:
+            for part in gradients:
+                self._grad_lags[version - part.weights_version] += 1
+            self.updates += 1
+            self._new_updates += 1
+            for name, value in info.items():
+                self._info[name] = self._info.get(name, 0.0) + weight * value
+            self._info_weight += weight
+
+    def drop(self, gradients: Gradients, reason: DropReason) -> None:
+        """A received gradient will not be applied."""
+        self._own.drop(gradients.num_new_samples, "in_flight", reason)
+
+    def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
+        """A gradient worker's final account; None if it is lost: what it held is then lost with it."""
+        with self._lock:
+            if snapshot is not None:
+                self._snapshots[worker] = snapshot
+                return
+            last = self._snapshots.get(worker, LedgerSnapshot())
+            lost = Counter(last.dropped)
+            lost[DropReason.WORKER_LOST.value] += last.in_flight + last.queued
+            self._snapshots[worker] = LedgerSnapshot(collected=last.collected, sent=last.sent, dropped=dict(lost))
+
+    def add_time(self, name: str, seconds: float) -> None:
+        """Add to the time spent on an operation."""
+        with self._lock:
+            self._timings[name] += seconds  # type: ignore[assignment]
+
+    def take_info(self) -> tuple[int, dict[str, float]]:
+        """Updates since the last call, and the algorithm's statistics over them, weighted by samples."""
+        with self._lock:
+            weight = self._info_weight or 1.0
+            info = {name: total / weight for name, total in self._info.items()}
+            updates, self._new_updates, self._info, self._info_weight = self._new_updates, 0, {}, 0.0
+            return updates, info
+
+    def take_episodes(self) -> list[Episode]:
+        """Episodes that ended since the last call."""
+        with self._lock:
+            episodes, self._episodes = self._episodes, []
+            return episodes
+
+    def ledger(self) -> LedgerSnapshot:
+        """The account of the whole tree as of the last messages."""
+        with self._lock:
+            return merge(self._snapshots.values(), self._own.snapshot())
+
+    @property
+    def collected(self) -> int:
+        """Env steps that have been reported so far."""
+        return sum(snapshot.collected for snapshot in self._snapshots.values())
+
+    def metrics(self) -> dict[str, Any]:
+        """Counters, lags and times; JSON-able."""
+        with self._lock:
+            counters: Counter[str] = Counter()
+            for part in self._counters.values():
+                counters.update(part)
+            pushes = counters.pop("weight_pushes", 0) + self.weight_pushes
+            return {
+                "updates": self.updates, "grads_received": self.grads_received, "weight_pushes": pushes,
+                "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"],
+                "bytes_in": counters["bytes_sent"], "bytes_in_raw": counters["bytes_raw"],
+                "queue_size": counters["queued_items"], "policy_lag": summary(self._lags),
+                "policy_lag_collect_mean": summary(self._lags_collect)["mean"], "grad_lag": summary(self._grad_lags),
+                "time_s": {name: round(seconds, 6) for name, seconds in sorted(self._timings.items())},
+            }
+
+
+def summary(histogram: Mapping[int, int]) -> dict[str, float]:
+    """Mean, largest, median and 90 % quantile (nearest rank) of a histogram of lags; zeros if it is empty."""
+    if not histogram:
+        return {"mean": 0.0, "max": 0, "p50": 0, "p90": 0}
+    values = np.array(sorted(histogram))
+    counts = np.array([histogram[int(value)] for value in values])
+    cumulated = counts.cumsum()
+    p50, p90 = (int(values[np.searchsorted(cumulated, q * cumulated[-1])]) for q in (0.5, 0.9))
+    return {"mean": float((values * counts).sum() / cumulated[-1]), "max": int(values[-1]), "p50": p50, "p90": p90}

@@ -1,0 +1,245 @@
+"""The four ways in which gradients become updates: each is one class with `step`, chosen once when building."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pytorchrl.errors import WorkerLostError
+from pytorchrl.runtime import Future, Handle, Runtime
+from pytorchrl.scheme import codecs
+from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.ledger import DropReason
+from pytorchrl.scheme.messages import Gradients, Moments, Weights
+from pytorchrl.scheme.updates.accounts import Accounts
+
+# A rank of the averaging group that says nothing for this long is taken for lost.
+_GROUP_TIMEOUT_S = 60.0
+
+
+class Round(Protocol):
+    """One way of making updates."""
+
+    def step(self) -> None:
+        """Make one update and book it."""
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for gradients still in flight and book them as dropped."""
+
+
+def decode(gradients: Gradients) -> list[Tensor]:
+    """The flat gradient of each group as tensors."""
+    return [
+        part if isinstance(part, Tensor)
+        else torch.from_numpy(codecs.decompress(part) if isinstance(part, codecs.Compressed) else part)
+        for part in gradients.vectors]
+
+
+def mean_gradients(parts: Sequence[Gradients]) -> list[Tensor]:
+    """Mean of each group's gradient, weighted by the samples behind it, summed in the order given."""
+    total = sum(part.num_samples for part in parts)
+    sums: list[Tensor] = []
+    for part in parts:
+        scaled = [vector * (part.num_samples / total) for vector in decode(part)]
+        sums = [a.add_(b) for a, b in zip(sums, scaled, strict=True)] if sums else scaled
+    return sums
+
+
+def mean_info(parts: Sequence[Gradients]) -> dict[str, float]:
+    """Mean of the algorithm's statistics, weighted by samples."""
+    total = sum(part.num_samples for part in parts)
+    return {name: sum(part.info[name] * part.num_samples for part in parts) / total for name in parts[0].info}
+
+
+class CentralRound:
+    """The local GWorker computes the gradient and applies it."""
+
+    def __init__(self, local_worker: GWorker, accounts: Accounts) -> None:
+        self._local, self._accounts = local_worker, accounts
+
+    def step(self) -> None:
+        """One batch, one update."""
+        gradients = self._local.collect_and_grad()
+        self._accounts.receive(gradients)
+        version = self._local.actor_version
+        info = self._local.apply_gradients(gradients.vectors, moments=gradients.moments)
+        self._accounts.apply([gradients], version, {**gradients.info, **info})
+        if gradients.info.get("skip_remaining"):
+            self._local.skip_remaining()
+
+    def finish(self, timeout_s: float) -> None:
+        """Nothing is in flight between two steps."""
+
+
+class _RemoteRound:
+    """What all rounds with remote GWorkers share: requests with weights that are put once per version."""
+
+    def __init__(self, local_worker: GWorker, workers: Sequence[Handle[GWorker]], runtime: Runtime,
+                 accounts: Accounts, request_timeout_s: float) -> None:
+        self._local, self._workers, self._runtime, self._accounts = local_worker, workers, runtime, accounts
+        self._timeout_s = request_timeout_s
+        self._reference: tuple[int, Any] | None = None
+        self._versions = [-1] * len(workers)
+        # Requests in order of dispatch. Touched by the thread that steps only, or after it has ended.
+        self._in_flight: dict[Future[Gradients], int] = {}
+
+    def _weights_for(self, index: int) -> Weights | None:
+        """A reference to the newest weights if the worker lacks them; it receives a `Weights`."""
+        version = self._local.actor_version
+        if self._versions[index] == version:
+            return None
+        if self._reference is None or self._reference[0] != version:
+            self._reference = (version, self._runtime.put(self._local.get_weights()))
+        self._versions[index] = version
+        self._accounts.weight_pushes += 1
+        return self._reference[1]  # type: ignore[no-any-return]
+
+    def forget_weights(self) -> None:
+        """A parameter was changed: every worker gets the weights anew with its next request."""
+        self._reference, self._versions = None, [-1] * len(self._workers)
+
+    def _wait_any(self) -> list[Future[Gradients]]:
+        """All requests in flight that are finished, once one is."""
+        deadline = self._runtime.now() + self._timeout_s
+        while self._runtime.now() < deadline:
+            ready = self._runtime.wait(list(self._in_flight), POLL_INTERVAL_S)
+            if ready:
+                return ready
+        names = [self._workers[index].name for index in self._in_flight.values()]
+        raise WorkerLostError(f"{', '.join(names)} gave no gradient for {self._timeout_s:.0f} s")
+
+    def _gather_all(self) -> list[Gradients]:
+        """Every request in flight, in worker order; the first error is raised."""
+        done: dict[int, Gradients] = {}
+        while self._in_flight:
+            for future in self._wait_any():
+                done[self._in_flight.pop(future)] = self._runtime.get(future, self._timeout_s)
+        return [done[index] for index in sorted(done)]
+
+    def finish(self, timeout_s: float) -> None:
+        """Take what comes within the deadline, and book it as dropped."""
+        for outcome in self._runtime.get_all(list(self._in_flight), timeout_s):
+            if outcome.value is not None:
+                self._accounts.receive(outcome.value)
+                self._accounts.drop(outcome.value, DropReason.SHUTDOWN)
+        self._in_flight.clear()
+
+
+class SyncRound(_RemoteRound):
+    """One gradient from every remote GWorker, averaged into one update."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._used_up, self._skip = True, False
+
+    def step(self) -> None:
+        """Weights out, gradients in, one update."""
+        advantage_moments: list[Moments] | None = None
+        if self._used_up and self._local.algo.advantage_normalization == "batch":
+            preparing = [handle.submit(GWorker.prepare, self._weights_for(index))
+                         for index, handle in enumerate(self._workers)]
+            advantage_moments = [outcome.unwrap() for outcome in self._runtime.get_all(preparing, self._timeout_s)]
+        for index, handle in enumerate(self._workers):
+            future = handle.submit(GWorker.collect_and_grad, self._weights_for(index),
+                                   advantage_moments=advantage_moments, skip_remaining=self._skip)
+            self._in_flight[future] = index
+        parts = self._gather_all()
+        for part in parts:
+            self._accounts.receive(part)
+        info, version = mean_info(parts), self._local.actor_version
+        # Decided once, on the mean, so that all workers agree.
+        self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
+        self._used_up = self._skip or parts[0].last
+        moments = tuple(moment for part in parts for moment in part.moments)
+        info.update(self._local.apply_gradients(mean_gradients(parts), moments=moments))
+        self._accounts.apply(parts, version, info)
+
+
+class AsyncRound(_RemoteRound):
+    """One chain (weights, data, gradient) per remote GWorker, always in flight, also between two steps."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # Finished gradients that no step has applied yet, in order of dispatch; their chains are idle.
+        self._ready: deque[tuple[int, Gradients]] = deque()
+        self._started = False
+
+    def step(self) -> None:
+        """Apply the next gradient; its sender alone gets the new weights and goes on."""
+        if not self._started:
+            self._started = True
+            for index in range(len(self._workers)):
+                self._request(index, skip=False)
+        if not self._ready:
+            for future in self._wait_any():
+                index = self._in_flight.pop(future)
+                gradients = self._runtime.get(future, self._timeout_s)
+                self._accounts.receive(gradients)
+                self._ready.append((index, gradients))
+        index, gradients = self._ready.popleft()
+        version = self._local.actor_version
+        info = self._local.apply_gradients(decode(gradients), moments=gradients.moments)
+        self._accounts.apply([gradients], version, {**gradients.info, **info})
+        self._request(index, skip=bool(gradients.info.get("skip_remaining")))
+
+    def _request(self, index: int, skip: bool) -> None:
+        future = self._workers[index].submit(GWorker.collect_and_grad, self._weights_for(index), skip_remaining=skip)
+        self._in_flight[future] = index
+
+    def finish(self, timeout_s: float) -> None:
+        """Book finished and unfinished chains as dropped."""
+        for _, gradients in self._ready:
+            self._accounts.drop(gradients, DropReason.SHUTDOWN)
+        self._ready.clear()
+        super().finish(timeout_s)
+
+
+class DecentralisedRound(_RemoteRound):
+    """The remote GWorkers average gradients among themselves, and each applies the same update."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._skip = self._joined = False
+        self._updates = self._pulled = 0
+
+    def _join(self) -> None:
+        """All ranks start from the local worker's weights and meet at a free port of the first one's host."""
+        first = self._workers[0]
+        address, port = self._runtime.get(first.submit(GWorker.propose_address), self._timeout_s)
+        joining = []
+        for rank, handle in enumerate(self._workers):
+            handle.submit(GWorker.set_weights, self._weights_for(rank))  # type: ignore[arg-type]
+            joining.append(handle.submit(GWorker.join_group, address, port, rank, len(self._workers),
+                                         _GROUP_TIMEOUT_S))
+        for outcome in self._runtime.get_all(joining, _GROUP_TIMEOUT_S):
+            outcome.unwrap()
+        self._joined = True
+
+    def step(self) -> None:
+        """One update on every rank; only statistics come here."""
+        if not self._joined:
+            self._join()
+        parameters: Mapping[str, float] = dict(self._local.algo.parameters)
+        for index, handle in enumerate(self._workers):
+            future = handle.submit(GWorker.collect_and_grad, None, skip_remaining=self._skip,
+                                   distribute_gradients=True, parameters=parameters)
+            self._in_flight[future] = index
+        parts = self._gather_all()
+        for part in parts:
+            self._accounts.receive(part)
+        info = mean_info(parts)
+        self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
+        self._accounts.apply(parts, self._updates, info)
+        self._updates += 1
+
+    def pull_weights(self, timeout_s: float) -> None:
+        """Bring the local worker to the ranks' weights, which are equal."""
+        if self._joined and self._pulled != self._updates:
+            weights = self._runtime.get(self._workers[0].submit(GWorker.get_weights), timeout_s)
+            self._local.set_weights(weights)
+            self._pulled = self._updates

@@ -1,0 +1,191 @@
+"""The update worker: the root of the tree, and the thread that makes updates beside the user's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pytorchrl.errors import StoppedError, WorkerLostError
+from pytorchrl.runtime import Runtime, ThreadRuntime
+from pytorchrl.scheme.base.worker import ASYNC, PARALLEL, Communication, Execution, Worker
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
+from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
+from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.updates.accounts import Accounts
+from pytorchrl.scheme.updates.rounds import AsyncRound, CentralRound, DecentralisedRound, Round, SyncRound
+
+# stop() gives running calls this long to end before their workers are killed.
+_STOP_TIMEOUT_S = 4.0
+
+
+class UpdaterThread(threading.Thread):
+    """Makes updates. `step()` makes one in the caller's thread; started as a thread it makes them until closed.
+
+    Args:
+        round_: How gradients become an update.
+        runtime: Owner of events.
+    """
+
+    def __init__(self, round_: Round, runtime: Runtime) -> None:
+        super().__init__(name="UpdaterThread", daemon=True)
+        self._round, self._runtime = round_, runtime
+        self._closing = runtime.make_event()
+        # Set after every update and at the end; a waiting user's thread clears it.
+        self.progressed = runtime.make_event()
+        self.failure: BaseException | None = None
+        self.before_step: Callable[[], None] = lambda: None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it has been told to end."""
+        return self._closing.is_set()
+
+    def step(self) -> None:
+        """Make one update."""
+        self.before_step()
+        self._round.step()
+
+    def run(self) -> None:
+        """Make updates until closed. An exception ends the thread; the user's next call raises it."""
+        try:
+            while not self.stopped:
+                self.step()
+                self.progressed.set()
+        except BaseException as failure:  # noqa: BLE001 - re-raised to the owner by UWorker.step()
+            self.failure = failure
+        self.progressed.set()
+
+    def signal_stop(self) -> None:
+        """Make no further update."""
+        self._closing.set()
+
+
+class UWorker(Worker):
+    """Owns the version of the parameters: applies gradients, pushes weights, keeps the account.
+
+    Args:
+        grad_workers_factory: Makes its GWorkerSet.
+        index_worker: Its index; there is one.
+        grad_execution: "Central": the local GWorker computes gradients; "Parallel": the remote ones do.
+        grad_communication: "synchronous": one update from all; "asynchronous": updates as gradients come.
+        distribute_gradients: Whether the remote GWorkers average and apply gradients among themselves.
+        device: "cpu" or "cuda:N" of the local GWorker.
+        runtime: Where remote workers run.
+        target_steps: End of the experiment in env steps, which schedules follow.
+        request_timeout_s: How long a gradient worker may take for one request.
+
+    Attributes:
+        grad_workers: The GWorkerSet.
+        local_worker, remote_workers: Its members.
+        updater: The UpdaterThread.
+        accounts: Ledger, lags, episodes and statistics.
+    """
+
+    def __init__(self, grad_workers_factory: Callable[..., GWorkerSet], index_worker: int = 0, *,
+                 grad_execution: Execution | str = "Central", grad_communication: Communication | str = "synchronous",
+                 distribute_gradients: bool = False, device: str | None = None, runtime: Runtime | None = None,
+                 target_steps: int = 1, request_timeout_s: float = 600.0) -> None:
+        super().__init__(index_worker)
+        self._runtime = runtime or ThreadRuntime()
+        self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
+        self.local_worker: GWorker = self.grad_workers.local_worker()
+        self.remote_workers = self.grad_workers.remote_workers()
+        self.accounts = Accounts()
+        self._target_steps = target_steps
+        parallel = Execution(grad_execution) is PARALLEL
+        asynchronous = Communication(grad_communication) is ASYNC
+        self._in_thread = asynchronous and not parallel
+        self._round: Any
+        if not parallel:
+            self._round = CentralRound(self.local_worker, self.accounts)
+        else:
+            kind = DecentralisedRound if distribute_gradients else AsyncRound if asynchronous else SyncRound
+            self._round = kind(self.local_worker, self.remote_workers, self._runtime, self.accounts, request_timeout_s)
+        self.updater = UpdaterThread(self._round, self._runtime)
+        self.updater.before_step = self._follow_schedules
+        self._final: LedgerSnapshot | None = None
+
+    def ready(self) -> int:
+        """Answer once every worker of the tree is built."""
+        self.grad_workers.wait_ready()
+        return self.local_worker.ready()
+
+    def _follow_schedules(self) -> None:
+        algo = self.local_worker.algo
+        if algo.schedules:
+            algo.follow_schedules(self.accounts.collected, self._target_steps)
+
+    def step(self) -> dict[str, float]:
+        """Make one update; where updates are made by a thread, wait until at least one more was made.
+
+        Returns:
+            The algorithm's statistics over the updates since the last call.
+
+        Raises:
+            StoppedError: After `stop()`.
+            Exception: Whatever ended a worker or thread.
+        """
+        if self._final is not None:
+            raise StoppedError("this scheme has been stopped; build a new one")
+        if not self._in_thread:
+            self.updater.step()
+            return self.accounts.take_info()[1]
+        if self.updater.ident is None:
+            self._runtime.start_thread(self.updater)
+        while True:
+            self.updater.progressed.wait(POLL_INTERVAL_S)
+            self.updater.progressed.clear()
+            updates, info = self.accounts.take_info()
+            if updates:
+                return info
+            if self.updater.failure is not None:
+                raise self.updater.failure
+            if not self.updater.is_alive():
+                raise WorkerLostError("the updater thread ended without an error")
+
+    @property
+    def actor_version(self) -> int:
+        """Number of updates made."""
+        return self.accounts.updates
+
+    def get_weights(self) -> Weights:
+        """A snapshot of the current acting state and its version."""
+        self._pull_weights()
+        return self.local_worker.get_weights()
+
+    def save_model(self, fname: str) -> str:
+        """Save the current actor; see `GWorker.save_model`."""
+        self._pull_weights()
+        return self.local_worker.save_model(fname)
+
+    def _pull_weights(self) -> None:
+        if isinstance(self._round, DecentralisedRound) and self._final is None:
+            self._round.pull_weights(_STOP_TIMEOUT_S * 5)
+
+    def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
+        """Change a parameter of the algorithm in every worker; it replaces a schedule."""
+        self.local_worker.update_algorithm_parameter(parameter_name, new_parameter_value)
+        if self.remote_workers and not isinstance(self._round, DecentralisedRound):
+            self._round.forget_weights()
+
+    def stop(self) -> LedgerSnapshot:
+        """End all threads and workers; the final account, in which nothing is in flight or queued. Idempotent."""
+        if self._final is not None:
+            return self._final
+        self._pull_weights()
+        self.updater.signal_stop()
+        for handle in self.remote_workers:
+            handle.signal(GWorker.interrupt)
+        self.local_worker.interrupt()
+        self._runtime.join_thread(self.updater, _STOP_TIMEOUT_S)
+        self._round.finish(_STOP_TIMEOUT_S)
+        stopping = [handle.submit(GWorker.stop) for handle in self.remote_workers]
+        for index, outcome in enumerate(self._runtime.get_all(stopping, _STOP_TIMEOUT_S), start=1):
+            self.accounts.close(index, outcome.value)
+        self.accounts.close(0, self.local_worker.stop())
+        self.grad_workers.kill_remote()
+        self._final = self.accounts.ledger()
+        return self._final

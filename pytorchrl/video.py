@@ -1,0 +1,81 @@
+"""Films of a trained agent, with Gymnasium's recorder (extra `video`). Nothing else of the package needs it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+
+from pytorchrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pytorchrl.scheme import Evaluation
+    from pytorchrl.training import TrainedAgent
+
+_PREFIX = "episode"
+
+
+def record_video(
+    agent: TrainedAgent, video_dir: str | os.PathLike[str], *, num_episodes: int = 1, deterministic: bool = True,
+    seed: int | None = None,
+) -> Evaluation:
+    """Play episodes one after the other in a single environment, and write each as an mp4 file.
+
+    Args:
+        agent: What plays.
+        video_dir: Where the files go; made if missing.
+        num_episodes: How many, from 1.
+        deterministic: Whether the policy takes its best action.
+        seed: Of the environment; None takes the experiment's.
+
+    Returns:
+        The returns and lengths of these episodes.
+
+    Raises:
+        ConfigError: The extra `video` is missing, the directory cannot be written, or the environment draws nothing.
+    """
+    if importlib.util.find_spec("moviepy") is None:
+        raise ConfigError("films need the extra `video`: pip install 'pytorchrl[video]'")
+    try:
+        os.makedirs(video_dir, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{os.fspath(video_dir)!r} cannot be written: {error}") from error
+    recorder = functools.partial(_recorded, video_dir=os.fspath(video_dir))
+    return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed,
+                          envs=_single_environment(agent, recorder))
+
+
+def _recorded(env: gym.Env[Any, Any], *, video_dir: str) -> gym.Env[Any, Any]:
+    if env.render_mode != "rgb_array":
+        raise ConfigError(f"{env} draws no pictures: it has no render mode 'rgb_array'")
+    return gym.wrappers.RecordVideo(env, video_dir, episode_trigger=lambda _: True, name_prefix=_PREFIX,
+                                    disable_logger=True)
+
+
+def _single_environment(agent: TrainedAgent, recorder: Any) -> Any:
+    """The test environment, once, drawing, and with the recorder next to it; preprocessing stays as it was."""
+    factory = agent.agent.test_envs
+    options = factory.options
+    is_atari = isinstance(options.env_fn, str) and options.env_fn.split(":")[-1].startswith("ALE/")
+    changed: dict[str, Any] = {
+        "vec_env_size": 1, "backend": "sync", "wrappers": (recorder, *options.wrappers),
+        "env_kwargs": {**options.env_kwargs, "render_mode": "rgb_array"},
+    }
+    if is_atari:
+        changed |= _single_game(options, recorder)
+    return dataclasses.replace(factory, options=dataclasses.replace(options, **changed))
+
+
+def _single_game(options: Any, recorder: Any) -> dict[str, Any]:
+    """One game by Gymnasium's wrappers, with the pictures that ale-py's vector environment gives."""
+    sticky = options.env_kwargs.get("repeat_action_probability", 0.0)
+    preprocess = functools.partial(gym.wrappers.AtariPreprocessing, noop_max=30, frame_skip=4, screen_size=84,
+                                   terminal_on_life_loss=False, grayscale_obs=True)
+    return {
+        "env_kwargs": {"repeat_action_probability": sticky, "frameskip": 1, "render_mode": "rgb_array"},
+        "wrappers": (recorder, preprocess), "frame_stack": 4, "end_on_life_loss": False,
+    }

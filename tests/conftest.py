@@ -1,0 +1,119 @@
+"""Fixtures that tests of several parts use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+class FakeScheme:
+    """A scheme without workers: each step "collects" and uses `steps_per_update` env steps."""
+
+    def __init__(self, *, steps_per_update=10, on_step=None, on_start=None, can_test=True):
+        self.steps_per_update, self._on_step, self._on_start = steps_per_update, on_step, on_start
+        self.test_envs_factory = object() if can_test else None
+        self.seed, self.version, self.env_steps = 7, 0, 0
+        self.settings = {"num_col_workers": 1, "col_communication": "synchronous"}
+        self.calls = []
+        self.lost = 0
+        self.finished = []
+        self.evaluations = []
+        self._stopped = False
+
+    def start(self, target_steps):
+        self.calls.append(("start", target_steps))
+        if self._on_start:
+            self._on_start()
+
+    def step(self):
+        if self._on_step:
+            self._on_step(self)
+        self.version += 1
+        self.env_steps += self.steps_per_update
+        self.finished.append(SimpleNamespace(env_return=float(self.version), length=10))
+        return {"loss": float(self.version), "entropy": 0.5}
+
+    def ledger(self):
+        dropped = {"policy_lag": 0, "shutdown": 5 if self._stopped else 0}
+        return {"collected": self.env_steps + 5, "in_flight": 0 if self._stopped else 5, "queued": 0,
+                "consumed_unique": self.env_steps - self.lost, "consumed": 4 * self.env_steps, "resident": 0,
+                "evicted": 0, "dropped": dropped}
+
+    def metrics(self):
+        return {"updates": self.version, "policy_lag": {"mean": 0.5, "max": 2, "p50": 0.0, "p90": 1.0},
+                "queue_size": 1, "workers": "1/1"}
+
+    def episodes(self):
+        finished, self.finished = self.finished, []
+        return finished
+
+    def update_algorithm_parameter(self, name, value):
+        self.calls.append(("update_algorithm_parameter", name, value))
+
+    def save_model(self, path):
+        self.calls.append(("save_model", path))
+        Path(path).write_bytes(b"model")
+        return path
+
+    def start_evaluation(self, num_episodes):
+        self.calls.append(("start_evaluation", num_episodes))
+        self.evaluations.append(SimpleNamespace(
+            version=self.version, returns=[float(self.version)] * num_episodes, lengths=[3] * num_episodes))
+
+    def poll_evaluation(self):
+        return self.evaluations.pop() if self.evaluations else None
+
+    def wait_evaluation(self, timeout_s):
+        return self.poll_evaluation()
+
+    def stop(self):
+        self.calls.append(("stop",))
+        self._stopped = True
+        return self.ledger()
+
+
+@pytest.fixture
+def fake_scheme():
+    """The class, to make schemes with."""
+    return FakeScheme
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Run a script in a process of its own, with one torch thread, in an empty folder."""
+    def run(*arguments, timeout=60, **options):
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False,
+            **{"cwd": tmp_path, "env": process_environment(), **options})
+    return run
+
+
+@pytest.fixture
+def start_python(tmp_path):
+    """Start a script in a process of its own; whatever is left of it is killed after the test."""
+    started = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=tmp_path, env=process_environment(), start_new_session=True)
+        started.append(process)
+        return process
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def process_environment():
+    """That of this process, so that the package is found and torch uses one thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, Embedding, encode, is_image
+from pytorchrl.agent.actors.resnets import FixupBlock, FixupCNN, ImpalaCNN
+from pytorchrl.errors import SpaceError
+
+IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+SMALL = gym.spaces.Box(0, 255, (3, 40, 36), np.uint8)
+
+
+def _generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def _images(space, count=2):
+    return torch.randint(0, 256, (count, *space.shape), dtype=torch.uint8, generator=_generator())
+
+
+def _assert_orthogonal(weight, gain):
+    singular = torch.linalg.svdvals(weight.detach().flatten(1))
+    torch.testing.assert_close(singular, torch.full_like(singular, gain), atol=1e-4, rtol=0)
+
+
+def test_cnn_is_the_nature_network():
+    net = CNN(IMAGE, generator=_generator())
+    assert [tuple(p.shape) for p in net.parameters()] == [
+        (32, 4, 8, 8), (32,), (64, 32, 4, 4), (64,), (64, 64, 3, 3), (64,), (512, 3136), (512,)]
+    x = _images(IMAGE)
+    hidden = x.float() / 255
+    for layer, stride in ((net.conv1, 4), (net.conv2, 2), (net.conv3, 1)):
+        hidden = F.relu(F.conv2d(hidden, layer.weight, layer.bias, stride=stride))
+    expected = F.relu(F.linear(hidden.flatten(1), net.head.weight, net.head.bias))
+    torch.testing.assert_close(net(x), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(net(x), net(x.float() / 255), atol=1e-5, rtol=1e-5)  # floats are taken as they are
+
+
+@pytest.mark.parametrize("extractor", [CNN, ImpalaCNN, FixupCNN])
+@pytest.mark.parametrize("size", [7, 256])
+def test_image_extractors_have_the_asked_output_size(extractor, size):
+    net = extractor(SMALL, out_features=size, generator=_generator())
+    assert net(_images(SMALL)).shape == (2, size)
+    assert net.out_features == size
+    assert net.head.out_features == size
+
+
+@pytest.mark.parametrize("extractor", [CNN, ImpalaCNN, FixupCNN, MLP])
+def test_hidden_layers_start_orthogonal_with_zero_bias(extractor):
+    net = extractor(SMALL, generator=_generator())
+    for name, module in net.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and not (extractor is FixupCNN and module.bias is None):
+            _assert_orthogonal(module.weight, math.sqrt(2))
+            assert not module.bias.any(), name
+
+
+def test_fixup_blocks_start_as_the_identity():
+    block = FixupBlock(16, _generator())
+    x = torch.randn(2, 16, 5, 5, generator=_generator())
+    assert torch.equal(block(x), x)
+    _assert_orthogonal(block.conv1.weight, math.sqrt(2) / math.sqrt(6))
+    block(x).sum().backward()
+    assert block.conv2.weight.grad.any()  # yet it learns
+
+
+def test_mlp_computes_its_layers():
+    for name, function in (("tanh", torch.tanh), ("relu", torch.relu)):
+        net = MLP(gym.spaces.Box(-1, 1, (3,), np.float32), (8, 5), name, _generator())
+        x = torch.randn(4, 3, generator=_generator())
+        before = x.clone()
+        expected = x
+        for layer in net.layers:
+            expected = function(layer(expected))
+        torch.testing.assert_close(net(x), expected)
+        assert torch.equal(x, before)
+        assert net.out_features == 5
+
+
+def test_equal_seeds_give_equal_weights_and_the_global_generator_stays():
+    before = torch.get_rng_state()
+    for extractor in (CNN, FixupCNN, MLP):
+        first, second = (extractor(SMALL, generator=_generator(5)) for _ in range(2))
+        assert all(map(torch.equal, first.parameters(), second.parameters()))
+    Embedding(3, 4, _generator())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_encode_writes_every_space_as_numbers():
+    assert encode(gym.spaces.Discrete(3), torch.tensor([2, 0])).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert encode(gym.spaces.MultiDiscrete([2, 3]), torch.tensor([[1, 0]])).tolist() == [[0, 1, 1, 0, 0]]
+    assert encode(gym.spaces.MultiBinary(2), torch.tensor([[1, 0]], dtype=torch.int8)).tolist() == [[1, 0]]
+    ram = gym.spaces.Box(0, 255, (2,), np.uint8)
+    assert encode(ram, torch.tensor([[255, 51]], dtype=torch.uint8)).tolist() == [[1.0, pytest.approx(0.2)]]
+    assert encode(gym.spaces.Box(0, 9, (), np.float32), torch.tensor([3.0, 4.0])).tolist() == [[3.0], [4.0]]
+
+
+def test_dict_net_sees_every_leaf():
+    vector = gym.spaces.Box(-1, 1, (3,), np.float32)
+    net = DictNet({"a.b": MLP(vector, (4,), generator=_generator()), "c": MLP(vector, (5,), generator=_generator())},
+                  hidden_sizes=(6,), generator=_generator())
+    obs = {leaf: torch.randn(2, 3, generator=_generator()) for leaf in ("c", "a.b")}
+    assert net(obs).shape == (2, net.out_features) == (2, 6)
+    for leaf in obs:
+        assert not torch.equal(net(obs), net({**obs, leaf: obs[leaf] + 1}))
+
+
+def test_embedding_checks_indices():
+    net = Embedding(gym.spaces.Discrete(5), 8, _generator())
+    assert torch.equal(net(torch.tensor([4, 0])), net.table[[4, 0]])
+    for index in (5, -1):
+        with pytest.raises(IndexError, match="from 0 to 4"):
+            net(torch.tensor([0, index]))
+    with pytest.raises(SpaceError, match="Discrete"):
+        Embedding(IMAGE)
+
+
+def test_images_are_bytes_with_three_axes_and_large_enough():
+    assert is_image(IMAGE)
+    assert is_image(SMALL)
+    assert not is_image(gym.spaces.Box(0, 255, (3, 35, 84), np.uint8))
+    assert not is_image(gym.spaces.Box(0, 1, (3, 84, 84), np.float32))
+    assert not is_image(gym.spaces.Box(0, 255, (128,), np.uint8))
+
+
+def test_images_too_small_for_the_layers_raise():
+    CNN(gym.spaces.Box(0, 255, (1, 36, 36), np.uint8), generator=_generator())
+    with pytest.raises(SpaceError, match="36 x 36 pixels at least, got 35 x 84"):
+        CNN(gym.spaces.Box(0, 255, (1, 35, 84), np.uint8))
+    with pytest.raises(SpaceError, match=r"\(C, H, W\)"):
+        ImpalaCNN(gym.spaces.Box(-1, 1, (3,), np.float32))

@@ -1,0 +1,178 @@
+"""The three autoreset modes give the same transitions; a scripted environment knows them in advance."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+
+from pytorchrl.agent.env import VecEnv
+from pytorchrl.agent.env.autoreset import autoreset_mode_of
+from pytorchrl.envs.testing import CountingEnv, ScriptedEnv
+from pytorchrl.errors import ConfigError, EnvError
+
+SCRIPT = {"rewards": (1.0, 2.0, 3.0, 4.0, 5.0), "terminations": (1, 3), "truncations": (3, 4)}
+
+
+def vector_of(env_fn, mode):
+    """A function that builds Gymnasium's own vector, so that VecEnv finds `mode` by itself."""
+    return lambda num_envs, **kwargs: SyncVectorEnv([lambda: env_fn(**kwargs)] * num_envs, autoreset_mode=mode)
+
+
+def transitions(env, num_steps):
+    """Per environment: (obs, action, reward, terminated, truncated, next obs, next is the first of an episode)."""
+    found = [[] for _ in range(env.num_envs)]
+    obs, _ = env.reset()
+    obs = obs["obs"].copy()
+    for _ in range(num_steps):
+        action = (obs[:, 1] % 2).astype(np.int64)
+        step = env.step(action)
+        final = dict(zip(step.final_index.tolist(), step.final_obs.get("obs", []), strict=True))
+        for e in range(env.num_envs):
+            if step.valid[e]:
+                true_next = final.get(e, step.obs["obs"][e])
+                found[e].append((
+                    *obs[e].tolist(), int(action[e]), float(step.reward[e]), bool(step.terminated[e]),
+                    bool(step.truncated[e]), *true_next.tolist()))
+        obs = step.obs["obs"].copy()
+    env.close()
+    return found
+
+
+def modes_of(env_fn, kwargs):
+    def build(source, **options):
+        return VecEnv.create_factory(source, kwargs, 3, **options)(seed=5)
+
+    return {
+        "same_step": build(env_fn, autoreset="same_step"),
+        "next_step": build(env_fn, autoreset="next_step"),
+        "disabled": build(vector_of(env_fn, AutoresetMode.DISABLED)),
+        "native same_step": build(vector_of(env_fn, AutoresetMode.SAME_STEP)),
+        "native next_step": build(vector_of(env_fn, AutoresetMode.NEXT_STEP)),
+    }
+
+
+@pytest.mark.parametrize(("env_fn", "kwargs"), [
+    (ScriptedEnv, SCRIPT), (CountingEnv, {"episode_length": 4}), (CountingEnv, {"episode_length": 1}),
+    (CountingEnv, {"episode_length": 3, "truncate": True}),
+])
+def test_all_modes_give_the_same_transitions(env_fn, kwargs):
+    found = {name: transitions(env, 40) for name, env in modes_of(env_fn, kwargs).items()}
+    expected = found.pop("same_step")
+    assert len(expected[0]) == 40
+    for name, got in found.items():
+        for e in range(3):
+            assert len(got[e]) >= 20, name
+            assert got[e] == expected[e][:len(got[e])], name
+
+
+def test_scripted_transitions_are_the_script():
+    rows = transitions(VecEnv.create_factory(ScriptedEnv, SCRIPT, 1)(seed=0), 10)[0]
+    # obs (episode, t), action, reward, terminated, truncated, true next obs; step 3 ends both ways: termination wins.
+    assert rows[:6] == [
+        (0, 0, 0, 1, False, False, 0, 1),
+        (0, 1, 1, 2, True, False, 0, 2),
+        (1, 0, 0, 3, False, False, 1, 1),
+        (1, 1, 1, 4, True, False, 1, 2),
+        (2, 0, 0, 5, False, True, 2, 1),
+        (3, 0, 0, 1, False, False, 3, 1),
+    ]
+
+
+def test_same_step_shows_the_new_episode_and_keeps_the_last_observation():
+    env = VecEnv.create_factory(CountingEnv, {"episode_length": 2}, 2, autoreset="same_step")(seed=0)
+    env.reset()
+    step = env.step(np.zeros(2, np.int64))
+    assert not step.first.any()
+    assert step.final_index.size == 0
+    step = env.step(np.ones(2, np.int64))
+    assert env.autoreset_mode is AutoresetMode.SAME_STEP
+    assert step.valid.all()
+    assert step.first.all()
+    assert step.obs["obs"][:, 1:].tolist() == [[1, 0, 0]] * 2
+    assert step.final_index.tolist() == [0, 1]
+    assert step.final_obs["obs"][:, 1:].tolist() == [[0, 2, 1]] * 2
+    assert step.final_obs["obs"].dtype == np.float32
+
+
+def test_next_step_shows_the_last_observation_then_a_row_without_transition():
+    env = VecEnv.create_factory(CountingEnv, {"episode_length": 2}, 1, autoreset="next_step")(seed=0)
+    env.reset()
+    env.step(np.array([0]))
+    end = env.step(np.array([1]))
+    assert (end.valid[0], end.first[0], end.final_index.size) == (True, False, 0)
+    assert end.obs["obs"][0, 1:].tolist() == [0, 2, 1]
+    fake = env.step(np.array([1]))
+    assert (fake.valid[0], fake.first[0], fake.reward[0], fake.terminated[0]) == (False, True, 0.0, False)
+    assert fake.obs["obs"][0, 1:].tolist() == [1, 0, 0]
+    assert fake.episodes == []
+    after = env.step(np.array([1]))
+    assert (after.valid[0], after.first[0]) == (True, False)
+
+
+def test_reset_between_an_end_and_its_fake_row_forgets_that_row():
+    env = VecEnv.create_factory(CountingEnv, {"episode_length": 1}, 1, autoreset="next_step")(seed=0)
+    env.reset()
+    env.step(np.array([0]))
+    env.reset()
+    assert env.step(np.array([0])).valid.all()
+
+
+def test_masked_reset_leaves_other_episodes_and_their_statistics_running():
+    # Gymnasium's vector takes the mask out of the dictionary it is given; its own statistics then forget all episodes.
+    lengths = iter([2, 5] * 10)
+    factory = VecEnv.create_factory(vector_of(lambda: CountingEnv(next(lengths)), AutoresetMode.DISABLED), {}, 2)
+    env = factory(seed=0)
+    env._envs.envs[0].unwrapped._length, env._envs.envs[1].unwrapped._length = 2, 5
+    env.reset()
+    episodes = [episode for _ in range(5) for episode in env.step(np.zeros(2, np.int64)).episodes]
+    assert [(e.env_index, e.length, e.env_return) for e in episodes] == [(0, 2, 3.0), (0, 2, 7.0), (1, 5, 15.0)]
+
+
+class Minimal(VectorEnv):
+    """A native vector that declares nothing about autoreset."""
+
+    def __init__(self, num_envs=1):
+        self.num_envs = num_envs
+        self.single_observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+        self.single_action_space = gym.spaces.Discrete(2)
+        self.observation_space = gym.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros((self.num_envs, 1), np.float32), {}
+
+    def step(self, actions):
+        done = np.ones(self.num_envs, bool)
+        return np.zeros((self.num_envs, 1), np.float32), np.ones(self.num_envs), done, done.copy(), {}
+
+
+class Declared(Minimal):
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 - as Gymnasium has it
+
+
+def test_shared_metadata_says_nothing(monkeypatch):
+    monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", AutoresetMode.SAME_STEP)
+    assert autoreset_mode_of(Minimal()) is AutoresetMode.NEXT_STEP
+    assert autoreset_mode_of(Declared()) is AutoresetMode.SAME_STEP
+
+
+def test_a_second_vector_does_not_change_the_mode_of_the_first():
+    cart = VecEnv.create_factory("CartPole-v1")
+    atari = VecEnv.create_factory("ALE/Pong-v5", autoreset="next_step")(seed=0)
+    other = VecEnv.create_factory("ALE/Pong-v5")(seed=0)
+    assert atari.autoreset_mode is AutoresetMode.NEXT_STEP
+    assert other.autoreset_mode is AutoresetMode.SAME_STEP
+    assert cart(seed=0).autoreset_mode is AutoresetMode.NEXT_STEP
+
+
+def test_asking_a_native_vector_for_a_mode_it_lacks_is_refused():
+    with pytest.raises(ConfigError, match=r"autoreset='same_step'.*NextStep.*backend='sync'"):
+        VecEnv.create_factory("CartPole-v1", backend="vector", autoreset="same_step")
+    assert VecEnv.create_factory("CartPole-v1", autoreset="same_step")(seed=0).autoreset_mode is AutoresetMode.SAME_STEP
+
+
+def test_same_step_without_final_observations_is_an_error():
+    env = VecEnv.create_factory(lambda num_envs: Declared(num_envs))(seed=0)
+    env.reset()
+    with pytest.raises(EnvError, match="final_obs"):
+        env.step(np.array([0]))

@@ -1,0 +1,113 @@
+import csv
+
+import numpy as np
+import pytest
+
+from pytorchrl.agent.env import VecEnv
+from pytorchrl.agent.env.statistics import EpisodeStatistics
+from pytorchrl.envs.testing import CountingEnv, ScriptedEnv
+from pytorchrl.errors import ConfigError
+
+
+def play(env, num_steps, num_actions=2):
+    env.reset()
+    actions = np.random.default_rng(0).integers(0, num_actions, (num_steps, env.num_envs))
+    steps = [env.step(action) for action in actions]
+    env.close()
+    return steps
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_returns_sum_all_rewards_and_lengths_count_all_steps(autoreset):
+    steps = play(VecEnv.create_factory(CountingEnv, {"episode_length": 3}, 2, autoreset=autoreset)(seed=0), 12)
+    episodes = [episode for step in steps for episode in step.episodes]
+    of_first = [(e.env_return, e.length) for e in episodes if e.env_index == 0]
+    assert of_first[:3] == [(1 + 2 + 3, 3), (4 + 5 + 6, 3), (7 + 8 + 9, 3)]
+    assert {e.env_index for e in episodes} == {0, 1}
+    assert all(e.terminated for e in episodes)
+    assert all(b.seconds >= a.seconds >= 0 for a, b in zip(episodes, episodes[1:], strict=False))
+
+
+def test_statistics_of_a_native_vector_agree_with_its_rows():
+    steps = play(VecEnv.create_factory("CartPole-v1", vec_env_size=3)(seed=0), 150)
+    episodes = [episode for step in steps for episode in step.episodes]
+    running = np.zeros(3, int)
+    expected = []
+    for step in steps:
+        running += step.valid
+        for e in np.flatnonzero(step.terminated | step.truncated):
+            expected.append((running[e], float(running[e]), e))
+            running[e] = 0
+    assert len(expected) > 5
+    assert [(e.length, e.env_return, e.env_index) for e in episodes] == expected
+
+
+@pytest.mark.parametrize(("transform", "seen"), [
+    (None, [3.0, -0.5, 0.0]), ("sign", [1.0, -1.0, 0.0]), ("clip", [1.0, -0.5, 0.0]), (0.1, [0.3, -0.05, 0.0]),
+])
+def test_learners_see_transformed_rewards_and_statistics_raw_ones(transform, seen):
+    factory = VecEnv.create_factory(
+        ScriptedEnv, {"rewards": (3.0, -0.5, 0.0), "terminations": (2,)}, reward_transform=transform)
+    steps = play(factory(seed=0), 3)
+    np.testing.assert_allclose([s.reward[0] for s in steps], seen, rtol=1e-6)
+    assert all(s.reward.dtype == np.float32 for s in steps)
+    assert steps[-1].episodes[0].env_return == 2.5
+    tested = play(factory(seed=0, mode="test"), 3)
+    assert [s.reward[0] for s in tested] == [3.0, -0.5, 0.0]
+
+
+def test_monitor_file_has_one_row_an_episode_and_is_only_appended_to(tmp_path):
+    (tmp_path / "other.txt").write_text("kept")
+    factory = VecEnv.create_factory(
+        CountingEnv, {"episode_length": 4, "truncate": True}, 2, log_dir=str(tmp_path), info_keywords=("t", "lacking"))
+    path = tmp_path / "monitor_train_g001_c002.csv"
+    assert not path.exists(), "the probe writes nothing"
+    play(factory(seed=0, index_grad_worker=1, index_col_worker=2), 9)
+    rows = read(path)
+    assert list(rows[0]) == ["r", "l", "t", "env", "ended", "t", "lacking"][:5] + ["lacking"] or len(rows[0]) == 6
+    assert [(row["r"], row["l"], row["env"], row["ended"]) for row in rows] == [
+        ("10.0", "4", "0", "truncated"), ("10.0", "4", "1", "truncated"),
+        ("26.0", "4", "0", "truncated"), ("26.0", "4", "1", "truncated")]
+    play(factory(seed=0, index_grad_worker=1, index_col_worker=2), 4)
+    assert len(read(path)) == 6
+    assert path.read_text().count("ended") == 1
+    assert (tmp_path / "other.txt").read_text() == "kept"
+    play(factory(seed=0, mode="test"), 4)
+    assert len(read(tmp_path / "monitor_test_g000_c000.csv")) == 2
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_monitor_keywords_come_from_the_last_step_of_the_episode(tmp_path, autoreset):
+    factory = VecEnv.create_factory(
+        CountingEnv, {"episode_length": 3}, 1, log_dir=str(tmp_path), info_keywords=("num_done",), autoreset=autoreset,
+        wrappers=(WithInfo,))
+    play(factory(seed=0), 8)
+    assert [row["num_done"] for row in read(tmp_path / "monitor_train_g000_c000.csv")] == ["3", "6"]
+
+
+def test_monitor_refuses_a_file_with_other_columns(tmp_path):
+    VecEnv.create_factory(CountingEnv, log_dir=str(tmp_path))(seed=0).close()
+    other = VecEnv.create_factory(CountingEnv, log_dir=str(tmp_path), info_keywords=("x",))
+    with pytest.raises(ConfigError, match="has columns"):
+        other(seed=0)
+
+
+def test_reset_forgets_running_episodes_and_invalid_rows_do_not_count():
+    statistics = EpisodeStatistics(2, now=iter([10.0, 12.5]).__next__)
+    statistics.add(np.array([7.0, 7.0]))
+    statistics.reset()
+    statistics.add(np.array([1, 2], np.int32))
+    statistics.add(np.array([1, np.nan]), np.array([True, False]))
+    episodes = statistics.finish(np.array([True, True]), np.array([False, True]), lambda _: {})
+    assert [tuple(e) for e in episodes] == [(2.0, 2, 2.5, 0, False), (2.0, 1, 2.5, 1, True)]
+
+
+class WithInfo(__import__("gymnasium").Wrapper):
+    def step(self, action):
+        *rest, info = self.env.step(action)
+        return *rest, info | {"num_done": self.unwrapped._num_steps}

@@ -1,0 +1,334 @@
+"""Learner, on a scheme without workers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import signal
+import threading
+import time
+
+import pytest
+
+from pytorchrl.errors import ConfigError, PyTorchRLError, StoppedError
+from pytorchrl.learner import Learner
+from pytorchrl.scheme.ledger import LedgerError
+
+
+def make(scheme, target_steps=100, log_dir=None, **options):
+    return Learner(scheme, target_steps, log_dir, **{"progress": False, "tensorboard": False, **options})
+
+
+def records(path):
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_train_makes_the_updates_that_reach_the_target(fake_scheme):
+    learner = make(fake_scheme(), 95)
+    summary = learner.train()
+    assert summary["updates"] == 10
+    assert learner.env_steps == 100
+    assert learner.done()
+
+
+def test_constructor_starts_nothing(fake_scheme, tmp_path):
+    scheme = fake_scheme()
+    make(scheme, log_dir=tmp_path / "run")
+    assert scheme.calls == []
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_done_asks_without_changing_anything(fake_scheme):
+    scheme = fake_scheme()
+    learner = make(scheme)
+    assert [learner.done() for _ in range(3)] == [False] * 3
+    assert (scheme.calls, scheme.version) == ([], 0)
+
+
+def test_target_zero_starts_and_makes_no_update(fake_scheme):
+    scheme = fake_scheme()
+    with make(scheme, 0) as learner:
+        assert learner.train()["updates"] == 0
+    assert scheme.calls == [("start", 0), ("stop",)]
+
+
+@pytest.mark.parametrize("options", [
+    {"target_steps": -1}, {"target_steps": 1.5}, {"target_steps": "2"}, {"target_steps": True},
+    {"target_steps": None}, {"eval_every": 0}, {"eval_every": -5}, {"eval_episodes": 0}, {"log_every": 0},
+    {"log_every": 0.5}, {"progress": 1}, {"log_dir": 3},
+])
+def test_wrong_options_are_refused_by_name(fake_scheme, options):
+    name = next(iter(options))
+    with pytest.raises(ConfigError, match=name):
+        make(fake_scheme(), **options)
+
+
+def test_unknown_option_names_the_nearest(fake_scheme):
+    with pytest.raises(ConfigError, match="did you mean 'eval_every'"):
+        make(fake_scheme(), eval_evry=10)
+
+
+def test_evaluation_without_test_environments_is_refused(fake_scheme):
+    with pytest.raises(ConfigError, match="test_envs_factory"):
+        make(fake_scheme(can_test=False), eval_every=10)
+
+
+def test_summary_has_exactly_the_published_fields(fake_scheme):
+    with make(fake_scheme()) as learner:
+        summary = learner.train()
+    assert set(summary) == {
+        "env_steps", "seconds", "env_steps_per_s", "updates", "return_mean", "return_episodes", "policy_lag",
+        "ledger", "seed", "scheme"}
+    assert set(summary["policy_lag"]) == {"mean", "max", "p50", "p90"}
+    assert (summary["return_mean"], summary["return_episodes"], summary["seed"]) == (5.5, 10, 7)
+    assert summary["env_steps_per_s"] == pytest.approx(summary["env_steps"] / summary["seconds"])
+
+
+def test_return_mean_is_that_of_the_last_hundred_episodes(fake_scheme):
+    learner = make(fake_scheme(steps_per_update=1), 300)
+    summary = learner.train()
+    assert (summary["return_mean"], summary["return_episodes"]) == (250.5, 100)
+
+
+def test_return_mean_without_an_episode_is_none_not_zero(fake_scheme):
+    learner = make(fake_scheme(), 0)
+    assert learner.train()["return_mean"] is None
+
+
+def test_stop_is_idempotent_and_gives_the_final_ledger(fake_scheme):
+    scheme = fake_scheme()
+    learner = make(scheme)
+    learner.train()
+    first = learner.stop()
+    assert learner.stop() == first
+    assert first["dropped"]["shutdown"] == 5
+    assert scheme.calls.count(("stop",)) == 1
+    assert learner.summary()["ledger"] == first
+
+
+def test_stop_reports_a_ledger_that_does_not_balance(fake_scheme):
+    scheme = fake_scheme()
+    learner = make(scheme)
+    learner.train()
+    scheme.lost = 3
+    with pytest.raises(LedgerError, match="3 of 105 env steps"):
+        learner.stop()
+    assert learner.stopped
+
+
+@pytest.mark.parametrize("call", [Learner.step, Learner.train, Learner.start, Learner.evaluate])
+def test_use_after_stop_is_refused(fake_scheme, call):
+    learner = make(fake_scheme())
+    learner.stop()
+    with pytest.raises(StoppedError):
+        call(learner)
+
+
+def test_learner_does_not_pickle_and_says_why(fake_scheme):
+    with pytest.raises(TypeError, match="owns running workers"):
+        pickle.dumps(make(fake_scheme()))
+
+
+def test_context_manager_stops_also_after_an_error_and_keeps_the_error(fake_scheme):
+    scheme = fake_scheme()
+    with pytest.raises(ZeroDivisionError), make(scheme):
+        raise ZeroDivisionError
+    assert scheme.calls == [("stop",)]
+
+
+def test_an_error_in_a_step_stops_the_scheme_and_reaches_the_user(fake_scheme):
+    def fail(scheme):
+        if scheme.version == 3:
+            raise PyTorchRLError("worker 2 broke")
+    scheme = fake_scheme(on_step=fail)
+    with pytest.raises(PyTorchRLError, match="worker 2 broke"):
+        make(scheme).train()
+    assert scheme.calls[-1] == ("stop",)
+
+
+def test_records_are_written_every_so_many_steps_and_at_the_end(fake_scheme, tmp_path):
+    with make(fake_scheme(), 100, tmp_path, log_every=30) as learner:
+        learner.train()
+    assert [record["env_steps"] for record in records(tmp_path)] == [30, 60, 90, 100]
+    # The statistics are means since the last record.
+    assert [record["algorithm"]["loss"] for record in records(tmp_path)] == [2.0, 5.0, 8.0, 10.0]
+
+
+def test_numbers_that_are_not_finite_are_recorded_as_null(fake_scheme, tmp_path):
+    scheme = fake_scheme()
+    step = scheme.step
+    scheme.step = lambda: {**step(), "loss": math.nan, "grad_norm": math.inf}
+    with make(scheme, 10, tmp_path) as learner:
+        learner.train()
+    assert records(tmp_path)[-1]["algorithm"] == {"loss": None, "entropy": 0.5, "grad_norm": None}
+
+
+def test_run_file_has_settings_seed_and_versions(fake_scheme, tmp_path):
+    with make(fake_scheme(), 10, tmp_path, recipe={"algorithm": "ppo"}) as learner:
+        learner.train()
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert (run["seed"], run["recipe"], run["target_steps"]) == (7, {"algorithm": "ppo"}, 10)
+    assert {"python", "torch", "numpy"} <= set(run["versions"])
+    assert run["scheme"] == {"num_col_workers": 1, "col_communication": "synchronous"}
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["ledger"]["dropped"]["shutdown"] == 5
+
+
+def test_model_is_saved_at_the_end_and_by_name(fake_scheme, tmp_path):
+    with make(fake_scheme(), 10, tmp_path) as learner:
+        learner.train()
+        assert learner.save_model("best") == str(tmp_path / "best.pt")
+    assert (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "a\0", "-x", "x" * 101, None])
+def test_names_of_models_stay_in_the_run(fake_scheme, tmp_path, name):
+    with pytest.raises(ConfigError, match="name"):
+        make(fake_scheme(), 10, tmp_path).save_model(name)
+
+
+def test_saving_needs_a_log_dir(fake_scheme):
+    with pytest.raises(ConfigError, match="log_dir"):
+        make(fake_scheme()).save_model()
+
+
+def test_evaluations_run_beside_training_and_are_recorded(fake_scheme, tmp_path, monkeypatch):
+    monkeypatch.setattr("pytorchrl.learner._LOOK_INTERVAL_S", 0.0)
+    scheme = fake_scheme()
+    with make(scheme, 100, tmp_path, eval_every=40, eval_episodes=2) as learner:
+        learner.train()
+    assert scheme.calls.count(("start_evaluation", 2)) == 2
+    evaluated = [record["evaluation"] for record in records(tmp_path) if "evaluation" in record]
+    assert evaluated[0] == {"version": 4, "episodes": 2, "return_mean": 4.0, "return_std": 0.0, "length_mean": 3.0}
+
+
+def test_evaluate_waits_for_the_episodes_asked_for(fake_scheme):
+    with make(fake_scheme()) as learner:
+        learner.train()
+        assert learner.evaluate(5).returns == [10.0] * 5
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, "2", True, None])
+def test_evaluate_refuses_what_is_no_number_of_episodes(fake_scheme, number):
+    with pytest.raises(ConfigError, match="num_episodes"):
+        make(fake_scheme()).evaluate(number)
+
+
+def test_update_algorithm_parameter_reaches_the_scheme(fake_scheme):
+    scheme = fake_scheme()
+    make(scheme).update_algorithm_parameter("lr", 0.1)
+    assert scheme.calls == [("update_algorithm_parameter", "lr", 0.1)]
+
+
+def test_print_info_writes_the_metrics(fake_scheme, capsys):
+    learner = make(fake_scheme())
+    learner.train()
+    learner.print_info()
+    assert json.loads(capsys.readouterr().out)["env_steps"] == 100
+
+
+def test_step_costs_little_beside_the_update(fake_scheme):
+    scheme = fake_scheme(steps_per_update=1)
+    info = {name: 0.5 for name in ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "lr", "n")}
+    scheme.step = lambda: info
+    learner = make(scheme, 10**9)
+    learner.start()
+    best = min(_seconds(learner.step, 2000) for _ in range(5)) / 2000
+    assert best < 20e-6
+
+
+def _seconds(call, times):
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return time.perf_counter() - start
+
+
+# -- signals -------------------------------------------------------------------------------------------------------
+
+
+def send_at(version, number):
+    def on_step(scheme):
+        if scheme.version == version:
+            os.kill(os.getpid(), number)
+    return on_step
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_first_signal_finishes_the_update_saves_and_stops(fake_scheme, tmp_path, number, raised):
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    scheme = fake_scheme(on_step=send_at(4, number))
+    with pytest.raises(raised) as caught:
+        make(scheme, 100, tmp_path).train()
+    assert scheme.version == 5
+    assert scheme.calls[1:] == [("save_model", str(tmp_path / "model.pt")), ("stop",)]
+    assert json.loads((tmp_path / "result.json").read_text())["updates"] == 5
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+    if raised is SystemExit:
+        assert caught.value.code == 143
+
+
+def test_second_signal_ends_at_once_without_saving(fake_scheme, tmp_path):
+    def twice(scheme):
+        if scheme.version == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+    scheme = fake_scheme(on_step=twice)
+    with pytest.raises(KeyboardInterrupt), make(scheme, 100, tmp_path) as learner:
+        learner.train()
+    assert scheme.version == 4
+    assert scheme.calls == [("start", 100)]
+    assert not learner.stopped
+
+
+def test_signal_leaves_an_update_that_waits_for_data(fake_scheme, tmp_path, monkeypatch):
+    monkeypatch.setattr("pytorchrl.interrupts._GRACE_S", 0.05)
+
+    def wait(scheme):
+        if scheme.version == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(30)
+    scheme = fake_scheme(on_step=wait)
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        make(scheme, 100, tmp_path).train()
+    assert time.monotonic() - start < 10
+    assert [call[0] for call in scheme.calls] == ["start", "save_model", "stop"]
+
+
+def test_signal_while_starting_saves_nothing(fake_scheme, tmp_path, monkeypatch):
+    monkeypatch.setattr("pytorchrl.interrupts._GRACE_S", 0.05)
+
+    def never_ready():
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(30)
+    scheme = fake_scheme(on_start=never_ready)
+    with pytest.raises(SystemExit):
+        make(scheme, 100, tmp_path).train()
+    assert [call[0] for call in scheme.calls] == ["start", "stop"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_handlers_that_a_library_puts_in_while_starting_are_replaced(fake_scheme):
+    found = signal.getsignal(signal.SIGTERM)
+    scheme = fake_scheme(on_start=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+                         on_step=send_at(1, signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        make(scheme).train()
+    assert signal.getsignal(signal.SIGTERM) == found
+
+
+def test_training_outside_the_main_thread_touches_no_handler(fake_scheme):
+    learner, errors = make(fake_scheme()), []
+
+    def train():
+        try:
+            learner.train()
+        except BaseException as error:
+            errors.append(error)
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join(10)
+    assert (errors, learner.done()) == ([], True)

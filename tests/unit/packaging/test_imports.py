@@ -1,0 +1,130 @@
+"""What importing costs and loads, and in which direction modules import each other."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+import pytorchrl
+
+PACKAGE = Path(pytorchrl.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# What each layer may import of the package: itself, what is written here, and `errors`.
+ALLOWED = {
+    "agent": set(),
+    "envs": {"agent"},
+    "runtime": set(),
+    "scheme": {"runtime", "agent"},
+    "learner": {"scheme", "agent"},
+    "cli": {"learner", "agent"},
+    "package": {"learner", "scheme", "agent"},
+}
+# Modules beside learner.py that belong to its layer, and may use ready-made environments.
+LEARNER_LAYER = {"learner", "interrupts", "reporting", "training", "trained_agent", "presets", "video", "plotting"}
+
+
+def layer_of(module):
+    name = (module.split(".") + [""])[1]
+    if name in LEARNER_LAYER:
+        return "learner"
+    return {"": "package", "__main__": "cli", "__init__": "package"}.get(name, name)
+
+
+def name_of(path):
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "pytorchrl")
+
+
+def test_imports_go_one_way():
+    wrong = []
+    for path in MODULES:
+        own = layer_of(name_of(path))
+        allowed = ALLOWED[own] | {own, "errors"} | ({"envs"} if own == "learner" else set())
+        for module in imports_of(path):
+            is_version = module in ("pytorchrl", "pytorchrl.__version__")
+            if module.split(".")[0] == "pytorchrl" and not is_version and layer_of(module) not in allowed:
+                wrong.append(f"{name_of(path)} imports {module}")
+    assert wrong == []
+
+
+def test_only_the_ray_runtime_imports_ray():
+    importers = {name_of(path) for path in MODULES if any(m.split(".")[0] == "ray" for m in imports_of(path))}
+    assert importers == {"pytorchrl.runtime.ray_runtime"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_file_is_over_600_lines(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 600
+
+
+def test_public_names_are_sorted_unique_and_there():
+    names = pytorchrl.__all__
+    assert names == sorted(set(names), key=str.lower)
+    assert 18 <= len(names) <= 24
+    for name in names:
+        assert getattr(pytorchrl, name) is not None
+    assert set(names) <= set(dir(pytorchrl))
+    with pytest.raises(AttributeError, match="nothing_like_this"):
+        _ = pytorchrl.nothing_like_this
+
+
+def test_public_names_that_type_checkers_see_are_those_that_load():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {(node.module, alias.name) for node in block.body for alias in node.names}
+    assert seen == {(home, name) for name, home in pytorchrl._HOME_OF.items()}
+    assert set(pytorchrl._HOME_OF) | {"__version__"} == set(pytorchrl.__all__)
+
+
+def test_constants_equal_their_strings():
+    assert (pytorchrl.SYNC, pytorchrl.ASYNC) == ("synchronous", "asynchronous")
+    assert (pytorchrl.CENTRAL, pytorchrl.PARALLEL) == ("Central", "Parallel")
+
+
+def test_importing_everything_loads_no_optional_package_and_no_ray(run_python):
+    script = (
+        "import sys, pytorchrl, pytorchrl.training, pytorchrl.cli.train\n"
+        "for name in pytorchrl.__all__: getattr(pytorchrl, name)\n"
+        "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool')\n"
+        "print([name for name in names if name in sys.modules])\n")
+    result = run_python("-c", script)
+    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
+
+
+def test_importing_the_package_costs_at_most_half_of_torch_more(run_python):
+    script = (
+        "import time\n"
+        "start = time.perf_counter()\n"
+        "import torch\n"
+        "torch_s = time.perf_counter() - start\n"
+        "import pytorchrl\n"
+        "for name in pytorchrl.__all__: getattr(pytorchrl, name)\n"
+        "print((time.perf_counter() - start) / torch_s)\n")
+    ratios = []
+    for _ in range(3):
+        result = run_python("-c", script)
+        assert result.returncode == 0, result.stderr
+        ratios.append(float(result.stdout))
+        if min(ratios) <= 1.5:
+            return
+    pytest.fail(f"importing everything takes {ratios} times what torch takes")
+
+
+def test_every_module_imports_by_itself():
+    for path in MODULES:
+        if path.name != "__main__.py":
+            importlib.import_module(name_of(path))

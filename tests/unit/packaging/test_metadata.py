@@ -1,0 +1,100 @@
+"""What is built and installed says what the repository says."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+import pytorchrl
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="not run from a checkout")
+
+
+def lines_of(name):
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return [line for line in map(str.strip, lines) if line and not line.startswith("#")]
+
+
+def normal(requirement):
+    name, rest = re.fullmatch(r"([A-Za-z0-9._-]+)(.*)", requirement.replace(" ", "")).groups()
+    return name.lower(), frozenset(filter(None, rest.split(",")))
+
+
+def core_requirements(requirements):
+    return {normal(requirement) for requirement in requirements if "extra ==" not in requirement}
+
+
+def test_installed_requirements_are_those_of_the_file():
+    installed = importlib.metadata.requires("pytorchrl")
+    assert core_requirements(installed) == {normal(line) for line in lines_of("requirements.txt")}
+
+
+def test_requirements_are_ranges_without_pip_options():
+    for line in lines_of("requirements.txt"):
+        assert not line.startswith("-")
+        assert "==" not in line
+
+
+def test_torch_is_pinned_wherever_we_install():
+    assert any(line.startswith("torch==") for line in lines_of("constraints.txt"))
+    for name in ("Makefile", "README.md"):
+        for line in lines_of(name):
+            if re.search(r"pip install", line) and "constraints" not in line:
+                assert "pytorchrl[" in line or "torch" in line, f"{name}: {line}"
+
+
+def test_version_is_the_same_everywhere():
+    assert importlib.metadata.version("pytorchrl") == pytorchrl.__version__
+    assert f"## {pytorchrl.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_extras_are_those_that_the_design_names():
+    extras = set(importlib.metadata.metadata("pytorchrl").get_all("Provides-Extra"))
+    assert extras >= {"atari", "box2d", "mujoco", "envpool", "compress", "tensorboard", "plots", "cli", "video",
+                      "docs", "dev"}
+
+
+def test_setup_has_two_lines():
+    assert lines_of("setup.py") == ["from setuptools import setup", "setup()"]
+
+
+def test_ci_calls_make_test_alone_and_is_executable():
+    path = ROOT / ".ci" / "run"
+    assert path.stat().st_mode & stat.S_IXUSR
+    text = path.read_text(encoding="utf-8")
+    assert "make test" in text
+    assert not re.search(r"pytest\s+-|ruff|mypy|pip", text)
+
+
+def test_make_help_lists_every_target():
+    result = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("venv", "train", "test", "test-all", "lint", "docs", "bench"):
+        assert re.search(rf"make {target}\s+\S", result.stdout), target
+
+
+@pytest.mark.slow
+def test_wheel_built_from_the_sdist_is_whole(tmp_path):
+    pytest.importorskip("build")
+    environment = {**os.environ, "PYTHONWARNINGS": "default"}
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=120)
+    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert any(name.endswith("/requirements.txt") for name in archive.getnames())
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(f"pytorchrl-{pytorchrl.__version__}.dist-info/METADATA").decode()
+    required = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
+    assert core_requirements(required) == {normal(line) for line in lines_of("requirements.txt")}
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pytorchrl").rglob("*.py")}
+    assert sources | {"pytorchrl/py.typed"} <= names
+    assert not [name for name in names if not name.startswith("pytorchrl")]
