@@ -95,12 +95,12 @@ class Learner:
             self.log_dir = prepare_log_dir(log_dir, overwrite=self.options.overwrite)
         self._recipe = dict(recipe or {})
         self.env_steps = 0
-        """Env steps that have reached the learner: collected, and neither in flight nor queued."""
+        """Env steps that have reached the learner (collected, neither in flight nor queued), as of the last count."""
         self.ledger: dict[str, Any] = {}
         """Where all env steps were at the last look; final after `stop()`."""
         self._started = self._stopped = self._abandoned = False
         self._started_at = self._ended_at = 0.0
-        self._next_look = self._next_record = self._next_evaluation = 0.0
+        self._next_look = self._next_record = self._count_from = self._next_evaluation = 0.0
         self._recorded_steps = 0
         self._evaluating = False
         self._last_evaluation: Evaluation | None = None
@@ -133,6 +133,7 @@ class Learner:
         self._started_at = self._ended_at = self._next_look = time.perf_counter()
         self._rate.add(self._started_at, 0)
         self._next_record = float(self._record_interval)
+        self._count_from = min(self._next_record, self.target_steps)
         self._next_evaluation = float(self.options.eval_every or "inf")
 
     def step(self) -> dict[str, float]:
@@ -149,12 +150,14 @@ class Learner:
             self.start()
         info = self.scheme.step()
         self._means.add(info)
-        self.env_steps = self.scheme.env_steps
         now = self._ended_at = time.perf_counter()
-        if now >= self._next_look:
-            self._look(now)
-        if self.env_steps >= self._next_record:
-            self._record()
+        # Counting what has reached the learner costs more than an update may; what was collected is never less.
+        if now >= self._next_look or self.scheme.env_steps >= self._count_from:
+            self._count()
+            if now >= self._next_look:
+                self._look(now)
+            if self.env_steps >= self._next_record:
+                self._record()
         return info
 
     def done(self) -> bool:
@@ -236,11 +239,17 @@ class Learner:
         return statistics.fmean(self._returns) if self._returns else None
 
     def get_metrics(self) -> dict[str, Any]:
-        """Everything measured up to now; means of the algorithm's statistics run since the last record."""
+        """Everything measured up to now; means of the algorithm's statistics run since the last record.
+
+        Raises:
+            StoppedError: The learner was stopped before it started.
+        """
+        if not self._started:
+            self.start()
         self._take_episodes()
         scheme = dict(self.scheme.metrics())
         lag, updates = scheme.pop("policy_lag"), scheme.pop("updates")
-        self.ledger = self.scheme.ledger()
+        self._count()
         metrics: dict[str, Any] = {
             "env_steps": self.env_steps, "updates": updates, "seconds": self.seconds,
             "env_steps_per_s": self._rate.rate, "return_mean": self.return_mean,
@@ -256,14 +265,13 @@ class Learner:
         """The figures of the whole run, as `pytorchrl train --json` prints them."""
         self._take_episodes()
         if not self._stopped:
-            self.ledger = self.scheme.ledger()
-        metrics = self.scheme.metrics()
-        lag = metrics["policy_lag"]
+            self._count()
+        lag = self.scheme.metrics()["policy_lag"] if self._started else {}
         return {
             "env_steps": self.env_steps, "seconds": self.seconds,
             "env_steps_per_s": self.env_steps / self.seconds if self.seconds > 0 else 0.0,
-            "updates": metrics["updates"], "return_mean": self.return_mean, "return_episodes": len(self._returns),
-            "policy_lag": {name: lag[name] for name in ("mean", "max", "p50", "p90")},
+            "updates": self.updates, "return_mean": self.return_mean, "return_episodes": len(self._returns),
+            "policy_lag": {name: lag.get(name, 0) for name in ("mean", "max", "p50", "p90")},
             "ledger": self.ledger, "seed": self.scheme.seed, "scheme": self.scheme.settings,
         }
 
@@ -279,7 +287,9 @@ class Learner:
         Raises:
             KeyError: The algorithm has no such parameter; the message lists those it has.
             ConfigError: The value is out of its range.
+            StoppedError: After `stop()`.
         """
+        self.start()
         self.scheme.update_algorithm_parameter(name, value)
 
     def evaluate(self, num_episodes: int = 10) -> Evaluation:
@@ -312,7 +322,13 @@ class Learner:
             raise ConfigError("save_model needs a log_dir; give one to the Learner")
         if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
             raise ConfigError(f"a model's name must match {_MODEL_NAME.pattern}, got {name!r}")
-        return str(self.scheme.save_model(str(self.log_dir / f"{name}.pt")))
+        path, temporary = self.log_dir / f"{name}.pt", self.log_dir / f".{name}.pt.{os.getpid()}"
+        try:
+            self.scheme.save_model(str(temporary))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return str(path)
 
     def stop(self) -> dict[str, Any]:
         """Stop all workers, check the ledger, close the files. Idempotent, at most ten seconds.
@@ -363,6 +379,10 @@ class Learner:
     def _record_interval(self) -> int:
         return self.options.log_every or max(1, self.target_steps // _RECORDS_PER_RUN)
 
+    def _count(self) -> None:
+        self.ledger = self.scheme.ledger()
+        self.env_steps = self.ledger["collected"] - self.ledger["in_flight"] - self.ledger["queued"]
+
     def _look(self, now: float) -> None:
         """Four times a second: episodes, evaluation, progress line."""
         self._next_look = now + _LOOK_INTERVAL_S
@@ -391,8 +411,10 @@ class Learner:
 
     def _record(self) -> None:
         """Write the metrics; the means start anew."""
+        self._count()
         self._recorded_steps = self.env_steps
         self._next_record = self.env_steps + float(self._record_interval)
+        self._count_from = min(self._next_record, self.target_steps)
         self._rate.add(time.perf_counter(), self.env_steps)
         metrics = self.get_metrics()
         self._means.take()

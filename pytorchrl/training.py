@@ -1,174 +1,27 @@
-"""From a name and flat options to a trained agent: `train("ppo", "CartPole-v1", lr=1e-3, num_col_workers=2)`.
-
-Each option belongs to exactly one part of the agent, to the scheme or to the learner, and is routed there. The command
-line is made of the same table.
-"""
+"""From a name to a trained agent: `train("ppo", "CartPole-v1", lr=1e-3, num_col_workers=2)`, and back: `load(run_dir)`."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import inspect
 import json
 import os
-import re
-import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytorchrl import presets
-from pytorchrl.agent.actors import OnPolicyActor
-from pytorchrl.agent.algorithms import A2C, PPO
-from pytorchrl.agent.data import Episode
-from pytorchrl.agent.env import EnvFactory, VecEnv
-from pytorchrl.agent.options import Factory, Schedule
-from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
-from pytorchrl.agent.storages import GAEBuffer
-from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.agent.env import EnvFactory
+from pytorchrl.agent.options import Schedule
+from pytorchrl.agent.seeding import check_seed
+from pytorchrl.composition import Agent, OptionSpec, compose, option_specs
+from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.learner import Learner
 from pytorchrl.reporting import MODEL_NAME, RUN_FILE
 from pytorchrl.scheme import Evaluation, Scheme
-
-ALGORITHMS: dict[str, type[PPO] | type[A2C]] = {"ppo": PPO, "a2c": A2C}
-
-# What the user's options are called where a part has another name for it, or the same name for something else.
-_RENAMED = {"environments": {"vec_env_size": "num_envs"}, "storage": {"size": "num_steps"}}
-_NOT_OPTIONS = {
-    "environments": {"env_fn", "log_dir", "num_threads"},
-    "actor": {"observation_space", "action_space"},
-    "scheme": {"algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory",
-               "runtime"},
-}
-_EVALUATION_ENVS = 8
-
-
-@dataclass(frozen=True)
-class OptionSpec:
-    """One option as the user sees it."""
-
-    name: str
-    part: str
-    """environments, actor, algorithm, storage, scheme or learner."""
-    own_name: str
-    """What the part itself calls it."""
-    hint: Any
-    default: Any
-    help: str
-    choices: tuple[Any, ...] | None = None
-
-
-def option_specs(algorithm: str) -> dict[str, OptionSpec]:
-    """All options of `train(algorithm, ...)`, by name.
-
-    Raises:
-        ConfigError: No such algorithm.
-    """
-    specs: dict[str, OptionSpec] = {}
-    parts = {"learner": Learner, "algorithm": algorithm_class(algorithm), "storage": GAEBuffer,
-             "actor": OnPolicyActor, "environments": VecEnv}
-    found = [spec for part, owner in parts.items() for spec in _declared(part, owner)] + _scheme_specs()
-    for spec in found:
-        if spec.name in specs:
-            raise AssertionError(f"{spec.name} is an option of {spec.part} and of {specs[spec.name].part}")
-        specs[spec.name] = spec
-    return specs
-
-
-def algorithm_class(name: str) -> type[PPO] | type[A2C]:
-    """The algorithm of that name; raises `ConfigError` with the nearest one."""
-    if name not in ALGORITHMS:
-        near = difflib.get_close_matches(str(name), ALGORITHMS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"algorithm must be one of {list(ALGORITHMS)}, got {name!r}{hint}")
-    return ALGORITHMS[name]
-
-
-def _declared(part: str, owner: Any) -> list[OptionSpec]:
-    hints = typing.get_type_hints(owner.Options)
-    renamed, left_out = _RENAMED.get(part, {}), _NOT_OPTIONS.get(part, set())
-    return [
-        OptionSpec(
-            name=renamed.get(field.name, field.name), part=part, own_name=field.name, hint=hints[field.name],
-            default=_default_of(field), help=field.metadata.get("help", ""), choices=field.metadata.get("choices"))
-        for field in dataclasses.fields(owner.Options) if field.name not in left_out
-    ]
-
-
-def _default_of(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
-
-
-def _scheme_specs() -> list[OptionSpec]:
-    """The scheme's keyword arguments; their help is its docstring."""
-    hints, texts = typing.get_type_hints(Scheme.__init__), _documented_arguments(Scheme.__doc__ or "")
-    return [
-        OptionSpec(name=name, part="scheme", own_name=name, hint=hints[name], default=parameter.default,
-                   help=texts.get(name, ""))
-        for name, parameter in inspect.signature(Scheme).parameters.items() if name not in _NOT_OPTIONS["scheme"]
-    ]
-
-
-def _documented_arguments(docstring: str) -> dict[str, str]:
-    """Name -> text, from the `Args:` section of a Google-style docstring."""
-    section = re.search(r"^Args:\n(.*?)(?:^\S|\Z)", inspect.cleandoc(docstring), re.DOTALL | re.MULTILINE)
-    if section is None:
-        return {}
-    texts: dict[str, str] = {}
-    for names, text in re.findall(r"^ {4}([\w, ]+):(.*?)(?=^ {4}\S|\Z)", section.group(1), re.DOTALL | re.MULTILINE):
-        for name in names.split(", "):
-            texts[name] = " ".join(text.split())
-    return texts
-
-
-@dataclass(frozen=True)
-class Agent:
-    """The four factories of an agent, and those of its test environments."""
-
-    algorithm: Factory[Any]
-    actor: Factory[Any]
-    storage: Factory[Any]
-    train_envs: Any
-    test_envs: Any
-
-
-def compose(
-    algorithm: str, env: str | Callable[..., Any], options: Mapping[str, Any],
-) -> tuple[Agent, dict[str, Any], dict[str, Any]]:
-    """Route flat options to their parts, over the preset for this algorithm and environment.
-
-    Returns:
-        The agent, the scheme's keyword arguments, and the learner's options (`target_steps` among them).
-
-    Raises:
-        ConfigError: An option is unknown or wrong; unknown ones are named with the nearest known one.
-    """
-    specs = option_specs(algorithm)
-    _refuse_unknown(options, specs)
-    parts: dict[str, dict[str, Any]] = {spec.part: {} for spec in specs.values()}
-    for name, value in {**presets.preset(algorithm, env), **options}.items():
-        parts[specs[name].part][specs[name].own_name] = value
-    train_envs, test_envs = presets.environments(env, parts["environments"], _EVALUATION_ENVS)
-    agent = Agent(
-        algorithm=algorithm_class(algorithm).create_factory(**parts["algorithm"]),
-        actor=OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space, **parts["actor"]),
-        storage=GAEBuffer.create_factory(**parts["storage"]), train_envs=train_envs, test_envs=test_envs)
-    return agent, parts["scheme"], parts["learner"]
-
-
-def _refuse_unknown(options: Mapping[str, Any], specs: Mapping[str, OptionSpec]) -> None:
-    problems = []
-    for name in options:
-        if name not in specs:
-            near = difflib.get_close_matches(name, specs, n=1)
-            problems.append(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    if problems:
-        raise ConfigError("; ".join(problems))
+from pytorchrl.scheme.evaluation import Evaluator
+from pytorchrl.scheme.messages import Weights
 
 
 def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) -> tuple[Learner, Agent]:
@@ -227,7 +80,14 @@ def load(run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME) -> Trained
     """
     recipe, seed = _read_recipe(Path(run_dir))
     agent, _, _ = compose(recipe["algorithm"], recipe["env"], recipe["options"])
-    return TrainedAgent(agent=agent, acting_state=read_model(Path(run_dir) / f"{model}.pt"), seed=seed)
+    path = Path(run_dir) / f"{model}.pt"
+    actor = agent.actor(device="cpu", seed=0)
+    state = read_model(path)
+    try:
+        agent.algorithm(device="cpu", actor=actor, seed=0).load_acting_state(state)
+    except WeightsError as error:
+        raise CheckpointError(f"{str(path)!r} is of another agent than {RUN_FILE} describes: {error}") from error
+    return TrainedAgent(agent=agent, acting_state=state, seed=seed)
 
 
 def read_model(path: Path) -> dict[str, torch.Tensor]:
@@ -337,43 +197,22 @@ class TrainedAgent:
         """
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
             raise ConfigError(f"num_episodes must be a whole number from 1, got {num_episodes!r}")
-        seed = self.seed if seed is None else check_seed(seed)
-        algorithm = self._build(seed)
-        factory = envs if envs is not None else self.agent.test_envs
-        vector = factory(mode="test", seed=seed)
-        try:
-            episodes = play(vector, algorithm, num_episodes, deterministic=deterministic)
-        finally:
-            vector.close()
-        return Evaluation(version=self.summary.get("updates", 0), returns=[e.env_return for e in episodes],
-                          lengths=[e.length for e in episodes])
+        return self._evaluator(seed, envs).evaluate(self._weights(), num_episodes, deterministic)
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Write the policy as `Scheme.save_model` does; returns the path."""
-        return save_acting_state(self.acting_state, path)
+        """Write the policy as a file of `Scheme.save_model` is; `load` and the actor's `checkpoint` option read it."""
+        torch.save({"format": 1, "version": self._version, "acting_state": self.acting_state}, path)
+        return os.fspath(path)
 
-    def _build(self, seed: int) -> Any:
-        actor = self.agent.actor(device="cpu", seed=derive_seed(seed, Stream.INIT))
-        algorithm = self.agent.algorithm(device="cpu", actor=actor, seed=derive_seed(seed, Stream.EVALUATION))
-        algorithm.load_acting_state(self.acting_state)
-        return algorithm
+    @property
+    def _version(self) -> int:
+        return int(self.summary.get("updates", 0))
 
+    def _weights(self) -> Weights:
+        return Weights(self._version, {name: tensor.numpy() for name, tensor in self.acting_state.items()})
 
-def play(envs: VecEnv, algorithm: Any, num_episodes: int, *, deterministic: bool) -> list[Episode]:
-    """Play exactly `num_episodes` episodes, shared out over the environments beforehand."""
-    left = [num_episodes // envs.num_envs + (e < num_episodes % envs.num_envs) for e in range(envs.num_envs)]
-    played: list[Episode] = []
-    obs, mask = envs.reset()
-    rhs = algorithm.actor.initial_states(envs.num_envs)
-    done = torch.ones(envs.num_envs, dtype=torch.bool)
-    while any(left):
-        acting = algorithm.acting_step(
-            {leaf: torch.as_tensor(array) for leaf, array in obs.items()}, rhs, done, deterministic=deterministic,
-            mask=None if mask is None else torch.as_tensor(mask))
-        step = envs.step(acting.clipped_action.numpy())
-        obs, mask, rhs, done = step.obs, step.mask, acting.rhs, torch.as_tensor(step.first)
-        for episode in step.episodes:
-            if left[episode.env_index]:
-                left[episode.env_index] -= 1
-                played.append(episode)
-    return played
+    def _evaluator(self, seed: int | None = None, envs: EnvFactory | None = None) -> Evaluator:
+        return Evaluator(
+            1, algo_factory=self.agent.algorithm, actor_factory=self.agent.actor,
+            test_envs_factory=self.agent.test_envs if envs is None else envs,
+            seed=self.seed if seed is None else check_seed(seed))

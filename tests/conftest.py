@@ -20,7 +20,7 @@ class FakeScheme:
     def __init__(self, *, steps_per_update=10, on_step=None, on_start=None, can_test=True):
         self.steps_per_update, self._on_step, self._on_start = steps_per_update, on_step, on_start
         self.test_envs_factory = object() if can_test else None
-        self.seed, self.version, self.env_steps = 7, 0, 0
+        self.seed, self.version, self.used = 7, 0, 0
         self.settings = {"num_col_workers": 1, "col_communication": "synchronous"}
         self.calls = []
         self.lost = 0
@@ -37,14 +37,18 @@ class FakeScheme:
         if self._on_step:
             self._on_step(self)
         self.version += 1
-        self.env_steps += self.steps_per_update
+        self.used += self.steps_per_update
         self.finished.append(SimpleNamespace(env_return=float(self.version), length=10))
         return {"loss": float(self.version), "entropy": 0.5}
 
+    @property
+    def env_steps(self):
+        return self.used + 5
+
     def ledger(self):
         dropped = {"policy_lag": 0, "shutdown": 5 if self._stopped else 0}
-        return {"collected": self.env_steps + 5, "in_flight": 0 if self._stopped else 5, "queued": 0,
-                "consumed_unique": self.env_steps - self.lost, "consumed": 4 * self.env_steps, "resident": 0,
+        return {"collected": self.used + 5, "in_flight": 0 if self._stopped else 5, "queued": 0,
+                "consumed_unique": self.used - self.lost, "consumed": 4 * self.used, "resident": 0,
                 "evicted": 0, "dropped": dropped}
 
     def metrics(self):

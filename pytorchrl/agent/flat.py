@@ -75,7 +75,7 @@ class FlatParameters:
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Name -> view of `vector` (P,) with the shape of that parameter."""
         self.check(vector)
-        parts = vector.split([param.numel() for param in self._params.values()])
+        parts = torch.split(vector, [param.numel() for param in self._params.values()])
         return {name: part.view(param.shape) for (name, param), part in zip(self._params.items(), parts, strict=True)}
 
     def check(self, vector: Tensor) -> None:

@@ -73,7 +73,7 @@ def _run(arguments: list[str]) -> int:
 
 def _report(error: Exception, *, debug: bool) -> int:
     """One line for people on stderr, with `debug` the traceback before it; the code says whether training had begun."""
-    from pytorchrl.errors import ConfigError, PyTorchRLError, StartError
+    from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, StartError
 
     if debug:
         traceback.print_exception(error)
@@ -82,7 +82,7 @@ def _report(error: Exception, *, debug: bool) -> int:
     else:
         text = str(error)
     print(f"pytorchrl: error: {text}", file=sys.stderr)
-    return 2 if isinstance(error, (ConfigError, StartError)) else 1
+    return 2 if isinstance(error, (CheckpointError, ConfigError, StartError)) else 1
 
 
 def _catch_sigterm() -> Any:

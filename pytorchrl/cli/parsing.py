@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pytorchrl.cli.values import form_of, parser_for
 
 if TYPE_CHECKING:
-    from pytorchrl.training import OptionSpec
+    from pytorchrl.composition import OptionSpec
 
 _TITLES = {
     "learner": "run", "scheme": "scheme: where each operation runs, and who waits for whom",
@@ -76,6 +77,8 @@ def _shown(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, tuple):
         return ",".join(map(_shown, value)) or "empty"
+    if isinstance(value, Mapping):
+        return json.dumps(dict(value))
     if hasattr(value, "start") and hasattr(value, "end"):
         return f"linear:{value.start:g}:{value.end:g}" + (f":{value.steps}" if value.steps else "")
     return str(value)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
-from typing import Any
 
 from pytorchrl.cli.parsing import Parser, add_option_flags
+from pytorchrl.composition import ALGORITHMS, option_specs
 from pytorchrl.errors import EnvError, StartError
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
 from pytorchrl.reporting import to_json
-from pytorchrl.training import ALGORITHMS, make_learner, option_specs
+from pytorchrl.training import make_learner
 
 _USAGE = "pytorchrl train {ppo,a2c} --env ID [flags]"
 # Not options: what this command itself does.
@@ -98,13 +97,5 @@ def _parser(algorithm: str, env: str) -> Parser:
     parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5")
     parser.add_argument("--json", action="store_true", help="print the run's figures as one JSON line, the last")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    add_option_flags(parser, option_specs(algorithm), _preset(algorithm, env))
+    add_option_flags(parser, option_specs(algorithm), preset(algorithm, env))
     return parser
-
-
-def _preset(algorithm: str, env: str) -> dict[str, Any]:
-    return preset(algorithm, env)
-
-
-if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))

@@ -61,7 +61,11 @@ _Reader = tuple[str, Callable[[str], Any]]
 def _readers(hint: Any) -> list[_Reader]:
     """Readers for a type in the order to try: the strictest first, plain text last."""
     if typing.get_origin(hint) in _UNIONS:
-        found = [reader for member in typing.get_args(hint) for reader in _readers(member)]
+        members = typing.get_args(hint)
+        found = [reader for member in members for reader in _readers(member)]
+        if str in members and any(isinstance(member, enum.EnumMeta) for member in members):
+            # The part reads the text itself, and reports a wrong one together with its other problems.
+            found = [(form, str) if reads in members else (form, reads) for form, reads in found if form != "TEXT"]
         order = ["none", "INT", "NUMBER", "linear:START:END[:STEPS]"]
         return sorted(found, key=lambda reader: order.index(reader[0]) if reader[0] in order else
                       99 if reader[0] == "TEXT" else 50)

@@ -1,32 +1,27 @@
-"""Ready-made environments: one module a suite, and one function that finds the suite of an id."""
+"""Ready-made environments: one module a suite, and one function that finds the suite of an id.
+
+Names are imported when they are first used: worker processes need `testing` only, and not torch.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from gymnasium.envs.registration import EnvSpec
-
-from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
-from pytorchrl.envs.atari import atari_factory
-from pytorchrl.envs.box2d import box2d_factory
-from pytorchrl.envs.classic import classic_factory
-from pytorchrl.envs.mujoco import mujoco_factory
+if TYPE_CHECKING:
+    from pytorchrl.envs.atari import atari_factory
+    from pytorchrl.envs.box2d import box2d_factory
+    from pytorchrl.envs.classic import classic_factory
+    from pytorchrl.envs.lookup import make_factory
+    from pytorchrl.envs.mujoco import mujoco_factory
 
 __all__ = ["atari_factory", "box2d_factory", "classic_factory", "make_factory", "mujoco_factory"]
 
+_HOMES = {"atari_factory": "atari", "box2d_factory": "box2d", "classic_factory": "classic", "make_factory": "lookup",
+          "mujoco_factory": "mujoco"}
 
-def make_factory(env_id: Any, vec_env_size: int = 8, **options: Any) -> EnvFactory:
-    """The factory for an id, prepared as its suite needs: `ALE/...` ids get Atari's preprocessing.
 
-    Args:
-        env_id: A Gymnasium id, or anything else that `VecEnv.create_factory` takes.
-        vec_env_size: Number of environments.
-        options: Further arguments of the suite's function or of `VecEnv.create_factory`.
-
-    Raises:
-        ConfigError: An unknown id (names the nearest), a wrong option, or a missing package (names the extra).
-    """
-    name = env_id.id if isinstance(env_id, EnvSpec) else env_id
-    if isinstance(name, str) and name.split(":")[-1].startswith("ALE/"):
-        return atari_factory(env_id, vec_env_size, **options)
-    return VecEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

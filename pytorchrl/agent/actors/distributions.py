@@ -141,6 +141,8 @@ class MultiCategorical(Distribution):
     """(D * max n,) where each entry of the padded form lies in the params."""
     present: Tensor
     """(D, max n) bool, false for padding."""
+    start: Tensor
+    """(*action_shape,) int64."""
 
     def __init__(self, nvec: np.ndarray, start: np.ndarray) -> None:
         super().__init__()
@@ -150,10 +152,10 @@ class MultiCategorical(Distribution):
         columns = torch.arange(int(sizes.max()))
         present = columns < sizes.unsqueeze(-1)
         first = torch.cumsum(sizes, 0) - sizes
-        self.register_buffer("index", torch.where(present, first.unsqueeze(-1) + columns, 0).reshape(-1), persistent=False)
+        index = torch.where(present, first.unsqueeze(-1) + columns, 0).reshape(-1)
+        self.register_buffer("index", index, persistent=False)
         self.register_buffer("present", present, persistent=False)
-        offsets = torch.as_tensor(np.asarray(start), dtype=torch.int64)
-        self.register_buffer("start", offsets, persistent=False)
+        self.register_buffer("start", torch.as_tensor(np.asarray(start), dtype=torch.int64), persistent=False)
 
     def _split(self, params: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         shape = (*params.shape[:-1], *self.present.shape)

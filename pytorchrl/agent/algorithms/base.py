@@ -9,6 +9,7 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -374,8 +375,10 @@ class Algorithm(ABC):
                 values.append(self.actor.get_value(*chunk[:3])[0]["value"].float().cpu())
         return values[0] if len(values) == 1 else torch.cat(values)
 
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.mixed_precision)
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.options.mixed_precision:
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()  # a switched-off autocast would cost as much as a small layer
 
     def _to_device(self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None) -> tuple[Obs, Obs, Tensor, Any]:
         return (

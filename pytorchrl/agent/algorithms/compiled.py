@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import ConfigError
 
-_COMPILER_OPTIONS = {"cpp.use_decompose_tanh": True}
-"""tanh from one exp: four times as fast on CPUs, and within 1e-7."""
-
 LossFunction = Callable[[Batch, Mapping[str, Any], Tensor], tuple[Tensor, Tensor]]
+Gradient = Callable[[tuple[Any, ...], Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class CompiledGradient:
@@ -28,7 +26,7 @@ class CompiledGradient:
     def __init__(self, loss: LossFunction, params: list[nn.Parameter]) -> None:
         """Prepare the gradient of `loss(batch, parameters, weights) -> (loss, measured)` by `params`."""
         self._loss, self._params = loss, params
-        self._function: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._gradients: dict[Any, Gradient] = {}
 
     def __call__(self, batch: Batch, parameters: Mapping[str, float], weights: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient (P,), in a tensor of its own, and what was measured.
@@ -36,21 +34,24 @@ class CompiledGradient:
         Raises:
             ConfigError: It cannot be compiled here.
         """
-        values = torch.tensor(list(parameters.values()), device=weights.device)
         tensors = (
             batch.obs, batch.done, batch.rhs, batch.mask, batch.action, batch.valid, batch.logp, batch.value, batch.ret,
             batch.advantage)
-        if self._function is None:
-            self._function = self._compile(tensors)
+        names = tuple(parameters)
+        # All that the graph depends on besides the shapes and types of tensors, which torch compares itself.
+        key = (names, batch.mask is None, batch.valid is None)
+        if key not in self._gradients:
+            self._gradients[key] = self._compile(names, tensors)
+        values = torch.tensor(list(parameters.values()), device=weights.device)
         try:
-            return self._function(tensors, tuple(parameters), values, weights)
+            return self._gradients[key](tensors, values, weights)
         except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
             raise ConfigError(
                 f"compile=True failed: {error}; install a C++ compiler (g++), or set compile=False") from error
 
-    def _compile(self, tensors: tuple[Any, ...]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def _compile(self, names: tuple[str, ...], tensors: tuple[Any, ...]) -> Gradient:
         import torch._dynamo
-        import torch._inductor  # both take seconds to import, so only who compiles does
+        import torch._inductor.exc  # these take seconds to import, so only who compiles does
 
         torch._dynamo.config.trace_autograd_ops = True  # lets the graph hold `torch.autograd.grad`
         for value in tensors:
@@ -58,11 +59,15 @@ class CompiledGradient:
                 if tensor is not None:
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
-        def gradient(
-            tensors: tuple[Any, ...], names: tuple[str, ...], values: Tensor, weights: Tensor
-        ) -> tuple[Tensor, Tensor]:
+        def gradient(tensors: tuple[Any, ...], values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
             loss, measured = self._loss(Batch(*tensors), dict(zip(names, values.unbind(), strict=True)), weights)
             parts = torch.autograd.grad(loss, self._params, materialize_grads=True)
             return torch.cat([part.reshape(-1) for part in parts]), measured
 
-        return torch.compile(gradient, fullgraph=True, options=_COMPILER_OPTIONS)
+        # torch keeps what it compiled by code object: each of ours needs its own, or they would evict one another.
+        gradient.__code__ = gradient.__code__.replace()
+        return torch.compile(gradient, fullgraph=True, options={
+            # tanh from one exp: four times as fast on CPUs, and within 1e-7.
+            "cpp.use_decompose_tanh": True,
+            "guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe,
+        })

@@ -92,7 +92,7 @@ class NextStep:
         """See `Autoreset`."""
         first = self._previous_done
         self._previous_done = done
-        self.pending = np.count_nonzero(done) > 0
+        self.pending = bool(np.count_nonzero(done))
         return Settled(observations, info, ~first, first, NO_INDEX, {}, lambda i: _row(info, i))
 
     def reset(self) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from pytorchrl.agent.env.guard import GuardedEnv, describe
@@ -73,6 +74,7 @@ def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> gym.Env
     kwargs = copy.deepcopy(blueprint.env_kwargs)
     try:
         if spec is not None:
+            _load_quietly(spec)
             # The checker would repeat GuardedEnv's checks in every step.
             env = gym.make(spec, disable_env_checker=True, max_episode_steps=blueprint.max_episode_steps, **kwargs)
         else:
@@ -90,6 +92,14 @@ def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> gym.Env
     except Exception as failure:
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
     return GuardedEnv(env, where)
+
+
+def _load_quietly(spec: EnvSpec) -> None:
+    """Import the module behind `spec` where deprecation warnings are no errors: Box2D's would crash the process."""
+    if isinstance(spec.entry_point, str) and "box2d" in spec.entry_point:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            load_env_creator(spec.entry_point)
 
 
 def env_or_failure(

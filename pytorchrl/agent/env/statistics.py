@@ -84,8 +84,10 @@ class Monitor:
         ConfigError: The file exists and has other columns.
     """
 
+    COLUMNS = ("r", "l", "t", "env", "ended")
+
     def __init__(self, path: Path, keywords: tuple[str, ...] = ()) -> None:
-        columns = ["r", "l", "t", "env", "ended", *keywords]
+        columns = [*self.COLUMNS, *keywords]
         self._keywords = keywords
         path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not path.exists() or path.stat().st_size == 0

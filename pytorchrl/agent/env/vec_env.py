@@ -20,7 +20,8 @@ from pytorchrl.agent.env.guard import describe, observation_problem
 from pytorchrl.agent.env.single import Blueprint
 from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, action_start, flatten_action_space
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
-from pytorchrl.agent.options import Factory, Options, build_options, option
+from pytorchrl.agent.options import Factory, build_options, option
+from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
 
@@ -46,31 +47,32 @@ class VecEnv:
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(Options):
+    class Options(BaseOptions):
         """Settings of a vector of environments."""
 
-        env_fn: Any = option(help="Gymnasium id, EnvSpec, or a function of keyword arguments that builds one env "
-                             "(or, if it takes num_envs, a vector environment)")
-        env_kwargs: dict[str, Any] = option(default_factory=dict, help="keyword arguments of every environment")
+        env_fn: Any = option(
+            help="Gymnasium id, EnvSpec, or a function of keyword arguments that builds one environment (or, if it "
+            "takes num_envs, a vector environment).")
+        env_kwargs: dict[str, Any] = option(default_factory=dict, help="Keyword arguments of every environment.")
         test_env_kwargs: dict[str, Any] = option(
-            default_factory=dict, help="keyword arguments that replace those of env_kwargs when testing")
-        vec_env_size: int = option(1, help="number of environments stepped together", low=1)
+            default_factory=dict, help="Keyword arguments that replace those of env_kwargs when testing.")
+        vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
         backend: str = option(
-            "auto", help="what steps them; auto takes the native vector environment, else sync",
+            "auto", help="What steps them; auto takes the native vector environment, else sync.",
             choices=("auto", "vector", "sync", "async", "envpool"))
         autoreset: str = option(
-            "auto", help="when a new episode starts; auto takes same_step where offered, else next_step",
+            "auto", help="When a new episode starts; auto takes same_step where offered, else next_step.",
             choices=("auto", "same_step", "next_step"))
-        max_episode_steps: int | None = option(None, help="steps after which an episode is truncated", low=1)
-        frame_stack: int = option(1, help="number of last observations seen as one", low=1)
-        wrappers: tuple[Any, ...] = option((), help="functions from environment to environment, applied in order")
+        max_episode_steps: int | None = option(None, help="Steps after which an episode is truncated.", low=1)
+        frame_stack: int = option(1, help="Number of last observations seen as one.", low=1)
+        wrappers: tuple[Any, ...] = option((), help="Functions from environment to environment, applied in order.")
         reward_transform: str | float | None = option(
-            None, help="what learners see of a reward: its sign, clipped to [-1, 1], or times a number; "
-            "statistics stay raw")
+            None, help="What learners see of a reward: its 'sign', 'clip' to [-1, 1], or times a number; statistics "
+            "stay raw.")
         end_on_life_loss: bool = option(
-            False, help="whether a falling info['lives'] is a termination for the learner; the game goes on")
-        log_dir: str | None = option(None, help="folder for one monitor CSV a worker, of finished episodes")
-        info_keywords: tuple[str, ...] = option((), help="entries of an episode's last info written to the monitor")
+            False, help="Whether a falling info['lives'] is a termination for the learner; the game goes on.")
+        log_dir: str | None = option(None, help="Folder for one monitor CSV a worker, of finished episodes.")
+        info_keywords: tuple[str, ...] = option((), help="Entries of an episode's last info written to the monitor.")
 
         def __post_init__(self) -> None:
             """Check what single fields cannot tell."""
@@ -84,6 +86,8 @@ class VecEnv:
                     f"reward_transform must be None, 'sign', 'clip' or a number, got {self.reward_transform!r}")
             if isinstance(self.log_dir, str) and not self.log_dir:
                 raise ConfigError("log_dir must be a folder or None, got an empty text")
+            if clash := set(self.info_keywords) & set(Monitor.COLUMNS):
+                raise ConfigError(f"info_keywords must differ from the monitor's own columns, got {sorted(clash)}")
             for wrapper in self.wrappers:
                 if not callable(wrapper):
                     raise ConfigError(f"wrappers must be functions from environment to environment, got {wrapper!r}")

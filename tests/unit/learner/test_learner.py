@@ -9,6 +9,7 @@ import pickle
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -183,6 +184,21 @@ def test_model_is_saved_at_the_end_and_by_name(fake_scheme, tmp_path):
     assert (tmp_path / "model.pt").exists()
 
 
+def test_a_save_that_fails_keeps_the_model_there_is(fake_scheme, tmp_path):
+    def fail(path):
+        Path(path).write_bytes(b"half a mod")
+        raise OSError(28, "No space left on device")
+    scheme = fake_scheme()
+    with make(scheme, 10, tmp_path) as learner:
+        learner.train()
+        scheme.save_model = fail
+        with pytest.raises(OSError, match="No space"):
+            learner.save_model()
+    assert (tmp_path / "model.pt").read_bytes() == b"model"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "metrics.jsonl", "model.pt", "result.json", "run.json"]
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".", "a\0", "-x", "x" * 101, None])
 def test_names_of_models_stay_in_the_run(fake_scheme, tmp_path, name):
     with pytest.raises(ConfigError, match="name"):
@@ -219,7 +235,7 @@ def test_evaluate_refuses_what_is_no_number_of_episodes(fake_scheme, number):
 def test_update_algorithm_parameter_reaches_the_scheme(fake_scheme):
     scheme = fake_scheme()
     make(scheme).update_algorithm_parameter("lr", 0.1)
-    assert scheme.calls == [("update_algorithm_parameter", "lr", 0.1)]
+    assert scheme.calls == [("start", 100), ("update_algorithm_parameter", "lr", 0.1)]
 
 
 def test_print_info_writes_the_metrics(fake_scheme, capsys):
@@ -263,7 +279,8 @@ def test_first_signal_finishes_the_update_saves_and_stops(fake_scheme, tmp_path,
     with pytest.raises(raised) as caught:
         make(scheme, 100, tmp_path).train()
     assert scheme.version == 5
-    assert scheme.calls[1:] == [("save_model", str(tmp_path / "model.pt")), ("stop",)]
+    assert [call[0] for call in scheme.calls] == ["start", "save_model", "stop"]
+    assert (tmp_path / "model.pt").read_bytes() == b"model"
     assert json.loads((tmp_path / "result.json").read_text())["updates"] == 5
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     if raised is SystemExit:

@@ -24,7 +24,7 @@ ALLOWED = {
     "package": {"learner", "scheme", "agent"},
 }
 # Modules beside learner.py that belong to its layer, and may use ready-made environments.
-LEARNER_LAYER = {"learner", "interrupts", "reporting", "training", "trained_agent", "presets", "video", "plotting"}
+LEARNER_LAYER = {"learner", "interrupts", "reporting", "composition", "training", "presets", "video", "plotting"}
 
 
 def layer_of(module):

@@ -18,6 +18,8 @@ def _generator(seed=0):
 
 def _params(distribution, *lead, seed=1):
     outputs = torch.randn(*lead, distribution.num_outputs, generator=_generator(seed))
+    for log_std in distribution.parameters():
+        log_std.data.normal_(generator=_generator(seed))
     return distribution.params_of(outputs).detach()
 
 

@@ -43,6 +43,20 @@ def test_cnn_is_the_nature_network():
     torch.testing.assert_close(net(x), net(x.float() / 255), atol=1e-5, rtol=1e-5)  # floats are taken as they are
 
 
+def test_impala_is_three_stages_of_two_residual_blocks():
+    net = ImpalaCNN(SMALL, generator=_generator())
+    x = _images(SMALL)
+    hidden = x.float() / 255
+    for (convolution, *blocks), channels in zip(net.stages, (16, 32, 32), strict=True):
+        hidden = F.max_pool2d(convolution(hidden), 3, stride=2, padding=1)
+        assert hidden.shape[1] == channels
+        assert len(blocks) == 2
+        for block in blocks:
+            hidden = hidden + block.conv2(F.relu(block.conv1(F.relu(hidden))))
+    expected = F.relu(net.head(F.relu(hidden).flatten(1)))
+    torch.testing.assert_close(net(x), expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("extractor", [CNN, ImpalaCNN, FixupCNN])
 @pytest.mark.parametrize("size", [7, 256])
 def test_image_extractors_have_the_asked_output_size(extractor, size):

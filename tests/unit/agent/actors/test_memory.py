@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -49,7 +51,7 @@ def test_unroll_equals_torch_run_on_each_piece_between_resets(kind, reference):
     outputs, last = memory(x, state, done)
     for b in range(B):
         starts = [0, *[t for t in range(1, L) if done[t, b]], L]
-        for first, end in zip(starts[:-1], starts[1:], strict=True):
+        for first, end in itertools.pairwise(starts):
             piece = torch.zeros_like(state[b]) if done[first, b] else state[b]
             parts = [part.view(1, 1, H) for part in piece.split(H)]
             expected, final = net(x[first:end, b : b + 1], tuple(parts) if kind is LSTM else parts[0])

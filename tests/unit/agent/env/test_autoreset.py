@@ -172,7 +172,7 @@ def test_asking_a_native_vector_for_a_mode_it_lacks_is_refused():
 
 
 def test_same_step_without_final_observations_is_an_error():
-    env = VecEnv.create_factory(lambda num_envs: Declared(num_envs))(seed=0)
+    env = VecEnv.create_factory(Declared)(seed=0)
     env.reset()
     with pytest.raises(EnvError, match="final_obs"):
         env.step(np.array([0]))

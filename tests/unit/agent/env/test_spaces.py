@@ -8,7 +8,7 @@ from pytorchrl.errors import SpaceError
 
 NESTED = spaces.Dict({
     "camera": spaces.Dict({"left": spaces.Box(0, 255, (8, 6, 3), np.uint8)}),
-    "parts": spaces.Tuple((spaces.Discrete(4, start=2), spaces.Box(-1e300, 1.0, (2,), np.float64))),
+    "parts": spaces.Tuple((spaces.Discrete(4, start=2), spaces.Box(-np.inf, 1.0, (2,), np.float64))),
     "flags": spaces.MultiBinary(3),
     "action_mask": spaces.MultiBinary(5),
 })
@@ -34,6 +34,8 @@ def test_flatten_space_calls_a_plain_leaf_obs_and_keeps_it():
     box = spaces.Box(-1, 1, (4,), np.float32)
     assert flatten_space(box) == {"obs": box}
     assert flatten_space(flatten_space(NESTED)) == flatten_space(NESTED)
+    wide = flatten_space(spaces.Box(-1e300, 1e300, (1,), np.float64))["obs"]
+    assert (wide.low[0], wide.high[0]) == (-np.inf, np.inf)
 
 
 def test_flatten_space_keeps_images_with_channels_first():

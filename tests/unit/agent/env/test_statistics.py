@@ -1,5 +1,7 @@
 import csv
+import itertools
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -30,7 +32,7 @@ def test_returns_sum_all_rewards_and_lengths_count_all_steps(autoreset):
     assert of_first[:3] == [(1 + 2 + 3, 3), (4 + 5 + 6, 3), (7 + 8 + 9, 3)]
     assert {e.env_index for e in episodes} == {0, 1}
     assert all(e.terminated for e in episodes)
-    assert all(b.seconds >= a.seconds >= 0 for a, b in zip(episodes, episodes[1:], strict=False))
+    assert all(b.seconds >= a.seconds >= 0 for a, b in itertools.pairwise(episodes))
 
 
 def test_statistics_of_a_native_vector_agree_with_its_rows():
@@ -64,12 +66,13 @@ def test_learners_see_transformed_rewards_and_statistics_raw_ones(transform, see
 def test_monitor_file_has_one_row_an_episode_and_is_only_appended_to(tmp_path):
     (tmp_path / "other.txt").write_text("kept")
     factory = VecEnv.create_factory(
-        CountingEnv, {"episode_length": 4, "truncate": True}, 2, log_dir=str(tmp_path), info_keywords=("t", "lacking"))
+        CountingEnv, {"episode_length": 4, "truncate": True}, 2, log_dir=str(tmp_path), info_keywords=("lacking",))
     path = tmp_path / "monitor_train_g001_c002.csv"
     assert not path.exists(), "the probe writes nothing"
     play(factory(seed=0, index_grad_worker=1, index_col_worker=2), 9)
     rows = read(path)
-    assert list(rows[0]) == ["r", "l", "t", "env", "ended", "t", "lacking"][:5] + ["lacking"] or len(rows[0]) == 6
+    assert list(rows[0]) == ["r", "l", "t", "env", "ended", "lacking"]
+    assert float(rows[0]["t"]) >= 0
     assert [(row["r"], row["l"], row["env"], row["ended"]) for row in rows] == [
         ("10.0", "4", "0", "truncated"), ("10.0", "4", "1", "truncated"),
         ("26.0", "4", "0", "truncated"), ("26.0", "4", "1", "truncated")]
@@ -107,7 +110,7 @@ def test_reset_forgets_running_episodes_and_invalid_rows_do_not_count():
     assert [tuple(e) for e in episodes] == [(2.0, 2, 2.5, 0, False), (2.0, 1, 2.5, 1, True)]
 
 
-class WithInfo(__import__("gymnasium").Wrapper):
+class WithInfo(gym.Wrapper):
     def step(self, action):
         *rest, info = self.env.step(action)
         return *rest, info | {"num_done": self.unwrapped._num_steps}

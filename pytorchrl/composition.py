@@ -1,0 +1,162 @@
+"""From flat options to the factories of an agent.
+
+Each option belongs to exactly one part of the agent, to the scheme or to the learner, and is routed there. The command
+line is made of the same table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytorchrl import presets
+from pytorchrl.agent.actors import OnPolicyActor
+from pytorchrl.agent.algorithms import A2C, PPO
+from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.storages import GAEBuffer
+from pytorchrl.errors import ConfigError
+from pytorchrl.learner import Learner
+from pytorchrl.scheme import Scheme
+
+ALGORITHMS: dict[str, type[PPO] | type[A2C]] = {"ppo": PPO, "a2c": A2C}
+
+# What the user's options are called where a part has another name for it, or the same name for something else.
+_RENAMED = {"environments": {"vec_env_size": "num_envs"}, "storage": {"size": "num_steps"}}
+_NOT_OPTIONS = {
+    "environments": {"env_fn", "log_dir", "num_threads"},
+    "actor": {"observation_space", "action_space"},
+    "scheme": {"algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory"},
+}
+_EVALUATION_ENVS = 8
+
+
+@dataclass(frozen=True)
+class OptionSpec:
+    """One option as the user sees it."""
+
+    name: str
+    part: str
+    """environments, actor, algorithm, storage, scheme or learner."""
+    own_name: str
+    """What the part itself calls it."""
+    hint: Any
+    default: Any
+    help: str
+    choices: tuple[Any, ...] | None = None
+
+
+def option_specs(algorithm: str) -> dict[str, OptionSpec]:
+    """All options of `train(algorithm, ...)`, by name.
+
+    Raises:
+        ConfigError: No such algorithm.
+    """
+    specs: dict[str, OptionSpec] = {}
+    parts = {"learner": Learner, "algorithm": algorithm_class(algorithm), "storage": GAEBuffer,
+             "actor": OnPolicyActor, "environments": VecEnv}
+    found = [spec for part, owner in parts.items() for spec in _declared(part, owner)] + _scheme_specs()
+    for spec in found:
+        if spec.name in specs:
+            raise AssertionError(f"{spec.name} is an option of {spec.part} and of {specs[spec.name].part}")
+        specs[spec.name] = spec
+    return specs
+
+
+def algorithm_class(name: str) -> type[PPO] | type[A2C]:
+    """The algorithm of that name; raises `ConfigError` with the nearest one."""
+    if name not in ALGORITHMS:
+        near = difflib.get_close_matches(str(name), ALGORITHMS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"algorithm must be one of {list(ALGORITHMS)}, got {name!r}{hint}")
+    return ALGORITHMS[name]
+
+
+def _declared(part: str, owner: Any) -> list[OptionSpec]:
+    hints = typing.get_type_hints(owner.Options)
+    renamed, left_out = _RENAMED.get(part, {}), _NOT_OPTIONS.get(part, set())
+    return [
+        OptionSpec(
+            name=renamed.get(field.name, field.name), part=part, own_name=field.name, hint=hints[field.name],
+            default=_default_of(field), help=field.metadata.get("help", ""), choices=field.metadata.get("choices"))
+        for field in dataclasses.fields(owner.Options) if field.name not in left_out
+    ]
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
+def _scheme_specs() -> list[OptionSpec]:
+    """The scheme's keyword arguments; their help is its docstring."""
+    hints, texts = typing.get_type_hints(Scheme.__init__), _documented_arguments(Scheme.__doc__ or "")
+    return [
+        OptionSpec(name=name, part="scheme", own_name=name, hint=hints[name], default=parameter.default,
+                   help=texts.get(name, ""))
+        for name, parameter in inspect.signature(Scheme).parameters.items() if name not in _NOT_OPTIONS["scheme"]
+    ]
+
+
+def _documented_arguments(docstring: str) -> dict[str, str]:
+    """Name -> text, from the `Args:` section of a Google-style docstring."""
+    section = re.search(r"^Args:\n(.*?)(?:^\S|\Z)", inspect.cleandoc(docstring), re.DOTALL | re.MULTILINE)
+    if section is None:
+        return {}
+    texts: dict[str, str] = {}
+    for names, text in re.findall(r"^ {4}([\w, ]+):(.*?)(?=^ {4}\S|\Z)", section.group(1), re.DOTALL | re.MULTILINE):
+        for name in names.split(", "):
+            texts[name] = " ".join(text.split())
+    return texts
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The four factories of an agent, and those of its test environments."""
+
+    algorithm: Factory[Any]
+    actor: Factory[Any]
+    storage: Factory[Any]
+    train_envs: EnvFactory
+    test_envs: EnvFactory
+
+
+def compose(
+    algorithm: str, env: str | Callable[..., Any], options: Mapping[str, Any],
+) -> tuple[Agent, dict[str, Any], dict[str, Any]]:
+    """Route flat options to their parts, over the preset for this algorithm and environment.
+
+    Returns:
+        The agent, the scheme's keyword arguments, and the learner's options (`target_steps` among them).
+
+    Raises:
+        ConfigError: An option is unknown or wrong; unknown ones are named with the nearest known one.
+    """
+    specs = option_specs(algorithm)
+    _refuse_unknown(options, specs)
+    parts: dict[str, dict[str, Any]] = {spec.part: {} for spec in specs.values()}
+    for name, value in {**presets.preset(algorithm, env), **options}.items():
+        parts[specs[name].part][specs[name].own_name] = value
+    train_envs, test_envs = presets.environments(env, parts["environments"], _EVALUATION_ENVS)
+    agent = Agent(
+        algorithm=algorithm_class(algorithm).create_factory(**parts["algorithm"]),
+        actor=OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space, **parts["actor"]),
+        storage=GAEBuffer.create_factory(**parts["storage"]), train_envs=train_envs, test_envs=test_envs)
+    return agent, parts["scheme"], parts["learner"]
+
+
+def _refuse_unknown(options: Mapping[str, Any], specs: Mapping[str, OptionSpec]) -> None:
+    problems = []
+    for name in options:
+        if name not in specs:
+            near = difflib.get_close_matches(name, specs, n=1)
+            problems.append(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    if problems:
+        raise ConfigError("; ".join(problems))

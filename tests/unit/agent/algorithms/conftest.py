@@ -1,0 +1,178 @@
+"""Real actors, algorithms and storages on made-up steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from pytorchrl.agent.actors import OnPolicyActor
+from pytorchrl.agent.algorithms import PPO
+from pytorchrl.agent.data import Step
+from pytorchrl.agent.storages import GAEBuffer
+from pytorchrl.agent.storages.returns import gae
+
+OBS_SIZE, NUM_ACTIONS = 3, 2
+
+
+class MadeUpSteps:
+    """Random observations, rewards and ends under SAME_STEP or NEXT_STEP; the actions do not matter."""
+
+    def __init__(self, num_envs, seed=0, masked=False, next_step=False):
+        self.num_envs, self.masked, self.next_step = num_envs, masked, next_step
+        self.rng = np.random.default_rng(seed)
+        self.ended = np.zeros(num_envs, bool)
+
+    def observe(self):
+        return {"obs": self.rng.normal(size=(self.num_envs, OBS_SIZE)).astype(np.float32)}
+
+    def mask(self):
+        if not self.masked:
+            return None
+        mask = self.rng.random((self.num_envs, NUM_ACTIONS)) < 0.6
+        mask[:, 0] |= ~mask.any(1)
+        return mask
+
+    def step(self):
+        resets = self.ended if self.next_step else np.zeros(self.num_envs, bool)
+        kind = self.rng.random(self.num_envs)
+        terminated, truncated = (kind < 0.1) & ~resets, (kind > 0.9) & ~resets
+        self.ended = terminated | truncated
+        finals = np.zeros(0, np.int64) if self.next_step else np.flatnonzero(self.ended)
+        return Step(
+            obs=self.observe(), reward=np.where(resets, 0, self.rng.normal(size=self.num_envs)).astype(np.float32),
+            terminated=terminated, truncated=truncated, valid=~resets, first=resets if self.next_step else self.ended,
+            final_index=finals, final_obs={"obs": self.rng.normal(size=(len(finals), OBS_SIZE)).astype(np.float32)},
+            mask=self.mask(), episodes=[])
+
+
+def build_parts(cls=PPO, num_envs=4, size=8, actor=None, storage=None, seed=0, action_space=None, **options):
+    """Actor, algorithm and storage of one worker."""
+    space = gym.spaces.Box(-1, 1, (OBS_SIZE,), np.float32)
+    made_actor = OnPolicyActor.create_factory(
+        space, action_space or gym.spaces.Discrete(NUM_ACTIONS), **{"hidden_sizes": (8,), **(actor or {})})(
+            device="cpu", seed=seed)
+    algorithm = cls.create_factory(**options)(actor=made_actor, device="cpu", seed=seed)
+    made_storage = GAEBuffer.create_factory(size=size, **(storage or {}))(
+        actor=made_actor, algorithm=algorithm, num_envs=num_envs, device="cpu", seed=seed)
+    return SimpleNamespace(actor=made_actor, algorithm=algorithm, storage=made_storage)
+
+
+def collect_rollout(parts, steps, num_steps=None):
+    """One finished rollout of `num_steps` (None: a full one)."""
+    storage = parts.storage
+    if not hasattr(steps, "is_started"):
+        storage.start(steps.observe(), steps.mask())
+        steps.is_started = True
+    while not storage.full and storage.num_steps != num_steps:
+        obs, rhs, done, mask = storage.current()
+        storage.insert_transition(parts.algorithm.acting_step(obs, rhs, done, mask=mask), steps.step())
+    rollout = storage.get_all_buffer_data()
+    parts.algorithm.finish_rollout(rollout)
+    return rollout
+
+
+def learn_from(parts, rollouts):
+    """All updates that the rollouts are good for; returns the info of each."""
+    storage, algorithm = parts.storage, parts.algorithm
+    storage.insert_data_slice(rollouts)
+    storage.before_gradients()
+    infos = []
+    for batch in storage.generate_batches(algorithm.num_mini_batch, num_epochs=algorithm.num_epochs):
+        gradients, info = algorithm.compute_gradients(batch)
+        infos.append({**info, **algorithm.apply_gradients(gradients)})
+    return infos
+
+
+@pytest.fixture
+def build():
+    return build_parts
+
+
+@pytest.fixture
+def made_up_steps():
+    return MadeUpSteps
+
+
+@pytest.fixture
+def collect():
+    return collect_rollout
+
+
+@pytest.fixture
+def learn():
+    return learn_from
+
+
+@pytest.fixture
+def train():
+    """Train for some rollouts; returns the parts, and the info of each update."""
+    def run(cls=PPO, rollouts=2, masked=False, next_step=False, num_envs=4, **settings):
+        parts = build_parts(cls, num_envs=num_envs, **settings)
+        steps = MadeUpSteps(num_envs, masked=masked, next_step=next_step)
+        infos = [info for _ in range(rollouts) for info in learn_from(parts, [collect_rollout(parts, steps)])]
+        return parts, infos
+    return run
+
+
+class ScriptedEpisodes:
+    """Endless episodes of known lengths and ends for each environment, told as an autoreset mode would."""
+
+    def __init__(self, scripts, next_step):
+        self.scripts, self.next_step = scripts, next_step
+        self.position = [(0, 0)] * len(scripts)  # episode, steps made in it
+        self.waits = np.zeros(len(scripts), bool)
+
+    @staticmethod
+    def observation(env, episode, step):
+        return np.random.default_rng([env, episode, step]).normal(size=OBS_SIZE).astype(np.float32)
+
+    def observe(self):
+        return {"obs": np.stack([self.observation(e, *at) for e, at in enumerate(self.position)])}
+
+    def step(self):
+        count = len(self.scripts)
+        terminated, truncated, first = (np.zeros(count, bool) for _ in range(3))
+        valid, reward, finals = ~self.waits, np.zeros(count, np.float32), []
+        for e, script in enumerate(self.scripts):
+            episode, step = self.position[e]
+            length, end = script[episode]
+            if self.waits[e]:  # the reset step of NEXT_STEP
+                self.waits[e], first[e], self.position[e] = False, True, (episode + 1, 0)
+                continue
+            reward[e] = np.cos(7 * e + 3 * episode + step)
+            step += 1
+            self.position[e] = (episode, step)
+            if step == length:
+                (terminated if end == "terminated" else truncated)[e] = True
+                if self.next_step:
+                    self.waits[e] = True
+                else:
+                    finals.append((e, self.observation(e, episode, step)))
+                    first[e], self.position[e] = True, (episode + 1, 0)
+        return Step(
+            obs=self.observe(), reward=reward, terminated=terminated, truncated=truncated, valid=valid, first=first,
+            final_index=np.array([e for e, _ in finals], dtype=np.int64),
+            final_obs={"obs": np.array([obs for _, obs in finals], dtype=np.float32).reshape(-1, OBS_SIZE)},
+            mask=None, episodes=[])
+
+
+@pytest.fixture
+def play_script():
+    """Advantages of the valid transitions of a scripted run, environment by environment."""
+    def run(parts, mode):
+        endings = [(3, "terminated"), (4, "truncated"), (2, "truncated"), (3, "terminated")]
+        episodes = ScriptedEpisodes(
+            [[*endings, (99, "truncated")], [*endings[::-1], (99, "truncated")]], next_step=mode == "next_step")
+        storage, algorithm = parts.storage, parts.algorithm
+        storage.start(episodes.observe())
+        for _ in range(14 + (4 if mode == "next_step" else 0)):
+            storage.insert_transition(algorithm.acting_step(*storage.current()[:3]), episodes.step())
+        rollout = storage.get_all_buffer_data()
+        algorithm.finish_rollout(rollout)
+        advantage, _ = gae(
+            rollout, rollout.other["value"], rollout.other["final_value"], algorithm.gamma, storage.gae_lambda)
+        return advantage.T[rollout.valid.numpy().T]
+    return run

@@ -1,0 +1,166 @@
+"""Native vectors, processes, and EnvPool (through a stand-in for its module)."""
+
+import multiprocessing
+import subprocess
+import sys
+import types
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from pytorchrl.agent.env import VecEnv
+from pytorchrl.envs.testing import CountingEnv, FaultyEnv
+from pytorchrl.errors import ConfigError, EnvError
+
+
+def test_auto_takes_the_native_vector_else_sync():
+    from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+
+    assert isinstance(VecEnv.create_factory("CartPole-v1")(seed=0)._envs, CartPoleVectorEnv)
+    assert isinstance(VecEnv.create_factory("Pendulum-v1")(seed=0)._envs, SyncVectorEnv)
+    assert isinstance(VecEnv.create_factory("CartPole-v1", backend="sync")(seed=0)._envs, SyncVectorEnv)
+    assert isinstance(VecEnv.create_factory("CartPole-v1", frame_stack=2)(seed=0)._envs, SyncVectorEnv)
+
+
+def test_spec_and_id_of_the_newest_version_are_accepted():
+    assert VecEnv.create_factory(gym.spec("Pendulum-v1")).observation_space["obs"].shape == (3,)
+
+
+def test_native_cartpole_draws_all_environments_from_one_generator():
+    two, three = (VecEnv.create_factory("CartPole-v1", vec_env_size=n)(seed=0).reset()[0]["obs"] for n in (2, 3))
+    assert two.dtype == np.float32
+    assert not np.array_equal(two, three[:2])
+
+
+def run(env, num_steps=14):
+    rows = []
+    obs, _ = env.reset()
+    for k in range(num_steps):
+        step = env.step(np.full(env.num_envs, k % 2))
+        rows.append([step.obs["obs"].tolist(), step.reward.tolist(), step.terminated.tolist(), step.valid.tolist(),
+                     step.first.tolist(), {k: v.tolist() for k, v in step.final_obs.items()},
+                     [tuple(e[:2]) for e in step.episodes]])
+    env.close()
+    return obs["obs"].tolist(), rows
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_processes_give_what_one_process_gives_and_leave_none(autoreset):
+    before = set(multiprocessing.active_children())
+    options = {"env_kwargs": {"episode_length": 4}, "vec_env_size": 2, "autoreset": autoreset}
+    env = VecEnv.create_factory(CountingEnv, **options, backend="async")(seed=3)
+    assert isinstance(env._envs, AsyncVectorEnv)
+    started = set(multiprocessing.active_children()) - before
+    assert len(started) == 2
+    found = run(env)
+    env.close()
+    assert not any(process.is_alive() for process in started)
+    assert set(multiprocessing.active_children()) == before
+    assert found == run(VecEnv.create_factory(CountingEnv, **options, backend="sync")(seed=3))
+
+
+def faulty_elsewhere():
+    """An environment that cannot be built in other processes than the first; sent by value, as users' scripts' are."""
+    if multiprocessing.parent_process() is not None:
+        raise RuntimeError("no license here")
+    return CountingEnv()
+
+
+faulty_elsewhere.__module__ = "__main__"
+
+
+@pytest.mark.parametrize(("env_fn", "kwargs", "match"), [
+    (FaultyEnv, {"fault": "step", "at": 1}, r"worker g0-c0, env 0: step raised after 2 steps.*faulty step; 1 more"),
+    (faulty_elsewhere, {}, "env 0: the constructor raised: RuntimeError: no license here"),
+])
+def test_failures_in_processes_surface_and_leave_none(env_fn, kwargs, match):
+    before = set(multiprocessing.active_children())
+    env = VecEnv.create_factory(env_fn, kwargs, 2, backend="async")(seed=3)
+    with pytest.raises(EnvError, match=match):
+        run(env)
+    env.close()
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_a_killed_process_is_an_error_and_close_still_returns():
+    before = set(multiprocessing.active_children())
+    env = VecEnv.create_factory(CountingEnv, vec_env_size=2, backend="async")(seed=3)
+    env.reset()
+    env._envs.processes[1].kill()
+    env._envs.processes[1].join()
+    with pytest.raises(EnvError, match="worker g0-c0, environments 0 to 1: step raised"):
+        env.step(np.zeros(2, np.int64))
+    env.close()
+    assert set(multiprocessing.active_children()) == before
+
+
+def test_processes_of_environments_need_no_torch():
+    script = ("import sys, pytorchrl.agent.env.single, pytorchrl.envs.testing; "
+              "sys.exit('torch' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
+
+
+class FakePool:
+    """As EnvPool's pools: spaces of one environment, NEXT_STEP, seeds when built."""
+
+    def __init__(self, num_envs, seed, num_threads, max_episode_steps=3):
+        self.observation_space = gym.spaces.Box(-1, 1, (1,), np.float64)
+        self.action_space = gym.spaces.Discrete(2)
+        self.num_envs, self.seed, self.num_threads, self.limit = num_envs, seed, num_threads, max_episode_steps
+        self.t, self.closed = np.zeros(num_envs, int), False
+
+    def reset(self):
+        self.t[:] = 0
+        return self.t[:, None] * 0.1, {"env_id": np.arange(self.num_envs), "players": {"id": 0}}
+
+    def step(self, action):
+        fresh = self.t >= self.limit
+        self.t = np.where(fresh, 0, self.t + 1)
+        reward = np.where(fresh, 0, 1).astype(np.float32)
+        return self.t[:, None] * 0.1, reward, np.zeros(self.num_envs, bool), self.t >= self.limit, {}
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def fake_envpool(monkeypatch):
+    def make(task, env_type, **kwargs):
+        assert env_type == "gymnasium"
+        return FakePool(**kwargs)
+
+    module = types.SimpleNamespace(make=make, list_all_envs=lambda: ["Task-v0"])
+    monkeypatch.setitem(sys.modules, "envpool", module)
+
+
+@pytest.mark.usefixtures("fake_envpool")
+def test_envpool_steps_with_seeds_of_their_own_and_invalid_rows():
+    factory = VecEnv.create_factory("Task-v0", vec_env_size=2, backend="envpool")
+    assert factory.observation_space["obs"].dtype == np.float32
+    env = factory(seed=0, num_threads=2)
+    pool = env._envs._pool
+    assert len(set(pool.seed)) == 2
+    assert (pool.num_threads, env.autoreset_mode) == (2, AutoresetMode.NEXT_STEP)
+    env.reset()
+    steps = [env.step(np.zeros(2, np.int64)) for _ in range(5)]
+    assert [step.valid.all() for step in steps] == [True, True, True, False, True]
+    assert [tuple(e[:2]) for e in steps[2].episodes] == [(3.0, 3)] * 2
+    env.close()
+    assert pool.closed
+    short = VecEnv.create_factory("Task-v0", backend="envpool", max_episode_steps=2)(seed=0)
+    assert short._envs._pool.limit == 2
+
+
+@pytest.mark.usefixtures("fake_envpool")
+@pytest.mark.parametrize(("options", "match"), [
+    ({"env_fn": "Other-v0"}, "has no task 'Other-v0'"),
+    ({"env_fn": "Task-v0", "env_kwargs": {"bogus": 1}}, "refuses {'bogus': 1}"),
+    ({"env_fn": "Task-v0", "autoreset": "same_step"}, "next_step"),
+    ({"env_fn": "Task-v0", "frame_stack": 2}, "need single environments"),
+    ({"env_fn": CountingEnv}, "needs the id"),
+])
+def test_envpool_refuses_what_it_cannot_do(options, match):
+    with pytest.raises(ConfigError, match=match):
+        VecEnv.create_factory(**options, backend="envpool")
