@@ -29,9 +29,9 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp
 	@touch $@
 
 train: $(VENV)/.stamp  ## PPO on CartPole-v1: a model, a learning curve, 100 evaluation episodes
-	@$(THREADS) $(BIN)/python -m pytorchrl train ppo --env CartPole-v1 --log-dir $(RUN_DIR) --overwrite
-	@$(THREADS) $(BIN)/python -m pytorchrl plot $(RUN_DIR)
-	@$(THREADS) $(BIN)/python -m pytorchrl enjoy $(RUN_DIR) --episodes 100
+	@$(BIN)/python -m pytorchrl train ppo --env CartPole-v1 --log-dir $(RUN_DIR) --overwrite
+	@$(BIN)/python -m pytorchrl plot $(RUN_DIR)
+	@$(BIN)/python -m pytorchrl enjoy $(RUN_DIR) --episodes 100
 
 test: $(VENV)/.stamp-dev  ## the tests of every change
 	@$(THREADS) $(BIN)/python -m pytest -q

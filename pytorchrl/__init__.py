@@ -36,9 +36,9 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - sorted without regard to case, as a reader looks them up
-    "A2C", "ASYNC", "CENTRAL", "ConfigError", "Factory", "GAEBuffer", "Learner", "linear", "load", "OnPolicyActor",
-    "PARALLEL", "PPO", "PyTorchRLError", "Schedule", "Scheme", "SYNC", "train", "TrainedAgent",
-    "VanillaOnPolicyBuffer", "VecEnv", "__version__",
+    "__version__", "A2C", "ASYNC", "CENTRAL", "ConfigError", "Factory", "GAEBuffer", "Learner", "linear", "load",
+    "OnPolicyActor", "PARALLEL", "PPO", "PyTorchRLError", "Schedule", "Scheme", "SYNC", "train", "TrainedAgent",
+    "VanillaOnPolicyBuffer", "VecEnv",
 ]
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytorchrl.agent.options import Options, build_options, option
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, StoppedError
 from pytorchrl.interrupts import Interrupts, Unblocked
 from pytorchrl.reporting import (
@@ -67,11 +68,11 @@ class Learner:
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(Options):
+    class Options(BaseOptions):
         """What a learner can be told."""
 
         target_steps: int = option(help="env steps of the whole experiment; 0 checks and starts only", low=0)
-        log_dir: str | os.PathLike[str] | None = option(None, help="directory of this run; without one nothing is kept")
+        log_dir: str | os.PathLike[str] | None = option(None, help="directory of this run; without one nothing is kept")  # noqa: RUF009 - paths are immutable
         eval_every: int | None = option(None, help="env steps between evaluations beside training; none: never", low=1)
         eval_episodes: int = option(10, help="episodes of one such evaluation", low=1)
         log_every: int | None = option(
@@ -104,6 +105,10 @@ class Learner:
         self._recorded_steps = 0
         self._evaluating = False
         self._last_evaluation: Evaluation | None = None
+        settings = scheme.settings
+        self._takes_turns = settings["col_communication"] == settings["grad_communication"] == "synchronous"
+        self._passes = _passes_of(scheme)
+        self._last_collected: float = float("inf")
         self._means, self._rate = Means(), RateWindow()
         self._returns: deque[float] = deque(maxlen=_RETURN_WINDOW)
         self._lengths: deque[int] = deque(maxlen=_RETURN_WINDOW)
@@ -161,8 +166,17 @@ class Learner:
         return info
 
     def done(self) -> bool:
-        """Whether `target_steps` have reached the learner. Asking changes nothing."""
-        return self.env_steps >= self.target_steps
+        """Whether `target_steps` have reached the learner. Asking changes nothing.
+
+        Where collection and learning take turns, the last rollout is also used as often as every other.
+        """
+        if self.env_steps < self.target_steps:
+            return False
+        if not self._takes_turns or self.target_steps == 0:
+            return True
+        count = self.ledger
+        is_used_up = count["collected"] == self.env_steps and count["consumed"] >= self._passes * self.env_steps
+        return is_used_up or count["collected"] > self._last_collected
 
     def train(self) -> dict[str, Any]:
         """Make updates until `done()`, then save the model if there is a `log_dir`.
@@ -307,7 +321,10 @@ class Learner:
         if self._evaluating:
             self._take_evaluation(self.scheme.wait_evaluation(_EVALUATION_TIMEOUT_S))
         self.scheme.start_evaluation(num_episodes)
-        return self.scheme.wait_evaluation(_EVALUATION_TIMEOUT_S)
+        evaluation = self.scheme.wait_evaluation(_EVALUATION_TIMEOUT_S)
+        if evaluation is None:
+            raise StoppedError("the scheme was stopped while it evaluated")
+        return evaluation
 
     def save_model(self, name: str = MODEL_NAME) -> str:
         """Write the agent to `log_dir/name.pt`.
@@ -381,7 +398,10 @@ class Learner:
 
     def _count(self) -> None:
         self.ledger = self.scheme.ledger()
-        self.env_steps = self.ledger["collected"] - self.ledger["in_flight"] - self.ledger["queued"]
+        collected = self.ledger["collected"]
+        self.env_steps = collected - self.ledger["in_flight"] - self.ledger["queued"]
+        if collected >= self.target_steps:
+            self._last_collected = min(self._last_collected, collected)
 
     def _look(self, now: float) -> None:
         """Four times a second: episodes, evaluation, progress line."""
@@ -436,6 +456,12 @@ class Learner:
             "scheme": self.scheme.settings, "versions": versions(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
+
+
+def _passes_of(scheme: Scheme) -> int:
+    """How often each collected step is used for certain."""
+    options = scheme.algo_factory.options
+    return 1 if getattr(options, "target_kl", None) is not None else getattr(options, "num_epochs", 1)
 
 
 def _evaluation_metrics(evaluation: Evaluation) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pytorchrl.envs import make_factory
 _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
     ("ppo", "classic"): {
         "num_envs": 8, "num_steps": 128, "num_epochs": 10, "num_mini_batch": 4, "lr": linear(1e-3, 0.0),
-        "gamma": 0.98, "gae_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 300_000,
+        "gamma": 0.98, "gae_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 100_000,
     },
     ("ppo", "box2d"): {
         "num_envs": 16, "num_steps": 1024, "num_epochs": 4, "num_mini_batch": 64, "lr": 3e-4, "gamma": 0.999,

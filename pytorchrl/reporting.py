@@ -118,7 +118,7 @@ def versions() -> dict[str, str]:
     for name in ("pytorchrl", "torch", "numpy", "gymnasium", "ray", "ale-py", "mujoco"):
         try:
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - seven names
             continue
     return found
 

@@ -197,7 +197,15 @@ class TrainedAgent:
         """
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
             raise ConfigError(f"num_episodes must be a whole number from 1, got {num_episodes!r}")
-        return self._evaluator(seed, envs).evaluate(self._weights(), num_episodes, deterministic)
+        # Small batches gain nothing from a second thread; on few cores it makes them several times slower.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            evaluation = self._evaluator(seed, envs).evaluate(self._weights(), num_episodes, deterministic)
+        finally:
+            torch.set_num_threads(num_threads)
+        assert evaluation is not None  # only an interrupted one is, and nobody else holds this evaluator
+        return evaluation
 
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the policy as a file of `Scheme.save_model` is; `load` and the actor's `checkpoint` option read it."""

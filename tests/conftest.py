@@ -21,7 +21,8 @@ class FakeScheme:
         self.steps_per_update, self._on_step, self._on_start = steps_per_update, on_step, on_start
         self.test_envs_factory = object() if can_test else None
         self.seed, self.version, self.used = 7, 0, 0
-        self.settings = {"num_col_workers": 1, "col_communication": "synchronous"}
+        self.settings = {"col_communication": "asynchronous", "grad_communication": "synchronous"}
+        self.algo_factory = SimpleNamespace(options=None)
         self.calls = []
         self.lost = 0
         self.finished = []

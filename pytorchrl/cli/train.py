@@ -26,9 +26,10 @@ def run(arguments: Sequence[str]) -> int:
     learner, _ = make_learner(given.algorithm, given.env, **options)
     try:
         _train(learner)
-    finally:
-        if learner.stopped:
-            _show(learner, as_json=given.json)
+    except (KeyboardInterrupt, SystemExit):
+        _show(learner, as_json=given.json)
+        raise
+    _show(learner, as_json=given.json)
     return 0
 
 

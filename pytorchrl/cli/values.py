@@ -35,7 +35,7 @@ def parser_for(hint: Any) -> Callable[[str], Any] | None:
         for _, read in readers:
             try:
                 return read(text)
-            except ConfigError as error:
+            except ConfigError as error:  # noqa: PERF203 - a few readers
                 if not isinstance(error, _NotThisError):
                     raise argparse.ArgumentTypeError(str(error)) from None
             except (ValueError, OverflowError):
@@ -149,5 +149,5 @@ def _mapping(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise ConfigError(f"expected a JSON object like '{{\"name\": 1}}', got {text!r}")
+        raise ConfigError(f"expected a JSON object like '{{\"name\": 1}}', got {text[:_LONGEST_ECHO]!r}")
     return value

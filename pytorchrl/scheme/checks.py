@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pytorchrl.agent.options import Factory
@@ -43,9 +44,9 @@ class Checks:
         options = self._options
         for name in ("num_col_workers", "num_grad_workers", "col_in_flight", "queue_size", "broadcast_interval",
                      "num_threads"):
-            self._parse(name, lambda value, name=name: check_count(name, value))
+            self._parse(name, partial(check_count, name))
         for name in ("col_fraction_workers", "fraction_samples"):
-            self._parse(name, lambda value, name=name: check_fraction(name, value))
+            self._parse(name, partial(check_fraction, name))
         for name in ("compress_data_to_send", "compress_grads_to_send", "distribute_gradients"):
             if not isinstance(options[name], bool):
                 self._problems.append(f"{name} must be True or False, got {options[name]!r}")
@@ -141,7 +142,7 @@ class Checks:
             say("compress_data_to_send=True needs num_col_workers >= 2: the local worker's rollouts are not sent")
         for name in ("compress_grads_to_send", "compress_data_to_send"):
             if options[name]:
-                self._parse(name, lambda _, name=name: codecs.require_lz4(name) or True)
+                self._parse(name, partial(codecs.require_lz4, name))
 
     def agent(self, algo: Any, actor: Any, storage: Any, train_envs: Any, test_envs: Any) -> None:
         """Refuse parts that are no factories, that do not fit together, or that cannot travel."""

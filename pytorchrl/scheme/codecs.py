@@ -13,10 +13,11 @@ from pytorchrl.agent.data import RolloutData
 from pytorchrl.errors import ConfigError
 
 
-def require_lz4(option: str) -> None:
-    """Raise `ConfigError` if `option` asks for compression and lz4 is not installed."""
-    if importlib.util.find_spec("lz4") is None:
+def require_lz4(option: str, wanted: bool = True) -> bool:
+    """Return `wanted`; raise `ConfigError` if compression is wanted and lz4 is not installed."""
+    if wanted and importlib.util.find_spec("lz4") is None:
         raise ConfigError(f"{option}=True needs the package lz4; install it with: pip install 'pytorchrl[compress]'")
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)

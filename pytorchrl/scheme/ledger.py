@@ -104,6 +104,12 @@ class Ledger:
         for place in ("in_flight", "queued"):
             self.drop(self._places[place], place, reason)
 
+    def lose(self, num_steps: int) -> None:
+        """Steps were made, but what came of them never arrived."""
+        with self._lock:
+            self._places["collected"] += num_steps
+            self._dropped[DropReason.WORKER_LOST.value] += num_steps
+
     def consume(self, num_steps: int) -> None:
         """Count steps of one pass (not a place: it takes part in no equation)."""
         with self._lock:

@@ -129,7 +129,7 @@ class Scheme:
                 self._worker = self._build(self._runtime, target_steps)
                 self._worker.ready()
             except BaseException:
-                self._abandon()
+                self.stop()
                 raise
         return self._worker
 

@@ -165,7 +165,7 @@ class OnPolicyActor(nn.Module):
         return action, distribution.clip(action), params, value, rhs_next
 
     def log_prob_from_params(self, dist_params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Log-probabilities (...,) of actions (..., *shape) under the parameters (..., P) that `act` returned."""
+        """Log-probabilities (...,) of actions `(..., *shape)` under the parameters (..., P) that `act` returned."""
         return self.distribution.log_prob(dist_params, action, mask)
 
     def get_action(

@@ -20,7 +20,8 @@ from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS, FlatOptimizer
 from pytorchrl.agent.data import ActingStep, Batch, Obs, RolloutData
 from pytorchrl.agent.flat import FlatParameters
-from pytorchrl.agent.options import Factory, Options, Schedule, build_options, option
+from pytorchrl.agent.options import Factory, Schedule, build_options, option
+from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
 
@@ -64,10 +65,10 @@ class Algorithm(ABC):
     """An on-policy algorithm; subclasses give the loss and its options."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(Options):
+    class Options(BaseOptions):
         """Options of every on-policy algorithm."""
 
-        lr: float | Schedule = option(3e-4, help="Learning rate.", low=0.0, updatable=True)
+        lr: float | Schedule = option(3e-4, help="Learning rate.", low=0.0, updatable=True)  # noqa: RUF009
         optimizer: str = option("adam", help="Kind of optimiser.", choices=OPTIMIZERS)
         adam_eps: float = option(1e-5, help="Epsilon outside Adam's root.", low=0.0, exclusive=True)
         rmsprop_eps: float = option(1e-5, help="Epsilon of RMSProp.", low=0.0, exclusive=True)
@@ -78,7 +79,7 @@ class Algorithm(ABC):
         num_epochs: int = option(4, help="Passes over each rollout.", low=1)
         num_mini_batch: int = option(4, help="Parts of a pass, one update each.", low=1)
         value_loss_coef: float = option(0.5, help="Weight of the value loss.", low=0.0, updatable=True)
-        entropy_coef: float | Schedule = option(0.01, help="Weight of the entropy bonus.", low=0.0, updatable=True)
+        entropy_coef: float | Schedule = option(0.01, help="Weight of the entropy bonus.", low=0.0, updatable=True)  # noqa: RUF009
         advantage_normalization: str = option(
             "minibatch", help="Over which samples advantages are normalised.", choices=("minibatch", "batch", "none"))
         compile: bool = option(False, help="Compile loss and gradient into one kernel graph (slow first update).")
@@ -237,7 +238,7 @@ class Algorithm(ABC):
         else:
             self._flat.zero_grad()
             loss, measured = self._evaluate_loss(batch, self.parameters, weights)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             gradient = self._flat.grad
         info = dict(zip(self.info_names, measured.tolist(), strict=True))
         if not math.isfinite(info["loss"]):

@@ -37,12 +37,12 @@ class CompiledGradient:
         tensors = (
             batch.obs, batch.done, batch.rhs, batch.mask, batch.action, batch.valid, batch.logp, batch.value, batch.ret,
             batch.advantage)
-        names = tuple(parameters)
+        names = tuple(sorted(parameters))
         # All that the graph depends on besides the shapes and types of tensors, which torch compares itself.
         key = (names, batch.mask is None, batch.valid is None)
         if key not in self._gradients:
             self._gradients[key] = self._compile(names, tensors)
-        values = torch.tensor(list(parameters.values()), device=weights.device)
+        values = torch.tensor([parameters[name] for name in names], device=weights.device)
         try:
             return self._gradients[key](tensors, values, weights)
         except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:

@@ -58,8 +58,9 @@ class Storage(ABC):
     ) -> Iterator[Batch]:
         """Batches to compute gradients on."""
 
+    @abstractmethod
     def after_gradients(self, batch: Batch, info: dict[str, float]) -> None:
-        """Learn what a batch's gradients said about it (priorities); nothing for on-policy storages."""
+        """Learn what a batch's gradients said about it (priorities); never moves data."""
 
     @abstractmethod
     def reset(self) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import ActingStep, Batch, RolloutData, Step
-from pytorchrl.agent.options import Factory, Options, build_options, option
+from pytorchrl.agent.options import Factory, build_options, option
+from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.base import ActingRow, Storage
 from pytorchrl.agent.storages.returns import gae, mean_and_std
@@ -31,7 +32,7 @@ class VanillaOnPolicyBuffer(Storage):
     """Rollouts with returns that sum all rewards up to the bootstrap: GAE with lambda = 1."""
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(Options):
+    class Options(BaseOptions):
         """Options of `VanillaOnPolicyBuffer`."""
 
         size: int = option(help="Steps per environment in a rollout, T.", low=1)
@@ -86,7 +87,7 @@ class VanillaOnPolicyBuffer(Storage):
     @property
     def full(self) -> bool:
         """Whether the running rollout has its T steps."""
-        return self._rows.num_steps == self.options.size
+        return self._rows.num_steps >= int(self.options.size)
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
         """Begin with the observations after a reset, leaf -> (E, ...), and the allowed actions, (E, n)."""
@@ -172,6 +173,9 @@ class VanillaOnPolicyBuffer(Storage):
                 self._counters["sampled"] += batch.num_samples
                 yield batch
 
+    def after_gradients(self, batch: Batch, info: dict[str, float]) -> None:
+        """Nothing: samples have no priorities."""
+
     def reset(self) -> None:
         """Drop the rollouts that are held for learning."""
         self._rollouts, self._samples = [], None
@@ -221,4 +225,5 @@ class GAEBuffer(VanillaOnPolicyBuffer):
     @property
     def gae_lambda(self) -> float:
         """Lambda of the advantage estimate."""
-        return self.options.gae_lambda
+        value: float = self.options.gae_lambda
+        return value

@@ -121,7 +121,7 @@ def _leaves(
     return {
         "obs": {name: join([rollout.obs[name] for rollout in rollouts]) for name in rollouts[0].obs},
         "done": join([rollout.done for rollout in rollouts]),
-        "mask": None if rollouts[0].mask is None else join([rollout.mask for rollout in rollouts]),
+        "mask": join(masks) if (masks := [part.mask for part in rollouts if part.mask is not None]) else None,
         "action": join([rollout.action for rollout in rollouts]),
         "logp": join([rollout.other["logp"] for rollout in rollouts]),
         "value": join([rollout.other["value"] for rollout in rollouts]),
@@ -138,4 +138,4 @@ def _chunks(part: Tensor, length: int, fill: float | bool) -> Tensor:
         part = torch.cat([part, part.new_full((missing, *part.shape[1:]), fill)])
     if part.shape[0] == length:
         return part
-    return part.unflatten(0, (-1, length)).transpose(0, 1).flatten(1, 2)
+    return part.view(-1, length, *part.shape[1:]).transpose(0, 1).flatten(1, 2)

@@ -1,0 +1,1 @@
+"""What all levels of the worker tree share."""

@@ -1,0 +1,1 @@
+"""Collection: workers that act in environments."""

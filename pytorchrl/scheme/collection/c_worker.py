@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.data import Episode, RolloutData
+from pytorchrl.agent.env import EnvFactory, VecEnv, check_finite
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.agent.storages.returns import discounted_sums
@@ -46,7 +47,7 @@ class CWorker(Worker):
     """
 
     def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Any],
-                 actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: Factory[Any],
+                 actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: EnvFactory,
                  collects: bool = True, initial_weights: Weights | None = None, device: str = "cpu", seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
                  compress_data_to_send: bool = False) -> None:
@@ -60,7 +61,7 @@ class CWorker(Worker):
         self.storage = storage_factory(
             device=device, actor=self.actor, algorithm=self.algo, num_envs=train_envs_factory.num_envs,
             seed=derive_seed(seed, Stream.BATCHES, *path))
-        self.envs = train_envs_factory(
+        self.envs: VecEnv | None = train_envs_factory(
             index_grad_worker=index_parent, index_col_worker=index_worker, mode="train", seed=seed,
             incarnation=incarnation, num_threads=num_threads or 1) if collects else None
         self.version = 0
@@ -98,7 +99,9 @@ class CWorker(Worker):
         with self.lock:
             state = weights.state if isinstance(weights, Weights) else weights
             # np.array copies: what came through shared memory must not be aliased.
-            self.algo.load_acting_state({key: torch.as_tensor(np.array(value)) for key, value in state.items()})
+            self.algo.load_acting_state({
+                key: value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value))
+                for key, value in state.items()})
             if isinstance(weights, Weights):
                 self.algo.parameters = dict(weights.parameters)
                 self.version = weights.version
@@ -120,6 +123,8 @@ class CWorker(Worker):
         self.collected_steps += num_env_steps
         moments: dict[str, Moments] = {}
         if num_env_steps:
+            check_finite({**data.obs, "reward": data.reward},
+                         f"GWorker {self.index_parent}/CWorker {self.index_worker}")
             with torch.no_grad():
                 self.algo.finish_rollout(data)
                 moments = self._moments(data)
@@ -139,6 +144,7 @@ class CWorker(Worker):
     def _fill_storage(self) -> tuple[list[Episode], bool]:
         """Act and step until the storage is full or somebody says stop; (episodes that ended, whether cut)."""
         storage, envs, algo = self.storage, self.envs, self.algo
+        assert envs is not None, "this CWorker has no environments"
         episodes: list[Episode] = []
         if self._reset_pending:
             storage.start(*envs.reset())

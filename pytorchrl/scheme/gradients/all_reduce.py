@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from pytorchrl.scheme.messages import Moments
 
@@ -34,10 +34,10 @@ class GradientGroup:
     def __init__(self, address: str, port: int, rank: int, size: int, timeout_s: float) -> None:
         timeout = timedelta(seconds=timeout_s)
         self.rank, self.size = rank, size
-        self._store = dist.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)
+        self._store = TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)
         # The group belongs to this object, not to the process: the user's own default group stays free.
-        self._group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
-            dist.PrefixStore("gradients", self._store), rank, size, timeout)
+        self._group: ProcessGroupGloo | None = ProcessGroupGloo(
+            PrefixStore("gradients", self._store), rank, size, timeout)
 
     def _sum(self, tensor: Tensor) -> Tensor:
         assert self._group is not None, "the group is closed"

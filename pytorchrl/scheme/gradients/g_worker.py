@@ -19,7 +19,6 @@ from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import (
     ASYNC,
-    PARALLEL,
     Communication,
     Execution,
     Worker,
@@ -174,9 +173,10 @@ class CollectorThread(threading.Thread):
             try:
                 return self.queue.get(POLL_INTERVAL_S)  # type: ignore[no-any-return]
             except queue.Empty:
-                # A dead thread never puts again, so empty() is exact here.
-                if self._failure is not None and self.queue.empty():
-                    raise self._failure from None
+                pass
+            # A dead thread never puts again, so empty() is exact here. Raised outside the handler: its cause stays.
+            if self._failure is not None and self.queue.empty():
+                raise self._failure
         raise CollectionError(
             f"GWorker {self.index_worker} got no data for {self._queue_timeout_s:.1f} s from {self.num_workers} "
             "collection workers; raise queue_timeout_s if a rollout takes longer")
@@ -289,13 +289,15 @@ class GWorker(Worker):
         self.storage.before_gradients()
         self._item_open = True
 
-    def prepare(self, weights: Weights | None = None) -> Moments:
+    def prepare(self, weights: Weights | None = None, *, skip_remaining: bool = False) -> Moments:
         """Take the next item if the last is used up; (count, mean, M2) of its advantages.
 
         Synchronous gradient workers normalise over all their items together, as one worker would over the whole.
         """
         if weights is not None:
             self.set_weights(weights)
+        if skip_remaining:
+            self.skip_remaining()
         if not self._item_open:
             self._take_item()
         return self.storage.advantage_moments()  # type: ignore[no-any-return]
@@ -333,7 +335,7 @@ class GWorker(Worker):
         self.get_data()
         return self.get_grads(distribute_gradients)
 
-    def compute_gradients(self, batch: Batch, distribute_gradients: bool = False,
+    def compute_gradients(self, batch: Batch, distribute_gradients: bool,
                           ) -> tuple[list[Tensor], dict[str, float]]:
         """Gradients of one batch.
 
@@ -471,8 +473,11 @@ class GWorker(Worker):
             self.ledger.drop_all(DropReason.SHUTDOWN)
             closing = [handle.submit(CWorker.close) for handle in self.remote_workers]
             collected = self.local_worker.close()
-            for outcome in self.col_workers.runtime.get_all(closing, _STOP_TIMEOUT_S):
-                collected += outcome.unwrap()
+            outcomes = self.col_workers.runtime.get_all(closing, _STOP_TIMEOUT_S)
+            collected += sum(outcome.value or 0 for outcome in outcomes)
+            if any(outcome.error for outcome in outcomes):  # a lost worker's own count is lost with it
+                collected = self.ledger.snapshot().collected
+            self.ledger.lose(collected - self.ledger.snapshot().collected)
             for handle in self.remote_workers:
                 self.col_workers.runtime.kill(handle)
             if self._group is not None:

@@ -123,7 +123,7 @@ class Barrier(_RemoteGather):
             for future in self._runtime.wait(list(self._in_flight), POLL_INTERVAL_S):
                 index = self._in_flight.pop(future)
                 done[index] = self._runtime.get(future, POLL_INTERVAL_S)
-            if len(done) == self._enough < len(self._workers):
+            if len(done) >= self._enough:
                 for index in self._in_flight.values():
                     self._workers[index].signal(CWorker.preempt, self._num_requests[index], self._min_steps)
         deliver([done[index] for index in sorted(done)])

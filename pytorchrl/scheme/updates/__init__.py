@@ -1,0 +1,1 @@
+"""Updates: the root of the tree, which applies gradients and keeps the account."""

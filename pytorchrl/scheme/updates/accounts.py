@@ -81,6 +81,11 @@ class Accounts:
             lost[DropReason.WORKER_LOST.value] += last.in_flight + last.queued
             self._snapshots[worker] = LedgerSnapshot(collected=last.collected, sent=last.sent, dropped=dict(lost))
 
+    def settle(self) -> LedgerSnapshot:
+        """The final account: no gradient will be applied any more, so what is underway in one is given up."""
+        self._own.drop(self.ledger().in_flight, "in_flight", DropReason.SHUTDOWN)
+        return self.ledger()
+
     def add_time(self, name: str, seconds: float) -> None:
         """Add to the time spent on an operation."""
         with self._lock:

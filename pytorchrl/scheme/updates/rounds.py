@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Future, Handle, Runtime
 from pytorchrl.scheme import codecs
-from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
 from pytorchrl.scheme.updates.accounts import Accounts
@@ -33,10 +34,10 @@ class Round(Protocol):
 
 
 def decode(gradients: Gradients) -> list[Tensor]:
-    """The flat gradient of each group as tensors."""
+    """The flat gradient of each group as tensors of our own: what came through shared memory is copied."""
     return [
         part if isinstance(part, Tensor)
-        else torch.from_numpy(codecs.decompress(part) if isinstance(part, codecs.Compressed) else part)
+        else torch.from_numpy(codecs.decompress(part) if isinstance(part, codecs.Compressed) else np.array(part))
         for part in gradients.vectors]
 
 
@@ -141,8 +142,9 @@ class SyncRound(_RemoteRound):
         """Weights out, gradients in, one update."""
         advantage_moments: list[Moments] | None = None
         if self._used_up and self._local.algo.advantage_normalization == "batch":
-            preparing = [handle.submit(GWorker.prepare, self._weights_for(index))
+            preparing = [handle.submit(GWorker.prepare, self._weights_for(index), skip_remaining=self._skip)
                          for index, handle in enumerate(self._workers)]
+            self._skip = False
             advantage_moments = [outcome.unwrap() for outcome in self._runtime.get_all(preparing, self._timeout_s)]
         for index, handle in enumerate(self._workers):
             future = handle.submit(GWorker.collect_and_grad, self._weights_for(index),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -161,9 +162,9 @@ class UWorker(Worker):
         self._pull_weights()
         return self.local_worker.save_model(fname)
 
-    def _pull_weights(self) -> None:
+    def _pull_weights(self, timeout_s: float = _STOP_TIMEOUT_S * 5) -> None:
         if isinstance(self._round, DecentralisedRound) and self._final is None:
-            self._round.pull_weights(_STOP_TIMEOUT_S * 5)
+            self._round.pull_weights(timeout_s)
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Change a parameter of the algorithm in every worker; it replaces a schedule."""
@@ -175,17 +176,18 @@ class UWorker(Worker):
         """End all threads and workers; the final account, in which nothing is in flight or queued. Idempotent."""
         if self._final is not None:
             return self._final
-        self._pull_weights()
         self.updater.signal_stop()
         for handle in self.remote_workers:
             handle.signal(GWorker.interrupt)
         self.local_worker.interrupt()
         self._runtime.join_thread(self.updater, _STOP_TIMEOUT_S)
         self._round.finish(_STOP_TIMEOUT_S)
+        with contextlib.suppress(WorkerLostError):  # the local worker then keeps the last weights it had
+            self._pull_weights(1.0)
         stopping = [handle.submit(GWorker.stop) for handle in self.remote_workers]
         for index, outcome in enumerate(self._runtime.get_all(stopping, _STOP_TIMEOUT_S), start=1):
             self.accounts.close(index, outcome.value)
         self.accounts.close(0, self.local_worker.stop())
         self.grad_workers.kill_remote()
-        self._final = self.accounts.ledger()
+        self._final = self.accounts.settle()
         return self._final

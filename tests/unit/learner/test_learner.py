@@ -172,7 +172,7 @@ def test_run_file_has_settings_seed_and_versions(fake_scheme, tmp_path):
     run = json.loads((tmp_path / "run.json").read_text())
     assert (run["seed"], run["recipe"], run["target_steps"]) == (7, {"algorithm": "ppo"}, 10)
     assert {"python", "torch", "numpy"} <= set(run["versions"])
-    assert run["scheme"] == {"num_col_workers": 1, "col_communication": "synchronous"}
+    assert run["scheme"] == {"col_communication": "asynchronous", "grad_communication": "synchronous"}
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["ledger"]["dropped"]["shutdown"] == 5
 
@@ -247,7 +247,7 @@ def test_print_info_writes_the_metrics(fake_scheme, capsys):
 
 def test_step_costs_little_beside_the_update(fake_scheme):
     scheme = fake_scheme(steps_per_update=1)
-    info = {name: 0.5 for name in ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "lr", "n")}
+    info = dict.fromkeys(("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction", "lr", "n"), 0.5)
     scheme.step = lambda: info
     learner = make(scheme, 10**9)
     learner.start()
@@ -343,7 +343,7 @@ def test_training_outside_the_main_thread_touches_no_handler(fake_scheme):
     def train():
         try:
             learner.train()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - looked at below
             errors.append(error)
     thread = threading.Thread(target=train)
     thread.start()

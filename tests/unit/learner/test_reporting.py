@@ -42,7 +42,7 @@ def test_log_dir_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     def refuse(*_arguments, **_options):
         raise PermissionError(13, "Permission denied")
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(ConfigError, match="cannot be written: .*Permission denied"):
+    with pytest.raises(ConfigError, match=r"cannot be written: .*Permission denied"):
         prepare_log_dir(tmp_path, overwrite=False)
 
 

@@ -15,6 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What each layer may import of the package: itself, what is written here, and `errors`.
 ALLOWED = {
+    "errors": set(),
     "agent": set(),
     "envs": {"agent"},
     "runtime": set(),
@@ -28,7 +29,7 @@ LEARNER_LAYER = {"learner", "interrupts", "reporting", "composition", "training"
 
 
 def layer_of(module):
-    name = (module.split(".") + [""])[1]
+    name = [*module.split("."), ""][1]
     if name in LEARNER_LAYER:
         return "learner"
     return {"": "package", "__main__": "cli", "__init__": "package"}.get(name, name)

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms import PPO
 from pytorchrl.agent.data import Step
 from pytorchrl.agent.storages import GAEBuffer
 from pytorchrl.agent.storages.returns import gae
+
+torch.set_num_threads(1)  # networks this small only wait for more
 
 OBS_SIZE, NUM_ACTIONS = 3, 2
 

@@ -91,7 +91,7 @@ def test_a2c_loss_equals_the_formula(build):
     {"actor": {"shared_policy_value_network": True}},
 ], ids=str)
 def test_first_batch_has_ratio_1(train, settings):
-    _, infos = train(size=12, rollouts=1, **settings)
+    _, infos = train(size=12, rollouts=1, lr=1e-2, **settings)
     assert infos[0]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert infos[0]["clip_fraction"] == 0.0
     assert infos[-1]["kl"] > 1e-6

@@ -34,6 +34,21 @@ def test_native_cartpole_draws_all_environments_from_one_generator():
     assert not np.array_equal(two, three[:2])
 
 
+def test_native_vectors_get_what_their_signature_asks_for():
+    seen = {}
+
+    def make(num_envs, autoreset_mode="NextStep", num_threads=0, reward_clipping=True):
+        seen.update(mode=autoreset_mode, num_threads=num_threads, reward_clipping=reward_clipping)
+        return SyncVectorEnv([CountingEnv] * num_envs, autoreset_mode=autoreset_mode)
+
+    env = VecEnv.create_factory(make, vec_env_size=2)(seed=0, num_threads=3)
+    assert seen == {"mode": AutoresetMode.SAME_STEP, "num_threads": 3, "reward_clipping": False}
+    assert env.autoreset_mode is AutoresetMode.SAME_STEP
+    assert len({seed % 2**16 for seed in env._seeds} & set(env.reset()[0]["obs"][:, 0].astype(int))) == 2
+    VecEnv.create_factory(make, {"num_threads": 5, "autoreset_mode": "NextStep"})
+    assert (seen["num_threads"], seen["mode"]) == (5, "NextStep")
+
+
 def run(env, num_steps=14):
     rows = []
     obs, _ = env.reset()

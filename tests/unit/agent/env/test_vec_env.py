@@ -337,12 +337,33 @@ def test_end_on_life_loss_ends_for_the_learner_only():
         assert first[1]
         assert first[3]
         assert not first[2]
+        assert first[5] is (autoreset == "same_step")
         assert run(autoreset, "test")[0] == ([False] * 5 + [True]) * 2
     env = VecEnv.create_factory(Lives)(seed=0)
     env.reset()
     assert not any(env.step(np.array([0])).terminated[0] for _ in range(5))
     with pytest.raises(EnvError, match=r"info\['lives'\].*end_on_life_loss=False"):
         VecEnv.create_factory(CountingEnv, end_on_life_loss=True)
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_a_new_game_with_fewer_lives_is_no_lost_life(autoreset):
+    class Bonus(CountingEnv):
+        """Gains a life every step."""
+
+        def reset(self, **kwargs):
+            return super().reset(**kwargs)[0], {"lives": 1}
+
+        def step(self, action):
+            *rest, _ = super().step(action)
+            return *rest, {"lives": 1 + self._t}
+
+    env = VecEnv.create_factory(
+        Bonus, {"episode_length": 3, "truncate": True}, end_on_life_loss=True, autoreset=autoreset)(seed=0)
+    env.reset()
+    steps = [env.step(np.array([0])) for _ in range(10)]
+    assert not any(step.terminated[0] for step in steps)
+    assert sum(step.truncated[0] for step in steps) >= 2
 
 
 def test_test_mode_uses_test_env_kwargs():

@@ -30,7 +30,8 @@ def stub_algorithm(**changes):
 def build(size=5, actor=None, algorithm=None, cls=GAEBuffer, num_envs=E, seed=0, **options):
     factory = cls.create_factory(size=size, **options)
     return factory(
-        actor=actor or stub_actor(), algorithm=algorithm or stub_algorithm(), num_envs=num_envs, seed=seed, device="cpu")
+        actor=actor or stub_actor(), algorithm=algorithm or stub_algorithm(), num_envs=num_envs, seed=seed,
+        device="cpu")
 
 
 def observation(number):

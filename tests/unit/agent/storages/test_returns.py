@@ -88,7 +88,8 @@ def test_gae_at_time_limit_bootstraps_so_that_the_value_of_an_endless_task_is_ri
 
 def test_discounted_sums_go_on_over_rollouts_and_restart_after_ends():
     ended = np.array([[False], [True], [False], [False]])
-    rollout = rollout_of([[1.0], [1.0], [5.0], [2.0]], ended, ~ended & False, np.array([[True], [True], [False], [True]]))
+    valid = np.array([[True], [True], [False], [True]])
+    rollout = rollout_of([[1.0], [1.0], [5.0], [2.0]], ended, np.zeros_like(ended), valid)
     running = np.array([10.0])
     sums = discounted_sums(rollout, 0.5, running)
     assert sums[:, 0].tolist() == [6.0, 4.0, 0.0, 2.0]

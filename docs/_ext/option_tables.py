@@ -1,0 +1,146 @@
+"""Directives that make the options page and the list of flags from the code, so that they cannot fall behind it.
+
+`{option-table} PPO` lists the fields of `pytorchrl.PPO.Options` and `{option-table} Scheme` the keyword arguments of
+`Scheme`, whose texts are in its docstring. `{flag-table} ppo` lists the flags of `pytorchrl train ppo`, part by part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from sphinx.application import Sphinx
+
+import pytorchrl
+from pytorchrl.agent.options import Schedule
+from pytorchrl.cli.values import form_of, parser_for
+from pytorchrl.composition import OptionSpec, option_specs
+
+
+_PARTS = {
+    "learner": "Run", "scheme": "Scheme", "algorithm": "Algorithm", "storage": "Storage", "actor": "Actor",
+    "environments": "Environments",
+}
+
+
+class OptionTable(Directive):
+    """The options of one class: name, default, what is allowed, meaning."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """The table."""
+        name = self.arguments[0]
+        if name == "Scheme":
+            found = [spec for spec in option_specs("ppo").values() if spec.part == "scheme"]
+            rows = [((spec.name,), (_shown(spec.default),), _sentence(spec.help)) for spec in found]
+            return [_table(("Option", "Default", "Meaning"), (20, 15, 65), rows)]
+        rows = [_option_row(field) for field in dataclasses.fields(getattr(pytorchrl, name).Options)]
+        return [_table(("Option", "Default", "Allowed", "Meaning"), (20, 15, 20, 45), rows)]
+
+
+class FlagTable(Directive):
+    """The flags of `pytorchrl train ALGORITHM`."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """One rubric and table a part."""
+        specs = [spec for spec in option_specs(self.arguments[0]).values() if parser_for(spec.hint) is not None]
+        found: list[nodes.Node] = []
+        for part, title in _PARTS.items():
+            rows = [_flag_row(spec) for spec in specs if spec.part == part]
+            found += [nodes.rubric(text=title), _table(("Flag", "Value", "Meaning"), (25, 25, 50), rows)]
+        return found
+
+
+def _option_row(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
+    metadata = field.metadata
+    if field.default is not dataclasses.MISSING:
+        default: Any = (_shown(field.default),)
+    elif field.default_factory is not dataclasses.MISSING:
+        default = (_shown(field.default_factory()),)
+    else:
+        default = "required"
+    if metadata["choices"] is not None:
+        allowed: Any = tuple(map(_shown, metadata["choices"]))
+    else:
+        allowed = _range(metadata)
+    text = _sentence(metadata["help"]) + (" May change while training." if metadata["updatable"] else "")
+    return (field.name,), default, allowed, text
+
+
+def _flag_row(spec: OptionSpec) -> tuple[Any, ...]:
+    value = "|".join(map(_plain, spec.choices)) if spec.choices is not None else form_of(spec.hint)
+    return ("--" + spec.name.replace("_", "-"),), (value,), _sentence(spec.help)
+
+
+def _range(metadata: Mapping[str, Any]) -> str:
+    low, high = metadata["low"], metadata["high"]
+    if low is None and high is None:
+        return ""
+    bounds = [] if low is None else [f"{'>' if metadata['exclusive'] else '≥'} {low:g}"]
+    return ", ".join(bounds + ([] if high is None else [f"≤ {high:g}"]))
+
+
+def _plain(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def _shown(value: Any) -> str:
+    """A value as one writes it in Python."""
+    if isinstance(value, Schedule):
+        return f"linear({value.start:g}, {value.end:g})"
+    if isinstance(value, str):
+        return repr(str(value))
+    if isinstance(value, Mapping):
+        return repr(dict(value))
+    return repr(value)
+
+
+def _table(heads: tuple[str, ...], widths: tuple[int, ...], rows: Iterable[tuple[Any, ...]]) -> nodes.table:
+    group = nodes.tgroup(cols=len(heads))
+    group += [nodes.colspec(colwidth=width) for width in widths]
+    head, body = nodes.thead(), nodes.tbody()
+    head += _row([nodes.paragraph(text=text) for text in heads])
+    for row in rows:
+        body += _row([_paragraph(cell) for cell in row])
+    group += [head, body]
+    table = nodes.table(classes=["options"])
+    table += group
+    return table
+
+
+def _row(cells: Iterable[nodes.Node]) -> nodes.row:
+    row = nodes.row()
+    for cell in cells:
+        entry = nodes.entry()
+        entry += cell
+        row += entry
+    return row
+
+
+def _paragraph(cell: Any) -> nodes.paragraph:
+    if isinstance(cell, str):
+        return nodes.paragraph(text=cell)
+    paragraph = nodes.paragraph()
+    for number, piece in enumerate(cell):
+        if number:
+            paragraph += nodes.Text(", ")
+        paragraph += nodes.literal(text=piece)
+    return paragraph
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Register the directives."""
+    app.add_directive("option-table", OptionTable)
+    app.add_directive("flag-table", FlagTable)
+    return {"version": pytorchrl.__version__, "parallel_read_safe": True}

@@ -1,0 +1,35 @@
+"""Sphinx configuration. Builds without a network; `make docs` turns warnings into errors."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent / "_ext"), str(Path(__file__).parent.parent)]
+
+import pytorchrl  # noqa: E402 - found through the line above
+
+project = "pytorchrl"
+author = "the pytorchrl authors"
+version = release = pytorchrl.__version__
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb", "option_tables"]
+exclude_patterns = ["_build", "_ext"]
+
+html_theme = "furo"
+html_title = f"pytorchrl {release}"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# The notebook is stored without outputs and executed at every build; an error in it fails the build.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_execution_show_tb = True

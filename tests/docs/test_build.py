@@ -1,0 +1,115 @@
+"""The site builds without a warning, notebook included, and says all that it should."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+import pytorchrl
+from pytorchrl.composition import option_specs
+from tests.conftest import ROOT, process_environment
+
+pytest.importorskip("myst_nb")
+pytest.importorskip("furo")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+DOCS = ROOT / "docs"
+WORKERS = (
+    "scheme.updates.u_worker.UWorker", "scheme.updates.u_worker.UpdaterThread",
+    "scheme.gradients.g_worker_set.GWorkerSet", "scheme.gradients.g_worker.GWorker",
+    "scheme.gradients.g_worker.CollectorThread", "scheme.collection.c_worker_set.CWorkerSet",
+    "scheme.collection.c_worker.CWorker", "scheme.messages.Rollout", "scheme.messages.Gradients",
+    "scheme.messages.Weights", "scheme.ledger.Ledger", "runtime.base.Runtime", "runtime.ThreadRuntime",
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The built site; warnings are errors, and nothing may be fetched."""
+    out = tmp_path_factory.mktemp("site")
+    environment = {**process_environment(), "no_proxy": "", "https_proxy": "http://127.0.0.1:9"}
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(DOCS), str(out)]
+    result = subprocess.run(
+        command, cwd=out, env=environment, capture_output=True, text=True, check=False, timeout=580)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def names(site):
+    """Every name that the API reference describes."""
+    from sphinx.util.inventory import InventoryFile
+
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    return {name for kind, entries in inventory.data.items() if kind.startswith("py:") for name in entries}
+
+
+def test_notebook_was_executed(site):
+    page = (site / "notebooks" / "first_agent.html").read_text(encoding="utf-8")
+    assert page.count("cell_output") >= 6
+    assert "<img" in page
+
+
+def test_notebook_is_stored_without_outputs():
+    assert not list((DOCS / "notebooks").glob("*.ipynb"))
+
+
+def test_every_public_name_is_described(names):
+    homes = {"ConfigError": "errors.", "PyTorchRLError": "errors."}
+    constants = {"SYNC", "ASYNC", "CENTRAL", "PARALLEL", "__version__"}
+    for name in set(pytorchrl.__all__) - constants:
+        assert f"pytorchrl.{homes.get(name, '')}{name}" in names
+    for name in WORKERS:
+        assert f"pytorchrl.{name}" in names
+    assert {"pytorchrl.scheme.Communication.ASYNC", "pytorchrl.scheme.Execution.PARALLEL"} <= names
+
+
+def test_every_error_is_described(names):
+    for name, value in vars(pytorchrl.errors).items():
+        if isinstance(value, type) and issubclass(value, Exception):
+            assert f"pytorchrl.errors.{name}" in names
+
+
+def test_references_of_pages_lead_somewhere(names):
+    found = 0
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\{(?:class|func|meth)\}`(?:[^`<]*<)?~?([\w.]+)>?`", text):
+            assert target in names, f"{page.name}: {target}"
+            found += 1
+    assert found > 20
+
+
+def test_options_page_lists_every_option(site):
+    page = (site / "options.html").read_text(encoding="utf-8")
+    for part in ("Learner", "PPO", "A2C", "OnPolicyActor", "GAEBuffer", "VanillaOnPolicyBuffer", "VecEnv"):
+        for field in dataclasses.fields(getattr(pytorchrl, part).Options):
+            assert f">{field.name}</span>" in page, f"{part}: {field.name}"
+    for spec in option_specs("ppo").values():
+        if spec.part == "scheme":
+            assert f">{spec.name}</span>" in page
+            assert spec.help, f"{spec.name} is not in the docstring of Scheme"
+
+
+def test_command_line_page_lists_every_flag_of_the_help(site, run_python):
+    page = re.sub("<[^>]*>", "", (site / "command_line.html").read_text(encoding="utf-8"))
+    shown = run_python("-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--help").stdout
+    flags = set(re.findall(r"^\s+(--[a-z][a-z-]*)", shown, re.MULTILINE)) - {"--env", "--json", "--debug"}
+    assert len(flags) > 40
+    for flag in flags:
+        assert re.search(rf"{flag}(?![a-z-])", page), flag
+
+
+def test_pages_refer_to_no_other_host(site):
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://', text), page
+
+
+def test_build_leaves_the_sources_alone(site):
+    assert not [name for name in os.listdir(DOCS) if name.startswith(("jupyter", ".jupyter"))]

@@ -1,0 +1,90 @@
+"""The code on the pages runs as it stands there.
+
+All ```python blocks of a page are run one after the other as one script, in a process and an empty folder of their own.
+What a ```text block shows must be in the script's output. Then the `pytorchrl` commands of ```bash blocks are run in
+the same folder. ```console blocks (with a prompt) are shown only: they install, or train for minutes.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tests.conftest import ROOT
+
+DOCS = ROOT / "docs"
+_BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Notebooks are executed when the site is built, the API reference holds no code of its own.
+PAGES = sorted(
+    path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"]
+    if path.is_file() and not {"_build", "notebooks"} & set(path.relative_to(ROOT).parts))
+USE_RAY = {"reproducibility.md", "scaling.md"}
+# Trains until it is good, as a reader would.
+TAKE_LONG = {"README.md"}
+TIMEOUT_S = 170
+
+
+def blocks(text, language):
+    return [body for found, body in _BLOCK.findall(text) if found == language]
+
+
+def script_of(text):
+    """The Python blocks at their own line numbers: everything else is blank."""
+    lines = [""] * (text.count("\n") + 1)
+    for block in _BLOCK.finditer(text):
+        if block.group(1) == "python":
+            first = text.count("\n", 0, block.start(2))
+            body = block.group(2).splitlines()
+            lines[first:first + len(body)] = body
+    return "\n".join(lines) + "\n"
+
+
+def commands_of(text):
+    joined = "".join(blocks(text, "bash")).replace("\\\n", " ")
+    return [line for line in joined.splitlines() if line.strip()]
+
+
+def pages_with_code():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if blocks(text, "python") or commands_of(text):
+            marks = [pytest.mark.ray] * (page.name in USE_RAY) + [pytest.mark.slow] * (page.name in TAKE_LONG)
+            yield pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=marks)
+
+
+@pytest.mark.parametrize("page", list(pages_with_code()))
+def test_code_of_page_runs(page, run_python, tmp_path):
+    text = page.read_text(encoding="utf-8")
+    script = tmp_path / page.name
+    script.write_text(script_of(text), encoding="utf-8")
+    result = run_python(script, timeout=TIMEOUT_S)
+    assert result.returncode == 0, result.stderr
+    for shown in blocks(text, "text"):
+        assert shown in result.stdout
+    for command in commands_of(text):
+        program, *arguments = shlex.split(command)
+        assert program == "pytorchrl", f"a bash block holds pytorchrl commands only, so that all are run: {command}"
+        result = run_python("-m", "pytorchrl", *arguments, timeout=TIMEOUT_S)
+        assert result.returncode == 0, f"{command}: {result.stderr}"
+
+
+def test_pages_have_code_to_run():
+    names = {param.id for param in pages_with_code()}
+    assert names >= {f"docs/{name}.md" for name in (
+        "index", "quickstart", "worker_tree", "compose", "scaling", "ledger", "reproducibility", "command_line")}
+
+
+def test_every_block_has_a_language_that_is_dealt_with():
+    for page in PAGES:
+        found = {info for info, _ in _BLOCK.findall(page.read_text(encoding="utf-8"))}
+        languages = {info for info in found if not info.startswith("{")}  # the others are directives
+        assert languages <= {"python", "text", "bash", "console"}, page
+
+
+def test_script_keeps_line_numbers_of_the_page():
+    page = "# Page\n\n```python\na = 1\n```\n\n```{note}\nno code\n```\n\n```text\nneither\n```\n\n```python\nb = 2\n```\n"
+    assert script_of(page).splitlines()[3] == "a = 1"
+    assert script_of(page).splitlines()[15] == "b = 2"
+    assert script_of(page).split() == "a = 1 b = 2".split()

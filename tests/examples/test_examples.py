@@ -1,0 +1,48 @@
+"""Every example runs, in its smallest form, from an empty folder, and uses public names only."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+
+import pytest
+
+from tests.conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+# Script -> (marks, the optional package that it needs)
+SMOKE_RUNS = {
+    "central_ppo.py": ([], None),
+    "parallel_sync_ppo.py": ([pytest.mark.ray], None),
+    "async_collection.py": ([pytest.mark.ray], None),
+    "async_gradients.py": ([pytest.mark.ray], None),
+    "atari_ppo.py": ([], "ale_py"),
+    "mujoco_ppo.py": ([], "mujoco"),
+}
+TIMEOUT_S = 150
+
+
+def test_every_example_has_a_smoke_run():
+    assert {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")} == set(SMOKE_RUNS)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [pytest.param(name, package, marks=marks, id=name) for name, (marks, package) in SMOKE_RUNS.items()])
+def test_example_runs(name, package, run_python, tmp_path):
+    if package is not None and importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}")
+    log_dir = tmp_path / "run"
+    result = run_python(EXAMPLES / name, "--smoke", "--seed", "1", "--log-dir", log_dir, timeout=TIMEOUT_S)
+    assert result.returncode == 0, result.stderr
+    assert "env steps" in result.stdout
+    assert {"run.json", "metrics.jsonl", "model.pt", "result.json"} <= {path.name for path in log_dir.iterdir()}
+
+
+@pytest.mark.parametrize("name", sorted(SMOKE_RUNS))
+def test_example_uses_public_names_only(name):
+    for node in ast.walk(ast.parse((EXAMPLES / name).read_text(encoding="utf-8"))):
+        used = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+        imported = [alias.name for alias in node.names] if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+        for word in [used, *imported]:
+            assert not word.startswith("_") or word.startswith("__"), f"{name}:{node.lineno}: {word}"

@@ -1,0 +1,46 @@
+"""The compiled gradient equals the plain one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytorchrl.agent.algorithms import PPO
+from pytorchrl.errors import ConfigError
+
+# torch's own, when its compiler is imported
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+
+
+def test_compiled_gradient_equals_the_plain_one_also_for_other_sizes_and_parameters(build, collect, made_up_steps):
+    plain, compiled = (build(PPO, compile=flag) for flag in (False, True))
+    rollout = collect(plain, made_up_steps(4))
+    plain.storage.insert_data_slice([rollout])
+    plain.storage.before_gradients()
+    for num_parts in (4, 3):
+        for batch in plain.storage.generate_batches(num_parts):
+            expected, wanted = plain.algorithm.compute_gradients(batch)
+            gradient, info = compiled.algorithm.compute_gradients(batch)
+            torch.testing.assert_close(gradient[0], expected[0], rtol=1e-4, atol=1e-6)
+            assert info == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+            for parts in (plain, compiled):
+                parts.algorithm.apply_gradients([expected[0]])
+        for parts in (plain, compiled):
+            parts.algorithm.update_algorithm_parameter("clip_param", 0.001)
+    assert torch.equal(plain.algorithm.groups["all"].data, compiled.algorithm.groups["all"].data)
+
+
+def test_compiling_with_memory_is_refused(build):
+    with pytest.raises(ConfigError, match="without memory"):
+        build(PPO, compile=True, actor={"recurrent_net": "gru"})
+
+
+def test_compiling_without_a_compiler_raises_with_a_hint(build, collect, made_up_steps, monkeypatch):
+    import torch._inductor.config
+
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/no/such/compiler"))
+    parts = build(PPO, compile=True, actor={"hidden_sizes": (7,)})
+    parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
+    parts.storage.before_gradients()
+    with torch._inductor.config.patch(force_disable_caches=True), pytest.raises(ConfigError, match="compile=False"):
+        parts.algorithm.compute_gradients(next(parts.storage.generate_batches(1)))

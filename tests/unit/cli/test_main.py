@@ -1,0 +1,243 @@
+"""The command line, in this process: every refusal, every exit code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import pytorchrl
+from pytorchrl import errors
+from pytorchrl.cli import main
+
+TRAIN = ["train", "ppo", "--env", "CartPole-v1"]
+TINY = ["--target-steps", "64", "--num-envs", "2", "--num-steps", "32", "--num-epochs", "1", "--num-mini-batch", "2",
+        "--no-tensorboard", "--no-progress"]
+
+
+def run(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_help_of_everything(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert {"train", "enjoy", "plot"} <= set(out.split())
+    for command in (TRAIN[:2], ["enjoy"], ["plot"], ["train"]):
+        code, out, _ = run(capsys, *command, "--help")
+        assert code == 0
+        assert "usage: pytorchrl" in out
+    assert run(capsys, "--version")[1] == f"pytorchrl {pytorchrl.__version__}\n"
+
+
+def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
+    _, out, _ = run(capsys, *TRAIN, "--help")
+    for text in ("scheme: where each operation runs", "algorithm:", "storage:", "actor:", "environments:",
+                 "--num-col-workers INT", "--optimizer adam|sgd", "--clip-param NUMBER|linear:START:END[:STEPS]",
+                 "--col-communication synchronous|asynchronous", "--hidden-sizes INT,..."):
+        assert text in out
+    assert "--env-fn" not in out
+    # The defaults shown are those of the environment's preset.
+    assert "[linear:0.001:0]" in out
+    assert "[linear:0.00025:0]" in run(capsys, "train", "ppo", "--env", "ALE/Pong-v5", "--help")[1]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["trian"], "did you mean 'train'"),
+    (["train"], "usage"),
+    (["train", "--env", "CartPole-v1"], "algorithm must be one of ppo, a2c"),
+    (["train", "pppo", "--env", "CartPole-v1"], "got 'pppo'"),
+    (["train", "ppo"], "--env"),
+    ([*TRAIN, "--lrr", "1e-3"], "no flag '--lrr'; did you mean --lr?"),
+    ([*TRAIN, "--num-col-worker=2"], "did you mean --num-col-workers?"),
+    ([*TRAIN, "--lr"], "--lr: expected one argument"),
+    ([*TRAIN, "stray"], "no argument 'stray'"),
+    ([*TRAIN, "--learn", "1"], "no flag '--learn'"),  # no abbreviations
+    (["enjoy"], "RUN_DIR"),
+    (["plot"], "RUN_DIR"),
+    (["enjoy", "x", "--episodes", "0"], "whole number from 1"),
+    (["enjoy", "x", "--seed", "-1"], "--seed"),
+    (["enjoy", "x", "--sed", "1"], "did you mean --seed?"),
+])
+def test_wrong_words_give_a_usage_line_and_a_suggestion(capsys, arguments, message):
+    code, out, err = run(capsys, *arguments)
+    assert code == 2
+    assert message in err + out
+    assert "usage:" in err + out
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    (["--lr", "nan"], "lr must be finite"),
+    (["--lr", "inf"], "lr must be finite"),
+    (["--lr", "-0.1"], "lr must be >= 0.0, got -0.1"),
+    (["--lr", "fast"], "--lr: expected NUMBER or linear:START:END[:STEPS], got 'fast'"),
+    (["--lr", "linear:1e-3"], "linear:START:END"),
+    (["--lr", "linear:1e-3:-1"], "lr must be >= 0.0"),
+    (["--lr", "linear:a:b"], "needs numbers"),
+    (["--lr", "linear:1:0:0"], "steps must be >= 1"),
+    (["--gamma", "1.5"], "gamma must be >= 0.0 and <= 1.0, got 1.5"),
+    (["--gae-lambda", "nan"], "gae_lambda must be finite"),
+    (["--clip-param", "0"], "clip_param must be > 0.0"),
+    (["--num-epochs", "1.5"], "--num-epochs: expected INT, got '1.5'"),
+    (["--num-mini-batch", "0"], "num_mini_batch must be >= 1"),
+    (["--num-mini-batch", "4096"], "batch 1024 = 1 collection workers x 8 environments x 128 steps"),
+    (["--optimizer", "adm"], "did you mean 'adam'"),
+    (["--compile", "maybe"], "--compile: expected yes|no, got 'maybe'"),
+    (["--hidden-sizes", "64,x"], "--hidden-sizes: expected INT,..."),
+    (["--hidden-sizes", "0"], "hidden_sizes must be >= 1"),
+    (["--env-kwargs", "{"], "expected a JSON object"),
+    (["--num-col-workers", "0"], "num_col_workers must be a whole number >= 1, got 0"),
+    (["--num-col-workers", "True"], "expected INT"),
+    (["--col-communication", "asink"], "['synchronous', 'asynchronous'], got 'asink'"),
+    (["--col-fraction-workers", "1.2"], "in (0, 1], got 1.2"),
+    (["--fraction-samples", "nan"], "in (0, 1], got nan"),
+    (["--col-execution", "Paralel"], "['Central', 'Parallel'], got 'Paralel'"),
+    (["--distribute-gradients", "--num-grad-workers", "2", "--grad-communication", "asynchronous"],
+     "distribute_gradients=True contradicts grad_communication"),
+    (["--col-worker-resources", '{"num_gpus": 1.5}'], "num_gpus"),
+    (["--device", "gpu"], "['cpu'"),
+    (["--device", "cuda:97"], "got 'cuda:97'"),
+    (["--seed", "-1"], "seed must be a whole number from 0"),
+    (["--seed", str(2**64)], "seed must be a whole number from 0"),
+    (["--target-steps", "-1"], "target_steps must be >= 0, got -1"),
+    (["--target-steps", "many"], "--target-steps: expected INT"),
+    (["--eval-every", "0"], "eval_every must be >= 1"),
+    (["--checkpoint", "/nothing/here.pt"], "not a file"),
+])
+def test_wrong_values_are_refused_with_what_is_allowed(capsys, flags, message):
+    code, out, err = run(capsys, *TRAIN, *flags)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("env", "message"), [
+    ("CartPol-v1", "did you mean 'CartPole-v1'"), ("", "environment"), ("nothing/Like-v0", "environment"),
+    ("no_such_module:Env-v0", "no_such_module"),
+])
+def test_unknown_environments_are_refused(capsys, env, message):
+    code, _, err = run(capsys, "train", "ppo", "--env", env)
+    assert code == 2
+    assert message in err
+
+
+def test_log_dir_that_is_a_file_or_holds_a_run_is_refused(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert run(capsys, *TRAIN, "--log-dir", tmp_path / "file")[0] == 2
+    (tmp_path / "run.json").write_text("{}")
+    code, _, err = run(capsys, *TRAIN, "--log-dir", tmp_path)
+    assert code == 2
+    assert "--overwrite" in err
+
+
+def test_debug_shows_where_and_keeps_the_code(capsys):
+    code, _, err = run(capsys, *TRAIN, "--lr", "-1", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (errors.ConfigError("x"), 2), (errors.FactoryError("x"), 2), (errors.SpaceError("x"), 2),
+    (errors.InsufficientResourcesError("x"), 2), (errors.CheckpointError("x"), 2), (errors.WorkerLostError("x"), 1),
+    (errors.NonFiniteDataError("x"), 1), (ZeroDivisionError("x"), 1), (KeyboardInterrupt(), 130),
+    (SystemExit(143), 143),
+])
+def test_codes_say_how_it_ended(monkeypatch, capsys, error, code):
+    def fail(_arguments):
+        raise error
+    monkeypatch.setattr("pytorchrl.cli.plot.run", fail)
+    assert run(capsys, "plot")[0] == code
+
+
+def test_a_dry_run_checks_and_starts_only(capsys, tmp_path):
+    code, out, _ = run(capsys, *TRAIN, *TINY, "--target-steps", 0, "--json", "--log-dir", tmp_path)
+    assert code == 0
+    assert (json.loads(out)["env_steps"], json.loads(out)["updates"]) == (0, 0)
+
+
+def test_json_is_the_last_line_with_exactly_the_published_fields(capsys):
+    code, out, err = run(capsys, *TRAIN, *TINY, "--json", "--seed", "08", "--lr", "1e-3")
+    assert code == 0
+    summary = json.loads(out.splitlines()[-1])
+    assert set(summary) == {
+        "env_steps", "seconds", "env_steps_per_s", "updates", "return_mean", "return_episodes", "policy_lag",
+        "ledger", "seed", "scheme"}
+    assert set(summary["policy_lag"]) == {"mean", "max", "p50", "p90"}
+    ledger = summary["ledger"]
+    assert set(ledger) == {
+        "collected", "in_flight", "queued", "consumed_unique", "consumed", "resident", "evicted", "dropped"}
+    places = sum(ledger[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
+    assert ledger["collected"] == places + sum(ledger["dropped"].values())
+    assert ledger["in_flight"] == ledger["queued"] == 0
+    assert summary["env_steps"] >= 64
+    assert (summary["seed"], summary["scheme"]["num_col_workers"]) == (8, 1)
+    assert err == ""
+
+
+def test_train_enjoy_and_plot_work_on_one_run(capsys, tmp_path):
+    run_dir = tmp_path / "läuft gut"
+    code, out, _ = run(capsys, *TRAIN, *TINY, "--log-dir", run_dir, "--target-steps", "1e3", "--log-every", 100)
+    assert code == 0
+    assert str(run_dir) in out
+    code, out, _ = run(capsys, "enjoy", run_dir, "--episodes", 5, "--json")
+    assert code == 0
+    played = json.loads(out)
+    assert (played["episodes"], len(played["returns"])) == (5, 5)
+    assert played["return_mean"] == pytest.approx(sum(played["returns"]) / 5)
+    again = json.loads(run(capsys, "enjoy", run_dir, "--episodes", 5, "--json")[1])
+    assert again == played  # the run's seed
+    other = json.loads(run(capsys, "enjoy", run_dir, "--episodes", 5, "--json", "--seed", 5, "--stochastic")[1])
+    assert other != played
+    assert "mean return of 2 evaluation episodes" in run(capsys, "enjoy", run_dir, "--episodes", 2)[1]
+    code, out, _ = run(capsys, "plot", run_dir)
+    assert code == 0
+    assert (run_dir / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert run(capsys, "plot", run_dir, run_dir, "-o", tmp_path / "a.png", "--y", "algorithm/loss")[0] == 0
+    code, _, err = run(capsys, "plot", run_dir, "--y", "algorithm/los")
+    assert code == 2
+    assert "algorithm/loss" in err
+
+
+@pytest.mark.parametrize("command", ["enjoy", "plot"])
+def test_a_folder_without_a_run_is_refused(capsys, tmp_path, command):
+    code, _, err = run(capsys, command, tmp_path)
+    assert code == 2
+    assert "holds no run" in err
+
+
+def test_an_environment_that_breaks_in_training_ends_with_one(capsys, monkeypatch):
+    from pytorchrl.agent.env import VecEnv
+
+    step, count = VecEnv.step, [0]
+
+    def fail(self, action):
+        count[0] += 1
+        if count[0] > 40:
+            raise errors.EnvError("worker g0-c0: the simulator is gone")
+        return step(self, action)
+    monkeypatch.setattr(VecEnv, "step", fail)
+    code, _, err = run(capsys, *TRAIN, *TINY, "--target-steps", 1000)
+    assert code == 1
+    assert "the simulator is gone" in err
+    count[0] = 100
+    assert run(capsys, *TRAIN, *TINY)[0] == 2  # it never worked: refused
+
+
+def test_video_without_its_extra_names_it(capsys, tmp_path, monkeypatch):
+    run(capsys, *TRAIN, *TINY, "--log-dir", tmp_path / "run")
+    monkeypatch.setattr("pytorchrl.video.importlib.util.find_spec", lambda _name: None)
+    code, _, err = run(capsys, "enjoy", tmp_path / "run", "--video", tmp_path / "films")
+    assert code == 2
+    assert "pytorchrl[video]" in err
+
+
+def test_plots_without_their_extra_name_it(capsys, tmp_path, monkeypatch):
+    import sys
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    (tmp_path / "metrics.jsonl").write_text('{"env_steps": 1, "return_mean": 2}\n')
+    code, _, err = run(capsys, "plot", tmp_path)
+    assert code == 2
+    assert "pytorchrl[plots]" in err

@@ -1,0 +1,129 @@
+"""The command as a process of its own: signals, closed streams, what it loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pytorchrl.cli import main
+
+TRAIN = ["-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "64", "--seed",
+         "1", "--no-tensorboard"]
+
+
+def test_central_training_never_imports_ray(run_python):
+    script = (
+        "import sys\n"
+        "from pytorchrl.cli import main\n"
+        "code = main(['train', 'ppo', '--env', 'CartPole-v1', '--target-steps', '300', '--eval-every', '100', '--eval-episodes', '1',\n"
+        "             '--num-steps', '16', '--log-dir', 'run', '--no-tensorboard'])\n"
+        "names = ('ray', 'matplotlib', 'moviepy', 'tensorboard', 'ale_py', 'mujoco')\n"
+        "print(code, [name for name in names if name in sys.modules])\n")
+    result = run_python("-W", "error", "-O", "-c", script)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "0 []", result.stderr
+
+
+def wait_for_line(process, text, timeout_s=60):
+    """Read the process's stderr until a line has `text`."""
+    deadline = time.monotonic() + timeout_s
+    seen = []
+    while time.monotonic() < deadline:
+        line = process.stderr.readline()
+        seen.append(line)
+        if text in line:
+            return
+        if not line and process.poll() is not None:
+            break
+    pytest.fail(f"{text!r} was not shown: {seen}")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_stops_and_gives_its_code(start_python, tmp_path, number, code):
+    process = start_python(*TRAIN, "--target-steps", "100000000", "--log-dir", "run", "--json")
+    wait_for_line(process, "steps/s")
+    start = time.monotonic()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert time.monotonic() - start < 10
+    assert process.returncode == code
+    assert "Traceback" not in err
+    assert (tmp_path / "run" / "model.pt").exists()
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["ledger"]["in_flight"] == summary["ledger"]["queued"] == 0
+    assert main(["enjoy", str(tmp_path / "run"), "--episodes", "1"]) == 0
+
+
+def test_a_signal_before_training_ends_quietly(start_python):
+    process = start_python(
+        "-c", "import os, signal, sys\n"
+              "from pytorchrl.cli import main\n"
+              "sys.modules['pytorchrl.learner'] = None\n"  # training can not begin
+              "import pytorchrl.cli as cli\n"
+              "cli._run = lambda arguments: os.kill(os.getpid(), signal.SIGTERM)\n"
+              "sys.exit(main(['train']))")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert err == ""
+
+
+def test_closed_streams_do_not_end_the_run(tmp_path, run_python):
+    command = " ".join([sys.executable, *TRAIN, "--target-steps", "256", "--log-dir", "run", "--json"])
+    for number, streams in enumerate((">&- 2>&-", "| true")):
+        result = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {command.replace('run', f'run{number}', 1)} {streams}"],
+            cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=60,
+            capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        assert (tmp_path / f"run{number}" / "model.pt").exists()
+
+
+def test_no_home_and_no_terminal_are_fine(run_python):
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "TERM", "USER")}
+    result = run_python(*TRAIN, "--target-steps", "256", "--json", env={**environment, "OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr
+    lines = result.stderr.splitlines()
+    assert 1 <= len(lines) <= 5
+    assert all("\r" not in line and "\x1b" not in line for line in lines)
+
+
+def test_a_second_signal_ends_at_once_whatever_still_runs(start_python):
+    process = start_python(
+        "-c", "import sys, time\n"
+              "from pytorchrl.cli import main\n"
+              "from pytorchrl.scheme import Scheme\n"
+              "def stop(self):\n"
+              "    print('stopping', file=sys.stderr, flush=True)\n"
+              "    time.sleep(60)\n"
+              "Scheme.stop = stop\n"
+              f"sys.exit(main({[*TRAIN[2:], '--target-steps', '100000000']}))")
+    wait_for_line(process, "steps/s")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(process, "stopping")
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert time.monotonic() - start < 10  # two seconds; the machine may be busy
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_signal_stops_remote_workers_too(start_python, tmp_path):
+    process = start_python(*TRAIN, "--target-steps", "100000000", "--num-col-workers", "2", "--log-dir", "run", "--json")
+    wait_for_line(process, "steps/s", timeout_s=150)
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - start < 30  # ten seconds, on a machine that is three times slower
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    summary = json.loads(out.splitlines()[-1])
+    assert summary["scheme"]["col_execution"] == "Parallel"
+    assert (tmp_path / "run" / "model.pt").exists()

@@ -1,0 +1,226 @@
+"""`train`, `load` and the way of options to their parts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import gymnasium as gym
+import pytest
+import torch
+
+import pytorchrl
+from pytorchrl import presets
+from pytorchrl.composition import compose, option_specs
+from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.training import load, train
+
+TINY = {"num_envs": 2, "num_steps": 32, "num_epochs": 1, "num_mini_batch": 2, "target_steps": 64, "progress": False,
+        "tensorboard": False, "seed": 3}
+
+# A value other than the preset's and the default's for every option that the agent's parts have.
+OTHER = {
+    "lr": 0.5, "optimizer": "sgd", "adam_eps": 1e-3, "rmsprop_eps": 1e-3, "rmsprop_decay": 0.5, "max_grad_norm": 3.0,
+    "gamma": 0.5, "num_epochs": 3, "num_mini_batch": 2, "value_loss_coef": 0.7, "entropy_coef": 0.3,
+    "advantage_normalization": "batch", "compile": True, "mixed_precision": True, "clip_param": 0.7,
+    "use_clipped_value_loss": True, "clip_param_vf": 0.6, "target_kl": 0.3, "recompute_advantages": True,
+    "dual_clip": 4.0, "num_steps": 17, "sequence_length": 5, "gae_lambda": 0.33, "feature_extractor": "mlp",
+    "hidden_sizes": (7,), "activation": "relu", "recurrent_net": "gru", "recurrent_size": 9,
+    "shared_policy_value_network": True, "log_std_init": -1.0, "normalize_obs": True, "normalize_reward": True,
+    "checkpoint": "model.pt", "env_kwargs": {"sutton_barto_reward": True}, "test_env_kwargs": {"a": 1},
+    "num_envs": 3, "backend": "sync", "autoreset": "next_step", "max_episode_steps": 11, "frame_stack": 2,
+    "wrappers": (gym.wrappers.RescaleAction,), "reward_transform": "sign", "end_on_life_loss": True,
+    "info_keywords": ("lives",),
+}
+PARTS = {"algorithm": "algorithm", "storage": "storage", "actor": "actor", "environments": "train_envs"}
+
+
+@pytest.mark.parametrize("name", [
+    name for name, spec in option_specs("ppo").items() if spec.part in PARTS])
+def test_every_option_reaches_its_part(monkeypatch, name):
+    spec = option_specs("ppo")[name]
+    value = OTHER[name]
+    assert value != presets.preset("ppo", "CartPole-v1").get(name, spec.default)
+    envs = compose("ppo", "CartPole-v1", {})[0].train_envs
+    # Environments are not built anew for each option; what they would be built from is.
+    monkeypatch.setattr("pytorchrl.presets.make_factory", lambda _env, **options: dataclasses.replace(
+        envs, options=dataclasses.replace(envs.options, **options)))
+    agent = compose("ppo", "CartPole-v1", {name: value})[0]
+    assert getattr(getattr(agent, PARTS[spec.part]).options, spec.own_name) == value
+    if spec.part == "environments" and name != "num_envs":
+        assert getattr(agent.test_envs.options, spec.own_name) == value
+
+
+def test_options_of_scheme_and_learner_reach_them(tmp_path):
+    from pytorchrl.training import make_learner
+    learner, _ = make_learner("a2c", "CartPole-v1", **{
+        **TINY, "num_mini_batch": 1, "num_col_workers": 2, "col_communication": "asynchronous", "queue_size": 3,
+        "eval_every": 50, "log_dir": str(tmp_path), "num_threads": 2})
+    settings = learner.scheme.settings
+    assert (settings["num_col_workers"], settings["col_communication"], settings["queue_size"]) == (
+        2, "asynchronous", 3)
+    assert (settings["seed"], settings["num_threads"], settings["col_execution"]) == (3, 2, "Parallel")
+    assert (learner.options.eval_every, learner.target_steps, learner.log_dir) == (50, 64, tmp_path)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"num_stps": 5}, "no option 'num_stps'; did you mean 'num_steps'"),
+    ({"num_stps": 5, "lrr": 1}, "num_stps.*lrr"),
+    ({"lr": -1}, "lr must be >= 0"),
+    ({"lr": "1e-3"}, "lr must be a number or Schedule, got '1e-3'"),
+    ({"num_envs": True}, "vec_env_size|num_envs"),
+    ({"target_steps": -5}, "target_steps"),
+    ({"num_col_workers": 1.5}, "num_col_workers"),
+    ({"seed": "42"}, "seed"),
+    ({"device": 0}, "device"),
+    ({"log_dir": 5}, "log_dir"),
+])
+def test_wrong_options_are_refused_before_anything_starts(options, message):
+    with pytest.raises(ConfigError, match=message):
+        train("ppo", "CartPole-v1", **{**TINY, **options})
+
+
+def test_unknown_algorithm_names_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean 'ppo'"):
+        train("pppo", "CartPole-v1")
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+@pytest.mark.parametrize("suite", ["classic", "box2d", "mujoco", "atari"])
+def test_presets_hold_known_options_and_a_target(algorithm, suite):
+    settings = presets._PRESETS[algorithm, suite]
+    assert set(settings) <= set(option_specs(algorithm))
+    assert {"target_steps", "num_envs", "num_steps"} <= set(settings)
+
+
+@pytest.mark.parametrize(("env", "suite"), [
+    ("CartPole-v1", "classic"), ("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "box2d"), ("ALE/Pong-v5", "atari"),
+    ("ale_py:ALE/Pong-v5", "atari"), ("nothing-v0", "classic"), (lambda: None, "classic"),
+])
+def test_family_of_an_environment(env, suite):
+    assert presets.family(env) == suite
+
+
+def test_train_gives_an_agent_that_plays_saves_and_starts_others(tmp_path):
+    agent = train("ppo", "CartPole-v1", **TINY)
+    assert isinstance(agent, pytorchrl.TrainedAgent)
+    assert agent.summary["updates"] >= 2
+    assert agent.return_mean == agent.summary["return_mean"]
+    evaluation = agent.evaluate(5)
+    assert len(evaluation.returns) == len(evaluation.lengths) == 5
+    assert agent.evaluate(5) == evaluation
+    assert agent.evaluate(5, seed=9) != evaluation
+    path = agent.save(tmp_path / "model.pt")
+    other = train("ppo", "CartPole-v1", **{**TINY, "target_steps": 0, "seed": 8, "checkpoint": path})
+    assert torch.equal(other.acting_state["all"], agent.acting_state["all"])
+
+
+@pytest.mark.parametrize("number", [0, 2.0, True, "3", None])
+def test_evaluate_refuses_what_is_no_number_of_episodes(number):
+    agent = train("ppo", "CartPole-v1", **{**TINY, "target_steps": 0})
+    with pytest.raises(ConfigError, match="num_episodes"):
+        agent.evaluate(number)
+
+
+def test_evaluation_leaves_the_number_of_threads_alone():
+    agent = train("ppo", "CartPole-v1", **{**TINY, "target_steps": 0})
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        agent.evaluate(1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_function_is_an_environment_too_but_cannot_be_loaded(tmp_path):
+    def make_env():
+        return gym.make("CartPole-v1")
+    train("ppo", make_env, log_dir=tmp_path, **TINY)
+    with pytest.raises(CheckpointError, match="composed in Python"):
+        load(tmp_path)
+
+
+def test_load_gives_the_agent_that_was_trained(tmp_path):
+    options = {**TINY, "lr": pytorchrl.linear(1e-3, 1e-4), "hidden_sizes": (8, 8), "normalize_obs": True}
+    agent = train("ppo", "CartPole-v1", log_dir=tmp_path, **options)
+    loaded = load(tmp_path)
+    assert loaded.agent.algorithm == agent.agent.algorithm
+    assert loaded.agent.actor.options.hidden_sizes == (8, 8)
+    assert all(torch.equal(loaded.acting_state[name], agent.acting_state[name]) for name in agent.acting_state)
+    assert loaded.evaluate(3).returns == agent.evaluate(3).returns
+    assert loaded.return_mean is None
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run")
+    train("ppo", "CartPole-v1", log_dir=path, **TINY)
+    return path
+
+
+@pytest.fixture
+def copied(run_dir, tmp_path):
+    for name in ("run.json", "model.pt"):
+        (tmp_path / name).write_bytes((run_dir / name).read_bytes())
+    return tmp_path
+
+
+def test_load_refuses_what_is_missing(copied):
+    with pytest.raises(CheckpointError, match="no model"):
+        load(copied, model="best")
+    (copied / "run.json").unlink()
+    with pytest.raises(CheckpointError, match=r"run\.json is missing"):
+        load(copied)
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"recipe": 5, "seed": 1}', b'{"recipe": {"a": 1}, "seed": 1}',
+    b'{"recipe": {"algorithm": "ppo", "env": "CartPole-v1", "options": {"lrr": 1}}, "seed": 1}',
+    b'{"recipe": {"algorithm": "xyz", "env": "CartPole-v1", "options": {}}, "seed": 1}',
+    b'{"recipe": {"algorithm": "ppo", "env": "CartPole-v1", "options": {}}, "seed": -1}',
+])
+def test_load_refuses_a_run_file_that_is_none(copied, content):
+    (copied / "run.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"run\.json|describe"):
+        load(copied)
+
+
+class Payload:
+    """Unpickling it would make a file."""
+
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return open, (self.canary, "w")
+
+
+def test_load_executes_nothing_in_a_model(copied):
+    canary = copied / "canary"
+    torch.save({"acting_state": Payload(str(canary))}, copied / "model.pt")
+    with pytest.raises(CheckpointError, match="not a saved model"):
+        load(copied)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("content", ["truncated", "empty", "foreign", "other"])
+def test_load_refuses_a_damaged_or_foreign_model(copied, content):
+    path = copied / "model.pt"
+    if content == "truncated":
+        path.write_bytes(path.read_bytes()[:1000])
+    elif content == "empty":
+        path.write_bytes(b"")
+    elif content == "foreign":
+        torch.save({"weights": torch.zeros(3)}, path)
+    else:
+        state = torch.load(path, weights_only=True)
+        state["acting_state"]["all"] = torch.zeros(3)
+        torch.save(state, path)
+    with pytest.raises(CheckpointError, match="model"):
+        load(copied)
+
+
+def test_result_file_agrees_with_the_summary(tmp_path):
+    agent = train("ppo", "CartPole-v1", log_dir=tmp_path, **TINY)
+    assert json.loads((tmp_path / "result.json").read_text()) == json.loads(json.dumps(agent.summary))

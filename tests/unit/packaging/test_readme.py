@@ -1,0 +1,24 @@
+"""The Python in the README runs, with less training."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[3] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL) if README.exists() else []
+
+
+def test_there_is_something_to_run():
+    assert len(BLOCKS) == 2
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=["train", "compose"])
+def test_python_of_the_readme_runs(block, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shorter, count = re.subn(r"target_steps=[\d_]+", "target_steps=1_000", block)
+    assert count == 1
+    exec(compile(shorter.replace("evaluate(100)", "evaluate(2)"), str(README), "exec"), {})
+    assert float(capsys.readouterr().out) > 0

@@ -1,0 +1,148 @@
+"""Small agents in any scheme, on threads, and what the tests ask of them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl import A2C, ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.envs.testing import CountingEnv
+
+PATTERNS = [
+    pytest.param(
+        {"num_col_workers": 3 if col else 1, "col_communication": ASYNC if col_async else SYNC,
+         "num_grad_workers": 2 if grad else 1, "grad_communication": ASYNC if grad_async else SYNC},
+        id=f"{'parallel' if col else 'central'}-{'async' if col_async else 'sync'}_"
+           f"{'parallel' if grad else 'central'}-{'async' if grad_async else 'sync'}")
+    for col, col_async, grad, grad_async in itertools.product((False, True), repeat=4)
+]
+
+
+def pytest_generate_tests(metafunc):
+    """A test that takes `pattern` runs in all sixteen."""
+    if "pattern" in metafunc.fixturenames:
+        metafunc.parametrize("pattern", PATTERNS)
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread():
+    """Each test starts with one torch thread, and no test leaves another number behind."""
+    torch.set_num_threads(1)
+    yield
+    assert torch.get_num_threads() == 1
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left():
+    """No test leaves a thread behind."""
+    before = set(threading.enumerate())
+    yield
+    left = wait_for_end_of(set(threading.enumerate()) - before)
+    assert not left
+
+
+def wait_for_end_of(threads, patience_s=2.0):
+    """Those threads that are still alive after `patience_s` seconds."""
+    deadline = time.monotonic() + patience_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread.name for thread in threads if thread.is_alive()]
+
+
+@pytest.fixture
+def make_scheme():
+    """A function that makes schemes; whatever is left of them is stopped after the test."""
+    schemes = []
+
+    def make(env_fn=CountingEnv, env_kwargs=None, *, num_envs=2, size=8, algo=None, storage=GAEBuffer, hidden=(8,),
+             envs=None, actor=None, test_envs=None, **settings):
+        envs = envs or VecEnv.create_factory(env_fn, env_kwargs, num_envs)
+        scheme = Scheme(
+            algo or PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-3),
+            actor or OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=hidden),
+            storage.create_factory(size), envs, test_envs, **({"runtime": "threads", "seed": 1} | settings))
+        schemes.append(scheme)
+        return scheme
+    yield make
+    for scheme in schemes:
+        scheme.stop()
+
+
+@pytest.fixture
+def one_batch():
+    """PPO that makes one update of each item."""
+    return PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3)
+
+
+@pytest.fixture
+def plain_a2c():
+    """A2C as it is."""
+    return A2C.create_factory()
+
+
+def check_ledger(scheme):
+    """Raise unless the ledger balances now; return it."""
+    ledger = scheme.ledger()
+    places = [ledger[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted")]
+    assert ledger["collected"] == sum(places) + sum(ledger["dropped"].values()), ledger
+    assert min(places) >= 0, ledger
+    return ledger
+
+
+@pytest.fixture(name="check_ledger")
+def check_ledger_fixture():
+    """The function `check_ledger(scheme)`."""
+    return check_ledger
+
+
+class Recorder:
+    """Keeps, for each env step, who made it and which batch it went into; keys are (seed of the env, episode, t)."""
+
+    def __init__(self):
+        recorder = self
+        self.made, self.drawn, self.inserted = [], [], []
+
+        class RecordedEnv(CountingEnv):
+            def step(self, action):
+                recorder.made.append((self._seed, self._episode, self._t))
+                return super().step(action)
+
+        class RecordedBuffer(GAEBuffer):
+            def insert_data_slice(self, rollouts):
+                for rollout in rollouts:
+                    obs = rollout.obs["obs"][:rollout.num_steps][rollout.valid]
+                    recorder.inserted.extend(_keys(obs))
+                super().insert_data_slice(rollouts)
+
+            def generate_batches(self, *args, **kwargs):
+                for batch in super().generate_batches(*args, **kwargs):
+                    if batch.num_new_samples:
+                        recorder.drawn.extend(_keys(batch.obs["obs"]))
+                    yield batch
+
+        self.env_fn, self.storage = RecordedEnv, RecordedBuffer
+
+
+def _keys(observations):
+    return [tuple(int(number) for number in row[:3]) for row in np.asarray(observations)]
+
+
+@pytest.fixture
+def recorder():
+    """A `Recorder`: give its `env_fn` and `storage` to `make_scheme`."""
+    return Recorder()
+
+
+@pytest.fixture
+def all_collectors():
+    """A function that lists (GWorker, handle of CWorker) of a running scheme on threads."""
+    def find(scheme):
+        root = scheme.update_worker
+        grad_workers = [handle.native.worker for handle in root.remote_workers] or [root.local_worker]
+        return [(worker, handle) for worker in grad_workers for handle in worker.remote_workers]
+    return find

@@ -1,0 +1,52 @@
+"""The same seed gives the same parameters, bit for bit, in synchronous schemes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytorchrl.envs.testing import CountingEnv
+
+_SCHEMES = {
+    "central": {},
+    "2 collectors": {"num_col_workers": 2},
+    "2 gradient workers": {"num_grad_workers": 2},
+    "2 of each": {"num_col_workers": 2, "num_grad_workers": 2},
+    "decentralised": {"num_grad_workers": 2, "distribute_gradients": True},
+}
+
+
+def _parameters_after(scheme, num_updates=20):
+    for _ in range(num_updates):
+        scheme.step()
+    assert scheme.version == num_updates
+    state = scheme.acting_state()["all"]
+    scheme.stop()
+    return state
+
+
+@pytest.mark.parametrize("settings", _SCHEMES.values(), ids=_SCHEMES.keys())
+def test_same_seed_same_parameters(make_scheme, settings):
+    first, second, other = (
+        _parameters_after(make_scheme(CountingEnv, {"episode_length": 5}, seed=seed, **settings))
+        for seed in (3, 3, 4))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+def test_the_global_generators_do_not_matter(make_scheme):
+    """Neither read nor written: a program around the scheme keeps its own random numbers."""
+    import random
+
+    import numpy as np
+
+    states = []
+    for number in (0, 1):
+        random.seed(number)
+        np.random.seed(number)  # noqa: NPY002 - the global generator is the point here
+        torch.manual_seed(number)
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+        states.append(_parameters_after(make_scheme("CartPole-v1", num_col_workers=2)))
+        after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+        assert before == after
+    assert torch.equal(*states)

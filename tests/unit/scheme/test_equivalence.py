@@ -1,0 +1,125 @@
+"""N synchronous gradient workers on slices of a batch make the update of one worker on the whole batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl import A2C, PPO, VecEnv
+from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.updates import rounds
+
+SEED, NUM_ENVS, NUM_UPDATES = 1, 6, 5
+
+
+class PreparedEnv(gym.Env):
+    """Plays the series of observations, actions, rewards and ends that belongs to its number, whatever is done."""
+
+    def __init__(self, numbers):
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+        self._numbers = numbers
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            # The probe that learns the spaces has another seed than all workers.
+            self._series = np.random.default_rng(self._numbers.get(seed, 0))
+        return self._observe(), {}
+
+    def step(self, action):
+        reward, end = self._series.normal() * 3 + 1, self._series.random()
+        return self._observe(), float(reward), end < 0.1, end > 0.95, {}
+
+    def _observe(self):
+        return np.append(self._series.normal(size=3), self._series.integers(2)).astype(np.float32)
+
+
+def _obedient(algorithm):
+    """The algorithm, taking the action that the observation's last entry says."""
+    class Obedient(algorithm):
+        def acting_step(self, obs, rhs, done, deterministic=False, mask=None):
+            acting = super().acting_step(obs, rhs, done, deterministic, mask)
+            action = obs["obs"][:, -1].long()
+            return acting._replace(action=action, clipped_action=action)
+    return Obedient
+
+
+ALGORITHMS = {
+    "ppo": (PPO, {"num_epochs": 3, "num_mini_batch": 1, "lr": 1e-3}),
+    "a2c": (A2C, {"lr": 1e-2}),
+}
+
+
+def _train(make_scheme, num_workers, algorithm, normalization, **settings):
+    """Parameters before and after, of `num_workers` gradient workers that share the same six environments."""
+    each = NUM_ENVS // num_workers
+    numbers = {}
+    for worker in range(num_workers):
+        index_grad_worker = 0 if num_workers == 1 else worker + 1
+        for env in range(each):
+            numbers[derive_seed(SEED, Stream.ENV, index_grad_worker, 0, 0, env) >> 32] = worker * each + env
+    assert len(numbers) == NUM_ENVS
+    kind, options = ALGORITHMS[algorithm]
+    scheme = make_scheme(
+        # Steps that only reset are not valid: workers have different numbers of samples.
+        envs=VecEnv.create_factory(PreparedEnv, {"numbers": numbers}, each, autoreset="next_step"), size=12, hidden=(16,),
+        algo=_obedient(kind).create_factory(**options, advantage_normalization=normalization), seed=SEED,
+        num_grad_workers=num_workers, **settings)
+    start = scheme.acting_state()["all"]
+    differed = False
+    for _ in range(NUM_UPDATES):
+        scheme.step()
+        differed |= len({handle.native.worker.storage.advantage_moments()[0]
+                         for handle in scheme.update_worker.remote_workers}) > 1
+    assert differed or num_workers == 1, "the slices should differ in size, to show that the mean is weighted"
+    end = scheme.acting_state()["all"]
+    scheme.stop()
+    return start, end
+
+
+def _relative(a, b):
+    return float((a - b).norm() / b.norm()), float(((a - b).abs() / (b.abs() + 1e-3)).max())
+
+
+@pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}], ids=["averaged", "all-reduced"])
+@pytest.mark.parametrize("normalization", ["none", "batch"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_slices_make_the_update_of_the_whole(make_scheme, num_workers, algorithm, normalization, settings):
+    start, whole = _train(make_scheme, 1, algorithm, normalization)
+    start_of_slices, slices = _train(make_scheme, num_workers, algorithm, normalization, **settings)
+    assert torch.equal(start, start_of_slices)
+    assert _relative(whole, start)[0] > 1e-3  # it moved
+    assert _relative(slices, whole)[0] <= 1e-6
+    assert _relative(slices, whole)[1] <= 1e-4  # no single parameter either, where it is not close to zero
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_normalising_each_slice_by_itself_would_differ(make_scheme, algorithm, monkeypatch):
+    """What the test above would see if each worker normalised over its own slice only."""
+    _, whole = _train(make_scheme, 1, algorithm, "batch")
+    collect_and_grad = GWorker.collect_and_grad
+
+    @functools.wraps(collect_and_grad)
+    def by_itself(self, *args, advantage_moments=None, **kwargs):
+        return collect_and_grad(self, *args, **kwargs)
+    monkeypatch.setattr(GWorker, "collect_and_grad", by_itself)
+    _, slices = _train(make_scheme, 2, algorithm, "batch")
+    assert _relative(slices, whole)[0] > 1e-5
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_mean_that_ignores_sizes_would_differ(make_scheme, algorithm, monkeypatch):
+    """What the test above would see if all workers counted the same."""
+    _, whole = _train(make_scheme, 1, algorithm, "none")
+    mean_gradients = rounds.mean_gradients
+    monkeypatch.setattr(rounds, "mean_gradients", lambda parts: mean_gradients(
+        [dataclasses.replace(part, num_samples=1) for part in parts]))
+    _, slices = _train(make_scheme, 2, algorithm, "none")
+    assert _relative(slices, whole)[0] > 1e-5

@@ -1,0 +1,191 @@
+"""What goes wrong in a worker reaches the user's next call, with its cause, and nothing is left."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import traceback
+
+import pytest
+import torch
+
+from pytorchrl import ASYNC, SYNC, VecEnv
+from pytorchrl.envs.testing import CountingEnv, FaultyEnv
+from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
+
+EXECUTIONS = {
+    f"{'parallel' if workers > 1 else 'central'}-{'async' if communication is ASYNC else 'sync'}": {
+        "num_col_workers": workers, "col_communication": communication}
+    for workers, communication in itertools.product((1, 2), (SYNC, ASYNC))
+}
+
+
+def _assert_raises_faulty(scheme, fault):
+    with pytest.raises(EnvError, match=f"faulty {fault}") as caught:
+        for _ in range(1000):
+            scheme.step()
+    text = "".join(traceback.format_exception(caught.value))
+    assert "RuntimeError" in text
+    assert "testing.py" in text, "the traceback ends where the environment raised"
+    _assert_stops_in_balance(scheme)
+
+
+def _assert_stops_in_balance(scheme):
+    start = time.monotonic()
+    ledger = scheme.stop()
+    assert time.monotonic() - start < 10
+    assert ledger["in_flight"] == ledger["queued"] == 0
+    assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+    return ledger
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
+@pytest.mark.parametrize("num_grad_workers", [1, 2])
+@pytest.mark.parametrize(("fault", "at"), [("step", 37), ("reset", 4)])
+def test_fault_of_an_environment(make_scheme, execution, num_grad_workers, fault, at):
+    """In a later step or reset, in each way of collecting, below local and remote gradient workers."""
+    scheme = make_scheme(FaultyEnv, {"fault": fault, "at": at, "episode_length": 5}, num_grad_workers=num_grad_workers,
+                         **execution)
+    _assert_raises_faulty(scheme, fault)
+
+
+class WorksOnce:
+    """Builds a good environment for the probe, then raises."""
+
+    def __init__(self):
+        self._made = itertools.count()
+
+    def __call__(self):
+        if next(self._made):
+            raise RuntimeError("faulty constructor")
+        return CountingEnv()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
+@pytest.mark.parametrize("num_grad_workers", [1, 2])
+def test_fault_of_a_constructor(make_scheme, execution, num_grad_workers):
+    scheme = make_scheme(WorksOnce(), num_grad_workers=num_grad_workers, **execution)
+    start = time.monotonic()
+    with pytest.raises(EnvError, match="faulty constructor"):
+        scheme.step()
+    assert time.monotonic() - start < 3
+    scheme.stop()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("grad_communication", [SYNC, ASYNC])
+@pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS.keys())
+def test_an_error_arrives_within_a_second(make_scheme, execution, grad_communication):
+    raised_at = []
+
+    class RaisesLater(CountingEnv):
+        def step(self, action):
+            if self._num_steps >= 50:
+                raised_at.append(time.monotonic())
+                raise RuntimeError("later")
+            return super().step(action)
+    scheme = make_scheme(RaisesLater, queue_size=1, grad_communication=grad_communication, **execution) \
+        if execution["col_communication"] is ASYNC else make_scheme(
+            RaisesLater, grad_communication=grad_communication, **execution)
+    with pytest.raises(EnvError, match="later"):
+        for _ in range(1000):
+            scheme.step()
+    assert time.monotonic() - min(raised_at) < 1
+
+
+@pytest.mark.parametrize("num_grad_workers", [1, 2])
+@pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
+def test_a_killed_collector_is_reported(make_scheme, all_collectors, col_communication, num_grad_workers):
+    scheme = make_scheme(num_col_workers=2, col_communication=col_communication, num_grad_workers=num_grad_workers)
+    scheme.step()
+    _, handle = all_collectors(scheme)[0]
+    handle.runtime.kill(handle)
+    start = time.monotonic()
+    with pytest.raises(WorkerLostError, match="CWorker 1"):
+        for _ in range(1000):
+            scheme.step()
+    assert time.monotonic() - start < 5
+    _assert_stops_in_balance(scheme)
+
+
+@pytest.mark.parametrize("grad_communication", [SYNC, ASYNC])
+def test_a_killed_gradient_worker_is_reported(make_scheme, grad_communication):
+    scheme = make_scheme(num_grad_workers=2, grad_communication=grad_communication)
+    scheme.step()
+    handle = scheme.update_worker.remote_workers[1]
+    handle.runtime.kill(handle)
+    with pytest.raises(WorkerLostError, match="GWorker 2"):
+        for _ in range(1000):
+            scheme.step()
+    _assert_stops_in_balance(scheme)
+
+
+def test_one_failing_rank_does_not_hold_the_others(make_scheme):
+    """The rest waits in an all-reduce; it is let go."""
+    made = itertools.count()
+
+    def second_worker_fails():  # the probe is number 0, each of two workers has one environment
+        return FaultyEnv("step", at=30 if next(made) == 2 else 10**6)
+    scheme = make_scheme(second_worker_fails, num_envs=1, num_grad_workers=2, distribute_gradients=True)
+    with pytest.raises(EnvError, match="faulty step"):
+        for _ in range(1000):
+            scheme.step()
+    _assert_stops_in_balance(scheme)
+
+
+def test_an_update_that_is_not_finite_is_not_made(make_scheme, monkeypatch):
+    scheme = make_scheme(num_grad_workers=2)
+    scheme.step()
+    before = scheme.acting_state()["all"]
+    for handle in scheme.update_worker.remote_workers:
+        algo = handle.native.worker.algo
+        compute = algo.compute_gradients
+        algo.compute_gradients = lambda batch, compute=compute: ([compute(batch)[0][0] * float("nan")], {"loss": 0.0})
+    with pytest.raises(NonFiniteUpdateError):
+        scheme.step()
+    assert torch.equal(scheme.acting_state()["all"], before)
+    _assert_stops_in_balance(scheme)
+
+
+def test_an_error_in_the_updater_thread_is_raised(make_scheme, monkeypatch):
+    scheme = make_scheme(grad_communication=ASYNC)
+    scheme.step()
+
+    def fail(*args, **kwargs):
+        raise ZeroDivisionError("in the thread")
+    scheme.update_worker.local_worker.algo.compute_gradients = fail
+    start = time.monotonic()
+    with pytest.raises(ZeroDivisionError, match="in the thread") as caught:
+        for _ in range(1000):
+            scheme.step()
+    assert time.monotonic() - start < 1
+    assert any(entry.name == "fail" for entry in caught.traceback)
+
+
+def test_errors_of_evaluation_are_its_own(make_scheme):
+    """Training goes on; who waits for the evaluation hears of it."""
+    envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
+    scheme = make_scheme(envs=envs, test_envs=VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 3}, 2))
+    scheme.start_evaluation(4)
+    with pytest.raises(EnvError, match="faulty step"):
+        scheme.wait_evaluation(20.0)
+    scheme.step()
+    assert scheme.poll_evaluation() is None
+
+
+def test_nothing_is_left_when_starting_fails(make_scheme):
+    """Workers that did come up are ended."""
+    before = set(threading.enumerate())
+    made = itertools.count()
+
+    def third_fails():
+        if next(made) == 2:
+            raise RuntimeError("no third")
+        return CountingEnv()
+    scheme = make_scheme(third_fails, num_envs=1, num_col_workers=3)
+    with pytest.raises(EnvError, match="no third"):
+        scheme.start()
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]

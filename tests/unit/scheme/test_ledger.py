@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerError, LedgerSnapshot, merge
+
+
+def test_steps_move_from_place_to_place():
+    ledger = Ledger()
+    ledger.collect(100)
+    ledger.move(80, "in_flight", "queued")
+    ledger.move(50, "queued", "consumed_unique")
+    ledger.drop(10, "queued", DropReason.POLICY_LAG)
+    ledger.consume(150)
+    snapshot = ledger.snapshot()
+    assert (snapshot.collected, snapshot.in_flight, snapshot.queued, snapshot.consumed_unique) == (100, 20, 20, 50)
+    assert snapshot.consumed == 150
+    assert snapshot.dropped == {"policy_lag": 10}
+    assert snapshot.check() is snapshot
+
+
+def test_drop_all_empties_what_is_underway():
+    ledger = Ledger()
+    ledger.collect(10)
+    ledger.move(4, "in_flight", "queued")
+    ledger.move(1, "queued", "sent")
+    ledger.drop_all(DropReason.SHUTDOWN)
+    snapshot = ledger.snapshot()
+    assert (snapshot.in_flight, snapshot.queued, snapshot.sent, snapshot.dropped) == (0, 0, 1, {"shutdown": 9})
+
+
+@pytest.mark.parametrize(("snapshot", "imbalance"), [
+    (LedgerSnapshot(collected=10, consumed_unique=9), 1),
+    (LedgerSnapshot(collected=10, consumed_unique=10, dropped={"nan": 1}), -1),
+    (LedgerSnapshot(collected=10, queued=11, in_flight=-1), 0),
+])
+def test_an_account_that_is_wrong_is_refused(snapshot, imbalance):
+    assert snapshot.imbalance == imbalance
+    with pytest.raises(LedgerError):
+        snapshot.check()
+
+
+def test_collected_can_come_from_the_collectors_themselves():
+    ledger = Ledger()
+    ledger.collect(10)
+    ledger.move(10, "in_flight", "queued")
+    assert ledger.snapshot(10).imbalance == 0
+    assert ledger.snapshot(12).imbalance == 2  # two steps that never arrived
+
+
+def test_public_form_names_every_reason():
+    public = LedgerSnapshot(collected=3, dropped={"shutdown": 3}).to_dict()
+    assert set(public) == {"collected", "in_flight", "queued", "consumed_unique", "consumed", "resident", "evicted",
+                           "dropped"}
+    assert public["dropped"] == {reason.value: 3 if reason is DropReason.SHUTDOWN else 0 for reason in DropReason}
+
+
+def test_merge_adds_workers_and_takes_what_was_sent_for_in_flight():
+    worker = Ledger()
+    worker.collect(30)
+    worker.move(30, "in_flight", "queued")
+    worker.move(12, "queued", "sent")
+    own = Ledger()  # of the update worker: received 8 of those 12, applied 5
+    own.move(8, "sent", "in_flight")
+    own.move(5, "in_flight", "consumed_unique")
+    own.consume(5)
+    total = merge([worker.snapshot(), LedgerSnapshot(collected=2, dropped={"nan": 2})], own.snapshot()).check()
+    assert (total.collected, total.in_flight, total.queued, total.consumed_unique) == (32, 3 + 4, 18, 5)
+    assert total.dropped == {"nan": 2}
+
+
+def test_every_snapshot_balances_while_threads_move_steps():
+    ledger, done = Ledger(), threading.Event()
+
+    def work():
+        while not done.is_set():
+            ledger.collect(3)
+            ledger.move(3, "in_flight", "queued")
+            ledger.move(2, "queued", "consumed_unique")
+            ledger.drop(1, "queued", DropReason.NAN)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(300):
+            ledger.snapshot().check()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,76 @@
+"""What crosses between processes survives the way, errors included."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+
+from pytorchrl import errors
+from pytorchrl.agent.data import Episode
+from pytorchrl.scheme import ASYNC, CENTRAL, Communication, Evaluation, Execution, LedgerError, LedgerSnapshot
+from pytorchrl.scheme.messages import Gradients, Rollout, Weights
+
+_MESSAGES = [
+    Weights(3, {"all": np.arange(4, dtype=np.float32)}, {"lr": 0.5}),
+    Rollout(data=np.arange(6, dtype=np.uint8), num_env_steps=6, collected_steps=12, weights_version=3, worker=2,
+            sequence=4, incarnation=1, episodes=(Episode(1.0, 2, 3.0, 0, True),), moments={"obs": (1, 2.0, 3.0)},
+            collect_s=0.5, preempted=True, bytes_raw=6, bytes_sent=5),
+    Gradients(vectors=[np.arange(4, dtype=np.float32)], num_samples=5, num_new_samples=4, weights_version=3, worker=1,
+              sequence=9, info={"loss": 1.0}, ledger=LedgerSnapshot(collected=4, sent=4), last=True,
+              lags=((1, 0, 2),), counters={"rollouts": 1}),
+    LedgerSnapshot(collected=1, dropped={"nan": 1}),
+    Evaluation(3, (1.0, 2.0), (10, 20)),
+]
+_ERRORS = [value for _, value in inspect.getmembers(errors, inspect.isclass)
+           if issubclass(value, errors.PyTorchRLError)] + [LedgerError]
+
+
+@pytest.mark.parametrize("message", _MESSAGES, ids=lambda message: type(message).__name__)
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_messages_pickle(message, protocol):
+    again = pickle.loads(pickle.dumps(message, protocol))
+    assert type(again) is type(message)
+    for field in dataclasses.fields(message):
+        np.testing.assert_equal(getattr(again, field.name), getattr(message, field.name))
+
+
+@pytest.mark.parametrize("message", _MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_are_frozen(message):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(message, dataclasses.fields(message)[0].name, None)
+
+
+@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: error.__name__)
+def test_errors_pickle_with_their_message(error):
+    again = pickle.loads(pickle.dumps(error("text", 3)))
+    assert type(again) is error
+    assert again.args == ("text", 3)
+
+
+def test_the_hierarchy_of_errors():
+    assert issubclass(errors.ConfigError, ValueError)
+    assert issubclass(errors.FactoryError, TypeError)
+    for parent, children in {
+            errors.ConfigError: ["FactoryError", "FactorySerializationError", "DeviceError", "SpaceError"],
+            errors.StartError: ["InsufficientResourcesError", "RayConnectionError", "StartTimeoutError"],
+            errors.WorkerError: ["EnvError", "CollectionError", "WorkerLostError"],
+            errors.NonFiniteError: ["NonFiniteDataError", "NonFiniteUpdateError"]}.items():
+        for child in children:
+            assert issubclass(getattr(errors, child), parent)
+
+
+@pytest.mark.parametrize("choice", [*Communication, *Execution])
+def test_choices_are_texts_and_pickle_to_themselves(choice):
+    assert pickle.loads(pickle.dumps(choice)) is choice
+    assert str(choice) == choice.value == choice
+    assert type(choice)(choice.value) is choice
+
+
+def test_choices_compare_with_plain_text():
+    assert ASYNC == "asynchronous"
+    assert CENTRAL == "Central"
+    assert CENTRAL != "central"

@@ -1,0 +1,171 @@
+"""All sixteen patterns on threads: they count, they stop, their weights are those of the server, they learn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from pytorchrl import ASYNC, PPO, SYNC, OnPolicyActor, VecEnv
+from pytorchrl.errors import StoppedError
+from pytorchrl.scheme.collection.c_worker import CWorker
+
+NUM_STEPS = 2_000
+
+
+@pytest.mark.timeout(60)
+def test_every_step_is_accounted_for(pattern, make_scheme, recorder, check_ledger):
+    before = set(threading.enumerate())
+    scheme = make_scheme(recorder.env_fn, {"episode_length": 7}, size=16, storage=recorder.storage, **pattern)
+    made_by_probe = len(recorder.made)
+    while check_ledger(scheme)["consumed_unique"] < NUM_STEPS:
+        assert np.isfinite(scheme.step()["loss"])
+    metrics = scheme.metrics()
+    start = time.monotonic()
+    final = scheme.stop()
+    assert time.monotonic() - start < 10
+    assert not [thread for thread in set(threading.enumerate()) - before if thread.is_alive()]
+
+    # The equation, exactly, with nothing underway.
+    assert check_ledger(scheme) == final
+    assert final["in_flight"] == final["queued"] == 0
+    dropped = final["dropped"].pop("shutdown")
+    assert not any(final["dropped"].values())
+    assert final["collected"] == final["consumed_unique"] + dropped
+
+    # The same, counted by the environments and by the batches themselves.
+    made, drawn, inserted = Counter(recorder.made[made_by_probe:]), Counter(recorder.drawn), Counter(recorder.inserted)
+    assert final["collected"] == made.total()
+    assert max(made.values()) == max(drawn.values()) == max(inserted.values()) == 1
+    assert inserted.keys() <= made.keys()
+    assert drawn.keys() <= inserted.keys()
+    # What was drawn became an update, or was a gradient underway at the end.
+    assert final["consumed_unique"] <= drawn.total() <= final["consumed_unique"] + dropped
+    if pattern["grad_communication"] is SYNC:
+        assert final["consumed_unique"] == drawn.total()
+    assert final["consumed"] >= 1.5 * final["consumed_unique"]  # two epochs; the last item may be in its first
+
+    if pattern["col_communication"] is SYNC:
+        assert metrics["policy_lag"]["max"] == 0
+        assert metrics["rollouts"] > 0
+    if pattern["grad_communication"] is SYNC or pattern["num_grad_workers"] == 1:
+        assert metrics["grad_lag"]["max"] == 0
+
+
+@pytest.mark.timeout(60)
+def test_collectors_have_the_weights_of_the_server(pattern, make_scheme, one_batch, all_collectors):
+    """Bit for bit, at the version that they say; in synchronous collection, at that of the last update."""
+    scheme = make_scheme(algo=one_batch, **pattern)
+    root = scheme.start()
+    server = root.local_worker
+    states = {0: server.get_weights().state}
+    apply = server.apply_gradients
+
+    def apply_and_remember(*args, **kwargs):
+        with server.local_worker.lock:
+            info = apply(*args, **kwargs)
+            states[server.actor_version] = server.get_weights().state
+        return info
+    server.apply_gradients = apply_and_remember
+    newest = []
+    for _ in range(6):
+        scheme.step()
+        for worker, handle in all_collectors(scheme):
+            weights = handle.runtime.get(handle.submit(CWorker.get_weights), 10.0)
+            assert weights.state.keys() == states[weights.version].keys()
+            for name, array in weights.state.items():
+                assert array.tobytes() == states[weights.version][name].tobytes()
+            newest.append(weights.version)
+            in_turns = pattern["grad_communication"] is SYNC and pattern["col_communication"] is SYNC
+            if in_turns:  # the round just used began at the version before this update
+                assert weights.version == scheme.version - 1
+        for handle in root.remote_workers:
+            weights = handle.runtime.get(handle.submit(type(server).get_weights), 10.0)
+            assert weights.state["all"].tobytes() == states[weights.version]["all"].tobytes()
+    if all_collectors(scheme):
+        deadline = time.monotonic() + 20
+        while max(newest) == 0 and time.monotonic() < deadline:  # asynchronous collectors catch up in their own time
+            scheme.step()
+            newest += [handle.runtime.get(handle.submit(CWorker.get_weights), 10.0).version
+                       for _, handle in all_collectors(scheme)]
+        assert max(newest) > 0
+    assert any(state["all"].tobytes() != states[0]["all"].tobytes() for state in states.values())
+
+
+@pytest.mark.timeout(60)
+def test_stop_is_final_and_idempotent(pattern, make_scheme):
+    scheme = make_scheme(**pattern)
+    scheme.step()
+    assert scheme.stop() == scheme.stop() == scheme.ledger()
+    for call in (scheme.step, scheme.start):
+        with pytest.raises(StoppedError):
+            call()
+
+
+def test_stop_before_start(make_scheme):
+    scheme = make_scheme()
+    assert scheme.stop()["collected"] == 0
+    with pytest.raises(StoppedError):
+        scheme.step()
+
+
+@pytest.mark.timeout(60)
+def test_stop_right_after_start(pattern, make_scheme):
+    scheme = make_scheme(**pattern)
+    scheme.start()
+    start = time.monotonic()
+    assert scheme.stop()["collected"] == 0
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_learns(pattern, make_scheme):
+    """CartPole: a random policy gets about 22, the trained one 120 and more within 30,000 steps."""
+    rollouts = 1
+    for level in ("col", "grad"):
+        if pattern[f"{level}_communication"] is SYNC and pattern[f"num_{level}_workers"] > 1:
+            rollouts *= 2
+    fresh = {} if pattern["col_communication"] is SYNC else {"queue_size": 1, "col_in_flight": 1}
+    two_collectors = {"num_col_workers": min(2, pattern["num_col_workers"])}
+    envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
+    scheme = make_scheme(
+        envs=envs, size=256 // rollouts, test_envs=VecEnv.create_factory("CartPole-v1", vec_env_size=5),
+        actor=OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
+        algo=PPO.create_factory(lr=1e-3, num_epochs=4, num_mini_batch=4, gamma=0.98, entropy_coef=0.0),
+        **(pattern | fresh | two_collectors))
+    mean = 0.0
+    for target in (10_000, 20_000, 30_000):
+        while scheme.ledger()["consumed_unique"] < target:
+            scheme.step()
+        scheme.start_evaluation(10)
+        evaluation = scheme.wait_evaluation(60.0)
+        assert len(evaluation.returns) == 10
+        mean = evaluation.return_mean
+        if mean >= 120:
+            break
+    assert mean >= 120
+
+
+@pytest.mark.parametrize("normalization", ["minibatch", "batch"])
+@pytest.mark.parametrize("settings", [
+    {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC},
+    {"num_grad_workers": 2, "distribute_gradients": True}], ids=["central", "sync", "async", "decentralised"])
+def test_steps_left_out_by_target_kl_are_counted(make_scheme, recorder, check_ledger, settings, normalization):
+    """Each rollout ends after two batches (the first has KL 0); the second half of its steps is never used."""
+    scheme = make_scheme(
+        recorder.env_fn, num_envs=2, size=8, storage=recorder.storage, **settings,
+        algo=PPO.create_factory(
+            num_epochs=2, num_mini_batch=4, target_kl=1e-12, lr=1e-2, advantage_normalization=normalization))
+    by_probe = len(recorder.made)
+    for _ in range(12):
+        scheme.step()
+        ledger = check_ledger(scheme)
+    final = scheme.stop()
+    assert ledger["dropped"]["early_stop"] > 0
+    assert check_ledger(scheme)["collected"] == len(recorder.made) - by_probe
+    assert len(recorder.drawn) >= final["consumed_unique"]
+    assert 1 <= len(recorder.inserted) / len(recorder.drawn) <= 2.5
