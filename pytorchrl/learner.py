@@ -175,7 +175,7 @@ class Learner:
         if not self._takes_turns or self.target_steps == 0:
             return True
         count = self.ledger
-        is_used_up = count["collected"] == self.env_steps and count["consumed"] >= self._passes * self.env_steps
+        is_used_up = count["collected"] == self.env_steps and count["consumed"] >= self._passes * count["consumed_unique"]
         return is_used_up or count["collected"] > self._last_collected
 
     def train(self) -> dict[str, Any]:

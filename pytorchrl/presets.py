@@ -30,7 +30,7 @@ _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
     },
     ("ppo", "atari"): {
         "num_envs": 8, "num_steps": 128, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(2.5e-4, 0.0),
-        "clip_param": linear(0.1, 0.0), "entropy_coef": 0.01, "target_steps": 10_000_000,
+        "clip_param": 0.1, "entropy_coef": 0.01, "target_steps": 10_000_000,
     },
     ("a2c", "classic"): {
         "num_envs": 8, "num_steps": 16, "gae_lambda": 1.0, "lr": linear(2e-3, 0.0), "entropy_coef": 0.0,

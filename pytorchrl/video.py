@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from pytorchrl.scheme import Evaluation
     from pytorchrl.training import TrainedAgent
 
-_PREFIX = "episode"
-
 
 def record_video(
     agent: TrainedAgent, video_dir: str | os.PathLike[str], *, num_episodes: int = 1, deterministic: bool = True,
@@ -27,7 +26,7 @@ def record_video(
 
     Args:
         agent: What plays.
-        video_dir: Where the files go; made if missing.
+        video_dir: Where the files go, `<environment>-episode-<n>.mp4`; made if missing, older films are replaced.
         num_episodes: How many, from 1.
         deterministic: Whether the policy takes its best action.
         seed: Of the environment; None takes the experiment's.
@@ -44,16 +43,20 @@ def record_video(
         os.makedirs(video_dir, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{os.fspath(video_dir)!r} cannot be written: {error}") from error
-    recorder = functools.partial(_recorded, video_dir=os.fspath(video_dir))
+    recorder = functools.partial(_recorded, video_dir=os.fspath(video_dir), num_episodes=num_episodes)
     return agent.evaluate(num_episodes, deterministic=deterministic, seed=seed,
                           envs=_single_environment(agent, recorder))
 
 
-def _recorded(env: gym.Env[Any, Any], *, video_dir: str) -> gym.Env[Any, Any]:
+def _recorded(env: gym.Env[Any, Any], *, video_dir: str, num_episodes: int) -> gym.Env[Any, Any]:
     if env.render_mode != "rgb_array":
         raise ConfigError(f"{env} draws no pictures: it has no render mode 'rgb_array'")
-    return gym.wrappers.RecordVideo(env, video_dir, episode_trigger=lambda _: True, name_prefix=_PREFIX,
-                                    disable_logger=True)
+    name = "env" if env.spec is None else env.spec.id.replace("/", "-").replace(":", "-")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the folder is there: we have just tried that it can be written
+        return gym.wrappers.RecordVideo(
+            env, video_dir, episode_trigger=lambda number: number < num_episodes, name_prefix=name,
+            disable_logger=True)
 
 
 def _single_environment(agent: TrainedAgent, recorder: Any) -> Any:
@@ -73,9 +76,25 @@ def _single_environment(agent: TrainedAgent, recorder: Any) -> Any:
 def _single_game(options: Any, recorder: Any) -> dict[str, Any]:
     """One game by Gymnasium's wrappers, with the pictures that ale-py's vector environment gives."""
     sticky = options.env_kwargs.get("repeat_action_probability", 0.0)
-    preprocess = functools.partial(gym.wrappers.AtariPreprocessing, noop_max=30, frame_skip=4, screen_size=84,
-                                   terminal_on_life_loss=False, grayscale_obs=True)
     return {
         "env_kwargs": {"repeat_action_probability": sticky, "frameskip": 1, "render_mode": "rgb_array"},
-        "wrappers": (recorder, preprocess), "frame_stack": 4, "end_on_life_loss": False,
+        "wrappers": (recorder, _preprocessed), "frame_stack": 1, "end_on_life_loss": False,
     }
+
+
+def _preprocessed(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    env = gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84, grayscale_obs=True)
+    return gym.wrappers.FrameStackObservation(_FireAtReset(env), 4, padding_type="zero")
+
+
+class _FireAtReset(gym.Wrapper[Any, Any, Any, Any]):
+    """Starts games that wait for FIRE."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset, and press FIRE if the game has it."""
+        obs, info = self.env.reset(**options)
+        meanings = self.env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        if "FIRE" not in meanings:
+            return obs, info
+        obs, _, terminated, truncated, info = self.env.step(meanings.index("FIRE"))
+        return self.env.reset(**options) if terminated or truncated else (obs, info)

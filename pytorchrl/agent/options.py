@@ -39,7 +39,7 @@ def option(
         help: One sentence for users, with the unit.
         low: Smallest value allowed; for a `Schedule`, of its ends.
         high: Largest value allowed.
-        exclusive: Whether `low` itself is refused.
+        exclusive: Whether `low` itself is refused, but as the end of a `Schedule`.
         choices: The closed set of allowed values.
         updatable: Whether `update_algorithm_parameter` may change it while training.
         default_factory: Makes the default where it is mutable.
@@ -113,7 +113,8 @@ def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None
         if not math.isfinite(number):
             return f"{field.name} must be finite, got {value!r}"
         low, high = field.metadata["low"], field.metadata["high"]
-        exclusive = field.metadata["exclusive"]
+        # A schedule may end on a bound that a constant may not have: it is there at the last step only.
+        exclusive = field.metadata["exclusive"] and not (isinstance(value, Schedule) and number == value.end)
         too_low = low is not None and (number <= low if exclusive else number < low)
         if too_low or (high is not None and number > high):
             bounds = [f"{'>' if exclusive else '>='} {low}"] if low is not None else []

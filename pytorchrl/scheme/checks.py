@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from torch import nn
+
+from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.options import Factory
+from pytorchrl.agent.seeding import check_seed
+from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
 from pytorchrl.runtime import RUNTIMES
 from pytorchrl.scheme import codecs
@@ -24,6 +30,7 @@ from pytorchrl.scheme.base.worker import (
 )
 
 _ASYNC_ONLY = {"col_in_flight": 2, "queue_size": 16, "broadcast_interval": 1}
+_LARGE_BYTES = 10 * 2**20
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
 
 
@@ -52,6 +59,8 @@ class Checks:
                 self._problems.append(f"{name} must be True or False, got {options[name]!r}")
         for name in ("col_communication", "grad_communication"):
             self._parse(name, Communication)
+        if options["seed"] is not None:
+            self._parse("seed", check_seed)
         self._check_timeout()
         self._check_runtime()
         self._check_resources("col_worker_resources")
@@ -146,13 +155,14 @@ class Checks:
 
     def agent(self, algo: Any, actor: Any, storage: Any, train_envs: Any, test_envs: Any) -> None:
         """Refuse parts that are no factories, that do not fit together, or that cannot travel."""
-        parts = {"algo_factory": (algo, "PPO"), "actor_factory": (actor, "OnPolicyActor"),
-                 "storage_factory": (storage, "GAEBuffer"), "train_envs_factory": (train_envs, "VecEnv")}
+        parts = {"algo_factory": (algo, Algorithm, "PPO"), "actor_factory": (actor, nn.Module, "OnPolicyActor"),
+                 "storage_factory": (storage, Storage, "GAEBuffer"), "train_envs_factory": (train_envs, VecEnv, "VecEnv")}
         if test_envs is not None:
-            parts["test_envs_factory"] = (test_envs, "VecEnv")
-        for name, (factory, example) in parts.items():
-            if not isinstance(factory, Factory):
+            parts["test_envs_factory"] = (test_envs, VecEnv, "VecEnv")
+        for name, (factory, kind, example) in parts.items():
+            if not isinstance(factory, Factory) or not issubclass(factory.cls, kind):
                 raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {factory!r}")
+        _check_actor_fits(actor, train_envs)
         if test_envs is not None:
             for what in ("observation_space", "action_space"):
                 ours, theirs = getattr(train_envs, what), getattr(test_envs, what)
@@ -161,8 +171,11 @@ class Checks:
         self._check_batch(algo, storage, train_envs)
         if PARALLEL in (self._options["col_execution"], self._options["grad_execution"]) \
                 and self._options["runtime"] == "ray":
-            for name, (factory, _) in parts.items():
-                _check_travels(name, factory)
+            for name, (factory, *_) in parts.items():
+                size = _check_travels(name, factory)
+                if size > _LARGE_BYTES:
+                    self.warnings.append(f"{name} is {size / 2**20:.0f} MB pickled, which every worker is sent; load "
+                                         "large data inside the function")
 
     def _check_batch(self, algo: Any, storage: Any, train_envs: Any) -> None:
         size, num_envs = getattr(storage.options, "size", None), train_envs.num_envs
@@ -177,8 +190,23 @@ class Checks:
                               f"x {num_envs} environments x {size} steps, num_mini_batch {parts}")
 
 
-def _check_travels(name: str, factory: Any) -> None:
-    """Raise `FactorySerializationError` naming the option that cannot be pickled."""
+def _check_actor_fits(actor: Any, envs: Any) -> None:
+    """Raise `SpaceError` if the actor was made for environments with other leaves, shapes or kinds of actions."""
+    for what in ("observation_space", "action_space"):
+        ours, theirs = getattr(actor.options, what, None), getattr(envs, what)
+        if ours is not None and _layout(ours) != _layout(theirs):
+            raise SpaceError(f"actor_factory was made for {what} {ours}, train_envs_factory has {theirs}; give the "
+                             f"actor that of the environments")
+
+
+def _layout(space: Any) -> Any:
+    if isinstance(space, Mapping):
+        return {leaf: _layout(part) for leaf, part in space.items()}
+    return type(space), space.shape, str(getattr(space, "n", None)), str(getattr(space, "nvec", None))
+
+
+def _check_travels(name: str, factory: Any) -> int:
+    """Bytes of the factory pickled; raises `FactorySerializationError` naming the option that cannot be."""
     import cloudpickle  # Gymnasium's own dependency
 
     try:
@@ -196,3 +224,4 @@ def _check_travels(name: str, factory: Any) -> None:
     if size > 512 * 2**20:
         raise FactorySerializationError(f"{name} is {size / 2**20:.0f} MB pickled; at most 512 MB can be sent. "
                                         "Load large data inside the function")
+    return size

@@ -17,7 +17,7 @@ class _Choice(str, Enum):
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
         allowed = [choice.value for choice in cls]
-        near = difflib.get_close_matches(str(value), allowed, n=1)
+        near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.3)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{cls.__name__.lower()} must be one of {allowed}, got {value!r}{hint}")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pytorchrl
-from pytorchrl import presets
+from pytorchrl import composition, presets
 from pytorchrl.composition import compose, option_specs
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.training import load, train
@@ -91,6 +91,14 @@ def test_presets_hold_known_options_and_a_target(algorithm, suite):
     settings = presets._PRESETS[algorithm, suite]
     assert set(settings) <= set(option_specs(algorithm))
     assert {"target_steps", "num_envs", "num_steps"} <= set(settings)
+    parts = {part: {} for part in ("learner", "environments", "actor", "algorithm", "storage")}
+    for name, value in settings.items():
+        spec = option_specs(algorithm)[name]
+        parts[spec.part][spec.own_name] = value
+    composition.algorithm_class(algorithm).create_factory(**parts["algorithm"])
+    pytorchrl.GAEBuffer.create_factory(**parts["storage"])
+    batch = settings["num_envs"] * settings["num_steps"]
+    assert batch % parts["algorithm"].get("num_mini_batch", 4 if algorithm == "ppo" else 1) == 0
 
 
 @pytest.mark.parametrize(("env", "suite"), [

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+import time
+
+import pytest
+
+from pytorchrl.errors import ConfigError, WorkerLostError
+from pytorchrl.runtime import DEFAULT_RESOURCES, BoundedQueue, Outcome, ThreadRuntime, make_runtime
+
+
+class Counter:
+    def __init__(self, start=0):
+        if start is None:
+            raise ValueError("no start")
+        self.value, self.flag, self.thread = start, False, threading.current_thread()
+
+    def add(self, number, *, twice=False):
+        self.value += number * (2 if twice else 1)
+        return self.value
+
+    def fail(self):
+        raise KeyError("failed")
+
+    def wait_for_flag(self):
+        deadline = time.monotonic() + 10
+        while not self.flag and time.monotonic() < deadline:
+            time.sleep(0.002)
+        return self.flag
+
+    def set_flag(self):
+        self.flag = True
+        return threading.current_thread()
+
+    def where(self):
+        return self.thread, threading.current_thread()
+
+
+@pytest.fixture
+def runtime():
+    runtime = ThreadRuntime()
+    yield runtime
+    runtime.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("actor")]
+
+
+def _start(runtime, name="actor", **params):
+    return runtime.start_actor(Counter, params, name=name, resources={})
+
+
+def test_calls_are_made_in_order_on_the_workers_own_thread(runtime):
+    worker = _start(runtime, start=10)
+    futures = [worker.submit(Counter.add, number, twice=number == 2) for number in (1, 2, 3)]
+    assert [runtime.get(future, 5.0) for future in futures] == [11, 15, 18]
+    built, called = runtime.get(worker.submit(Counter.where), 5.0)
+    assert built is called is not threading.current_thread()
+    assert built.name == "actor"
+
+
+def test_errors_are_values_until_they_are_unwrapped(runtime):
+    worker = _start(runtime)
+    outcome = runtime.outcome(worker.submit(Counter.fail), 5.0)
+    assert (outcome.worker, outcome.value, type(outcome.error)) == ("actor", None, KeyError)
+    with pytest.raises(KeyError, match="failed") as caught:
+        outcome.unwrap()
+    assert any(entry.name == "fail" for entry in caught.traceback)
+    assert runtime.get(worker.submit(Counter.add, 1), 5.0) == 1  # it lives on
+
+
+def test_the_constructors_error_shows_in_every_call(runtime):
+    worker = _start(runtime, start=None)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no start"):
+            runtime.get(worker.submit(Counter.add, 1), 5.0)
+
+
+def test_a_signal_runs_beside_the_running_call(runtime):
+    worker = _start(runtime)
+    waiting = worker.submit(Counter.wait_for_flag)
+    while worker.native.worker is None:
+        time.sleep(0.001)
+    worker.signal(Counter.set_flag)
+    assert runtime.get(waiting, 5.0) is True
+
+
+def test_no_answer_within_the_deadline_is_an_outcome(runtime):
+    worker = _start(runtime)
+    future = worker.submit(Counter.wait_for_flag)
+    start = time.monotonic()
+    outcome = runtime.outcome(future, 0.05)
+    assert isinstance(outcome.error, WorkerLostError)
+    assert "actor gave no answer within 0.1 s" in str(outcome.error)
+    assert time.monotonic() - start < 1
+    worker.native.worker.flag = True
+
+
+def test_wait_returns_all_that_are_done_in_the_order_given(runtime):
+    slow, fast = _start(runtime, "actor 1"), _start(runtime, "actor 2")
+    pending = slow.submit(Counter.wait_for_flag)
+    done = [fast.submit(Counter.add, 1) for _ in range(3)]
+    runtime.get_all(done, 5.0)
+    assert runtime.wait([pending, *reversed(done)], 1.0) == list(reversed(done))
+    assert runtime.wait([pending], 0.01) == []
+    slow.native.worker.flag = True
+    assert runtime.wait([pending], 5.0) == [pending]
+
+
+def test_get_all_has_one_deadline(runtime):
+    workers = [_start(runtime, f"actor {index}") for index in range(3)]
+    futures = [worker.submit(Counter.wait_for_flag) for worker in workers]
+    start = time.monotonic()
+    outcomes = runtime.get_all(futures, 0.2)
+    assert time.monotonic() - start < 0.5
+    assert all(isinstance(outcome.error, WorkerLostError) for outcome in outcomes)
+    for worker in workers:
+        worker.native.worker.flag = True
+
+
+def test_kill_settles_calls_and_refuses_more(runtime):
+    worker = _start(runtime)
+    running, queued = worker.submit(Counter.wait_for_flag), worker.submit(Counter.add, 1)
+    assert runtime.kill(worker, 0.05) is False  # a thread cannot be interrupted
+    for future in (running, queued, worker.submit(Counter.add, 1)):
+        with pytest.raises(WorkerLostError, match="actor has been killed"):
+            runtime.get(future, 0.5)
+    worker.native.worker.flag = True
+    assert runtime.kill(worker) is True
+
+
+def test_close_ends_all_threads_and_is_idempotent():
+    runtime = ThreadRuntime()
+    workers = [_start(runtime, f"actor {index}") for index in range(3)]
+    runtime.close()
+    runtime.close()
+    assert not any(worker.native.is_alive() for worker in workers)
+    with pytest.raises(WorkerLostError):
+        runtime.get(workers[0].submit(Counter.add, 1), 1.0)
+
+
+def test_outcome_unwraps_none():
+    assert Outcome("worker", None).unwrap() is None
+
+
+def test_bounded_queue_waits_at_both_ends():
+    q = BoundedQueue(2)
+    with pytest.raises(queue.Empty):
+        q.get(0.0)
+    with pytest.raises(queue.Empty):
+        q.get(0.02)
+    assert q.put("a", 0.01)
+    assert q.put("b", 0.01)
+    start = time.monotonic()
+    assert q.put("c", 0.1) is False
+    assert time.monotonic() - start >= 0.1
+    assert (q.qsize(), q.empty()) == (2, False)
+    assert [q.get(0.0), q.get(0.0)] == ["a", "b"]
+    assert q.empty()
+
+
+def test_threads_queues_events_and_the_clock_come_from_the_runtime(runtime):
+    done = runtime.make_event()
+    thread = threading.Thread(target=done.wait, name="helper")
+    runtime.start_thread(thread)
+    assert runtime.join_thread(thread, 0.02) is False
+    done.set()
+    assert runtime.join_thread(thread, 5.0) is True
+    assert runtime.join_thread(threading.Thread(target=print), 0.1) is True  # never started
+    first = runtime.now()
+    assert runtime.now() >= first
+    assert runtime.make_queue(3).maxsize == 3
+    assert runtime.put("value") == "value"
+    assert runtime.in_process() is runtime
+    assert runtime.fit_resources([("workers", 2, DEFAULT_RESOURCES)]) == [dict(DEFAULT_RESOURCES)]
+
+
+def test_make_runtime():
+    assert make_runtime("threads").name == "threads"
+    with pytest.raises(ConfigError, match="'ray', 'threads'.*got 'process'"):
+        make_runtime("process")
+
+
+def test_default_resources_cannot_be_changed():
+    assert dict(DEFAULT_RESOURCES) == {
+        "memory": 5368709120, "num_cpus": 1, "num_gpus": 0.2, "object_store_memory": 2147483648}
+    with pytest.raises(TypeError):
+        DEFAULT_RESOURCES["num_cpus"] = 2
+
+
+def test_a_handle_says_its_name(runtime):
+    assert repr(_start(runtime)) == "Handle(actor)"
+
+
+def test_a_ray_runtime_crosses_processes_empty():
+    from pytorchrl.runtime.ray_runtime import RayRuntime
+
+    again = pickle.loads(pickle.dumps(RayRuntime("somewhere:1")))
+    assert type(again) is RayRuntime
+    assert again._address is None

@@ -1,0 +1,255 @@
+"""What a scheme refuses, before anything starts: one row a wrong setting."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import gymnasium as gym
+import pytest
+
+from pytorchrl import A2C, ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.errors import ConfigError, DeviceError, FactoryError, FactorySerializationError, SpaceError
+
+PARALLEL = {"num_col_workers": 2, "num_grad_workers": 2}
+COUNTS = ("num_col_workers", "num_grad_workers", "col_in_flight", "queue_size", "broadcast_interval", "num_threads")
+NAN = float("nan")
+
+# settings, error, what its message says
+ROWS = [
+    *(({name: value}, ConfigError, rf"{name} must be a whole number >= 1, got {value!r}".replace("(", r"\("))
+      for name in COUNTS for value in (0, -1, 1.5, "2", True, None)),
+    *(({name: value}, ConfigError, rf"{name} must be a number in \(0, 1\], got {value!r}")
+      for name in ("col_fraction_workers", "fraction_samples") for value in (0, -0.1, 1.2, NAN, "0.5", True, None)),
+    *(({name: value}, ConfigError, f"{name} must be True or False, got {value!r}")
+      for name in ("compress_data_to_send", "compress_grads_to_send", "distribute_gradients") for value in (1, "no", None)),
+    *(({name: "asink"}, ConfigError,
+       rf"{name}: .*\['synchronous', 'asynchronous'\], got 'asink'; did you mean 'asynchronous'\?")
+      for name in ("col_communication", "grad_communication")),
+    *(({name: value}, ConfigError, f"{name}.*got {value!r}")
+      for name in ("col_communication", "grad_communication") for value in (None, 3, True)),
+    *(({name: "central"}, ConfigError, rf"{name}: .*\['Central', 'Parallel'\], got 'central'; did you mean 'Central'\?")
+      for name in ("col_execution", "grad_execution")),
+    ({"num_col_workers": 1, "col_execution": "Parallel"}, ConfigError, "col_execution='Parallel'.*num_col_workers=1"),
+    ({"num_col_workers": 2, "col_execution": "Central"}, ConfigError, "col_execution='Central'.*num_col_workers=2"),
+    ({"num_grad_workers": 1, "grad_execution": "Parallel"}, ConfigError, "grad_execution.*num_grad_workers=1"),
+    ({"num_grad_workers": 3, "grad_execution": "Central"}, ConfigError, "grad_execution.*num_grad_workers=3"),
+    *(({"queue_timeout_s": value}, ConfigError, f"queue_timeout_s must be a number of seconds > 0, got {value!r}")
+      for value in (0, -1, NAN, float("inf"), "60", None, True)),
+    ({"runtime": "rey"}, ConfigError, "runtime must be one of .*'ray', 'threads'.*got 'rey'"),
+    ({"runtime": "threads", "address": "10.0.0.1:6379"}, ConfigError, "address.*threads"),
+    *(({"device": value}, DeviceError, f"device must be one that torch sees here, .*cpu.*got {value!r}")
+      for value in ("cuda:7", "gpu", 0, "")),
+    *(({"seed": value}, ConfigError, f"seed must be a whole number .*got {value!r}")
+      for value in (-1, 2**64, "42", 1.0, True)),
+    # Resources
+    ({"col_worker_resources": 2}, ConfigError, "col_worker_resources must be a mapping"),
+    ({"col_worker_resources": None}, ConfigError, "col_worker_resources must be a mapping"),
+    ({"col_worker_resources": {"num_gpus": 1.5}}, ConfigError, "col_worker_resources.*num_gpus.*got 1.5"),
+    ({"grad_worker_resources": {"memory": -1}}, ConfigError, "grad_worker_resources.*memory.*got -1"),
+    ({"grad_worker_resources": {"num_cpus": NAN}}, ConfigError, "grad_worker_resources.*num_cpus.*got nan"),
+    ({"grad_worker_resources": {"num_cpus": "1"}}, ConfigError, "grad_worker_resources.*num_cpus.*got '1'"),
+    # Contradictions: both keys are named
+    ({"num_grad_workers": 2, "distribute_gradients": True, "grad_communication": "asynchronous"}, ConfigError,
+     "distribute_gradients.*grad_communication='asynchronous'"),
+    ({"distribute_gradients": True}, ConfigError, "distribute_gradients.*num_grad_workers"),
+    ({"num_grad_workers": 2, "distribute_gradients": True, "compress_grads_to_send": True}, ConfigError,
+     "compress_grads_to_send.*distribute_gradients"),
+    ({"compress_grads_to_send": True}, ConfigError, "compress_grads_to_send.*num_grad_workers"),
+    ({"compress_data_to_send": True}, ConfigError, "compress_data_to_send.*num_col_workers"),
+    ({"num_col_workers": 2, "fraction_samples": 0.5}, ConfigError, "fraction_samples.*col_fraction_workers"),
+    ({"num_col_workers": 2, "col_fraction_workers": 0.5, "col_communication": "asynchronous"}, ConfigError,
+     "col_fraction_workers.*col_communication"),
+    *(({"num_col_workers": 2, name: 3}, ConfigError, f"{name}=3.*col_communication") for name in (
+        "col_in_flight", "queue_size", "broadcast_interval")),
+]
+
+
+@pytest.fixture(scope="module")
+def parts():
+    envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
+    return (PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
+            GAEBuffer.create_factory(8), envs)
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts():
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) == before
+
+
+@pytest.mark.parametrize(("settings", "error", "message"), ROWS, ids=[str(row[0])[1:-1] for row in ROWS])
+def test_wrong_setting(parts, settings, error, message):
+    with pytest.raises(error, match=message) as caught:
+        Scheme(*parts, **settings)
+    assert type(caught.value) is error
+
+
+def test_several_problems_are_reported_at_once(parts):
+    with pytest.raises(ConfigError) as caught:
+        Scheme(*parts, num_col_workers=0, queue_size="a", col_fraction_workers=2, grad_communication="sync", seed=-1,
+               col_worker_resources={"memory": -1, "num_gpus": 1.5}, queue_timeout_s=0)
+    for name in ("num_col_workers", "queue_size", "col_fraction_workers", "grad_communication", "seed", "memory",
+                 "num_gpus", "queue_timeout_s"):
+        assert name in str(caught.value)
+
+
+def test_several_contradictions_are_reported_at_once(parts):
+    with pytest.raises(ConfigError) as caught:
+        Scheme(*parts, compress_grads_to_send=True, compress_data_to_send=True, queue_size=2, distribute_gradients=True)
+    for name in ("compress_grads_to_send", "compress_data_to_send", "queue_size", "distribute_gradients"):
+        assert name in str(caught.value)
+
+
+def test_a_misspelt_setting_is_refused(parts):
+    with pytest.raises(TypeError, match="num_col_worker"):
+        Scheme(*parts, num_col_worker=2)
+
+
+@pytest.mark.parametrize("settings", [
+    {}, PARALLEL, {"col_communication": "asynchronous", "queue_size": 1}, {"col_execution": "Central"},
+    {"num_col_workers": 2, "col_execution": "Parallel", "col_fraction_workers": 0.5, "fraction_samples": 0.5},
+    {"num_grad_workers": 2, "distribute_gradients": True}, {"seed": 0}, {"seed": 2**63 - 1}, {"device": "cpu"},
+    {"col_worker_resources": {"num_cpus": 0}}, {"col_worker_resources": {"num_gpus": 2.0, "special": 1}},
+    {**PARALLEL, "compress_grads_to_send": True, "compress_data_to_send": True},
+], ids=str)
+def test_right_settings_are_accepted(parts, settings):
+    Scheme(*parts, **settings)
+
+
+def test_a_fraction_without_effect_warns(parts):
+    with pytest.warns(UserWarning, match="col_fraction_workers < 1 has no effect with num_col_workers=1"):
+        Scheme(*parts, col_fraction_workers=0.5)
+
+
+# Parts of the agent
+
+
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("wrong", [None, 3, lambda **context: None, PPO], ids=["none", "number", "lambda", "class"])
+def test_what_is_no_factory(parts, index, wrong):
+    given = list(parts)
+    given[index] = wrong
+    name = ("algo_factory", "actor_factory", "storage_factory", "train_envs_factory")[index]
+    with pytest.raises(FactoryError, match=rf"{name} must be a factory such as \w+\.create_factory\("):
+        Scheme(*given)
+
+
+def test_parts_in_the_wrong_order(parts):
+    algo, actor, storage, envs = parts
+    with pytest.raises(ConfigError):
+        Scheme(actor, algo, storage, envs)
+
+
+def test_spaces_of_training_and_test_environments(parts):
+    other = VecEnv.create_factory("CartPole-v1")
+    with pytest.raises(SpaceError, match="observation_space differs.*training.*test"):
+        Scheme(*parts, other)
+    fewer = VecEnv.create_factory(CountingEnv, {"num_actions": 3})
+    with pytest.raises(SpaceError, match="action_space differs"):
+        Scheme(*parts, fewer)
+
+
+def test_actor_for_other_environments(parts):
+    """Found before the first rollout, not in a matrix product."""
+    other = VecEnv.create_factory("Acrobot-v1")
+    actor = OnPolicyActor.create_factory(other.observation_space, other.action_space)
+    with pytest.raises(SpaceError, match="actor_factory.*train_envs_factory"):
+        Scheme(parts[0], actor, parts[2], parts[3])
+
+
+def test_more_mini_batches_than_samples(parts):
+    _, actor, storage, envs = parts
+    with pytest.raises(ConfigError, match="batch 32 = 2 .*x 2 .*x 8 .*num_mini_batch 33"):
+        Scheme(PPO.create_factory(num_mini_batch=33), actor, storage, envs, num_col_workers=2)
+    Scheme(PPO.create_factory(num_mini_batch=32), actor, storage, envs, num_col_workers=2)
+
+
+@pytest.mark.parametrize("options", [{"lr": NAN}, {"gamma": -0.1}, {"gamma": 1.1}, {"lr": "fast"}, {"clip_param": 0.0},
+                                     {"num_mini_batch": 0}, {"num_epochs": 0}, {"lrr": 1.0}], ids=str)
+def test_wrong_option_of_the_algorithm(options):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        PPO.create_factory(**options)
+
+
+@pytest.mark.parametrize("options", [{"size": 0}, {"size": 8, "gae_lambda": 1.5}, {"size": "8"}], ids=str)
+def test_wrong_option_of_the_storage(options):
+    with pytest.raises(ConfigError, match=list(options)[-1]):
+        GAEBuffer.create_factory(**options)
+
+
+def test_memory_with_too_few_sequences(parts):
+    _, _, storage, envs = parts
+    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru")
+    scheme = Scheme(PPO.create_factory(num_mini_batch=4), actor, storage, envs)
+    with pytest.raises(ConfigError, match="2 sequences.*num_mini_batch=4"):
+        scheme.start()
+
+
+# Sending factories to other processes
+
+
+def _env_with(thing):
+    def make():
+        assert thing is not None
+        return CountingEnv()
+    return make
+
+
+@pytest.mark.parametrize("settings", [{"num_col_workers": 2}, {"num_grad_workers": 2}], ids=str)
+def test_a_factory_holding_a_lock_cannot_be_sent(parts, settings):
+    algo, actor, storage, _ = parts
+    envs = VecEnv.create_factory(_env_with(threading.Lock()), vec_env_size=2)
+    with pytest.raises(FactorySerializationError, match="train_envs_factory cannot be sent.*env_fn.*lock"):
+        Scheme(algo, actor, storage, envs, **settings)
+
+
+def test_a_factory_holding_an_open_file_cannot_be_sent(parts, tmp_path):
+    algo, actor, storage, envs = parts
+    with (tmp_path / "file").open("w") as file:
+        tests = VecEnv.create_factory(_env_with(file), vec_env_size=2)
+        with pytest.raises(FactorySerializationError, match="test_envs_factory cannot be sent"):
+            Scheme(algo, actor, storage, envs, tests, num_col_workers=2)
+
+
+def test_a_factory_that_stays_here_may_hold_anything(parts):
+    algo, actor, storage, _ = parts
+    envs = VecEnv.create_factory(_env_with(threading.Lock()), vec_env_size=2)
+    Scheme(algo, actor, storage, envs)
+    Scheme(algo, actor, storage, envs, num_col_workers=2, runtime="threads")
+
+
+def test_a_large_factory_warns_with_its_size(parts):
+    algo, actor, storage, _ = parts
+    envs = VecEnv.create_factory(_env_with(bytearray(11 * 2**20)), vec_env_size=2)
+    with pytest.warns(UserWarning, match="train_envs_factory is 11 MB"):
+        Scheme(algo, actor, storage, envs, num_col_workers=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Scheme(algo, actor, storage, envs)  # not sent
+
+
+# Environments
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: VecEnv.create_factory("CartPole-v7"), "CartPole-v1"),
+    (lambda: VecEnv.create_factory("CartPoel-v1"), "CartPole"),
+    (lambda: VecEnv.create_factory(gym.make("CartPole-v1")), "env_fn"),
+    (lambda: VecEnv.create_factory(CountingEnv, vec_env_size=0), "vec_env_size"),
+], ids=["version", "typo", "instance", "none"])
+def test_wrong_environment(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_asynchronous_settings_have_an_effect_with_a_single_asynchronous_collector(parts):
+    """Central asynchronous collection has a queue too."""
+    scheme = Scheme(*parts, col_communication=ASYNC, queue_size=2, col_in_flight=1, broadcast_interval=3)
+    assert scheme.settings["queue_size"] == 2
+
+
+def test_a2c_takes_the_same_settings(parts):
+    Scheme(A2C.create_factory(), *parts[1:], **PARALLEL)
