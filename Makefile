@@ -19,7 +19,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.stamp: $(REQUIREMENTS) | $(BIN)/python
-	@echo "installing pytorchrl into $(VENV) (about a minute, once)"
+	@echo "installing pytorchrl into $(VENV) (minutes, once)"
 	@$(PIP_INSTALL) -e '.[plots,cli]'
 	@touch $@
 

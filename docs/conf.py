@@ -1,5 +1,6 @@
 """Sphinx configuration. Builds without a network; `make docs` turns warnings into errors."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ html_title = f"pytorchrl {release}"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 
+# Single backticks in docstrings are code.
+default_role = "literal"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
@@ -33,3 +36,21 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_execution_show_tb = True
+
+
+def literal_blocks(app, what, name, obj, options, lines):
+    """Show indented blocks of docstrings as they stand, as code; sections such as `Args:` are left to napoleon."""
+    found, above = [], ""
+    for number, line in enumerate(lines):
+        begins = line.startswith("    ") and number > 0 and not lines[number - 1].strip()
+        if begins and not above.startswith(" ") and not re.fullmatch(r"[A-Z]\w*:|", above):
+            found += ["::", ""]
+        if line.strip():
+            above = line
+        found.append(line)
+    lines[:] = found
+
+
+def setup(app):
+    """Run before napoleon, whose priority is 500."""
+    app.connect("autodoc-process-docstring", literal_blocks, priority=400)

@@ -19,7 +19,6 @@ from pytorchrl.agent.options import Schedule
 from pytorchrl.cli.values import form_of, parser_for
 from pytorchrl.composition import OptionSpec, option_specs
 
-
 _PARTS = {
     "learner": "Run", "scheme": "Scheme", "algorithm": "Algorithm", "storage": "Storage", "actor": "Actor",
     "environments": "Environments",

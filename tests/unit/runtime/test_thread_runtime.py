@@ -177,7 +177,7 @@ def test_threads_queues_events_and_the_clock_come_from_the_runtime(runtime):
 
 def test_make_runtime():
     assert make_runtime("threads").name == "threads"
-    with pytest.raises(ConfigError, match="'ray', 'threads'.*got 'process'"):
+    with pytest.raises(ConfigError, match=r"'ray', 'threads'.*got 'process'"):
         make_runtime("process")
 
 

@@ -145,7 +145,7 @@ def test_parts_in_the_wrong_order(parts):
 
 def test_spaces_of_training_and_test_environments(parts):
     other = VecEnv.create_factory("CartPole-v1")
-    with pytest.raises(SpaceError, match="observation_space differs.*training.*test"):
+    with pytest.raises(SpaceError, match=r"observation_space differs.*training.*test"):
         Scheme(*parts, other)
     fewer = VecEnv.create_factory(CountingEnv, {"num_actions": 3})
     with pytest.raises(SpaceError, match="action_space differs"):
@@ -156,13 +156,13 @@ def test_actor_for_other_environments(parts):
     """Found before the first rollout, not in a matrix product."""
     other = VecEnv.create_factory("Acrobot-v1")
     actor = OnPolicyActor.create_factory(other.observation_space, other.action_space)
-    with pytest.raises(SpaceError, match="actor_factory.*train_envs_factory"):
+    with pytest.raises(SpaceError, match=r"actor_factory.*train_envs_factory"):
         Scheme(parts[0], actor, parts[2], parts[3])
 
 
 def test_more_mini_batches_than_samples(parts):
     _, actor, storage, envs = parts
-    with pytest.raises(ConfigError, match="batch 32 = 2 .*x 2 .*x 8 .*num_mini_batch 33"):
+    with pytest.raises(ConfigError, match=r"batch 32 = 2 .*x 2 .*x 8 .*num_mini_batch 33"):
         Scheme(PPO.create_factory(num_mini_batch=33), actor, storage, envs, num_col_workers=2)
     Scheme(PPO.create_factory(num_mini_batch=32), actor, storage, envs, num_col_workers=2)
 
@@ -184,7 +184,7 @@ def test_memory_with_too_few_sequences(parts):
     _, _, storage, envs = parts
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru")
     scheme = Scheme(PPO.create_factory(num_mini_batch=4), actor, storage, envs)
-    with pytest.raises(ConfigError, match="2 sequences.*num_mini_batch=4"):
+    with pytest.raises(ConfigError, match=r"2 sequences.*num_mini_batch=4"):
         scheme.start()
 
 
@@ -202,7 +202,7 @@ def _env_with(thing):
 def test_a_factory_holding_a_lock_cannot_be_sent(parts, settings):
     algo, actor, storage, _ = parts
     envs = VecEnv.create_factory(_env_with(threading.Lock()), vec_env_size=2)
-    with pytest.raises(FactorySerializationError, match="train_envs_factory cannot be sent.*env_fn.*lock"):
+    with pytest.raises(FactorySerializationError, match=r"train_envs_factory cannot be sent.*env_fn.*lock"):
         Scheme(algo, actor, storage, envs, **settings)
 
 

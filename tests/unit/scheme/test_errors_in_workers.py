@@ -21,10 +21,15 @@ EXECUTIONS = {
 }
 
 
+def _step_on(scheme):
+    """More steps than any fault waits for."""
+    for _ in range(1000):
+        scheme.step()
+
+
 def _assert_raises_faulty(scheme, fault):
     with pytest.raises(EnvError, match=f"faulty {fault}") as caught:
-        for _ in range(1000):
-            scheme.step()
+        _step_on(scheme)
     text = "".join(traceback.format_exception(caught.value))
     assert "RuntimeError" in text
     assert "testing.py" in text, "the traceback ends where the environment raised"
@@ -91,8 +96,7 @@ def test_an_error_arrives_within_a_second(make_scheme, execution, grad_communica
         if execution["col_communication"] is ASYNC else make_scheme(
             RaisesLater, grad_communication=grad_communication, **execution)
     with pytest.raises(EnvError, match="later"):
-        for _ in range(1000):
-            scheme.step()
+        _step_on(scheme)
     assert time.monotonic() - min(raised_at) < 1
 
 
@@ -105,8 +109,7 @@ def test_a_killed_collector_is_reported(make_scheme, all_collectors, col_communi
     handle.runtime.kill(handle)
     start = time.monotonic()
     with pytest.raises(WorkerLostError, match="CWorker 1"):
-        for _ in range(1000):
-            scheme.step()
+        _step_on(scheme)
     assert time.monotonic() - start < 5
     _assert_stops_in_balance(scheme)
 
@@ -118,8 +121,7 @@ def test_a_killed_gradient_worker_is_reported(make_scheme, grad_communication):
     handle = scheme.update_worker.remote_workers[1]
     handle.runtime.kill(handle)
     with pytest.raises(WorkerLostError, match="GWorker 2"):
-        for _ in range(1000):
-            scheme.step()
+        _step_on(scheme)
     _assert_stops_in_balance(scheme)
 
 
@@ -131,8 +133,7 @@ def test_one_failing_rank_does_not_hold_the_others(make_scheme):
         return FaultyEnv("step", at=30 if next(made) == 2 else 10**6)
     scheme = make_scheme(second_worker_fails, num_envs=1, num_grad_workers=2, distribute_gradients=True)
     with pytest.raises(EnvError, match="faulty step"):
-        for _ in range(1000):
-            scheme.step()
+        _step_on(scheme)
     _assert_stops_in_balance(scheme)
 
 
@@ -159,8 +160,7 @@ def test_an_error_in_the_updater_thread_is_raised(make_scheme, monkeypatch):
     scheme.update_worker.local_worker.algo.compute_gradients = fail
     start = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="in the thread") as caught:
-        for _ in range(1000):
-            scheme.step()
+        _step_on(scheme)
     assert time.monotonic() - start < 1
     assert any(entry.name == "fail" for entry in caught.traceback)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import threading
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl import ASYNC, A2C, SYNC, OnPolicyActor
+from pytorchrl import A2C, ASYNC, SYNC, GAEBuffer, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv, SleepEnv
 from pytorchrl.errors import CollectionError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Handle, ThreadRuntime
@@ -75,11 +76,11 @@ class FirstIsSlow:
         return SleepEnv(step_s=self._step_s if number == 0 else 0.0)
 
 
-def _rounds(make_scheme, one_batch, monkeypatch, **settings):
+def _rounds(make_scheme, one_batch, **settings):
     """Lengths of the rollouts of three rounds of 3 workers, one of them slow: 20 ms a step of 40."""
     rounds = []
 
-    class Watched(make_scheme.storage):
+    class Watched(GAEBuffer):
         def insert_data_slice(self, rollouts):
             rounds.append(sorted(rollout.num_steps for rollout in rollouts))
             super().insert_data_slice(rollouts)
@@ -92,26 +93,18 @@ def _rounds(make_scheme, one_batch, monkeypatch, **settings):
     return rounds, metrics["rollouts_preempted"]
 
 
-@pytest.fixture
-def make_scheme(make_scheme):
-    from pytorchrl import GAEBuffer
-
-    make_scheme.storage = GAEBuffer
-    return make_scheme
-
-
-def test_col_fraction_workers_ends_rounds_early(make_scheme, one_batch, monkeypatch):
-    full, preempted = _rounds(make_scheme, one_batch, monkeypatch)
+def test_col_fraction_workers_ends_rounds_early(make_scheme, one_batch):
+    full, preempted = _rounds(make_scheme, one_batch)
     assert full == [[40, 40, 40]] * 3
     assert preempted == 0
-    short, preempted = _rounds(make_scheme, one_batch, monkeypatch, col_fraction_workers=0.6, fraction_samples=0.1)
+    short, preempted = _rounds(make_scheme, one_batch, col_fraction_workers=0.6, fraction_samples=0.1)
     assert all(lengths[1:] == [40, 40] and 4 <= lengths[0] < 40 for lengths in short)
     assert preempted == 3
 
 
-def test_fraction_samples_is_what_a_stopped_worker_collects_at_least(make_scheme, one_batch, monkeypatch):
-    few, _ = _rounds(make_scheme, one_batch, monkeypatch, col_fraction_workers=0.6, fraction_samples=0.1)
-    many, _ = _rounds(make_scheme, one_batch, monkeypatch, col_fraction_workers=0.6, fraction_samples=0.75)
+def test_fraction_samples_is_what_a_stopped_worker_collects_at_least(make_scheme, one_batch):
+    few, _ = _rounds(make_scheme, one_batch, col_fraction_workers=0.6, fraction_samples=0.1)
+    many, _ = _rounds(make_scheme, one_batch, col_fraction_workers=0.6, fraction_samples=0.75)
     assert all(30 <= lengths[0] < 40 for lengths in many)
     assert min(lengths[0] for lengths in few) < 30
 
@@ -124,7 +117,7 @@ class InstantRuntime(ThreadRuntime):
         self.calls, self.signals, self.done = [], [], []
 
     def submit(self, handle, method, args, kwargs):
-        future = super(ThreadRuntime, self).__class__ and _FakeFuture(handle.name)
+        future = _FakeFuture(handle.name)
         self.calls.append((handle.name, method, future))
         return future
 
@@ -236,7 +229,7 @@ def test_queue_timeout_s(make_scheme):
     scheme = make_scheme(SleepEnv, {"step_s": 0.1}, num_envs=1, size=20, num_col_workers=2, col_communication=ASYNC,
                          queue_timeout_s=0.3)
     start = time.monotonic()
-    with pytest.raises(CollectionError, match="0.3 s.*queue_timeout_s"):
+    with pytest.raises(CollectionError, match=r"0.3 s.*queue_timeout_s"):
         scheme.step()
     assert time.monotonic() - start < 1.5
 
@@ -330,7 +323,6 @@ def test_device_reaches_actor_and_algorithm(make_scheme, monkeypatch):
         def __init__(self, options, *, device, seed):
             seen.append(device)
             super().__init__(options, device=device, seed=seed)
-    from pytorchrl import VecEnv
     envs = VecEnv.create_factory(CountingEnv)
     actor = Watched.create_factory(envs.observation_space, envs.action_space)
     make_scheme(envs=envs, actor=actor, device="cpu").start()
@@ -370,8 +362,6 @@ def test_runtime_is_where_workers_run(make_scheme):
 
 
 def test_settings_are_complete_and_json(make_scheme):
-    import inspect
-
     scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, queue_size=3)
     settings = json.loads(json.dumps(scheme.settings))
     options = {name for name, p in inspect.signature(Scheme).parameters.items() if p.kind is p.KEYWORD_ONLY}
@@ -429,8 +419,6 @@ def test_update_algorithm_parameter_reaches_every_worker(make_scheme, settings):
 
 
 def test_schedules_follow_collected_steps(make_scheme):
-    from pytorchrl import linear
-
     scheme = make_scheme(algo=A2C.create_factory(lr=linear(1e-2, 0.0)), num_envs=2, size=8)
     scheme.start(160)
     rates = [scheme.step()["lr"] for _ in range(12)]
@@ -441,8 +429,6 @@ def test_schedules_follow_collected_steps(make_scheme):
 
 
 def test_evaluation_runs_beside_training(make_scheme):
-    from pytorchrl import VecEnv
-
     envs = VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2)
     scheme = make_scheme(envs=envs, test_envs=VecEnv.create_factory(SleepEnv, {"step_s": 0.01, "episode_length": 6}, 2))
     scheme.step()

@@ -73,7 +73,7 @@ def test_collectors_have_the_weights_of_the_server(pattern, make_scheme, one_bat
     newest = []
     for _ in range(6):
         scheme.step()
-        for worker, handle in all_collectors(scheme):
+        for _worker, handle in all_collectors(scheme):
             weights = handle.runtime.get(handle.submit(CWorker.get_weights), 10.0)
             assert weights.state.keys() == states[weights.version].keys()
             for name, array in weights.state.items():

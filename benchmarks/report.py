@@ -1,0 +1,61 @@
+"""Table and learning curves of `scores.py` for the documentation.
+
+    python benchmarks/report.py docs/benchmarks/scores.json
+
+Writes `scores.md` (the table) and one SVG a task beside the given file.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("svg")
+from matplotlib import pyplot as plt
+
+
+def table(tasks: dict[str, list[dict[str, Any]]]) -> str:
+    """A Markdown table, one row a task."""
+    rows = ["| task | env steps | seeds | evaluation return by seed | mean | while training | published | minutes a run |",
+            "|---|---|---|---|---|---|---|---|"]
+    for task, runs in tasks.items():
+        evals = [run["eval_return"] for run in runs]
+        rows.append(
+            f"| {task} | {runs[0]['env_steps']:,} | {len(runs)} | {', '.join(f'{value:.0f}' for value in evals)} "
+            f"| {statistics.fmean(evals):.0f} | {statistics.fmean(run['train_return'] for run in runs):.0f} "
+            f"| {runs[0]['published']} | {statistics.fmean(run['seconds'] for run in runs) / 60:.1f} |")
+    return "\n".join(rows) + "\n"
+
+
+def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
+    """Mean return of the last 100 training episodes over env steps, a line a seed."""
+    mpl.rcParams["svg.hashsalt"] = task
+    figure, axes = plt.subplots(figsize=(5, 3))
+    for run in runs:
+        axes.plot(*zip(*run["curve"], strict=True), label=f"seed {run['seed']}", linewidth=1.2)
+    axes.set(title=task, xlabel="env steps", ylabel="return")
+    axes.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def main() -> None:
+    """Read the runs, write the page's parts."""
+    source = Path(sys.argv[1])
+    tasks: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for run in json.loads(source.read_text()):
+        tasks[run["task"]].append(run)
+    (source.parent / "scores.md").write_text(table(tasks))
+    for task, runs in tasks.items():
+        draw(task, runs, source.parent / f"{task.replace('/', '-').lower()}.svg")
+
+
+if __name__ == "__main__":
+    main()

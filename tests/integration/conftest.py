@@ -1,0 +1,116 @@
+"""One Ray for all tests of this folder; after each test nothing of it is left on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+NUM_CPUS = 4
+
+
+@pytest.fixture(scope="session")
+def shared_ray():
+    """A Ray of this session, started at the first test that needs it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    import ray
+
+    directory = tempfile.mkdtemp(prefix="prl-test-", dir="/tmp")
+    ray.init(address="local", num_cpus=NUM_CPUS, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+             object_store_memory=200 * 2**20, _temp_dir=directory)
+    yield ray
+    ray.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left():
+    """No actor's process and no thread outlives its test."""
+    torch.set_num_threads(1)
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 10
+    while (left := actor_processes()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == []
+    threads = [t.name for t in set(threading.enumerate()) - before if t.is_alive() and not t.name.startswith("ray")]
+    assert threads == []
+
+
+def child_processes():
+    """pid -> command line of every process below this one."""
+    parents, commands = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:  # it ended meanwhile
+                continue
+            if fields[0] != "Z":
+                parents[int(entry.name)] = int(fields[1])
+    found, level = {}, {os.getpid()}
+    while level := {pid for pid, parent in parents.items() if parent in level}:
+        found |= {pid: commands[pid] for pid in level}
+    return found
+
+
+def actor_processes():
+    """Command lines of processes of this session's Ray that hold an actor."""
+    return [command for command in child_processes().values()
+            if command.startswith("ray::Worker")]
+
+
+@pytest.fixture(name="child_processes")
+def child_processes_fixture():
+    """The function `child_processes()`."""
+    return child_processes
+
+
+@pytest.fixture
+def make_scheme(shared_ray):
+    """A function that makes small schemes on Ray; whatever is left of them is stopped after the test."""
+    import cloudpickle
+
+    from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+    from pytorchrl.envs.testing import CountingEnv
+
+    schemes = []
+
+    def make(env_fn=CountingEnv, env_kwargs=None, *, num_envs=2, size=8, algo=None, storage=GAEBuffer, **settings):
+        for part in (env_fn, storage):  # the folder of the tests is no package that workers could import
+            module = sys.modules.get(getattr(part, "__module__", ""))
+            if module is not None and module.__name__.startswith("tests"):
+                cloudpickle.register_pickle_by_value(module)
+        envs = VecEnv.create_factory(env_fn, env_kwargs, num_envs)
+        scheme = Scheme(
+            algo or PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-3),
+            OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
+            storage.create_factory(size), envs, **({"runtime": "ray", "seed": 1} | settings))
+        schemes.append(scheme)
+        return scheme
+    yield make
+    for scheme in schemes:
+        scheme.stop()
+
+
+@pytest.fixture
+def stop_in_balance():
+    """Stop a scheme; the ledger must balance, with nothing underway, within 10 seconds."""
+    def stop(scheme):
+        start = time.monotonic()
+        ledger = scheme.stop()
+        seconds = time.monotonic() - start
+        assert ledger["in_flight"] == ledger["queued"] == 0
+        assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values()), ledger
+        assert seconds <= 10
+        return ledger
+    return stop

@@ -1,0 +1,234 @@
+"""Schemes on real Ray workers: every pattern counts and stops; what is deterministic is what threads compute."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+
+import pytest
+import torch
+
+from pytorchrl import ASYNC, PPO, SYNC
+from pytorchrl.envs.testing import CountingEnv, FaultyEnv, SleepEnv
+from pytorchrl.errors import EnvError, InsufficientResourcesError, WorkerLostError
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.gradients.g_worker import GWorker
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+PATTERNS = [
+    pytest.param(
+        {"num_col_workers": 2 if col else 1, "col_communication": ASYNC if col_async else SYNC,
+         "num_grad_workers": 2 if grad else 1, "grad_communication": ASYNC if grad_async else SYNC},
+        id=f"{'parallel' if col else 'central'}-{'async' if col_async else 'sync'}_"
+           f"{'parallel' if grad else 'central'}-{'async' if grad_async else 'sync'}")
+    for col, col_async, grad, grad_async in itertools.product((False, True), repeat=4)
+]
+
+
+def _step_on(scheme):
+    """More steps than any fault waits for."""
+    for _ in range(1000):
+        scheme.step()
+
+
+class FiledEnv(CountingEnv):
+    """Adds one byte to a file of its own for each step."""
+
+    def __init__(self, directory, **options):
+        super().__init__(**options)
+        self._directory, self._file = directory, None
+
+    def step(self, action):
+        if self._file is None:
+            name = f"{os.getpid()}-{id(self)}"
+            self._file = os.open(os.path.join(self._directory, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(self._file, b".")
+        return super().step(action)
+
+    def close(self):
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_pattern(make_scheme, stop_in_balance, tmp_path, pattern):
+    scheme = make_scheme(FiledEnv, {"directory": str(tmp_path)}, **pattern)
+    for file in tmp_path.iterdir():  # steps of the probe
+        file.unlink()
+    for _ in range(6):
+        assert scheme.step()["loss"] == pytest.approx(0, abs=1e9)
+    assert scheme.version >= 6
+    metrics, start = scheme.metrics(), scheme.ledger()
+    assert start["collected"] == sum(start[p] for p in ("in_flight", "queued", "consumed_unique")) + sum(
+        start["dropped"].values())
+    assert start["consumed_unique"] > 0
+    if pattern["col_communication"] is SYNC:
+        assert metrics["policy_lag"]["max"] == 0
+    ledger = stop_in_balance(scheme)
+    assert ledger["collected"] == sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert ledger["collected"] == ledger["consumed_unique"] + ledger["dropped"]["shutdown"]
+
+
+@pytest.mark.parametrize("settings", [
+    {"num_col_workers": 2, "compress_data_to_send": True},
+    {"num_grad_workers": 2, "compress_grads_to_send": True},
+    {"num_grad_workers": 2, "distribute_gradients": True},
+], ids=["2 collectors", "2 gradient workers", "decentralised"])
+def test_ray_computes_what_threads_compute(make_scheme, settings):
+    """The same seed gives the same parameters after 20 updates, bit for bit, wherever workers run."""
+    states = []
+    for runtime in ("threads", "ray"):
+        scheme = make_scheme("CartPole-v1", runtime=runtime, **settings)
+        for _ in range(20):
+            scheme.step()
+        states.append(scheme.acting_state()["all"])
+        if "distribute_gradients" in settings:
+            for handle in scheme.update_worker.remote_workers:
+                weights = handle.runtime.get(handle.submit(GWorker.get_weights), 20.0)
+                assert weights.state["all"].tobytes() == states[-1].numpy().tobytes()
+        scheme.stop()
+    assert torch.equal(*states)
+
+
+def test_collectors_have_the_weights_of_the_server(make_scheme):
+    scheme = make_scheme(num_col_workers=2, algo=PPO.create_factory(num_epochs=1, num_mini_batch=1))
+    root = scheme.start()
+    for _ in range(3):
+        before = root.get_weights()
+        scheme.step()
+        for handle in root.local_worker.remote_workers:
+            weights = handle.runtime.get(handle.submit(CWorker.get_weights), 20.0)
+            assert weights.version == before.version
+            assert weights.state["all"].tobytes() == before.state["all"].tobytes()
+
+
+class SlowFirst(SleepEnv):
+    """Slow in collection worker 1, fast elsewhere: told apart by files."""
+
+    def __init__(self, directory):
+        try:
+            os.close(os.open(os.path.join(directory, "probe"), os.O_CREAT | os.O_EXCL))
+            slow = False
+        except FileExistsError:
+            try:
+                os.close(os.open(os.path.join(directory, "first"), os.O_CREAT | os.O_EXCL))
+                slow = True
+            except FileExistsError:
+                slow = False
+        super().__init__(step_s=0.05 if slow else 0.0)
+
+
+def test_rounds_end_early(make_scheme, stop_in_balance, tmp_path):
+    """The signal reaches a worker while it collects."""
+    scheme = make_scheme(SlowFirst, {"directory": str(tmp_path)}, num_envs=1, size=60, num_col_workers=2,
+                         col_fraction_workers=0.5, fraction_samples=0.1,
+                         algo=PPO.create_factory(num_epochs=1, num_mini_batch=1))
+    scheme.step()
+    start = time.monotonic()
+    for _ in range(2):
+        scheme.step()
+    assert time.monotonic() - start < 4  # in full they take 2 * 60 * 50 ms = 6 s
+    assert scheme.metrics()["rollouts_preempted"] >= 2
+    ledger = stop_in_balance(scheme)
+    assert 3 * 66 <= ledger["consumed_unique"] < 3 * 120
+
+
+@pytest.mark.parametrize(("fault", "communication"), [("step", SYNC), ("reset", ASYNC)])
+def test_error_of_an_environment(make_scheme, stop_in_balance, fault, communication):
+    scheme = make_scheme(FaultyEnv, {"fault": fault, "at": 7, "episode_length": 4}, num_col_workers=2,
+                         col_communication=communication)
+    with pytest.raises(EnvError, match=f"faulty {fault}") as caught:
+        _step_on(scheme)
+    assert "testing.py" in str(caught.value.__cause__), "the traceback of the worker's process"
+    stop_in_balance(scheme)
+
+
+class DiesHere(CountingEnv):
+    """Raises in the constructor of every process but the one that made it."""
+
+    def __init__(self, pid):
+        if os.getpid() != pid:
+            raise RuntimeError("not in a worker")
+        super().__init__()
+
+
+@pytest.mark.parametrize("settings", [{"num_col_workers": 2}, {"num_grad_workers": 2}], ids=["col", "grad"])
+def test_error_of_a_constructor(make_scheme, stop_in_balance, settings):
+    scheme = make_scheme(DiesHere, {"pid": os.getpid()}, **settings)
+    with pytest.raises(EnvError, match="not in a worker"):
+        scheme.start()
+    stop_in_balance(scheme)
+
+
+@pytest.mark.parametrize("communication", [SYNC, ASYNC])
+def test_killed_collector(make_scheme, stop_in_balance, shared_ray, communication):
+    scheme = make_scheme(num_col_workers=2, col_communication=communication)
+    scheme.step()
+    shared_ray.kill(scheme.update_worker.local_worker.remote_workers[1].native)
+    start = time.monotonic()
+    with pytest.raises(WorkerLostError, match="CWorker 2"):
+        _step_on(scheme)
+    assert time.monotonic() - start < 10
+    stop_in_balance(scheme)
+
+
+@pytest.mark.parametrize("settings", [{}, {"grad_communication": ASYNC}, {"distribute_gradients": True}],
+                         ids=["sync", "async", "decentralised"])
+def test_killed_gradient_worker(make_scheme, stop_in_balance, shared_ray, settings):
+    scheme = make_scheme(num_grad_workers=2, **settings)
+    scheme.step()
+    shared_ray.kill(scheme.update_worker.remote_workers[1].native)
+    start = time.monotonic()
+    with pytest.raises((WorkerLostError, RuntimeError)):
+        _step_on(scheme)
+    assert time.monotonic() - start < 10
+    stop_in_balance(scheme)
+
+
+@pytest.mark.parametrize(("resources", "message"), [
+    ({"num_gpus": 1}, "2 collection workers ask for num_gpus=1 each.*has 0"),
+    ({"num_cpus": 1000}, "num_cpus=1000 each"),
+    ({"num_cpus": 3}, "num_cpus=3 each, 6 together.*cluster 4"),
+    ({"special": 1}, "special=1"),
+    ({"memory": 2**60}, "memory="),
+], ids=str)
+def test_resources_that_the_cluster_lacks(make_scheme, resources, message):
+    scheme = make_scheme(num_col_workers=2, col_worker_resources=resources)
+    start = time.monotonic()
+    with pytest.raises(InsufficientResourcesError, match=message):
+        scheme.start()
+    assert time.monotonic() - start < 10
+
+
+def test_resources_are_reserved(make_scheme, shared_ray):
+    """Fractions too, also where gradient workers stand beside."""
+    scheme = make_scheme(num_col_workers=2, col_worker_resources={"num_cpus": 0.75})
+    free = _free_cpus(shared_ray, 4)
+    scheme.start()
+    assert _free_cpus(shared_ray, free - 1.5) == pytest.approx(free - 1.5)
+
+
+def _free_cpus(ray, expected):
+    """What Ray says is free, once it says so (it reports with a delay)."""
+    deadline = time.monotonic() + 10
+    while (free := ray.available_resources().get("CPU", 0.0)) != expected and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return free
+
+
+def test_evaluation_has_a_worker_of_its_own(make_scheme, child_processes):
+    from pytorchrl import VecEnv
+
+    scheme = make_scheme("CartPole-v1", num_col_workers=2)
+    scheme.test_envs_factory = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+    scheme.step()
+    before = len([c for c in child_processes().values() if c.startswith("ray::Worker")])
+    scheme.start_evaluation(4)
+    scheme.step()
+    evaluation = scheme.wait_evaluation(60.0)
+    assert len(evaluation.returns) == 4
+    assert evaluation.version == 1
+    assert len([c for c in child_processes().values() if c.startswith("ray::Worker")]) == before + 1

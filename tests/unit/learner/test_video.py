@@ -1,0 +1,81 @@
+"""Films: the single environment that is filmed shows the agent what it was trained on."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from pytorchrl import video
+from pytorchrl.composition import compose
+from pytorchrl.errors import ConfigError
+from pytorchrl.training import train
+
+TINY = {"num_envs": 2, "num_steps": 32, "target_steps": 0, "progress": False, "seed": 3}
+
+
+def identity(env):
+    return env
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Breakout-v5"])
+def test_filmed_environment_has_the_spaces_of_training(env):
+    if env.startswith("ALE/"):
+        pytest.importorskip("ale_py")
+    agent = train("ppo", env, **TINY)
+    factory = video._single_environment(agent, identity)
+    envs = factory(mode="test", seed=1)  # raises if its spaces differ
+    try:
+        obs, _ = envs.reset()
+        assert envs.num_envs == 1
+        for leaf, space in agent.agent.train_envs.observation_space.items():
+            assert (obs[leaf].shape[1:], obs[leaf].dtype) == (space.shape, space.dtype)
+    finally:
+        envs.close()
+
+
+def test_a_filmed_game_looks_as_the_vector_environment_shows_it():
+    pytest.importorskip("ale_py")
+    agent = compose("ppo", "ALE/Pong-v5", {"num_envs": 1})[0]
+    factory = video._single_environment(type("Trained", (), {"agent": agent}), identity)
+    pictures = []
+    for made in (factory, agent.test_envs):
+        envs = made(mode="test", seed=1)
+        try:
+            envs.reset()
+            for _ in range(60):
+                step = envs.step(np.zeros(envs.num_envs, dtype=np.int64))
+            pictures.append(step.obs["obs"][0].astype(np.float64))
+        finally:
+            envs.close()
+    assert np.abs(pictures[0] - pictures[1]).mean() < 5  # ball and paddles move; background, size and order agree
+
+
+def test_episodes_asked_for_are_recorded_and_no_more(tmp_path, monkeypatch):
+    recorders = []
+
+    class FakeRecorder(gym.Wrapper):
+        def __init__(self, env, folder, *, episode_trigger, name_prefix, disable_logger):
+            super().__init__(env)
+            recorders.append((folder, name_prefix, [number for number in range(9) if episode_trigger(number)]))
+    monkeypatch.setattr(gym.wrappers, "RecordVideo", FakeRecorder)
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
+    agent = train("ppo", "CartPole-v1", **TINY)
+    evaluation = video.record_video(agent, tmp_path / "films", num_episodes=3)
+    assert len(evaluation.returns) == 3
+    assert recorders == [(str(tmp_path / "films"), "CartPole-v1", [0, 1, 2])]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
+    (tmp_path / "file").write_text("")
+    agent = train("ppo", "CartPole-v1", **TINY)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        video.record_video(agent, tmp_path / "file" / "films")
+
+
+def test_films_are_written(tmp_path):
+    pytest.importorskip("moviepy")
+    agent = train("ppo", "CartPole-v1", **TINY)
+    video.record_video(agent, tmp_path, num_episodes=2)
+    assert len(list(tmp_path.glob("*.mp4"))) == 2
