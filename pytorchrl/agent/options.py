@@ -13,7 +13,7 @@ import math
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pytorchrl.errors import ConfigError
 
@@ -70,6 +70,10 @@ class Schedule:
         if self.steps is not None and self.steps < 1:
             raise ConfigError(f"a schedule's steps must be >= 1, got {self.steps}")
 
+    def __repr__(self) -> str:
+        """The call of `linear` that makes it."""
+        return f"linear({self.start}, {self.end}{'' if self.steps is None else f', {self.steps}'})"
+
     def value(self, env_steps: int, target_steps: int) -> float:
         """The value after `env_steps` of an experiment that ends at `target_steps`."""
         length = self.steps or max(1, target_steps)
@@ -84,8 +88,6 @@ def linear(start: float, end: float, steps: int | None = None) -> Schedule:
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Base of all `Options` classes: checks every field's type, range and choice when built."""
-
-    _hints: ClassVar[dict[str, Any]]
 
     def __post_init__(self) -> None:
         """Check each field against its annotation and its `option(...)`; report all problems at once."""
@@ -181,11 +183,13 @@ class Factory(Generic[T]):
 
     def __repr__(self) -> str:
         """The call that makes this factory again, with the options that differ from their defaults."""
-        changed = [
-            f"{field.name}={getattr(self.options, field.name)!r}" for field in dataclasses.fields(self.options)
-            if field.default is dataclasses.MISSING or getattr(self.options, field.name) != field.default
-        ]
+        changed = [f"{field.name}={getattr(self.options, field.name)!r}" for field in dataclasses.fields(self.options)
+                   if getattr(self.options, field.name) != _default(field)]
         return f"{self.cls.__name__}.create_factory({', '.join(changed)})"
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def build_options(owner: type, options: dict[str, Any]) -> Any:

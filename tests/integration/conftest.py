@@ -85,7 +85,8 @@ def make_scheme(shared_ray):
 
     schemes = []
 
-    def make(env_fn=CountingEnv, env_kwargs=None, *, num_envs=2, size=8, algo=None, storage=GAEBuffer, **settings):
+    def make(env_fn=CountingEnv, env_kwargs=None, *, num_envs=2, size=8, algo=None, storage=GAEBuffer, evaluates=False,
+             **settings):
         for part in (env_fn, storage):  # the folder of the tests is no package that workers could import
             module = sys.modules.get(getattr(part, "__module__", ""))
             if module is not None and module.__name__.startswith("tests"):
@@ -94,7 +95,7 @@ def make_scheme(shared_ray):
         scheme = Scheme(
             algo or PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-3),
             OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
-            storage.create_factory(size), envs, **({"runtime": "ray", "seed": 1} | settings))
+            storage.create_factory(size), envs, envs if evaluates else None, **({"runtime": "ray", "seed": 1} | settings))
         schemes.append(scheme)
         return scheme
     yield make

@@ -1,7 +1,7 @@
 """Algorithms: from batches to gradients, from gradients to better weights."""
 
 from pytorchrl.agent.algorithms.a2c import A2C
-from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.algorithms.base import Algorithm, Recorded
 from pytorchrl.agent.algorithms.ppo import PPO
 
-__all__ = ["A2C", "PPO", "Algorithm"]
+__all__ = ["A2C", "PPO", "Algorithm", "Recorded"]

@@ -51,13 +51,15 @@ class Recorded(NamedTuple):
         return torch.where(self.valid, stacked, 0.0).flatten(1).sum(1) / self.valid.sum()
 
     def normalized_advantage(self) -> Tensor:
-        """(A - mean) / (std + 1e-8) over valid samples, with the sample standard deviation."""
+        """(A - mean) / (std + 1e-8) over valid samples, with the sample standard deviation; of one sample it is 0."""
         if self.valid is None:
-            std, mean = torch.std_mean(self.advantage)
+            mean = self.advantage.mean()
+            squares, others = (self.advantage - mean).square().sum(), max(self.advantage.numel() - 1, 1)
         else:
             mean = self.means([self.advantage])
             squares = torch.where(self.valid, self.advantage - mean, 0.0).square().sum()
-            std = (squares / (self.valid.sum() - 1)).sqrt()
+            others = (self.valid.sum() - 1).clamp(min=1)  # type: ignore[assignment]
+        std = (squares / others).sqrt()
         return (self.advantage - mean) / (std + 1e-8)
 
 

@@ -12,6 +12,8 @@ from pytorchrl.scheme.messages import Rollout, Weights
 
 # A waiting thread looks up this often to see whether it should end; results wake it at once.
 POLL_INTERVAL_S = 0.1
+# A finished result may lie on another node; fetching it takes no longer than this.
+FETCH_TIMEOUT_S = 60.0
 
 Deliver = Callable[[list[Rollout]], None]
 
@@ -122,7 +124,7 @@ class Barrier(_RemoteGather):
         while self._in_flight:
             for future in self._runtime.wait(list(self._in_flight), POLL_INTERVAL_S):
                 index = self._in_flight.pop(future)
-                done[index] = self._runtime.get(future, POLL_INTERVAL_S)
+                done[index] = self._runtime.get(future, FETCH_TIMEOUT_S)
             if len(done) >= self._enough:
                 for index in self._in_flight.values():
                     self._workers[index].signal(CWorker.preempt, self._num_requests[index], self._min_steps)
@@ -152,6 +154,6 @@ class OnArrival(_RemoteGather):
                     self._request(index)
         for future in self._runtime.wait(list(self._in_flight), POLL_INTERVAL_S):
             index = self._in_flight.pop(future)
-            deliver([self._runtime.get(future, POLL_INTERVAL_S)])
+            deliver([self._runtime.get(future, FETCH_TIMEOUT_S)])
             self._refresh()
             self._request(index)

@@ -192,8 +192,8 @@ def test_train_enjoy_and_plot_work_on_one_run(capsys, tmp_path):
     other = json.loads(run(capsys, "enjoy", run_dir, "--episodes", 5, "--json", "--seed", 5, "--stochastic")[1])
     assert other != played
     assert "mean return of 2 evaluation episodes" in run(capsys, "enjoy", run_dir, "--episodes", 2)[1]
-    code, out, _ = run(capsys, "plot", run_dir)
-    assert code == 0
+    code, _, err = run(capsys, "plot", run_dir)
+    assert (code, err) == (0, "")
     assert (run_dir / "curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert run(capsys, "plot", run_dir, run_dir, "-o", tmp_path / "a.png", "--y", "algorithm/loss")[0] == 0
     code, _, err = run(capsys, "plot", run_dir, "--y", "algorithm/los")

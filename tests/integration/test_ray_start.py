@@ -1,0 +1,84 @@
+"""Starting Ray ourselves: nothing of it is left; what cannot be reached is said."""
+
+from __future__ import annotations
+
+import glob
+import json
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
+
+SCRIPT = """
+import glob, json, os, sys, time
+from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.errors import StartError
+envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+scheme = Scheme(
+    PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
+    GAEBuffer.create_factory(16), envs, seed=1, num_col_workers=2, **json.loads(sys.argv[1]))
+assert "ray" not in sys.modules
+before = set(glob.glob("/tmp/prl-*"))
+start = time.monotonic()
+try:
+    scheme.step()
+except StartError as error:
+    print(json.dumps({"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - start}))
+    scheme.stop()
+    sys.exit()
+during = sorted(set(glob.glob("/tmp/prl-*")) - before)
+modes = [oct(os.stat(name).st_mode & 0o777) for name in during]
+start = time.monotonic()
+ledger = scheme.stop()
+print(json.dumps({"directories": during, "modes": modes, "seconds": time.monotonic() - start, "ledger": ledger}))
+"""
+
+
+def _run(run_python, settings):
+    result = run_python("-c", SCRIPT, json.dumps(settings), timeout=160)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def test_a_local_ray_leaves_nothing(run_python, child_processes):
+    before = set(child_processes())
+    told = _run(run_python, {})
+    assert len(told["directories"]) == 1
+    assert told["modes"] == ["0o700"]
+    assert told["seconds"] <= 10
+    assert told["ledger"]["collected"] == told["ledger"]["consumed_unique"] + told["ledger"]["dropped"]["shutdown"]
+    assert not set(glob.glob("/tmp/prl-*")) & set(told["directories"])
+    deadline = time.monotonic() + 10
+    while (left := _processes_of(told["directories"][0])) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+    assert set(child_processes()) <= before
+
+
+def _processes_of(directory):
+    """Processes, wherever they hang, that were started with Ray's directory."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as file:
+                command = file.read()
+        except OSError:  # it ended meanwhile
+            continue
+        if directory.encode() in command:
+            found.append(command)
+    return found
+
+
+def test_a_cluster_that_is_not_there(run_python):
+    told = _run(run_python, {"address": "127.0.0.1:1"})
+    assert told["error"] == "RayConnectionError"
+    assert "'127.0.0.1:1'" in told["text"]
+    assert told["seconds"] <= 10
+
+
+def test_resources_that_a_fresh_local_ray_lacks(run_python):
+    told = _run(run_python, {"col_worker_resources": {"num_gpus": 64}})
+    assert told["error"] == "InsufficientResourcesError"
+    assert "num_gpus=64" in told["text"]
+    assert not glob.glob("/tmp/prl-none-*")

@@ -1,0 +1,35 @@
+"""The seed tree: streams differ by place and purpose, and repeat."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from pytorchrl.agent.seeding import Stream, check_seed, derive_seed, torch_generator
+from pytorchrl.errors import ConfigError
+
+
+def test_every_place_and_stream_has_a_seed_of_its_own():
+    places = itertools.product(Stream, range(3), range(4), range(2))
+    seeds = [derive_seed(7, stream, *path) for stream, *path in places]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_the_same_place_has_the_same_seed_again():
+    assert derive_seed(1, Stream.ENV, 2, 3) == derive_seed(1, Stream.ENV, 2, 3) != derive_seed(2, Stream.ENV, 2, 3)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, "42", 1.0, True, None])
+def test_bad_seed_raises(seed):
+    with pytest.raises(ConfigError, match="seed must be a whole number"):
+        check_seed(seed)
+
+
+def test_torch_generator_leaves_the_global_one_alone():
+    before = torch.get_rng_state()
+    first, second = (torch.rand(3, generator=torch_generator(5)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(before, torch.get_rng_state())
