@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from pytorchrl.runtime.base import DEFAULT_RESOURCES, Future, Handle, Outcome, R
 from pytorchrl.runtime.threads import ThreadRuntime
 
 logger = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 5.0
 
 
 class _Host:
@@ -78,6 +81,7 @@ class RayRuntime(Runtime):
             if address in (None, "local"):
                 self._start_local(ray)
             else:
+                _check_reachable(address)
                 try:
                     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
                 except Exception as error:
@@ -91,7 +95,7 @@ class RayRuntime(Runtime):
         directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
         try:
             ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                     _temp_dir=directory)
+                     _temp_dir=os.path.join(directory, "r"))  # Ray opens its own folder to everybody; ours stays closed
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
@@ -212,6 +216,16 @@ class RayRuntime(Runtime):
         if any(fitted[key] < resources[key] for key in ("num_cpus", "num_gpus")):
             logger.info("default resources shrunk to what the cluster has: %s", fitted)
         return {key: amount for key, amount in fitted.items() if amount > 0 or key == "num_cpus"}
+
+
+def _check_reachable(address: str) -> None:
+    """Raise `RayConnectionError` if nobody listens at "host:port", where Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
 
 
 def _make_host(ray: Any) -> type:

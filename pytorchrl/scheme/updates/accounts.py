@@ -113,7 +113,8 @@ class Accounts:
     @property
     def collected(self) -> int:
         """Env steps that have been reported so far."""
-        return sum(snapshot.collected for snapshot in self._snapshots.values())
+        with self._lock:
+            return sum(snapshot.collected for snapshot in self._snapshots.values())
 
     def metrics(self) -> dict[str, Any]:
         """Counters, lags and times; JSON-able."""

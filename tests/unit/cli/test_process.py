@@ -25,7 +25,7 @@ def test_central_training_never_imports_ray(run_python):
         "             '--num-steps', '16', '--log-dir', 'run', '--no-tensorboard'])\n"
         "names = ('ray', 'matplotlib', 'moviepy', 'tensorboard', 'ale_py', 'mujoco')\n"
         "print(code, [name for name in names if name in sys.modules])\n")
-    result = run_python("-W", "error", "-O", "-c", script)
+    result = run_python("-W", "error", "-c", script)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "0 []", result.stderr
 
@@ -73,24 +73,19 @@ def test_a_signal_before_training_ends_quietly(start_python):
     assert err == ""
 
 
-def test_closed_streams_do_not_end_the_run(tmp_path, run_python):
-    command = " ".join([sys.executable, *TRAIN, "--target-steps", "256", "--log-dir", "run", "--json"])
-    for number, streams in enumerate((">&- 2>&-", "| true")):
-        result = subprocess.run(
-            ["bash", "-c", f"set -o pipefail; {command.replace('run', f'run{number}', 1)} {streams}"],
-            cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False, timeout=60,
-            capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
-        assert (tmp_path / f"run{number}" / "model.pt").exists()
-
-
-def test_no_home_and_no_terminal_are_fine(run_python):
+@pytest.mark.parametrize("streams", [">&- 2>&-", "| true"])
+def test_closed_streams_and_no_home_do_not_end_the_run(tmp_path, streams):
+    command = " ".join([sys.executable, *TRAIN, "--target-steps", "128", "--log-dir", "run", "--json"])
     environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "TERM", "USER")}
-    result = run_python(*TRAIN, "--target-steps", "256", "--json", env={**environment, "OMP_NUM_THREADS": "1"})
+    result = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} {streams}"], cwd=tmp_path,
+        env={**environment, "OMP_NUM_THREADS": "1"}, check=False, timeout=120, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    lines = result.stderr.splitlines()
-    assert 1 <= len(lines) <= 5
-    assert all("\r" not in line and "\x1b" not in line for line in lines)
+    assert (tmp_path / "run" / "model.pt").exists()
+    # Without a terminal the progress is a few plain lines.
+    assert len(result.stderr.splitlines()) <= 10
+    assert "\r" not in result.stderr
+    assert "\x1b" not in result.stderr
 
 
 def test_a_second_signal_ends_at_once_whatever_still_runs(start_python):

@@ -96,31 +96,27 @@ def test_constants_equal_their_strings():
     assert (pytorchrl.CENTRAL, pytorchrl.PARALLEL) == ("Central", "Parallel")
 
 
-def test_importing_everything_loads_no_optional_package_and_no_ray(run_python):
+def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
+    """At most half of what `import torch` takes on top of it, and neither Ray nor any extra."""
     script = (
-        "import sys, pytorchrl, pytorchrl.training, pytorchrl.cli.train\n"
-        "for name in pytorchrl.__all__: getattr(pytorchrl, name)\n"
-        "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool')\n"
-        "print([name for name in names if name in sys.modules])\n")
-    result = run_python("-c", script)
-    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
-
-
-def test_importing_the_package_costs_at_most_half_of_torch_more(run_python):
-    script = (
-        "import time\n"
+        "import sys, time\n"
         "start = time.perf_counter()\n"
         "import torch\n"
         "torch_s = time.perf_counter() - start\n"
         "import pytorchrl\n"
         "for name in pytorchrl.__all__: getattr(pytorchrl, name)\n"
-        "print((time.perf_counter() - start) / torch_s)\n")
+        "ratio = (time.perf_counter() - start) / torch_s\n"
+        "import pytorchrl.cli.train\n"
+        "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool')\n"
+        "print(ratio, [name for name in names if name in sys.modules])\n")
     ratios = []
-    for _ in range(3):
+    for _ in range(3):  # one slow read from the disk is not the package's fault
         result = run_python("-c", script)
         assert result.returncode == 0, result.stderr
-        ratios.append(float(result.stdout))
-        if min(ratios) <= 1.5:
+        ratio, loaded = result.stdout.split(maxsplit=1)
+        assert loaded == "[]\n"
+        ratios.append(float(ratio))
+        if ratios[-1] <= 1.5:
             return
     pytest.fail(f"importing everything takes {ratios} times what torch takes")
 
