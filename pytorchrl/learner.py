@@ -72,7 +72,7 @@ class Learner:
         """What a learner can be told."""
 
         target_steps: int = option(help="env steps of the whole experiment; 0 checks and starts only", low=0)
-        log_dir: str | os.PathLike[str] | None = option(None, help="directory of this run; without one nothing is kept")  # noqa: RUF009 - paths are immutable
+        log_dir: str | os.PathLike[str] | None = option(None, help="directory of this run; without one nothing is kept")
         eval_every: int | None = option(None, help="env steps between evaluations beside training; none: never", low=1)
         eval_episodes: int = option(10, help="episodes of one such evaluation", low=1)
         log_every: int | None = option(

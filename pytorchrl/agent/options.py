@@ -24,7 +24,7 @@ _UNION_TYPES = (typing.Union, types.UnionType)
 def option(
     default: Any = dataclasses.MISSING,
     *,
-    help: str,  # noqa: A002 - the field's usual word
+    help: str,
     low: float | None = None,
     high: float | None = None,
     exclusive: bool = False,
@@ -179,7 +179,7 @@ class Factory(Generic[T]):
 
     def __call__(self, **context: Any) -> T:
         """Build the part; `context` is what the worker provides, by keyword."""
-        return self.cls(self.options, **context)
+        return self.cls(self.options, **context)  # type: ignore[call-arg]
 
     def __repr__(self) -> str:
         """The call that makes this factory again, with the options that differ from their defaults."""

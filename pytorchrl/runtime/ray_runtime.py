@@ -74,7 +74,9 @@ class RayRuntime(Runtime):
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-        import ray
+        import ray as ray_module
+
+        ray: Any = ray_module
 
         if not ray.is_initialized():
             address = self._address or os.environ.get("RAY_ADDRESS")
@@ -230,8 +232,7 @@ def _check_reachable(address: str) -> None:
 
 def _make_host(ray: Any) -> type:
     """`_Host` with its signals in Ray's control group; Ray's decorator exists only once Ray is imported."""
-    return type("Worker", (_Host,), {
-        "__init__": _Host.__init__, "call": lambda self, *args, **kwargs: _Host.call(self, *args, **kwargs),
-        "signal": ray.method(concurrency_group="control")(
-            lambda self, *args, **kwargs: _Host.signal(self, *args, **kwargs)),
-    })
+    class Worker(_Host):
+        signal = ray.method(concurrency_group="control")(_Host.signal)
+
+    return Worker

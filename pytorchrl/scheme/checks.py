@@ -21,7 +21,6 @@ from pytorchrl.scheme.base.worker import (
     ASYNC,
     CENTRAL,
     PARALLEL,
-    SYNC,
     Communication,
     Execution,
     check_count,
@@ -124,34 +123,34 @@ class Checks:
                 f"{name}='Central' contradicts num_{level}_workers={count}; give 1, or leave {name} out")
 
     def _contradictions(self) -> None:
-        options, say = self._options, self._problems.append
+        """Options that would be ignored, or that ask for two things at once."""
+        options = self._options
+        async_col, async_grad = options["col_communication"] is ASYNC, options["grad_communication"] is ASYNC
         parallel_col, parallel_grad = options["col_execution"] is PARALLEL, options["grad_execution"] is PARALLEL
-        if options["col_communication"] is SYNC:
-            for name, default in _ASYNC_ONLY.items():
-                if options[name] != default:
-                    say(f"{name}={options[name]} is for col_communication='asynchronous'; synchronous collection "
-                        f"would ignore it")
-        if options["col_fraction_workers"] < 1.0:
-            if options["col_communication"] is ASYNC:
-                say("col_fraction_workers < 1 ends synchronous rounds early; col_communication='asynchronous' has none")
-            elif not parallel_col:
-                self.warnings.append("col_fraction_workers < 1 has no effect with num_col_workers=1")
-        elif options["fraction_samples"] < 1.0:
-            say("fraction_samples < 1 needs col_fraction_workers < 1: nobody is told to stop otherwise")
-        if options["distribute_gradients"]:
-            if not parallel_grad:
-                say("distribute_gradients=True needs num_grad_workers >= 2")
-            if options["grad_communication"] is ASYNC:
-                say("distribute_gradients=True contradicts grad_communication='asynchronous': ranks average together")
-            if options["compress_grads_to_send"]:
-                say("compress_grads_to_send=True contradicts distribute_gradients=True: no gradient is sent")
-        if options["compress_grads_to_send"] and not parallel_grad:
-            say("compress_grads_to_send=True needs num_grad_workers >= 2: central gradients are not sent")
-        if options["compress_data_to_send"] and not parallel_col:
-            say("compress_data_to_send=True needs num_col_workers >= 2: the local worker's rollouts are not sent")
+        fraction, distribute = options["col_fraction_workers"] < 1.0, options["distribute_gradients"]
+        compress_data, compress_grads = options["compress_data_to_send"], options["compress_grads_to_send"]
+        self._problems += [text for wrong, text in (
+            *((not async_col and options[name] != default,
+               f"{name}={options[name]} is for col_communication='asynchronous'; synchronous collection would ignore it")
+              for name, default in _ASYNC_ONLY.items()),
+            (fraction and async_col,
+             "col_fraction_workers < 1 ends synchronous rounds early; col_communication='asynchronous' has none"),
+            (not fraction and options["fraction_samples"] < 1.0,
+             "fraction_samples < 1 needs col_fraction_workers < 1: nobody is told to stop otherwise"),
+            (distribute and not parallel_grad, "distribute_gradients=True needs num_grad_workers >= 2"),
+            (distribute and async_grad,
+             "distribute_gradients=True contradicts grad_communication='asynchronous': ranks average together"),
+            (distribute and compress_grads,
+             "compress_grads_to_send=True contradicts distribute_gradients=True: no gradient is sent"),
+            (compress_grads and not parallel_grad,
+             "compress_grads_to_send=True needs num_grad_workers >= 2: central gradients are not sent"),
+            (compress_data and not parallel_col,
+             "compress_data_to_send=True needs num_col_workers >= 2: the local worker's rollouts are not sent"),
+        ) if wrong]
+        if fraction and not async_col and not parallel_col:
+            self.warnings.append("col_fraction_workers < 1 has no effect with num_col_workers=1")
         for name in ("compress_grads_to_send", "compress_data_to_send"):
-            if options[name]:
-                self._parse(name, partial(codecs.require_lz4, name))
+            self._parse(name, partial(codecs.require_lz4, name))
 
     def agent(self, algo: Any, actor: Any, storage: Any, train_envs: Any, test_envs: Any) -> None:
         """Refuse parts that are no factories, that do not fit together, or that cannot travel."""
@@ -212,12 +211,8 @@ def _check_travels(name: str, factory: Any) -> int:
     try:
         size = len(cloudpickle.dumps(factory))
     except Exception as error:
-        culprits = []
-        for key in getattr(type(factory.options), "__dataclass_fields__", {}):
-            try:
-                cloudpickle.dumps(getattr(factory.options, key))
-            except Exception:  # noqa: BLE001 - any failure to pickle makes it a culprit
-                culprits.append(key)
+        names = getattr(type(factory.options), "__dataclass_fields__", {})
+        culprits = [key for key in names if not _pickles(getattr(factory.options, key))]
         raise FactorySerializationError(
             f"{name} cannot be sent to a worker: {', '.join(culprits) or 'it'} cannot be pickled ({error}); "
             "make locks, files and tensors on a device inside the function, not outside") from error
@@ -225,3 +220,13 @@ def _check_travels(name: str, factory: Any) -> int:
         raise FactorySerializationError(f"{name} is {size / 2**20:.0f} MB pickled; at most 512 MB can be sent. "
                                         "Load large data inside the function")
     return size
+
+
+def _pickles(value: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 - whatever a user's class raises when it is pickled
+        return False
+    return True

@@ -67,7 +67,7 @@ class Scheme:
         ConfigError: Anything wrong or contradictory, all problems at once.
     """
 
-    def __init__(self, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
+    def __init__(self, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],  # noqa: PLR0913
                  train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, *,
                  num_col_workers: int = 1, col_execution: Execution | str | None = None,
                  col_communication: Communication | str = SYNC, col_fraction_workers: float = 1.0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -27,23 +27,32 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activation functions by name."""
 
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
+
+
+class _Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Draw nothing: `orthogonal` initialises, from a generator of its own."""
+
+
+class _Conv2d(nn.Conv2d):
+    def reset_parameters(self) -> None:
+        """Draw nothing: `orthogonal` initialises, from a generator of its own."""
+
 
 def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN, generator: torch.Generator | None = None) -> nn.Linear:
     """A linear layer with orthogonal weight and zero bias."""
-    layer: nn.Linear = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
-    return orthogonal(layer, gain, generator)
+    return orthogonal(_Linear(inputs, outputs), gain, generator)
 
 
 def conv(
     inputs: int, outputs: int, kernel_size: int, generator: torch.Generator | None = None, **options: Any,
 ) -> nn.Conv2d:
     """A convolution with orthogonal weight and zero bias."""
-    layer: nn.Conv2d = nn.utils.skip_init(  # type: ignore[no-untyped-call]
-        nn.Conv2d, inputs, outputs, kernel_size, **options)
-    return orthogonal(layer, HIDDEN_GAIN, generator)
+    return orthogonal(_Conv2d(inputs, outputs, kernel_size, **options), HIDDEN_GAIN, generator)
 
 
-def orthogonal(layer: Any, gain: float, generator: torch.Generator | None) -> Any:
+def orthogonal(layer: Layer, gain: float, generator: torch.Generator | None) -> Layer:
     """Initialise a layer's weight orthogonally and its bias, if any, with zero."""
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     if layer.bias is not None:

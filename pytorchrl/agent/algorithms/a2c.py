@@ -23,7 +23,7 @@ class A2C(Algorithm):
     class Options(Algorithm.Options):
         """Options of `A2C`; other defaults than those of `Algorithm`."""
 
-        lr: float | Schedule = option(7e-4, help="Learning rate.", low=0.0, updatable=True)  # noqa: RUF009
+        lr: float | Schedule = option(7e-4, help="Learning rate.", low=0.0, updatable=True)
         optimizer: str = option("rmsprop_tf", help="Kind of optimiser.", choices=OPTIMIZERS)
         num_epochs: int = option(1, help="Passes over each rollout.", low=1)
         num_mini_batch: int = option(1, help="Parts of a pass, one update each.", low=1)

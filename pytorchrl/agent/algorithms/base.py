@@ -70,7 +70,7 @@ class Algorithm(ABC):
     class Options(BaseOptions):
         """Options of every on-policy algorithm."""
 
-        lr: float | Schedule = option(3e-4, help="Learning rate.", low=0.0, updatable=True)  # noqa: RUF009
+        lr: float | Schedule = option(3e-4, help="Learning rate.", low=0.0, updatable=True)
         optimizer: str = option("adam", help="Kind of optimiser.", choices=OPTIMIZERS)
         adam_eps: float = option(1e-5, help="Epsilon outside Adam's root.", low=0.0, exclusive=True)
         rmsprop_eps: float = option(1e-5, help="Epsilon of RMSProp.", low=0.0, exclusive=True)
@@ -81,7 +81,7 @@ class Algorithm(ABC):
         num_epochs: int = option(4, help="Passes over each rollout.", low=1)
         num_mini_batch: int = option(4, help="Parts of a pass, one update each.", low=1)
         value_loss_coef: float = option(0.5, help="Weight of the value loss.", low=0.0, updatable=True)
-        entropy_coef: float | Schedule = option(0.01, help="Weight of the entropy bonus.", low=0.0, updatable=True)  # noqa: RUF009
+        entropy_coef: float | Schedule = option(0.01, help="Weight of the entropy bonus.", low=0.0, updatable=True)
         advantage_normalization: str = option(
             "minibatch", help="Over which samples advantages are normalised.", choices=("minibatch", "batch", "none"))
         compile: bool = option(False, help="Compile loss and gradient into one kernel graph (slow first update).")

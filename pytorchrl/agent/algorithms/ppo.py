@@ -29,7 +29,7 @@ class PPO(Algorithm):
     class Options(Algorithm.Options):
         """Options of `PPO`."""
 
-        clip_param: float | Schedule = option(  # noqa: RUF009
+        clip_param: float | Schedule = option(
             0.2, help="How far the probability ratio may move from 1.", low=0.0, exclusive=True, updatable=True)
         use_clipped_value_loss: bool = option(False, help="Whether the value moves at most clip_param_vf a rollout.")
         clip_param_vf: float | None = option(

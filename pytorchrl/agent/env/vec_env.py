@@ -50,12 +50,12 @@ class VecEnv:
     class Options(BaseOptions):
         """Settings of a vector of environments."""
 
-        env_fn: Any = option(  # noqa: RUF009 - option() makes a dataclass field
+        env_fn: Any = option(
             help="Gymnasium id, EnvSpec, or a function of keyword arguments that builds one environment (or, if it "
             "takes num_envs, a vector environment).")
-        env_kwargs: dict[str, Any] = option(  # noqa: RUF009 - the same
+        env_kwargs: dict[str, Any] = option(
             default_factory=dict, help="Keyword arguments of every environment.")
-        test_env_kwargs: dict[str, Any] = option(  # noqa: RUF009 - the same
+        test_env_kwargs: dict[str, Any] = option(
             default_factory=dict, help="Keyword arguments that replace those of env_kwargs when testing.")
         vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
         backend: str = option(

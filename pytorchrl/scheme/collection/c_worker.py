@@ -46,7 +46,7 @@ class CWorker(Worker):
         collected_steps: Env steps made so far, of delivered rollouts.
     """
 
-    def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Any],
+    def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: EnvFactory,
                  collects: bool = True, initial_weights: Weights | None = None, device: str = "cpu", seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,

@@ -34,7 +34,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         collects: False for the GWorker that only serves parameters: no environments anywhere below it.
     """
 
-    def __init__(self, num_workers: int, index_parent: int, local_device: str = "cpu", *, algo_factory: Factory[Any],
+    def __init__(self, num_workers: int, index_parent: int, local_device: str = "cpu", *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: Factory[Any],
                  worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
                  seed: int = 0, num_threads: int | None = 1, col_execution: Execution | str = CENTRAL,
@@ -65,7 +65,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         return self._twin or super().remote_workers()
 
     @classmethod
-    def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],
+    def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],  # noqa: PLR0913
                        storage_factory: Factory[Any], train_envs_factory: Factory[Any],
                        worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
                        seed: int = 0, num_threads: int | None = 1) -> Callable[..., CWorkerSet]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch import Tensor, distributed
 
 from pytorchrl.scheme.messages import Moments
+
+_gloo: Any = distributed  # its stores and groups are bound from C++ and have no types
 
 
 def propose_address() -> tuple[str, int]:
@@ -34,10 +36,10 @@ class GradientGroup:
     def __init__(self, address: str, port: int, rank: int, size: int, timeout_s: float) -> None:
         timeout = timedelta(seconds=timeout_s)
         self.rank, self.size = rank, size
-        self._store = TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)
+        self._store = _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)
         # The group belongs to this object, not to the process: the user's own default group stays free.
-        self._group: ProcessGroupGloo | None = ProcessGroupGloo(
-            PrefixStore("gradients", self._store), rank, size, timeout)
+        self._group: Any = _gloo.ProcessGroupGloo(
+            _gloo.PrefixStore("gradients", self._store), rank, size, timeout)
 
     def _sum(self, tensor: Tensor) -> Tensor:
         assert self._group is not None, "the group is closed"
@@ -64,12 +66,12 @@ class GradientGroup:
         weighted = torch.cat([*(gradient * num_samples for gradient in gradients), torch.tensor([float(num_samples)])])
         total = self._sum(weighted)
         means = total[:-1] / total[-1]
-        return list(means.split([gradient.numel() for gradient in gradients]))
+        return list(torch.split(means, [gradient.numel() for gradient in gradients]))
 
     def gather_all(self, moments: Moments) -> list[Moments]:
         """(count, mean, M2) of every rank's samples, in rank order."""
         parts = self._gather(torch.tensor([float(value) for value in moments], dtype=torch.float64))
-        return [tuple(part.tolist()) for part in parts]  # type: ignore[misc]
+        return [tuple(part.tolist()) for part in parts]
 
     def gather_moments(self, moments: Sequence[dict[str, Moments]]) -> tuple[dict[str, Moments], ...]:
         """The normalisers' moments of all ranks, in rank order.

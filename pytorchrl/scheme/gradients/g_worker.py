@@ -161,7 +161,7 @@ class CollectorThread(threading.Thread):
         if not self._asynchronous:
             self.step()
             try:
-                return self.queue.get(0.0)  # type: ignore[no-any-return]
+                return self.queue.get(0.0)
             except queue.Empty:
                 raise StoppedError(f"collection of GWorker {self.index_worker} has been stopped") from None
         if self.ident is None:
@@ -171,7 +171,7 @@ class CollectorThread(threading.Thread):
             if self.stopped:
                 raise StoppedError(f"collection of GWorker {self.index_worker} has been stopped")
             try:
-                return self.queue.get(POLL_INTERVAL_S)  # type: ignore[no-any-return]
+                return self.queue.get(POLL_INTERVAL_S)
             except queue.Empty:
                 pass
             # A dead thread never puts again, so empty() is exact here. Raised outside the handler: its cause stays.
@@ -300,7 +300,7 @@ class GWorker(Worker):
             self.skip_remaining()
         if not self._item_open:
             self._take_item()
-        return self.storage.advantage_moments()  # type: ignore[no-any-return]
+        return self.storage.advantage_moments()
 
     def _open_batches(self, advantage_moments: Sequence[Moments] | None) -> None:
         if self._group is not None and self.algo.advantage_normalization == "batch":

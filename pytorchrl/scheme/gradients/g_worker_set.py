@@ -35,7 +35,7 @@ class GWorkerSet(WorkerSet[GWorker]):
         worker_class, remote_config, worker_params, num_workers: See `WorkerSet`.
     """
 
-    def __init__(self, num_workers: int, index_parent: int, local_device: str | None,
+    def __init__(self, num_workers: int, index_parent: int, local_device: str | None,  # noqa: PLR0913
                  col_execution: Execution | str, col_communication: Communication | str,
                  col_workers_factory: Callable[..., Any], col_fraction_workers: float,
                  grad_worker_resources: Mapping[str, float], compress_grads_to_send: bool = False, *,

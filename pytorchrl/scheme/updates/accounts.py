@@ -46,7 +46,7 @@ class Accounts:
                 self._lags[lag_used] += 1
                 self._lags_collect[lag_queued] += 1
             self._episodes.extend(gradients.episodes)
-            self._timings.update(gradients.timings)  # type: ignore[arg-type]
+            self._timings.update(gradients.timings)
             self.grads_received += 1
         self._own.move(gradients.num_new_samples, "sent", "in_flight")
 

@@ -98,7 +98,7 @@ class _RemoteRound:
             self._reference = (version, self._runtime.put(self._local.get_weights()))
         self._versions[index] = version
         self._accounts.weight_pushes += 1
-        return self._reference[1]  # type: ignore[no-any-return]
+        return self._reference[1]
 
     def forget_weights(self) -> None:
         """A parameter was changed: every worker gets the weights anew with its next request."""

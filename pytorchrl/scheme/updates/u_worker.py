@@ -85,7 +85,7 @@ class UWorker(Worker):
         accounts: Ledger, lags, episodes and statistics.
     """
 
-    def __init__(self, grad_workers_factory: Callable[..., GWorkerSet], index_worker: int = 0, *,
+    def __init__(self, grad_workers_factory: Callable[..., GWorkerSet], index_worker: int = 0, *,  # noqa: PLR0913
                  grad_execution: Execution | str = "Central", grad_communication: Communication | str = "synchronous",
                  distribute_gradients: bool = False, device: str | None = None, runtime: Runtime | None = None,
                  target_steps: int = 1, request_timeout_s: float = 600.0) -> None:

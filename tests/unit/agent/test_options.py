@@ -16,7 +16,7 @@ class Part:
     @dataclass(frozen=True, kw_only=True)
     class Options(Options):
         size: int = option(help="a required count", low=1)
-        rate: float | Schedule = option(0.5, help="a rate", low=0.0, high=1.0, exclusive=True)  # noqa: RUF009
+        rate: float | Schedule = option(0.5, help="a rate", low=0.0, high=1.0, exclusive=True)
         kind: str = option("a", help="a choice", choices=("a", "bee"))
         sizes: tuple[int, ...] = option((64, 64), help="some sizes", low=1)
         flag: bool = option(False, help="a switch")
