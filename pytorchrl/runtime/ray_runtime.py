@@ -11,9 +11,13 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerLostError
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, Future, Handle, Outcome, Runtime, W
@@ -30,14 +34,24 @@ class _Host:
     def __init__(self, cls: type, params: Mapping[str, Any]) -> None:
         self._cls, self._params = cls, params
         self._worker: Any = None
+        self._early: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []  # signals to a worker not yet built
+        self._lock = threading.Lock()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         if self._worker is None:
-            self._worker = self._cls(**self._params)
+            worker = self._cls(**self._params)
+            with self._lock:
+                self._worker = worker
+                for name, early_args, early_kwargs in self._early:
+                    getattr(worker, name)(*early_args, **early_kwargs)
         return getattr(self._worker, method)(*args, **kwargs)
 
     def signal(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return None if self._worker is None else getattr(self._worker, method)(*args, **kwargs)
+        with self._lock:
+            if self._worker is None:
+                self._early.append((method, args, kwargs))
+                return None
+        return getattr(self._worker, method)(*args, **kwargs)
 
 
 class _RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of the error itself
@@ -92,14 +106,22 @@ class RayRuntime(Runtime):
         self._ray = ray
         return ray
 
+    def _starts_a_local_ray(self) -> bool:
+        ray = sys.modules.get("ray")
+        is_running = self._ray is not None or (ray is not None and ray.is_initialized())
+        return not is_running and (self._address or os.environ.get("RAY_ADDRESS")) in (None, "local")
+
     def _start_local(self, ray: Any) -> None:
         # Socket paths allow 107 bytes, so the directory is a short one of our own; close() removes it.
         directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
         try:
             ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
                      _temp_dir=os.path.join(directory, "r"))  # Ray opens its own folder to everybody; ours stays closed
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(directory, ignore_errors=True)
+            if isinstance(error, Exception):
+                raise RayConnectionError(
+                    f"Ray did not start on this machine: {error}; a very busy machine or a full disk can be why") from error
             raise
         self._own_directory = directory
 
@@ -184,12 +206,14 @@ class RayRuntime(Runtime):
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
         """Check explicit requests against the cluster; shrink the default to what is left. Asks before any actor."""
+        if self._starts_a_local_ray():
+            _check_this_machine(requests)  # seconds sooner than Ray, which has to start before it can be asked
         nodes = [node["Resources"] for node in self._connect().nodes() if node["Alive"]]
         total: dict[str, float] = {}
         for node in nodes:
             for key, amount in node.items():
                 total[key] = total.get(key, 0.0) + amount
-        spare, shrunk = dict(total), 0
+        spare, shrunk = {**dict.fromkeys(total, 0.0), **self._ray.available_resources()}, 0
         for name, count, resources in requests:
             if dict(resources) == dict(DEFAULT_RESOURCES):
                 shrunk += count
@@ -218,6 +242,17 @@ class RayRuntime(Runtime):
         if any(fitted[key] < resources[key] for key in ("num_cpus", "num_gpus")):
             logger.info("default resources shrunk to what the cluster has: %s", fitted)
         return {key: amount for key, amount in fitted.items() if amount > 0 or key == "num_cpus"}
+
+
+def _check_this_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> None:
+    """Raise `InsufficientResourcesError` for more CPUs or GPUs than this machine has."""
+    for key, present in (("num_cpus", os.cpu_count() or 1), ("num_gpus", torch.cuda.device_count())):
+        asked = [(name, count, resources[key]) for name, count, resources in requests
+                 if dict(resources) != dict(DEFAULT_RESOURCES) and resources.get(key)]
+        if sum(count * amount for _, count, amount in asked) > present:
+            wanted = " and ".join(f"{count} {name} x {key}={amount:g}" for name, count, amount in asked)
+            raise InsufficientResourcesError(
+                f"{wanted} were asked for; this machine has {present}; ask for less or use fewer workers")
 
 
 def _check_reachable(address: str) -> None:

@@ -14,6 +14,8 @@ from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, W
 
 # Long enough to cost nothing when idle, short enough that kill() feels immediate.
 _STOP_CHECK_INTERVAL_S = 0.05
+# All threads together have this long to end the calls that they are making.
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class _ThreadActor(threading.Thread):
@@ -44,7 +46,7 @@ class _ThreadActor(threading.Thread):
 
     def _call(self, future: cf.Future[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.failure is not None:
-            future.set_exception(self.failure)
+            _settle(future, error=self.failure)
             return
         try:
             result = getattr(self.worker, method)(*args, **kwargs)
@@ -100,7 +102,10 @@ class ThreadRuntime(Runtime):
         if actor.worker is None:
             _settle(future, error=actor.failure or WorkerLostError(f"{handle.name} is not built yet"))
         else:
-            _settle(future, result=getattr(actor.worker, method)(*args, **kwargs))
+            try:
+                _settle(future, result=getattr(actor.worker, method)(*args, **kwargs))
+            except Exception as error:  # noqa: BLE001 - the caller gets it as a value
+                _settle(future, error=error)
         return Future(handle.name, future)
 
     def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> list[Future[Any]]:
@@ -133,7 +138,8 @@ class ThreadRuntime(Runtime):
         """End all threads, each after its current call."""
         for actor in self._actors:
             actor.dead.set()
+        deadline = self.now() + _CLOSE_TIMEOUT_S
         for actor in self._actors:
-            self.join_thread(actor, timeout_s=5.0)
+            self.join_thread(actor, max(0.0, deadline - self.now()))
         self._actors.clear()
         self._pending.clear()

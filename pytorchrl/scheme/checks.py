@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -15,7 +16,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
-from pytorchrl.runtime import RUNTIMES
+from pytorchrl.runtime import DEFAULT_RESOURCES, RUNTIMES
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import (
     ASYNC,
@@ -28,6 +29,7 @@ from pytorchrl.scheme.base.worker import (
     check_fraction,
 )
 
+_FRACTION_SAMPLES = 0.25
 _ASYNC_ONLY = {"col_in_flight": 2, "queue_size": 16, "broadcast_interval": 1}
 _LARGE_BYTES = 10 * 2**20
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
@@ -69,6 +71,9 @@ class Checks:
         for level in ("col", "grad"):
             self._derive_execution(level)
         self._raise()
+        if options["runtime"] is None:
+            remote = PARALLEL in (options["col_execution"], options["grad_execution"])
+            options["runtime"] = "ray" if remote else "threads"
         self._contradictions()
         self._raise()
         return options
@@ -91,9 +96,7 @@ class Checks:
 
     def _check_runtime(self) -> None:
         runtime = self._options["runtime"]
-        if runtime is None:
-            self._options["runtime"] = "ray"
-        elif runtime not in RUNTIMES:
+        if runtime is not None and runtime not in RUNTIMES:
             self._problems.append(f"runtime must be one of {list(RUNTIMES)}, got {runtime!r}")
         elif runtime == "threads" and self._options["address"] is not None:
             self._problems.append("address is that of a Ray cluster; runtime='threads' uses none")
@@ -106,6 +109,9 @@ class Checks:
         for key, amount in resources.items():
             if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
                 self._problems.append(f"{name}[{key!r}] must be a number >= 0, got {amount!r}")
+            elif key not in _RESOURCES and difflib.get_close_matches(str(key), _RESOURCES, n=1):
+                near = difflib.get_close_matches(str(key), _RESOURCES, n=1)[0]
+                self._problems.append(f"{name} has {key!r}; did you mean {near!r}?")
             elif key == "num_gpus" and amount > 1 and amount != int(amount):
                 self._problems.append(f"{name}['num_gpus'] must be a share up to 1 or a whole number, got {amount!r}")
 
@@ -133,10 +139,15 @@ class Checks:
             *((not async_col and options[name] != default,
                f"{name}={options[name]} is for col_communication='asynchronous'; synchronous collection would ignore it")
               for name, default in _ASYNC_ONLY.items()),
+            *((not parallel and dict(options[name]) != dict(DEFAULT_RESOURCES),
+               f"{name} is for remote workers, of which there are none; give num_{name[:name.index('_')]}_workers >= 2")
+              for name, parallel in (("col_worker_resources", parallel_col), ("grad_worker_resources", parallel_grad))),
+            (options["address"] is not None and not parallel_col and not parallel_grad,
+             "address is that of a Ray cluster; a scheme without remote workers uses none"),
             (fraction and async_col,
              "col_fraction_workers < 1 ends synchronous rounds early; col_communication='asynchronous' has none"),
-            (not fraction and options["fraction_samples"] < 1.0,
-             "fraction_samples < 1 needs col_fraction_workers < 1: nobody is told to stop otherwise"),
+            (not fraction and options["fraction_samples"] != _FRACTION_SAMPLES,
+             f"fraction_samples={options['fraction_samples']} needs col_fraction_workers < 1: nobody is told to stop otherwise"),
             (distribute and not parallel_grad, "distribute_gradients=True needs num_grad_workers >= 2"),
             (distribute and async_grad,
              "distribute_gradients=True contradicts grad_communication='asynchronous': ranks average together"),

@@ -59,7 +59,8 @@ class LedgerSnapshot:
 
     def check(self) -> LedgerSnapshot:
         """Return self if the equation holds and no place is negative, else raise `LedgerError`."""
-        places = (self.in_flight, self.queued, self.consumed_unique, self.resident, self.evicted)
+        places = (self.in_flight, self.queued, self.consumed_unique, self.resident, self.evicted,
+                  *self.dropped.values())
         if self.imbalance or min(places) < 0:
             raise LedgerError(f"{self.imbalance} of {self.collected} env steps are in no place: {self}")
         return self
@@ -103,12 +104,6 @@ class Ledger:
         """Give up everything that is queued or in flight here."""
         for place in ("in_flight", "queued"):
             self.drop(self._places[place], place, reason)
-
-    def lose(self, num_steps: int) -> None:
-        """Steps were made, but what came of them never arrived."""
-        with self._lock:
-            self._places["collected"] += num_steps
-            self._dropped[DropReason.WORKER_LOST.value] += num_steps
 
     def consume(self, num_steps: int) -> None:
         """Count steps of one pass (not a place: it takes part in no equation)."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
-import time
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -24,8 +22,6 @@ from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.updates.u_worker import UWorker
 
-logger = logging.getLogger(__name__)
-
 
 class Scheme:
     """An agent, and where its three operations run. Everything is checked here; nothing starts before `start`.
@@ -40,7 +36,7 @@ class Scheme:
         col_execution: "Central" or "Parallel" collection; None follows num_col_workers.
         col_communication: "synchronous": collection and learning take turns; "asynchronous": neither waits.
         col_fraction_workers: Share of collection workers after which a synchronous round stops the rest.
-        fraction_samples: Share of its rollout that a collection worker told to stop collects all the same.
+        fraction_samples: Share of its rollout that a worker so stopped collects all the same.
         compress_data_to_send: Send rollouts compressed, without loss (needs lz4).
         num_grad_workers: Gradient workers; 1 means the local one, 2 or more are remote.
         grad_execution: "Central" or "Parallel" gradients; None follows num_grad_workers.
@@ -71,7 +67,7 @@ class Scheme:
                  train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, *,
                  num_col_workers: int = 1, col_execution: Execution | str | None = None,
                  col_communication: Communication | str = SYNC, col_fraction_workers: float = 1.0,
-                 fraction_samples: float = 1.0, compress_data_to_send: bool = False, num_grad_workers: int = 1,
+                 fraction_samples: float = 0.25, compress_data_to_send: bool = False, num_grad_workers: int = 1,
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
                  compress_grads_to_send: bool = False, distribute_gradients: bool = False, col_in_flight: int = 2,
                  queue_size: int = 16, queue_timeout_s: float = 300.0, broadcast_interval: int = 1,
@@ -266,10 +262,7 @@ class Scheme:
         if self._evaluation is None or self._evaluator is None:
             return None
         evaluation, self._evaluation = self._evaluation, None
-        start = time.perf_counter()
-        result = self._evaluator.runtime.get(evaluation, timeout_s)
-        logger.debug("waited %.2f s for an evaluation", time.perf_counter() - start)
-        return result
+        return self._evaluator.runtime.get(evaluation, timeout_s)
 
 
 _NOT_SETTINGS = {"self", "algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory",

@@ -63,9 +63,9 @@ def distribution_of(space: gym.Space[Any]) -> Distribution:
         SpaceError: No distribution fits.
     """
     if isinstance(space, gym.spaces.Discrete):
-        return Categorical(int(space.n), int(space.start))
+        return Categorical(int(space.n))
     if isinstance(space, gym.spaces.MultiDiscrete):
-        return MultiCategorical(space.nvec, space.start)
+        return MultiCategorical(space.nvec)
     if isinstance(space, gym.spaces.MultiBinary):
         return Bernoulli(tuple(space.shape))
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
@@ -100,12 +100,11 @@ def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Categorical(Distribution):
-    """One of n actions; stored from 0, `start` is added on the way out. Params: logits (..., n)."""
+    """One of n actions, counted from 0 (the environments add their space's start). Params: logits (..., n)."""
 
-    def __init__(self, n: int, start: int = 0) -> None:
+    def __init__(self, n: int) -> None:
         super().__init__()
         self.num_outputs = self.mask_size = n
-        self.start = start
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
         """Draw (...,) int64."""
@@ -127,8 +126,8 @@ class Categorical(Distribution):
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def clip(self, action: Tensor) -> Tensor:
-        """Add `start`."""
-        return action + self.start if self.start else action
+        """As it is."""
+        return action
 
 
 class MultiCategorical(Distribution):
@@ -141,10 +140,8 @@ class MultiCategorical(Distribution):
     """(D * max n,) where each entry of the padded form lies in the params."""
     present: Tensor
     """(D, max n) bool, false for padding."""
-    start: Tensor
-    """(*action_shape,) int64."""
 
-    def __init__(self, nvec: np.ndarray, start: np.ndarray) -> None:
+    def __init__(self, nvec: np.ndarray) -> None:
         super().__init__()
         self.action_shape = tuple(nvec.shape)
         sizes = torch.as_tensor(np.asarray(nvec).reshape(-1), dtype=torch.int64)
@@ -155,7 +152,6 @@ class MultiCategorical(Distribution):
         index = torch.where(present, first.unsqueeze(-1) + columns, 0).reshape(-1)
         self.register_buffer("index", index, persistent=False)
         self.register_buffer("present", present, persistent=False)
-        self.register_buffer("start", torch.as_tensor(np.asarray(start), dtype=torch.int64), persistent=False)
 
     def _split(self, params: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         shape = (*params.shape[:-1], *self.present.shape)
@@ -180,8 +176,8 @@ class MultiCategorical(Distribution):
         return log_probs.gather(-1, action).sum((-2, -1)), -(log_probs.exp() * log_probs).sum((-2, -1))
 
     def clip(self, action: Tensor) -> Tensor:
-        """Add `start`."""
-        return action + self.start
+        """As it is."""
+        return action
 
 
 class Bernoulli(Distribution):

@@ -20,7 +20,7 @@ from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.normalisers import Moments, RunningMoments, moments
 from pytorchrl.agent.actors.trunk import Trunk, check_extractor
 from pytorchrl.agent.data import Obs, RolloutData
-from pytorchrl.agent.env.spaces import flatten_space
+from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import torch_generator
@@ -63,6 +63,8 @@ class OnPolicyActor(nn.Module):
             """Flatten the observation space; refuse spaces and extractors that do not fit."""
             super().__post_init__()
             object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
+            # Counting from 0: the environments add the space's own start.
+            object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
             distribution_of(self.action_space)
             check_extractor(self.feature_extractor, self.observation_space)
 

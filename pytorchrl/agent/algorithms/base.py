@@ -146,6 +146,9 @@ class Algorithm(ABC):
         else:  # entering the two contexts costs a tenth of a small network's step
             acted = self.actor.act(obs, rhs, done, deterministic, mask, self.generator)
         action, clipped_action, dist_params, value, rhs = acted
+        if self.device.type != "cpu":  # environments and storages live there
+            action, clipped_action, dist_params = action.cpu(), clipped_action.cpu(), dist_params.cpu()
+            value = None if value is None else value.cpu()
         other = {"dist_params": dist_params} if value is None else {"dist_params": dist_params, "value": value}
         return ActingStep(action, clipped_action, rhs, other)
 
@@ -266,6 +269,7 @@ class Algorithm(ABC):
         """
         gradient = self._gradient if gradients is None else gradients[0]
         self._flat.check(gradient)
+        gradient = gradient.to(self._flat.data.device)  # from workers it comes on the CPU
         norm = float(torch.linalg.vector_norm(gradient))
         if not math.isfinite(norm):
             raise NonFiniteUpdateError(f"the norm of the gradient is {norm}; the update was not made")
@@ -291,7 +295,7 @@ class Algorithm(ABC):
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
         """Set each scheduled parameter to its value after `env_steps` of the whole experiment; returns those set."""
         values = {name: schedule.value(env_steps, target_steps) for name, schedule in self.schedules.items()}
-        self.parameters.update(values)
+        self.parameters = {**self.parameters, **values}
         return values
 
     # States
@@ -355,13 +359,14 @@ class Algorithm(ABC):
         return [field.name for field in dataclasses.fields(self.options) if field.metadata.get("updatable")]
 
     def _set_parameter(self, name: str, value: float | Schedule | None) -> None:
-        self.schedules.pop(name, None)
-        self.parameters.pop(name, None)
+        # New dictionaries, so that a thread that reads the old ones never sees half a change.
+        schedules = {other: schedule for other, schedule in self.schedules.items() if other != name}
+        parameters = {other: number for other, number in self.parameters.items() if other != name}
         if isinstance(value, Schedule):
-            self.schedules[name] = value
-            self.parameters[name] = value.start
+            schedules[name], parameters[name] = value, value.start
         elif value is not None:
-            self.parameters[name] = float(value)
+            parameters[name] = float(value)
+        self.schedules, self.parameters = schedules, parameters
 
     def _acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield "all", self._flat.data

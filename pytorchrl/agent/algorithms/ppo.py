@@ -63,6 +63,8 @@ class PPO(Algorithm):
         if self.advantage_normalization == "minibatch":
             advantage = recorded.normalized_advantage()
         log_ratio = logp - recorded.logp
+        if recorded.valid is not None:  # before exp: infinity times a masked zero would be NaN in the gradient
+            log_ratio = torch.where(recorded.valid, log_ratio, 0.0)
         ratio = log_ratio.exp()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
         if self.options.dual_clip is not None:

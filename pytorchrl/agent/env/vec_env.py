@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from pytorchrl.agent.data import OBS_LEAF, Step
 from pytorchrl.agent.env.autoreset import NO_INDEX, make_autoreset
@@ -262,7 +263,7 @@ class VecEnv:
         return Step(
             self._reader.read(observations), reward.astype(np.float32, copy=False), terminated, truncated,
             self._all if valid is None else valid, first, final_index, final_obs,
-            self._mask(observations, info), episodes)
+            self._settled_mask(observations, info, done), episodes)
 
     def _outgoing(self, action: np.ndarray) -> np.ndarray:
         """The action as the environments expect it."""
@@ -286,6 +287,13 @@ class VecEnv:
         if MASK_LEAF not in info or not given.all():
             raise EnvError(f"{self._where}: expected info['{MASK_LEAF}'] in every step as in the first reset, got none")
         return np.asarray(info[MASK_LEAF], dtype=np.bool_)
+
+    def _settled_mask(self, observations: Any, info: dict[str, Any], done: np.ndarray) -> np.ndarray | None:
+        """As `_mask`; under NEXT_STEP everything is allowed in an episode's last observation, whose action is ignored."""
+        mask = self._mask(observations, info)
+        if mask is None or self.autoreset_mode is not AutoresetMode.NEXT_STEP or not np.count_nonzero(done):
+            return mask
+        return np.where(done[:, None], True, mask)
 
     def _lives_in(self, info: dict[str, Any]) -> np.ndarray | None:
         if not self._ends_on_life_loss:

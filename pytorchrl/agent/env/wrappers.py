@@ -35,11 +35,12 @@ class FrameStack(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset, and fill the stack with the first observation."""
         observation, info = self.env.reset(seed=seed, options=options)
-        self._frames.extend([observation] * (self._frames.maxlen or 1))
+        # Copies: an environment may write its next observation into the same memory.
+        self._frames.extend([np.array(observation)] * (self._frames.maxlen or 1))
         return np.concatenate(self._frames, self._axis), info
 
     def step(self, action: Any) -> Any:
         """Step, and return the stack with the newest observation last."""
         observation, *rest = self.env.step(action)
-        self._frames.append(observation)
+        self._frames.append(np.array(observation))
         return np.concatenate(self._frames, self._axis), *rest

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from pytorchrl.agent.env import EnvFactory, VecEnv, check_finite
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.agent.storages.returns import discounted_sums
+from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.messages import Moments, Rollout, Weights
@@ -38,6 +39,7 @@ class CWorker(Worker):
         num_threads: Torch threads of this process; None leaves them alone.
         owned_data: Whether rollouts are copies that their receiver owns; False hands out the storage's own tensors.
         compress_data_to_send: Whether rollouts are compressed, without loss.
+        runtime: Owner of the clock.
 
     Attributes:
         actor, algo, storage: The agent's parts.
@@ -50,7 +52,7 @@ class CWorker(Worker):
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: EnvFactory,
                  collects: bool = True, initial_weights: Weights | None = None, device: str = "cpu", seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
-                 compress_data_to_send: bool = False) -> None:
+                 compress_data_to_send: bool = False, runtime: Runtime | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -66,9 +68,11 @@ class CWorker(Worker):
             incarnation=incarnation, num_threads=num_threads or 1) if collects else None
         self.version = 0
         self.collected_steps = 0
+        self._delivered_steps = 0
         # Held while the parameters change or are copied, so that a snapshot never shows half an update.
         self.lock = threading.RLock()
         self._snapshot: Weights | None = None
+        self._now = (runtime or ThreadRuntime()).now
         self._owned_data, self._compress = owned_data, compress_data_to_send
         self._sequence = 0
         # Written by signals from another thread, read once per step.
@@ -85,6 +89,8 @@ class CWorker(Worker):
             if self._snapshot is None or self._snapshot.version != self.version:
                 state = {key: value.numpy() for key, value in self.algo.acting_state().items()}
                 self._snapshot = Weights(self.version, state, dict(self.algo.parameters))
+            elif self._snapshot.parameters != self.algo.parameters:  # schedules move within a version
+                self._snapshot = replace(self._snapshot, parameters=dict(self.algo.parameters))
             return self._snapshot
 
     def set_weights(self, weights: Weights | Mapping[str, Any]) -> None:
@@ -116,15 +122,16 @@ class CWorker(Worker):
         if weights is not None:
             self.set_weights(weights)
         self._sequence += 1
-        version, start = self.version, time.perf_counter()
+        version, start = self.version, self._now()
         episodes, preempted = self._fill_storage()
         data = self.storage.get_all_buffer_data(copy=self._owned_data)
         num_env_steps = data.num_valid()
         self.collected_steps += num_env_steps
         moments: dict[str, Moments] = {}
         if num_env_steps:
-            check_finite({**data.obs, "reward": data.reward},
-                         f"GWorker {self.index_parent}/CWorker {self.index_worker}")
+            where = f"GWorker {self.index_parent}/CWorker {self.index_worker}"
+            check_finite({**data.obs, "reward": data.reward}, where)
+            check_finite(data.final_obs, f"{where}, last observations of episodes", env_axis=0)
             with torch.no_grad():
                 self.algo.finish_rollout(data)
                 moments = self._moments(data)
@@ -135,10 +142,11 @@ class CWorker(Worker):
             if self._compress:
                 data = codecs.compress_rollout(data)
                 sent = codecs.num_bytes(data)
+        self._delivered_steps += num_env_steps
         return Rollout(
             data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
             worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
-            moments=moments, collect_s=time.perf_counter() - start, preempted=preempted, bytes_raw=raw,
+            moments=moments, collect_s=self._now() - start, preempted=preempted, bytes_raw=raw,
             bytes_sent=sent)
 
     def _fill_storage(self) -> tuple[list[Episode], bool]:
@@ -185,11 +193,22 @@ class CWorker(Worker):
             self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
             self._snapshot = None
 
-    def close(self) -> int:
-        """Close the environments; the number of env steps made in all, unfinished rollouts included. Idempotent."""
+    def merge_moments(self, parts: Iterable[dict[str, Moments]]) -> None:
+        """Merge rollouts' moments into the actor's normalisers, outside an update."""
+        with self.lock:
+            for part in parts:
+                self.actor.merge_moments(part)
+            self._snapshot = None
+
+    def close(self) -> tuple[int, int]:
+        """Close the environments. Idempotent.
+
+        Returns:
+            Env steps made in all, and those of them that no rollout delivered.
+        """
         if self.envs is not None:
             self.envs.close()
             self.envs = None
             if not self._reset_pending and self.storage.num_steps:
                 self.collected_steps += self.storage.get_all_buffer_data(copy=False).num_valid()
-        return self.collected_steps
+        return self.collected_steps, self.collected_steps - self._delivered_steps

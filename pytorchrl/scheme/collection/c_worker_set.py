@@ -48,6 +48,7 @@ class CWorkerSet(WorkerSet[CWorker]):
             "index_parent": index_parent, "algo_factory": algo_factory, "actor_factory": actor_factory,
             "storage_factory": storage_factory, "train_envs_factory": train_envs_factory, "seed": seed,
             "compress_data_to_send": compress_data_to_send, "initial_weights": initial_weights,
+            "runtime": self.runtime,
         }
         super().__init__(
             CWorker, params, worker_resources, num_workers if parallel and collects else 0, runtime=self.runtime,

@@ -17,9 +17,14 @@ _gloo: Any = distributed  # its stores and groups are bound from C++ and have no
 
 def propose_address() -> tuple[str, int]:
     """An address of this host and a TCP port that is free there now."""
-    with socket.socket() as probe:
+    with socket.socket() as probe, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         probe.bind(("", 0))
-        return socket.gethostbyname(socket.gethostname()), probe.getsockname()[1]
+        try:
+            route.connect(("10.255.255.255", 1))  # sends nothing; tells which of our addresses others reach us by
+            address = route.getsockname()[0]
+        except OSError:  # no network at all: every rank is on this host
+            address = "127.0.0.1"
+        return address, probe.getsockname()[1]
 
 
 class GradientGroup:

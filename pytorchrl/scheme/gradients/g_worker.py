@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,14 +68,13 @@ class CollectorThread(threading.Thread):
     def __init__(self, index_worker: int, local_worker: CWorker, remote_workers: list[Handle[CWorker]],  # noqa: PLR0913
                  col_fraction_workers: float = 1.0, col_communication: Communication | str = "synchronous",
                  col_execution: Execution | str = "Central", broadcast_interval: int = 1, *,
-                 runtime: Runtime | None = None, ledger: Ledger | None = None, fraction_samples: float = 1.0,
+                 runtime: Runtime | None = None, ledger: Ledger | None = None, fraction_samples: float = 0.25,
                  col_in_flight: int = 2, queue_size: int = 16, queue_timeout_s: float = 300.0) -> None:
         super().__init__(name=f"CollectorThread {index_worker}", daemon=True)
         self.index_worker, self.local_worker, self.remote_workers = index_worker, local_worker, remote_workers
         self.num_workers = len(remote_workers)
         self.broadcast_interval = check_count("broadcast_interval", broadcast_interval)
         self.num_sent_since_broadcast = 0
-        self.weight_pushes = 0
         self._runtime = runtime or ThreadRuntime()
         self._ledger = ledger or Ledger()
         self._queue_timeout_s = queue_timeout_s
@@ -93,7 +91,8 @@ class CollectorThread(threading.Thread):
         else:
             steps = max(1, round(check_fraction("fraction_samples", fraction_samples) * local_worker.storage.options.size))
             self._gather = Barrier(remote_workers, self._runtime,
-                                   check_fraction("col_fraction_workers", col_fraction_workers), steps)
+                                   check_fraction("col_fraction_workers", col_fraction_workers), steps,
+                                   queue_timeout_s)
         Execution(col_execution)
 
     @property
@@ -123,18 +122,20 @@ class CollectorThread(threading.Thread):
         """Give the local worker's weights to every remote worker whose own are older, with its next request."""
         self._push(lambda version: version < self.local_worker.version)
 
-    def broadcast_new_weights_if_due(self) -> None:
-        """Give new weights to those workers for which `broadcast_interval` updates have passed."""
-        if self.should_broadcast():
-            self._push(self._due)
+    def broadcast_new_weights_if_due(self, only: int | None = None) -> None:
+        """Give new weights to those workers (or to one) for which `broadcast_interval` updates have passed."""
+        self._push(self._due, only)
+
+    @property
+    def weight_pushes(self) -> int:
+        """Weights given to single workers so far."""
+        return self._gather.pushes
 
     def _due(self, version: int) -> bool:
-        return self.local_worker.version - version >= self.broadcast_interval
+        return version < 0 or self.local_worker.version - version >= self.broadcast_interval
 
-    def _push(self, due: Callable[[int], bool]) -> None:
-        pushed = self._gather.push(self.local_worker.get_weights, due)
-        if pushed:
-            self.weight_pushes += pushed
+    def _push(self, due: Callable[[int], bool], only: int | None = None) -> None:
+        if self._gather.push(self.local_worker.get_weights, due, only):
             self.num_sent_since_broadcast = 0
 
     def _deliver(self, rollouts: list[Rollout]) -> None:
@@ -143,12 +144,13 @@ class CollectorThread(threading.Thread):
         self._ledger.collect(num_steps)
         self.num_sent_since_broadcast += len(rollouts)
         item = [rollout for rollout in rollouts if rollout.num_env_steps]
-        while item:
-            if self.queue.put((item, self.local_worker.version), POLL_INTERVAL_S):
-                self._ledger.move(num_steps, "in_flight", "queued")
-                return
+        if not item:
+            return
+        # Booked before it is put: the learner may have used it before put() returns.
+        self._ledger.move(num_steps, "in_flight", "queued")
+        while not self.queue.put((item, self.local_worker.version), POLL_INTERVAL_S):
             if self.stopped:
-                return  # stop() books what is left in flight as dropped
+                return  # stop() books it as dropped
 
     def get(self) -> tuple[list[Rollout], int]:
         """The oldest item and the version when it was queued.
@@ -159,7 +161,8 @@ class CollectorThread(threading.Thread):
             Exception: Whatever ended the thread.
         """
         if not self._asynchronous:
-            self.step()
+            while self.queue.empty() and not self.stopped:  # a rollout may hold no valid step at all
+                self.step()
             try:
                 return self.queue.get(0.0)
             except queue.Empty:
@@ -226,7 +229,7 @@ class GWorker(Worker):
                  col_communication: Communication | str = "synchronous", compress_grads_to_send: bool = False,
                  col_execution: Execution | str = "Central", col_fraction_workers: float = 1.0,
                  initial_weights: Weights | None = None, device: str | None = None, *, runtime: Runtime | None = None,
-                 collects: bool = True, fraction_samples: float = 1.0, col_in_flight: int = 2, queue_size: int = 16,
+                 collects: bool = True, fraction_samples: float = 0.25, col_in_flight: int = 2, queue_size: int = 16,
                  queue_timeout_s: float = 300.0, broadcast_interval: int = 1, num_threads: int | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
@@ -254,6 +257,7 @@ class GWorker(Worker):
         self._item_open = False  # an item is in the storage whose batches have not been made yet
         self._unused_steps = 0   # steps of the current item that no gradient has used
         self._report = _Report()
+        self._held_moments: list[dict[str, Moments]] = []  # of the current item, where ranks merge them themselves
         self._group: GradientGroup | None = None
         self._final: LedgerSnapshot | None = None
 
@@ -278,9 +282,9 @@ class GWorker(Worker):
         return self._batch
 
     def _take_item(self) -> None:
-        start = time.perf_counter()
+        start = self._runtime.now()
         rollouts, version_queued = self.collector.get()
-        self._report.add_time("wait", time.perf_counter() - start)
+        self._report.add_time("wait", self._runtime.now() - start)
         version = self.actor_version
         for rollout in rollouts:
             self._report.add_rollout(rollout, version_queued, version)
@@ -346,14 +350,14 @@ class GWorker(Worker):
         Returns:
             One flat float32 gradient per optimised group, and the algorithm's statistics.
         """
-        start = time.perf_counter()
+        start = self._runtime.now()
         grads, info = self.algo.compute_gradients(batch)
         if distribute_gradients:
             if self._group is None:
                 raise RuntimeError("distribute_gradients=True needs join_group() first")
             grads = self._group.mean(grads, batch.num_samples)
         self.iter += 1
-        self._report.add_time("grad", time.perf_counter() - start)
+        self._report.add_time("grad", self._runtime.now() - start)
         return grads, info
 
     def apply_gradients(self, gradients: list[Tensor] | None = None, *,
@@ -389,11 +393,11 @@ class GWorker(Worker):
         version = self.actor_version
         batch = self.get_data()
         grads, info = self.get_grads(distribute_gradients)
-        report, self._report = self._report, _Report(self._report)
+        report = self._report
         vectors: Any = grads
         if distribute_gradients:
-            assert self._group is not None
-            self.apply_gradients(grads, moments=self._group.gather_moments(report.moments) if batch.last else ())
+            self._held_moments += report.moments
+            self.apply_gradients(grads, moments=self._gather_held() if batch.last else ())
             vectors = None
         elif self.index_worker > 0:
             vectors = [np.array(grad.detach().cpu().numpy()) for grad in grads]
@@ -403,22 +407,26 @@ class GWorker(Worker):
             report.counters["bytes_sent"] += codecs.num_bytes(vectors)
         report.counters["weight_pushes"] = self.collector.weight_pushes
         report.counters["queued_items"] = self.inqueue.qsize()
-        moments: tuple[dict[str, Moments], ...] = ()
-        if batch.last:
-            moments = tuple(report.moments)
-        else:
-            self._report.moments = report.moments
+        self._report = _Report(report)
         return Gradients(
             vectors=vectors, num_samples=batch.num_samples, num_new_samples=batch.num_new_samples,
             weights_version=version, worker=self.index_worker, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=batch.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
-            moments=moments, timings=report.timings, counters=dict(report.counters))
+            moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters))
 
     def skip_remaining(self) -> None:
         """Give up what is left of the current item; steps that no gradient has used are dropped."""
         if self._batches is not None:
             self._batches = None
             self.ledger.drop(self._unused_steps, "queued", DropReason.EARLY_STOP)
+        if self._held_moments:
+            self.local_worker.merge_moments(self._gather_held())
+
+    def _gather_held(self) -> tuple[dict[str, Moments], ...]:
+        """The moments of all ranks' current items; every rank calls it at the same update."""
+        assert self._group is not None
+        held, self._held_moments = self._held_moments, []
+        return self._group.gather_moments(held)
 
     def set_weights(self, actor_weights: Weights | Mapping[str, Any]) -> None:
         """Update the actor with the given weights.
@@ -470,14 +478,14 @@ class GWorker(Worker):
         """
         if self._final is None:
             self.collector.close(_STOP_TIMEOUT_S)
-            self.ledger.drop_all(DropReason.SHUTDOWN)
             closing = [handle.submit(CWorker.close) for handle in self.remote_workers]
-            collected = self.local_worker.close()
             outcomes = self.col_workers.runtime.get_all(closing, _STOP_TIMEOUT_S)
-            collected += sum(outcome.value or 0 for outcome in outcomes)
-            if any(outcome.error for outcome in outcomes):  # a lost worker's own count is lost with it
-                collected = self.ledger.snapshot().collected
-            self.ledger.lose(collected - self.ledger.snapshot().collected)
+            counts = [self.local_worker.close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
+            self.ledger.collect(sum(undelivered for _, undelivered in counts))
+            self.ledger.drop_all(DropReason.SHUTDOWN)
+            # What the collectors counted themselves, so that the equation can fail; a lost one's count is lost with it.
+            is_complete = len(counts) == 1 + len(outcomes)
+            collected = sum(made for made, _ in counts) if is_complete else None
             for handle in self.remote_workers:
                 self.col_workers.runtime.kill(handle)
             if self._group is not None:

@@ -58,7 +58,7 @@ class GWorkerSet(WorkerSet[GWorker]):
         super().__init__(
             GWorker, params, grad_worker_resources, num_remote, runtime=runtime, name="GWorker ",
             local_params={"device": local_device, "collects": not num_remote},
-            remote_params={"num_threads": num_threads})
+            remote_params={"device": local_device, "num_threads": num_threads})
 
     @classmethod
     def create_factory(cls, num_workers: int, col_workers_factory: Callable[..., Any],

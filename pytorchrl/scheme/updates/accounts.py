@@ -83,7 +83,7 @@ class Accounts:
 
     def settle(self) -> LedgerSnapshot:
         """The final account: no gradient will be applied any more, so what is underway in one is given up."""
-        self._own.drop(self.ledger().in_flight, "in_flight", DropReason.SHUTDOWN)
+        self._own.drop(max(0, self.ledger().in_flight), "in_flight", DropReason.SHUTDOWN)
         return self.ledger()
 
     def add_time(self, name: str, seconds: float) -> None:
@@ -109,6 +109,11 @@ class Accounts:
         """The account of the whole tree as of the last messages."""
         with self._lock:
             return merge(self._snapshots.values(), self._own.snapshot())
+
+    @property
+    def consumed_unique(self) -> int:
+        """Env steps that updates have used so far."""
+        return self._own.snapshot().consumed_unique
 
     @property
     def collected(self) -> int:

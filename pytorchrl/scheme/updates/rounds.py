@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +20,8 @@ from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
 from pytorchrl.scheme.updates.accounts import Accounts
 
-# A rank of the averaging group that says nothing for this long is taken for lost.
-_GROUP_TIMEOUT_S = 60.0
+# Ranks start from weights and meet within this time.
+_JOIN_TIMEOUT_S = 60.0
 
 
 class Round(Protocol):
@@ -57,20 +58,37 @@ def mean_info(parts: Sequence[Gradients]) -> dict[str, float]:
     return {name: sum(part.info[name] * part.num_samples for part in parts) / total for name in parts[0].info}
 
 
+class HeldMoments:
+    """What normalisers learn from an item waits here until the item is used up: until then they stand still."""
+
+    def __init__(self) -> None:
+        self._held: list[dict[str, Moments]] = []
+
+    def of(self, parts: Sequence[Gradients], used_up: bool) -> tuple[dict[str, Moments], ...]:
+        """Keep the moments that came with `parts`; all that are held if their item is used up, else none."""
+        self._held += [moments for part in parts for moments in part.moments]
+        if not used_up:
+            return ()
+        held, self._held = tuple(self._held), []
+        return held
+
+
 class CentralRound:
     """The local GWorker computes the gradient and applies it."""
 
     def __init__(self, local_worker: GWorker, accounts: Accounts) -> None:
         self._local, self._accounts = local_worker, accounts
+        self._held = HeldMoments()
 
     def step(self) -> None:
         """One batch, one update."""
         gradients = self._local.collect_and_grad()
         self._accounts.receive(gradients)
-        version = self._local.actor_version
-        info = self._local.apply_gradients(gradients.vectors, moments=gradients.moments)
+        version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
+        moments = self._held.of([gradients], used_up=gradients.last or skip)
+        info = self._local.apply_gradients(gradients.vectors, moments=moments)
         self._accounts.apply([gradients], version, {**gradients.info, **info})
-        if gradients.info.get("skip_remaining"):
+        if skip:
             self._local.skip_remaining()
 
     def finish(self, timeout_s: float) -> None:
@@ -137,6 +155,7 @@ class SyncRound(_RemoteRound):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._used_up, self._skip = True, False
+        self._held = HeldMoments()
 
     def step(self) -> None:
         """Weights out, gradients in, one update."""
@@ -157,7 +176,7 @@ class SyncRound(_RemoteRound):
         # Decided once, on the mean, so that all workers agree.
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
         self._used_up = self._skip or parts[0].last
-        moments = tuple(moment for part in parts for moment in part.moments)
+        moments = self._held.of(parts, self._used_up)
         info.update(self._local.apply_gradients(mean_gradients(parts), moments=moments))
         self._accounts.apply(parts, version, info)
 
@@ -169,6 +188,7 @@ class AsyncRound(_RemoteRound):
         super().__init__(*args)
         # Finished gradients that no step has applied yet, in order of dispatch; their chains are idle.
         self._ready: deque[tuple[int, Gradients]] = deque()
+        self._held = [HeldMoments() for _ in self._workers]
         self._started = False
 
     def step(self) -> None:
@@ -184,10 +204,11 @@ class AsyncRound(_RemoteRound):
                 self._accounts.receive(gradients)
                 self._ready.append((index, gradients))
         index, gradients = self._ready.popleft()
-        version = self._local.actor_version
-        info = self._local.apply_gradients(decode(gradients), moments=gradients.moments)
+        version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
+        moments = self._held[index].of([gradients], used_up=gradients.last or skip)
+        info = self._local.apply_gradients(decode(gradients), moments=moments)
         self._accounts.apply([gradients], version, {**gradients.info, **info})
-        self._request(index, skip=bool(gradients.info.get("skip_remaining")))
+        self._request(index, skip)
 
     def _request(self, index: int, skip: bool) -> None:
         future = self._workers[index].submit(GWorker.collect_and_grad, self._weights_for(index), skip_remaining=skip)
@@ -213,12 +234,12 @@ class DecentralisedRound(_RemoteRound):
         """All ranks start from the local worker's weights and meet at a free port of the first one's host."""
         first = self._workers[0]
         address, port = self._runtime.get(first.submit(GWorker.propose_address), self._timeout_s)
-        joining = []
+        joining: list[Future[None]] = []
         for rank, handle in enumerate(self._workers):
-            handle.submit(GWorker.set_weights, self._weights_for(rank))  # type: ignore[arg-type]
+            joining.append(handle.submit(GWorker.set_weights, self._weights_for(rank)))  # type: ignore[arg-type]
             joining.append(handle.submit(GWorker.join_group, address, port, rank, len(self._workers),
-                                         _GROUP_TIMEOUT_S))
-        for outcome in self._runtime.get_all(joining, _GROUP_TIMEOUT_S):
+                                         self._timeout_s))
+        for outcome in self._runtime.get_all(joining, _JOIN_TIMEOUT_S):
             outcome.unwrap()
         self._joined = True
 
@@ -243,5 +264,6 @@ class DecentralisedRound(_RemoteRound):
         """Bring the local worker to the ranks' weights, which are equal."""
         if self._joined and self._pulled != self._updates:
             weights = self._runtime.get(self._workers[0].submit(GWorker.get_weights), timeout_s)
-            self._local.set_weights(weights)
+            # The parameters in force are decided here, not by the ranks.
+            self._local.set_weights(replace(weights, parameters=dict(self._local.algo.parameters)))
             self._pulled = self._updates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,9 @@ from pytorchrl.scheme.updates.rounds import AsyncRound, CentralRound, Decentrali
 
 # stop() gives running calls this long to end before their workers are killed.
 _STOP_TIMEOUT_S = 4.0
+
+
+logger = logging.getLogger(__name__)
 
 
 class UpdaterThread(threading.Thread):
@@ -45,9 +49,15 @@ class UpdaterThread(threading.Thread):
         return self._closing.is_set()
 
     def step(self) -> None:
-        """Make one update."""
-        self.before_step()
-        self._round.step()
+        """Make one update; after a failure every call raises it again, for its round was left half done."""
+        if self.failure is not None:
+            raise self.failure
+        try:
+            self.before_step()
+            self._round.step()
+        except BaseException as failure:
+            self.failure = failure
+            raise
 
     def run(self) -> None:
         """Make updates until closed. An exception ends the thread; the user's next call raises it."""
@@ -55,8 +65,8 @@ class UpdaterThread(threading.Thread):
             while not self.stopped:
                 self.step()
                 self.progressed.set()
-        except BaseException as failure:  # noqa: BLE001 - re-raised to the owner by UWorker.step()
-            self.failure = failure
+        except BaseException:
+            logger.debug("the updater thread ends", exc_info=True)
         self.progressed.set()
 
     def signal_stop(self) -> None:
@@ -75,7 +85,7 @@ class UWorker(Worker):
         distribute_gradients: Whether the remote GWorkers average and apply gradients among themselves.
         device: "cpu" or "cuda:N" of the local GWorker.
         runtime: Where remote workers run.
-        target_steps: End of the experiment in env steps, which schedules follow.
+        target_steps: End of the experiment in env steps; schedules follow the steps used so far.
         request_timeout_s: How long a gradient worker may take for one request.
 
     Attributes:
@@ -117,7 +127,8 @@ class UWorker(Worker):
     def _follow_schedules(self) -> None:
         algo = self.local_worker.algo
         if algo.schedules:
-            algo.follow_schedules(self.accounts.collected, self._target_steps)
+            with self.local_worker.local_worker.lock:  # the user may be ending a schedule now
+                algo.follow_schedules(self.accounts.consumed_unique, self._target_steps)
 
     def step(self) -> dict[str, float]:
         """Make one update; where updates are made by a thread, wait until at least one more was made.

@@ -112,7 +112,7 @@ def test_a_misspelt_setting_is_refused(parts):
     {}, PARALLEL, {"col_communication": "asynchronous", "queue_size": 1}, {"col_execution": "Central"},
     {"num_col_workers": 2, "col_execution": "Parallel", "col_fraction_workers": 0.5, "fraction_samples": 0.5},
     {"num_grad_workers": 2, "distribute_gradients": True}, {"seed": 0}, {"seed": 2**63 - 1}, {"device": "cpu"},
-    {"col_worker_resources": {"num_cpus": 0}}, {"col_worker_resources": {"num_gpus": 2.0, "special": 1}},
+    {"num_col_workers": 2, "col_worker_resources": {"num_cpus": 0}}, {"num_col_workers": 2, "col_worker_resources": {"num_gpus": 2.0, "special": 1}},
     {**PARALLEL, "compress_grads_to_send": True, "compress_data_to_send": True},
 ], ids=str)
 def test_right_settings_are_accepted(parts, settings):
@@ -253,3 +253,20 @@ def test_asynchronous_settings_have_an_effect_with_a_single_asynchronous_collect
 
 def test_a2c_takes_the_same_settings(parts):
     Scheme(A2C.create_factory(), *parts[1:], **PARALLEL)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"col_worker_resources": {"num_cpus": 2}}, "col_worker_resources is for remote workers"),
+    ({"grad_worker_resources": {"num_cpus": 2}}, "grad_worker_resources is for remote workers"),
+    ({"address": "10.0.0.1:6379"}, "address is that of a Ray cluster"),
+    ({"num_col_workers": 2, "col_worker_resources": {"num_cpu": 1}}, "did you mean 'num_cpus'"),
+    ({"fraction_samples": 0.5}, "fraction_samples=0.5 needs col_fraction_workers < 1"),
+])
+def test_settings_that_would_be_ignored_are_refused(make_scheme, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_scheme(**({"runtime": None} | settings))
+
+
+def test_settings_say_where_workers_run(make_scheme):
+    assert make_scheme(runtime=None).settings["runtime"] == "threads"
+    assert make_scheme(runtime=None, num_col_workers=2).settings["runtime"] == "ray"

@@ -168,11 +168,13 @@ def test_each_worker_has_that_many_requests(col_in_flight):
     runtime, workers = _fake_workers(2)
     runtime.done = [["0"]]
     steps = []
-    OnArrival(workers, runtime, col_in_flight, lambda: steps.append("refresh")).step(lambda item: steps.append("item"))
+    OnArrival(workers, runtime, col_in_flight, lambda index: steps.append("refresh")).step(lambda item: steps.append("item"))
     # All requests of worker 0 had come back, and each was asked for again after item and refresh.
     assert [name for name, *_ in runtime.calls].count("1") == col_in_flight
     assert [name for name, *_ in runtime.calls].count("0") == 2 * col_in_flight
-    assert steps == ["item", "refresh"] * col_in_flight
+    # New weights before the first requests, and between handing an item on and asking its worker again.
+    assert steps[-2 * col_in_flight:] == ["item", "refresh"] * col_in_flight
+    assert set(steps[:-2 * col_in_flight]) == {"refresh"}
 
 
 @pytest.mark.parametrize("col_in_flight", [1, 3])

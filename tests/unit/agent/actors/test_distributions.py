@@ -111,10 +111,11 @@ def test_sampling_is_repeatable_and_leaves_the_global_generator_alone():
         assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_actions_leave_with_start_and_within_bounds():
-    assert distribution_of(gym.spaces.Discrete(3, start=5)).clip(torch.tensor([0, 2])).tolist() == [5, 7]
+def test_actions_count_from_zero_and_leave_within_bounds():
+    # The environments add their space's start; the actor must not do it a second time.
+    assert distribution_of(gym.spaces.Discrete(3, start=5)).clip(torch.tensor([0, 2])).tolist() == [0, 2]
     shifted = gym.spaces.MultiDiscrete([2, 3], start=[1, -1])
-    assert distribution_of(shifted).clip(torch.tensor([[0, 2]])).tolist() == [[1, 1]]
+    assert distribution_of(shifted).clip(torch.tensor([[0, 2]])).tolist() == [[0, 2]]
     action = torch.tensor([[-9.0, 1.5, 9.0]])
     assert distribution_of(BOX).clip(action).tolist() == [[-1.0, 1.5, 0.5]]
     assert action.tolist() == [[-9.0, 1.5, 9.0]]
