@@ -46,8 +46,8 @@ lint: $(VENV)/.stamp-dev  ## ruff and mypy
 docs: $(VENV)/.stamp-dev  ## the documentation, into docs/_build/html
 	@$(THREADS) $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
-bench: $(VENV)/.stamp-dev  ## steps per second, as JSON
-	@$(THREADS) $(BIN)/python benchmarks/throughput.py
+bench: $(VENV)/.stamp-dev  ## steps per second as JSON, beside those of Stable-Baselines3 if it is installed
+	@$(THREADS) $(BIN)/python benchmarks/throughput.py cartpole
 
 clean:  ## remove caches and built files, never runs
 	@rm -rf build dist docs/_build .pytest_cache .mypy_cache .ruff_cache *.egg-info

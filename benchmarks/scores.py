@@ -4,7 +4,7 @@
 
 Trains each task with settings from a published table (see `TASKS`), prints one JSON line a run: steps, seconds, mean
 return of the last 100 training episodes, mean of 20 evaluation episodes, and the learning curve. `--out` also collects
-all runs in a file, which `docs/benchmarks/make_page.py` turns into the table and figures of the documentation.
+all runs in a file, which `report.py` turns into the table and figures of the documentation.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
 
     settings = dict(OURS[task][name])
     num_envs = settings.pop("num_envs", 8)
-    algo: dict[str, Any] = {"num_epochs": 4, "num_mini_batch": 4, "compile": task == "cartpole",
+    algo: dict[str, Any] = {"num_epochs": 4, "num_mini_batch": 4, "compile": True,
                             "mixed_precision": task == "pong"} | settings.pop("algo", {})
     envs = (VecEnv.create_factory("CartPole-v1", vec_env_size=num_envs) if task == "cartpole"
             else atari_factory("ALE/Pong-v5", num_envs))

@@ -29,6 +29,8 @@ ALGORITHMS: dict[str, type[PPO] | type[A2C]] = {"ppo": PPO, "a2c": A2C}
 
 # What the user's options are called where a part has another name for it, or the same name for something else.
 _RENAMED = {"environments": {"vec_env_size": "num_envs"}, "storage": {"size": "num_steps"}}
+# Names from elsewhere, and the nearest here.
+SYNONYMS = {"learning_rate": "lr", **{own: name for names in _RENAMED.values() for own, name in names.items()}}
 _NOT_OPTIONS = {
     "environments": {"env_fn", "log_dir", "num_threads"},
     "actor": {"observation_space", "action_space"},
@@ -144,19 +146,29 @@ def compose(
     parts: dict[str, dict[str, Any]] = {spec.part: {} for spec in specs.values()}
     for name, value in {**presets.preset(algorithm, env), **options}.items():
         parts[specs[name].part][specs[name].own_name] = value
-    train_envs, test_envs = presets.environments(env, parts["environments"], _EVALUATION_ENVS)
-    agent = Agent(
-        algorithm=algorithm_class(algorithm).create_factory(**parts["algorithm"]),
-        actor=OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space, **parts["actor"]),
-        storage=GAEBuffer.create_factory(**parts["storage"]), train_envs=train_envs, test_envs=test_envs)
+    try:
+        train_envs, test_envs = presets.environments(env, parts["environments"], _EVALUATION_ENVS)
+        agent = Agent(
+            algorithm=algorithm_class(algorithm).create_factory(**parts["algorithm"]),
+            actor=OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space, **parts["actor"]),
+            storage=GAEBuffer.create_factory(**parts["storage"]), train_envs=train_envs, test_envs=test_envs)
+    except ConfigError as error:
+        raise type(error)(_in_users_words(str(error))) from error
     return agent, parts["scheme"], parts["learner"]
+
+
+def _in_users_words(text: str) -> str:
+    for names in _RENAMED.values():
+        for own_name, name in names.items():
+            text = re.sub(rf"\b{own_name}(?= must\b)", name, text)
+    return text
 
 
 def _refuse_unknown(options: Mapping[str, Any], specs: Mapping[str, OptionSpec]) -> None:
     problems = []
     for name in options:
         if name not in specs:
-            near = difflib.get_close_matches(name, specs, n=1)
+            near = [SYNONYMS[name]] if name in SYNONYMS else difflib.get_close_matches(name, specs, n=1)
             problems.append(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     if problems:
         raise ConfigError("; ".join(problems))

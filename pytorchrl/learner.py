@@ -32,6 +32,7 @@ from pytorchrl.reporting import (
     versions,
     write_json,
 )
+from pytorchrl.scheme.ledger import LedgerSnapshot
 
 if TYPE_CHECKING:
     from pytorchrl.agent.data import Episode
@@ -45,6 +46,7 @@ _LOOK_INTERVAL_S = 0.25
 _RETURN_WINDOW = 100
 _RECORDS_PER_RUN = 200
 _EVALUATION_TIMEOUT_S = 600.0
+_LAGS = ("mean", "max", "p50", "p90")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -73,7 +75,8 @@ class Learner:
 
         target_steps: int = option(help="env steps of the whole experiment; 0 checks and starts only", low=0)
         log_dir: str | os.PathLike[str] | None = option(None, help="directory of this run; without one nothing is kept")
-        eval_every: int | None = option(None, help="env steps between evaluations beside training; none: never", low=1)
+        eval_every: int | None = option(
+            None, help="env steps between evaluations beside training, the last at its end; none: never", low=1)
         eval_episodes: int = option(10, help="episodes of one such evaluation", low=1)
         log_every: int | None = option(
             None, help="env steps between two records of metrics.jsonl; none: 200 records a run", low=1)
@@ -81,12 +84,22 @@ class Learner:
         overwrite: bool = option(False, help="rename a run that log_dir holds already, instead of refusing it")
         progress: bool = option(True, help="show a progress line on stderr")
 
+        def __post_init__(self) -> None:
+            """Check what single fields cannot tell."""
+            super().__post_init__()
+            if self.log_dir is not None and not os.fspath(self.log_dir):
+                raise ConfigError("log_dir must be a directory or None, got an empty text")
+            if self.overwrite and self.log_dir is None:
+                raise ConfigError("overwrite=True needs a log_dir, whose run it renames")
+
     def __init__(
         self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
         recipe: Mapping[str, Any] | None = None, **options: Any,
     ) -> None:
         self.options: Learner.Options = build_options(
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
+        if "eval_episodes" in options and "eval_every" not in options:
+            raise ConfigError("eval_episodes needs eval_every: without it nothing is evaluated")
         self.scheme = scheme
         self.target_steps = target_steps
         if self.options.eval_every is not None and scheme.test_envs_factory is None:
@@ -138,8 +151,8 @@ class Learner:
         self._started_at = self._ended_at = self._next_look = time.perf_counter()
         self._rate.add(self._started_at, 0)
         self._next_record = float(self._record_interval)
-        self._count_from = min(self._next_record, self.target_steps)
         self._next_evaluation = float(self.options.eval_every or "inf")
+        self._count_from = min(self._next_record, self._next_evaluation, self.target_steps)
 
     def step(self) -> dict[str, float]:
         """Make one update.
@@ -161,6 +174,8 @@ class Learner:
             self._count()
             if now >= self._next_look:
                 self._look(now)
+            if self.env_steps >= self._next_evaluation:
+                self._evaluate_beside(self.options.eval_every or 1)
             if self.env_steps >= self._next_record:
                 self._record()
         return info
@@ -180,6 +195,9 @@ class Learner:
 
     def train(self) -> dict[str, Any]:
         """Make updates until `done()`, then save the model if there is a `log_dir`.
+
+        With `eval_every`, evaluations start at its multiples and never make training wait: one that is due while
+        another runs is left out. The last one is of the final weights, once the model is saved.
 
         The first Ctrl-C (or SIGTERM) ends it cleanly: the model is saved, the scheme stopped, and `KeyboardInterrupt`
         (`SystemExit(143)`) raised. A second one does so at once. The signal handlers found are put back.
@@ -209,19 +227,24 @@ class Learner:
             interrupts.install()  # Ray, if it was started just now, has put in handlers of its own
             while not interrupts.received and not self.done():
                 self.step()
-            if not interrupts.received and self._evaluating:
-                self._take_evaluation(self.scheme.wait_evaluation(_EVALUATION_TIMEOUT_S))
+            if not interrupts.received:
+                self._keep()  # before the last evaluation: if that fails, the training is not lost
+                if self.options.eval_every is not None and self.updates:
+                    self._take_evaluation(self.evaluate(self.options.eval_episodes))
         except Unblocked:
             logger.debug("the update that was under way at the interruption has been left")
         interrupts.finish_waiting()
-        if self._started:
-            if self.env_steps > self._recorded_steps:
-                self._record()
-            if self.log_dir is not None:
-                self.save_model()
         if interrupts.received:
+            if self._started:
+                self._keep()
             self.stop()
             interrupts.raise_received()
+
+    def _keep(self) -> None:
+        if self.env_steps > self._recorded_steps:
+            self._record()
+        if self.log_dir is not None:
+            self.save_model()
 
     def _stop_after_failure(self) -> None:
         """Stop, without hiding the error that is on its way to the user."""
@@ -255,13 +278,10 @@ class Learner:
     def get_metrics(self) -> dict[str, Any]:
         """Everything measured up to now; means of the algorithm's statistics run since the last record.
 
-        Raises:
-            StoppedError: The learner was stopped before it started.
+        Before `start()` there are zeros; asking starts nothing.
         """
-        if not self._started:
-            self.start()
         self._take_episodes()
-        scheme = dict(self.scheme.metrics())
+        scheme = self._scheme_metrics()
         lag, updates = scheme.pop("policy_lag"), scheme.pop("updates")
         self._count()
         metrics: dict[str, Any] = {
@@ -280,14 +300,18 @@ class Learner:
         self._take_episodes()
         if not self._stopped:
             self._count()
-        lag = self.scheme.metrics()["policy_lag"] if self._started else {}
+        lag = self._scheme_metrics()["policy_lag"]
         return {
             "env_steps": self.env_steps, "seconds": self.seconds,
             "env_steps_per_s": self.env_steps / self.seconds if self.seconds > 0 else 0.0,
             "updates": self.updates, "return_mean": self.return_mean, "return_episodes": len(self._returns),
-            "policy_lag": {name: lag.get(name, 0) for name in ("mean", "max", "p50", "p90")},
+            "policy_lag": {name: lag[name] for name in _LAGS},
             "ledger": self.ledger, "seed": self.scheme.seed, "scheme": self.scheme.settings,
         }
+
+    def _scheme_metrics(self) -> dict[str, Any]:
+        # Asked too early, a scheme would start.
+        return dict(self.scheme.metrics()) if self._started else {"policy_lag": dict.fromkeys(_LAGS, 0), "updates": 0}
 
     def print_info(self) -> None:
         """Write the current metrics to standard output, one name a line."""
@@ -342,6 +366,7 @@ class Learner:
         path, temporary = self.log_dir / f"{name}.pt", self.log_dir / f".{name}.pt.{os.getpid()}"
         try:
             self.scheme.save_model(str(temporary))
+            temporary.chmod(0o600)  # as all files of a run
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -363,7 +388,7 @@ class Learner:
             self.ledger = self.scheme.stop()
             if self.log_dir is not None and self._started:
                 write_json(self.log_dir / RESULT_FILE, self.summary())
-            check_balance(self.ledger)
+            LedgerSnapshot(**self.ledger).check()
         finally:
             if self._progress is not None:
                 self._progress.show(self._status(), last=True)
@@ -404,18 +429,24 @@ class Learner:
             self._last_collected = min(self._last_collected, collected)
 
     def _look(self, now: float) -> None:
-        """Four times a second: episodes, evaluation, progress line."""
+        """Four times a second: episodes, the end of an evaluation, progress line."""
         self._next_look = now + _LOOK_INTERVAL_S
         self._rate.add(now, self.env_steps)
         self._take_episodes()
         if self._evaluating:
             self._take_evaluation(self.scheme.poll_evaluation())
-        elif self.env_steps >= self._next_evaluation:
-            self.scheme.start_evaluation(self.options.eval_episodes)
-            self._evaluating = True
-            self._next_evaluation = self.env_steps + (self.options.eval_every or 0)
         if self._progress is not None:
             self._progress.show(self._status())
+
+    def _evaluate_beside(self, every: int) -> None:
+        """Start the evaluation that is due, unless one still runs or the target is reached: `train` makes the last."""
+        self._next_evaluation = (self.env_steps // every + 1) * every
+        self._count_from = min(self._next_record, self._next_evaluation, self.target_steps)
+        if self._evaluating:
+            self._take_evaluation(self.scheme.poll_evaluation())
+        if not self._evaluating and self.env_steps < self.target_steps:
+            self.scheme.start_evaluation(self.options.eval_episodes)
+            self._evaluating = True
 
     def _take_episodes(self) -> None:
         episodes: list[Episode] = self.scheme.episodes()
@@ -434,7 +465,7 @@ class Learner:
         self._count()
         self._recorded_steps = self.env_steps
         self._next_record = self.env_steps + float(self._record_interval)
-        self._count_from = min(self._next_record, self.target_steps)
+        self._count_from = min(self._next_record, self._next_evaluation, self.target_steps)
         self._rate.add(time.perf_counter(), self.env_steps)
         metrics = self.get_metrics()
         self._means.take()
@@ -470,14 +501,3 @@ def _evaluation_metrics(evaluation: Evaluation) -> dict[str, Any]:
         "return_mean": statistics.fmean(evaluation.returns), "return_std": statistics.pstdev(evaluation.returns),
         "length_mean": statistics.fmean(evaluation.lengths),
     }
-
-
-def check_balance(ledger: Mapping[str, Any]) -> None:
-    """Raise `LedgerError` unless every collected step is in exactly one place."""
-    from pytorchrl.scheme.ledger import LedgerError
-
-    places = sum(ledger[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
-    dropped = sum(ledger["dropped"].values())
-    if ledger["collected"] != places + dropped:
-        raise LedgerError(f"{ledger['collected'] - places - dropped} of {ledger['collected']} env steps are in no "
-                          f"place: {dict(ledger)}")

@@ -13,6 +13,9 @@ from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.options import linear
 from pytorchrl.envs import make_factory
 
+# What atari_factory takes, so that the help shows it too.
+_ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
+
 # Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with the number of steps that a
 # first look wants. Learning rates fall to zero: the last policy is the one that is kept.
 _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
@@ -30,7 +33,7 @@ _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
     },
     ("ppo", "atari"): {
         "num_envs": 8, "num_steps": 128, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(2.5e-4, 0.0),
-        "clip_param": 0.1, "entropy_coef": 0.01, "target_steps": 10_000_000,
+        "clip_param": 0.1, "entropy_coef": 0.01, "target_steps": 10_000_000, **_ATARI,
     },
     ("a2c", "classic"): {
         "num_envs": 8, "num_steps": 16, "gae_lambda": 1.0, "lr": linear(2e-3, 0.0), "entropy_coef": 0.0,
@@ -41,7 +44,7 @@ _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
         "num_envs": 8, "num_steps": 8, "gae_lambda": 1.0, "entropy_coef": 0.0, "normalize_obs": True,
         "normalize_reward": True, "target_steps": 2_000_000,
     },
-    ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000},
+    ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000, **_ATARI},
 })
 
 

@@ -3,6 +3,7 @@
 run.json         settings, seed and versions, written once when training starts
 metrics.jsonl    one JSON object a line, the learning curve
 result.json      the summary, written when the run ends
+monitor_*.csv    finished training episodes, one file a collection worker (of `train` and the command line)
 model.pt         the agent
 """
 

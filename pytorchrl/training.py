@@ -13,7 +13,7 @@ import torch
 
 from pytorchrl import presets
 from pytorchrl.agent.env import EnvFactory
-from pytorchrl.agent.options import Schedule
+from pytorchrl.agent.options import Schedule, build_options
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.composition import Agent, OptionSpec, compose, option_specs
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
@@ -27,13 +27,23 @@ from pytorchrl.scheme.messages import Weights
 def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) -> tuple[Learner, Agent]:
     """A learner that has not started, and its agent; options as for `train`."""
     agent, scheme_options, learner_options = compose(algorithm, env, options)
-    scheme = Scheme(agent.algorithm, agent.actor, agent.storage, agent.train_envs, agent.test_envs, **scheme_options)
+    log_dir = build_options(Learner, learner_options).log_dir
+    if log_dir is None and options.get("info_keywords"):
+        raise ConfigError("info_keywords needs a log_dir, whose monitor files it adds to")
+    train_envs = agent.train_envs if log_dir is None else _monitored(agent.train_envs, log_dir)
+    scheme = Scheme(agent.algorithm, agent.actor, agent.storage, train_envs, agent.test_envs, **scheme_options)
     # What is no plain value (a function, a module) cannot be built again from a file.
     recorded = {name: _to_json(value) for name, value in {**presets.preset(algorithm, env), **options}.items()}
     recipe = {}
     if isinstance(env, str) and _is_plain(recorded):
         recipe = {"algorithm": algorithm, "env": env, "options": recorded}
     return Learner(scheme, recipe=recipe, **learner_options), agent
+
+
+def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
+    """The same environments, whose finished episodes are written into the run; workers may be in another folder."""
+    path = os.path.abspath(os.path.expanduser(log_dir))
+    return dataclasses.replace(envs, options=dataclasses.replace(envs.options, log_dir=path))
 
 
 def train(

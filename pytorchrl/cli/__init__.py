@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -36,7 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     found = _catch_sigterm()
     try:
-        return _run(arguments)
+        with warnings.catch_warnings():
+            # Ours are for the user, whatever Python was told to do with those of programs.
+            warnings.filterwarnings("always", category=UserWarning, module="pytorchrl")
+            warnings.showwarning = _show_warning
+            return _run(arguments)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SystemExit as ended:
@@ -83,6 +88,10 @@ def _report(error: Exception, *, debug: bool) -> int:
         text = str(error)
     print(f"pytorchrl: error: {text}", file=sys.stderr)
     return 2 if isinstance(error, (CheckpointError, ConfigError, StartError)) else 1
+
+
+def _show_warning(message: Warning | str, *_args: Any, **_kwargs: Any) -> None:
+    print(f"pytorchrl: warning: {message}", file=sys.stderr)
 
 
 def _catch_sigterm() -> Any:

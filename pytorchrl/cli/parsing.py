@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,17 +22,27 @@ _TITLES = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that names the nearest flag when it meets an unknown one, and takes no abbreviations."""
+    """A parser that names the nearest flag when it meets an unknown one, and takes no abbreviations.
 
-    def __init__(self, **options: Any) -> None:
+    Args:
+        synonyms: Flags that there are not -> the one that is meant.
+        options: Those of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, *, synonyms: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+        self._synonyms = dict(synonyms or {})
+        # By default `-1e-3` and `-inf` are taken for flags, before anyone can say that they are out of range.
+        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse; on an unknown word show the usage line and the nearest flag, and exit with 2."""
         namespace, unknown = self.parse_known_args(list(arguments))
         if unknown:
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
-            near = difflib.get_close_matches(word.split("=")[0], self._option_string_actions, n=1)
+            name = word.split("=")[0]
+            near = [self._synonyms[name]] if name in self._synonyms else difflib.get_close_matches(
+                name, self._option_string_actions, n=1)
             kind = "flag" if word.startswith("-") else "argument"
             self.error(f"no {kind} {word!r}" + (f"; did you mean {near[0]}?" if near else "; see --help"))
         return namespace
@@ -56,7 +67,7 @@ def add_option_flags(parser: argparse.ArgumentParser, specs: Mapping[str, Option
         parse = parser_for(spec.hint)
         if parse is None:
             continue
-        flag, group = "--" + name.replace("_", "-"), groups[spec.part]
+        flag, group = flag_of(name), groups[spec.part]
         text = f"{spec.help.rstrip('.')} [{_shown(preset.get(name, spec.default))}]".replace("%", "%%")
         metavar = "|".join(map(_shown, spec.choices)) if spec.choices is not None else form_of(spec.hint)
         given: dict[str, Any] = {"dest": name, "type": parse, "default": argparse.SUPPRESS, "help": text,
@@ -67,6 +78,11 @@ def add_option_flags(parser: argparse.ArgumentParser, specs: Mapping[str, Option
                                default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         else:
             group.add_argument(flag, **given)
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option."""
+    return "--" + name.replace("_", "-")
 
 
 def _shown(value: Any) -> str:

@@ -6,8 +6,8 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from pytorchrl.cli.parsing import Parser, add_option_flags
-from pytorchrl.composition import ALGORITHMS, option_specs
+from pytorchrl.cli.parsing import Parser, add_option_flags, flag_of
+from pytorchrl.composition import ALGORITHMS, SYNONYMS, option_specs
 from pytorchrl.errors import EnvError, StartError
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
@@ -23,7 +23,10 @@ def run(arguments: Sequence[str]) -> int:
     """Train; returns the exit code."""
     given = _parse(arguments)
     options = {name: value for name, value in vars(given).items() if name not in _OWN}
-    learner, _ = make_learner(given.algorithm, given.env, **options)
+    try:
+        learner, _ = make_learner(given.algorithm, given.env, **options)
+    except EnvError as error:  # seen when one was tried, before anything started
+        raise StartError(str(error)) from error
     try:
         _train(learner)
     except (KeyboardInterrupt, SystemExit):
@@ -93,7 +96,8 @@ def _parser(algorithm: str, env: str) -> Parser:
         prog=f"pytorchrl train {algorithm}", usage=f"pytorchrl train {algorithm} --env ID [flags]",
         description=f"Train {algorithm.upper()}. Brackets show what holds for the environment if a flag is not given; "
                     "a value may be a schedule, linear:START:END[:STEPS], where its form says so.",
-        epilog="Exit codes: 0 trained as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.")
+        epilog="Exit codes: 0 trained as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
+        synonyms={flag_of(name): flag_of(meant) for name, meant in SYNONYMS.items()})
     parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)
     parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5")
     parser.add_argument("--json", action="store_true", help="print the run's figures as one JSON line, the last")

@@ -62,7 +62,6 @@ class CollectorThread(threading.Thread):
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
         num_workers: Number of remote workers.
         num_sent_since_broadcast: Rollouts received since the last broadcast of weights.
-        weight_pushes: Weights given to single workers so far.
     """
 
     def __init__(self, index_worker: int, local_worker: CWorker, remote_workers: list[Handle[CWorker]],  # noqa: PLR0913

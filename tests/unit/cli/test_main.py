@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import warnings
 
+import gymnasium as gym
 import pytest
 
 import pytorchrl
 from pytorchrl import errors
 from pytorchrl.cli import main
+from pytorchrl.envs.testing import FaultyEnv
 
 TRAIN = ["train", "ppo", "--env", "CartPole-v1"]
 TINY = ["--target-steps", "64", "--num-envs", "2", "--num-steps", "32", "--num-epochs", "1", "--num-mini-batch", "2",
@@ -41,7 +44,10 @@ def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
     assert "--env-fn" not in out
     # The defaults shown are those of the environment's preset.
     assert "[linear:0.001:0]" in out
-    assert "[linear:0.00025:0]" in run(capsys, "train", "ppo", "--env", "ALE/Pong-v5", "--help")[1]
+    atari = " ".join(run(capsys, "train", "ppo", "--env", "ALE/Pong-v5", "--help")[1].split())
+    for flag, value in (("lr", "linear:0.00025:0"), ("reward-transform", "sign"), ("end-on-life-loss", "yes"),
+                        ("backend", "vector")):
+        assert f"[{value}]" in atari.split(f"--{flag} ", 1)[1].split(" --")[0], flag
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -52,6 +58,8 @@ def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
     (["train", "ppo"], "--env"),
     ([*TRAIN, "--lrr", "1e-3"], "no flag '--lrr'; did you mean --lr?"),
     ([*TRAIN, "--num-col-worker=2"], "did you mean --num-col-workers?"),
+    ([*TRAIN, "--learning-rate", "1e-3"], "did you mean --lr?"),
+    ([*TRAIN, "--size=5"], "did you mean --num-steps?"),
     ([*TRAIN, "--lr"], "--lr: expected one argument"),
     ([*TRAIN, "stray"], "no argument 'stray'"),
     ([*TRAIN, "--learn", "1"], "no flag '--learn'"),  # no abbreviations
@@ -73,6 +81,14 @@ def test_wrong_words_give_a_usage_line_and_a_suggestion(capsys, arguments, messa
     (["--lr", "nan"], "lr must be finite"),
     (["--lr", "inf"], "lr must be finite"),
     (["--lr", "-0.1"], "lr must be >= 0.0, got -0.1"),
+    (["--lr", "-1e-3"], "lr must be >= 0.0, got -0.001"),
+    (["--lr", "-inf"], "lr must be finite"),
+    (["--num-steps", "0"], "num_steps must be >= 1"),
+    (["--num-envs", "0"], "num_envs must be >= 1"),
+    (["--log-dir", ""], "log_dir must be a directory"),
+    (["--overwrite"], "overwrite=True needs a log_dir"),
+    (["--eval-episodes", "5"], "eval_episodes needs eval_every"),
+    (["--info-keywords", "lives"], "info_keywords needs a log_dir"),
     (["--lr", "fast"], "--lr: expected NUMBER or linear:START:END[:STEPS], got 'fast'"),
     (["--lr", "linear:1e-3"], "linear:START:END"),
     (["--lr", "linear:1e-3:-1"], "lr must be >= 0.0"),
@@ -224,6 +240,37 @@ def test_an_environment_that_breaks_in_training_ends_with_one(capsys, monkeypatc
     assert "the simulator is gone" in err
     count[0] = 100
     assert run(capsys, *TRAIN, *TINY)[0] == 2  # it never worked: refused
+
+
+@pytest.fixture
+def broken_env():
+    gym.register("Faulty-v0", FaultyEnv)
+    yield "Faulty-v0"
+    del gym.registry["Faulty-v0"]
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    *((["--env-kwargs", json.dumps({"fault": fault})], text) for fault, text in (
+        ("constructor", "faulty constructor"), ("reset", "faulty reset"), ("reset_without_seed", "seed"),
+        ("reset_without_info", "reset"), ("step", "faulty step"))),
+    (["--env-kwargs", '{"fault": "step", "foo": 1}'], "foo"),
+    (["--env-kwargs", '{"fault": "step", "at": 99}', "--end-on-life-loss"], "info['lives']"),
+])
+def test_an_environment_that_never_worked_is_refused(capsys, broken_env, flags, message):
+    code, out, err = run(capsys, *TRAIN[:3], broken_env, *TINY, *flags)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_warnings_are_lines_on_stderr_whatever_python_does_with_them(capsys):
+    flags = ["--col-fraction-workers", "0.5", "--target-steps", "0"]
+    for action in ("error", "ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter(action)
+            code, _, err = run(capsys, *TRAIN, *TINY, *flags)
+        assert code == 0
+        assert err.startswith("pytorchrl: warning: ")
+        assert len(err.splitlines()) == 1
 
 
 def test_video_without_its_extra_names_it(capsys, tmp_path, monkeypatch):

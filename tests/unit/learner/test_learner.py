@@ -66,6 +66,15 @@ def test_wrong_options_are_refused_by_name(fake_scheme, options):
         make(fake_scheme(), **options)
 
 
+@pytest.mark.parametrize(("options", "message"), [
+    ({"log_dir": ""}, "log_dir must be a directory"), ({"overwrite": True}, "needs a log_dir"),
+    ({"eval_episodes": 5}, "needs eval_every"),
+])
+def test_options_that_could_do_nothing_are_refused(fake_scheme, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(fake_scheme(), **options)
+
+
 def test_unknown_option_names_the_nearest(fake_scheme):
     with pytest.raises(ConfigError, match="did you mean 'eval_every'"):
         make(fake_scheme(), eval_evry=10)
@@ -117,6 +126,29 @@ def test_stop_reports_a_ledger_that_does_not_balance(fake_scheme):
     with pytest.raises(LedgerError, match="3 of 105 env steps"):
         learner.stop()
     assert learner.stopped
+
+
+@pytest.mark.parametrize("wrong", [
+    {"resident": -3, "consumed_unique": 103}, {"dropped": {"shutdown": 8, "nan": -3}},
+])
+def test_stop_reports_negative_places(fake_scheme, wrong):
+    scheme = fake_scheme()
+    ledger = scheme.ledger
+    learner = make(scheme)
+    learner.train()
+    scheme.ledger = lambda: {**ledger(), **wrong}
+    with pytest.raises(LedgerError):
+        learner.stop()
+
+
+def test_metrics_before_the_start_are_zeros_and_start_nothing(fake_scheme, capsys):
+    scheme = fake_scheme()
+    learner = make(scheme)
+    metrics = learner.get_metrics()
+    learner.print_info()
+    assert (metrics["updates"], metrics["policy_lag"]["max"], metrics["scheme"]) == (0, 0, {})
+    assert json.loads(capsys.readouterr().out)["updates"] == 0
+    assert scheme.calls == []
 
 
 @pytest.mark.parametrize("call", [Learner.step, Learner.train, Learner.start, Learner.evaluate])
@@ -181,7 +213,8 @@ def test_model_is_saved_at_the_end_and_by_name(fake_scheme, tmp_path):
     with make(fake_scheme(), 10, tmp_path) as learner:
         learner.train()
         assert learner.save_model("best") == str(tmp_path / "best.pt")
-    assert (tmp_path / "model.pt").exists()
+    modes = {(tmp_path / name).stat().st_mode & 0o777 for name in ("model.pt", "best.pt", "run.json")}
+    assert modes == {0o600}
 
 
 def test_a_save_that_fails_keeps_the_model_there_is(fake_scheme, tmp_path):
@@ -215,9 +248,38 @@ def test_evaluations_run_beside_training_and_are_recorded(fake_scheme, tmp_path,
     scheme = fake_scheme()
     with make(scheme, 100, tmp_path, eval_every=40, eval_episodes=2) as learner:
         learner.train()
-    assert scheme.calls.count(("start_evaluation", 2)) == 2
+    assert scheme.calls.count(("start_evaluation", 2)) == 3
     evaluated = [record["evaluation"] for record in records(tmp_path) if "evaluation" in record]
     assert evaluated[0] == {"version": 4, "episodes": 2, "return_mean": 4.0, "return_std": 0.0, "length_mean": 3.0}
+
+
+def evaluated_versions(path):
+    return list(dict.fromkeys(record["evaluation"]["version"] for record in records(path) if "evaluation" in record))
+
+
+def test_evaluations_keep_to_multiples_and_the_last_is_of_the_final_weights(fake_scheme, tmp_path):
+    scheme = fake_scheme()
+    with make(scheme, 60, tmp_path, eval_every=20) as learner:
+        learner.train()
+    assert evaluated_versions(tmp_path) == [2, 4, 6]
+    # What training made is kept before an evaluation that could fail.
+    assert [name for name, *_ in scheme.calls[-3:]] == ["save_model", "start_evaluation", "stop"]
+
+
+def test_an_evaluation_that_is_due_while_one_runs_is_left_out(fake_scheme, tmp_path):
+    scheme = fake_scheme()
+    scheme.poll_evaluation = lambda: scheme.evaluations.pop() if scheme.version >= 5 else None
+    scheme.wait_evaluation = lambda timeout_s: scheme.evaluations.pop()
+    with make(scheme, 95, tmp_path, eval_every=20) as learner:
+        learner.train()
+    assert evaluated_versions(tmp_path) == [2, 6, 8, 10]
+
+
+def test_a_dry_run_evaluates_nothing(fake_scheme):
+    scheme = fake_scheme()
+    with make(scheme, 0, eval_every=20) as learner:
+        learner.train()
+    assert [name for name, *_ in scheme.calls] == ["start", "stop"]
 
 
 def test_evaluate_waits_for_the_episodes_asked_for(fake_scheme):
@@ -313,6 +375,20 @@ def test_signal_leaves_an_update_that_waits_for_data(fake_scheme, tmp_path, monk
         make(scheme, 100, tmp_path).train()
     assert time.monotonic() - start < 10
     assert [call[0] for call in scheme.calls] == ["start", "save_model", "stop"]
+
+
+def test_signal_leaves_the_last_evaluation_and_keeps_the_model(fake_scheme, tmp_path, monkeypatch):
+    monkeypatch.setattr("pytorchrl.interrupts._GRACE_S", 0.05)
+
+    def wait(timeout_s):
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(30)
+    scheme = fake_scheme()
+    scheme.wait_evaluation = wait
+    with pytest.raises(KeyboardInterrupt):
+        make(scheme, 100, tmp_path, eval_every=100).train()
+    assert scheme.calls[-1] == ("stop",)
+    assert (tmp_path / "model.pt").exists()
 
 
 def test_signal_while_starting_saves_nothing(fake_scheme, tmp_path, monkeypatch):

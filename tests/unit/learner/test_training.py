@@ -12,6 +12,7 @@ import torch
 import pytorchrl
 from pytorchrl import composition, presets
 from pytorchrl.composition import compose, option_specs
+from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.training import load, train
 
@@ -68,7 +69,13 @@ def test_options_of_scheme_and_learner_reach_them(tmp_path):
     ({"num_stps": 5, "lrr": 1}, "num_stps.*lrr"),
     ({"lr": -1}, "lr must be >= 0"),
     ({"lr": "1e-3"}, "lr must be a number or Schedule, got '1e-3'"),
-    ({"num_envs": True}, "vec_env_size|num_envs"),
+    ({"num_envs": True}, "^num_envs must be a whole number"),
+    ({"num_envs": 0}, "^num_envs must be >= 1"),
+    ({"num_steps": 0}, "^num_steps must be >= 1"),
+    ({"size": 2}, "did you mean 'num_steps'"),
+    ({"vec_env_size": 2}, "did you mean 'num_envs'"),
+    ({"learning_rate": 0.1}, "did you mean 'lr'"),
+    ({"info_keywords": ("lives",)}, "info_keywords needs a log_dir"),
     ({"target_steps": -5}, "target_steps"),
     ({"num_col_workers": 1.5}, "num_col_workers"),
     ({"seed": "42"}, "seed"),
@@ -78,6 +85,24 @@ def test_options_of_scheme_and_learner_reach_them(tmp_path):
 def test_wrong_options_are_refused_before_anything_starts(options, message):
     with pytest.raises(ConfigError, match=message):
         train("ppo", "CartPole-v1", **{**TINY, **options})
+
+
+class LivesEnv(CountingEnv):
+    """Tells how many lives are left: seven."""
+
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, {**info, "lives": 7}
+
+
+def test_episodes_of_a_run_are_in_its_monitor_files_with_the_keywords_asked_for(tmp_path):
+    agent = train("ppo", LivesEnv, **TINY, log_dir=tmp_path / "run", info_keywords=("lives",))
+    agent.evaluate(2)  # is not of the run
+    (path,) = (tmp_path / "run").glob("*.csv")
+    columns, *rows = path.read_text().splitlines()
+    assert (path.name, columns) == ("monitor_train_g000_c000.csv", "r,l,t,env,ended,lives")
+    assert len(rows) == agent.summary["return_episodes"] > 0
+    assert {row.split(",")[-1] for row in rows} == {"7"}
 
 
 def test_unknown_algorithm_names_the_nearest():

@@ -82,6 +82,11 @@ def test_make_help_lists_every_target():
         assert re.search(rf"make {target}\s+\S", result.stdout), target
 
 
+def test_make_bench_names_a_task():
+    result = subprocess.run(["make", "-n", "bench"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "benchmarks/throughput.py cartpole" in result.stdout
+
+
 @pytest.mark.slow
 def test_wheel_built_from_the_sdist_is_whole(tmp_path):
     pytest.importorskip("build")
