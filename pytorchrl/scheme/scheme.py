@@ -14,7 +14,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.errors import ConfigError, StoppedError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Future, Handle, Runtime, make_runtime
-from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, SYNC, Communication, Execution
+from pytorchrl.scheme.base.worker import PARALLEL, SYNC, Communication, Execution
 from pytorchrl.scheme.checks import Checks
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.evaluation import Evaluation, Evaluator
@@ -267,4 +267,3 @@ class Scheme:
 
 _NOT_SETTINGS = {"self", "algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory",
                  "__class__"}
-__all__ = ["ASYNC", "CENTRAL", "PARALLEL", "SYNC", "Scheme"]

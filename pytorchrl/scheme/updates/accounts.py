@@ -86,11 +86,6 @@ class Accounts:
         self._own.drop(max(0, self.ledger().in_flight), "in_flight", DropReason.SHUTDOWN)
         return self.ledger()
 
-    def add_time(self, name: str, seconds: float) -> None:
-        """Add to the time spent on an operation."""
-        with self._lock:
-            self._timings[name] += seconds  # type: ignore[assignment]
-
     def take_info(self) -> tuple[int, dict[str, float]]:
         """Updates since the last call, and the algorithm's statistics over them, weighted by samples."""
         with self._lock:
