@@ -131,6 +131,7 @@ class MLP(nn.Module):
         is_vector = isinstance(space, int) or (
             isinstance(space, gym.spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1)
         self._to_encode: Any = None if is_vector else space
+        self.encodes = not is_vector
         layers = []
         for hidden_size in hidden_sizes:
             layers.append(linear(size, hidden_size, generator=generator))

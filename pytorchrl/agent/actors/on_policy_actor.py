@@ -154,7 +154,7 @@ class OnPolicyActor(nn.Module):
         if mask is not None:
             check_mask(mask)
         _, value_trunk, distribution = self._parts
-        obs = self._normalise(obs)
+        obs = self.normalise(obs)
         params, latent, rhs_next = self._policy_params(obs, rhs, done)
         value = None
         if value_trunk is None:
@@ -191,7 +191,7 @@ class OnPolicyActor(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Everything a loss needs, in one pass: log-probability, entropy and value, each (B,) or (L, B) float32."""
         _, value_trunk, distribution = self._parts
-        obs = self._normalise(obs)
+        obs = self.normalise(obs)
         params, latent, _ = self._policy_params(obs, rhs, done)
         if value_trunk is not None:
             latent, _ = value_trunk.forward(obs, rhs.get("value"), done)
@@ -202,14 +202,14 @@ class OnPolicyActor(nn.Module):
         self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Obs]:
         """Log-probability (B,), entropy (B,), dist_params (B, P), rhs', by exactly the layers that act."""
-        params, _, rhs_next = self._policy_params(self._normalise(obs), rhs, done)
+        params, _, rhs_next = self._policy_params(self.normalise(obs), rhs, done)
         logp, entropy = self.distribution.log_prob_entropy(params, action, mask)
         return logp, entropy, params, {**rhs, **rhs_next}
 
     def get_value(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Obs, Obs]:
         """{"value": (B,) or (L, B)}, and rhs' of the network that the value comes from."""
         name, trunk = ("policy", self.policy) if self.value is None else ("value", self.value)
-        latent, state = trunk.forward(self._normalise(obs), rhs.get(name), done)
+        latent, state = trunk.forward(self.normalise(obs), rhs.get(name), done)
         return {"value": self._value_of(latent)}, rhs if state is None else {**rhs, name: state}
 
     # ---- state
@@ -250,7 +250,8 @@ class OnPolicyActor(nn.Module):
 
     # ---- parts of the passes
 
-    def _normalise(self, obs: Obs) -> Obs:
+    def normalise(self, obs: Obs) -> Obs:
+        """Observations as the networks see them; without `normalize_obs` the very dictionary that was given."""
         if not self._normalised:
             return obs
         normalised = {leaf: self.obs_moments[i].normalise(obs[leaf]) for leaf, i in self._normalised.items()}  # type: ignore[operator]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from pytorchrl.agent.actors.small_policy import SmallPolicy
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS, FlatOptimizer
 from pytorchrl.agent.data import ActingStep, Batch, Obs, RolloutData
@@ -123,6 +124,9 @@ class Algorithm(ABC):
             rmsprop_decay=options.rmsprop_decay)
         self._gradient = self._flat.grad
         self._acts_plainly = self.device.type == "cpu" and not options.mixed_precision
+        self._small_policy: SmallPolicy | None = None
+        if self._acts_plainly and SmallPolicy.suits(actor):  # now that the parameters lie where they stay
+            self._small_policy = SmallPolicy(actor)
         self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params) if options.compile else None
         self.gamma: float = options.gamma
         self.num_epochs: int = options.num_epochs
@@ -139,6 +143,9 @@ class Algorithm(ABC):
         self, obs: Obs, rhs: Obs, done: Tensor, deterministic: bool = False, mask: Tensor | None = None
     ) -> ActingStep:
         """Actions for E environments; `other` has what `finish_rollout` turns into log-probabilities and values."""
+        small = self._small_policy
+        if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
+            return step
         if not (torch.is_inference_mode_enabled() and self._acts_plainly):
             with torch.inference_mode(), self._precision():
                 obs, rhs, done, mask = self._to_device(obs, rhs, done, mask)

@@ -53,7 +53,7 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
     if blueprint.backend == "async":
         return _build_async(blueprint, makers, mode), mode
     try:
-        return SyncVectorEnv(makers, copy=False, autoreset_mode=mode), mode
+        return _InProcess(makers, copy=False, autoreset_mode=mode), mode
     except RuntimeError as failure:  # the environments' spaces differ
         raise EnvError(f"{blueprint.where}: {describe(failure)}") from failure
 
@@ -185,6 +185,27 @@ def _parameters(function: Any) -> set[str]:
         return set(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # some callables of C have no signature
         return set()
+
+
+class _InProcess(SyncVectorEnv):
+    """Gymnasium's, whose step costs more than acting in it; the frequent case is done here with a third of that."""
+
+    def step(self, actions: Any) -> Any:
+        """Step all environments; the observations are overwritten by the next step."""
+        if self.autoreset_mode is not AutoresetMode.SAME_STEP or not isinstance(self._observations, np.ndarray):
+            return super().step(actions)
+        rewards, terminations, truncations = self._rewards, self._terminations, self._truncations
+        infos: dict[str, Any] = {}
+        for index, env in enumerate(self.envs):
+            observation, rewards[index], terminated, truncated, info = env.step(actions[index])
+            if terminated or truncated:
+                infos = self._add_info(infos, {"final_obs": observation, "final_info": info}, index)
+                observation, info = env.reset()
+            self._observations[index] = observation
+            terminations[index], truncations[index] = terminated, truncated
+            if info:
+                infos = self._add_info(infos, info, index)
+        return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
 
 class _Processes(AsyncVectorEnv):

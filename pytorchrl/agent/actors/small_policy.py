@@ -1,0 +1,81 @@
+"""A small policy on NumPy, which acts in a third of the time that torch takes. E = environments, P as `dist_params`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytorchrl.agent.actors.distributions import Categorical, Gaussian
+from pytorchrl.agent.actors.extractors import MLP
+from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
+from pytorchrl.agent.data import OBS_LEAF, ActingStep, Obs
+
+_ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
+    "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, 0.0, out=out),
+}
+_MAX_PRODUCTS = 2**18
+"""Multiplications of a layer for all rows: beyond it OpenBLAS starts threads, and it is no longer calls that cost."""
+
+
+class SmallPolicy:
+    """Acts like an actor's fully connected policy, from the same parameters, for a few rows at a time.
+
+    A small network's time goes into calls, not into numbers, and a call of NumPy costs a third of one of torch. The
+    parameters are read where they lie: who changes them in place, as algorithms do, needs to tell nobody.
+    """
+
+    def __init__(self, actor: OnPolicyActor) -> None:
+        """Prepare to act for an actor that it `suits`."""
+        layers = [*actor.policy.extractor.layers, actor.policy_head]  # type: ignore[misc] # an MLP has layers
+        arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
+        self._hidden, (self._weight, self._bias) = arrays[:-1], arrays[-1]
+        self._activation = _ACTIVATIONS[actor.options.activation]
+        self._normalise = actor.normalise
+        self._max_rows = _MAX_PRODUCTS // max(weight.size for weight, _ in arrays)
+        distribution = actor.distribution
+        self._log_std: np.ndarray | None = None
+        if isinstance(distribution, Gaussian):
+            self._log_std = distribution.log_std.detach().numpy()
+            self._shape = (-1, *distribution.action_shape)
+            self._low, self._high = distribution.low.numpy(), distribution.high.numpy()
+
+    @staticmethod
+    def suits(actor: Any) -> bool:
+        """Whether an actor acts by a policy network alone that can be computed here."""
+        extractor = actor.policy.extractor
+        return (
+            type(actor).act is OnPolicyActor.act and not actor.is_shared and not actor.is_recurrent
+            and type(extractor) is MLP and not extractor.encodes and actor.options.activation in _ACTIVATIONS
+            and type(actor.distribution) in (Categorical, Gaussian))
+
+    def act(self, obs: Obs, deterministic: bool, generator: torch.Generator) -> ActingStep | None:
+        """Decide for E environments, as the actor would; None where there are so many that torch is faster."""
+        values = self._normalise(obs)[OBS_LEAF].numpy()
+        if len(values) > self._max_rows:
+            return None
+        activation = self._activation
+        for weight, bias in self._hidden:
+            values = values @ weight
+            values += bias
+            activation(values, out=values)
+        params = values @ self._weight
+        params += self._bias
+        if self._log_std is None:
+            if deterministic:
+                action = clipped = torch.from_numpy(params.argmax(-1))
+            else:  # a draw from the softmax, see `distributions`
+                noise = torch.empty(params.shape).exponential_(generator=generator).log_().numpy()
+                action = clipped = torch.from_numpy((params - noise).argmax(-1))
+        else:
+            drawn = params
+            if not deterministic:
+                noise = torch.empty(params.shape).normal_(generator=generator).numpy()
+                drawn = params + noise * np.exp(self._log_std)
+            drawn = drawn.reshape(self._shape)
+            action = torch.from_numpy(drawn)
+            clipped = torch.from_numpy(np.minimum(np.maximum(drawn, self._low), self._high))
+            params = np.concatenate((params, np.broadcast_to(self._log_std, params.shape)), -1)
+        return ActingStep(action, clipped, {}, {"dist_params": torch.from_numpy(params)})

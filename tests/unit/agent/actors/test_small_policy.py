@@ -1,0 +1,124 @@
+"""The policy on NumPy against the same policy on torch."""
+
+from __future__ import annotations
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl.agent.actors import OnPolicyActor
+from pytorchrl.agent.algorithms import PPO
+
+VECTOR = gym.spaces.Box(-np.inf, np.inf, (5,), np.float32)
+ACTIONS = {"discrete": gym.spaces.Discrete(3), "box": gym.spaces.Box(-0.5, 0.5, (2, 2), np.float32)}
+
+
+def make(space=VECTOR, action="discrete", actor=OnPolicyActor, algo=None, **options):
+    actor = actor.create_factory(space, ACTIONS[action] if isinstance(action, str) else action, **options)(seed=3)
+    return PPO.create_factory(**(algo or {}))(actor=actor, seed=4)
+
+
+def rows(num=6, seed=0):
+    return {"obs": torch.randn(num, 5, generator=torch.Generator().manual_seed(seed))}
+
+
+def act(algo, obs, deterministic=False, mask=None):
+    done = torch.zeros(len(obs["obs"]), dtype=torch.bool)
+    with torch.inference_mode():
+        return algo.acting_step(obs, {}, done, deterministic, mask)
+
+
+def on_torch(algo):
+    other = copy.deepcopy(algo)
+    other._small_policy = None
+    return other
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("hidden", [(), (8,), (64, 32)])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_decides_as_torch_does(action, normalize, hidden, activation, deterministic):
+    algo = make(action=action, normalize_obs=normalize, hidden_sizes=hidden, activation=activation)
+    assert algo._small_policy is not None
+    if normalize:
+        algo.actor.obs_moments[0].merge((torch.tensor(9.0), torch.full((5,), 0.3), torch.full((5,), 4.0)))
+    with torch.no_grad():  # larger than at initialisation, so that the actions differ
+        algo.actor.policy_head.weight.mul_(100)
+        algo.actor.policy_head.bias.add_(0.1)
+    twin = on_torch(algo)
+    for step in range(20):  # the same generator, drawn from in the same way
+        obs = rows(seed=step)
+        mine, other = act(algo, obs, deterministic), act(twin, obs, deterministic)
+        assert mine.action.dtype == other.action.dtype
+        torch.testing.assert_close(mine.action, other.action, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(mine.clipped_action, other.clipped_action, rtol=1e-5, atol=1e-5)
+        assert mine.other.keys() == other.other.keys()
+        torch.testing.assert_close(mine.other["dist_params"], other.other["dist_params"], rtol=1e-5, atol=1e-5)
+        assert mine.rhs == {}
+
+
+def test_sees_new_parameters_at_once():
+    algo, other = make(), make()
+    before = act(algo, rows(), True).other["dist_params"].clone()
+    with torch.no_grad():
+        other.actor.policy_head.bias.add_(7.0)
+    algo.load_acting_state(other.acting_state())
+    torch.testing.assert_close(act(algo, rows(), True).other["dist_params"], before + 7.0)
+
+
+def test_changes_neither_observations_nor_parameters():
+    algo, obs = make(action="box"), rows()
+    state, kept = algo.acting_state(), obs["obs"].clone()
+    act(algo, obs)
+    torch.testing.assert_close(obs["obs"], kept, rtol=0, atol=0)
+    assert all(torch.equal(value, state[name]) for name, value in algo.acting_state().items())
+
+
+def test_many_rows_and_masks_go_to_torch(monkeypatch):
+    algo = make(hidden_sizes=(64, 64))
+    used = []
+    monkeypatch.setattr(algo.actor, "act", lambda *args, **kwargs: used.append(1) or OnPolicyActor.act(
+        algo.actor, *args, **kwargs))
+    act(algo, rows(64))
+    assert not used
+    act(algo, rows(65))  # 65 * 64 * 64 multiplications are more than 2**18
+    assert len(used) == 1
+    mask = torch.tensor([[False, True, False]]).repeat(6, 1)
+    assert (act(algo, rows(), mask=mask).action == 1).all()
+    assert len(used) == 2
+
+
+class Greedy(OnPolicyActor):
+    def act(self, obs, rhs, done, deterministic=False, mask=None, generator=None):
+        return super().act(obs, rhs, done, True, mask, generator)
+
+
+@pytest.mark.parametrize("options", [
+    {"recurrent_net": "gru"}, {"shared_policy_value_network": True}, {"activation": "silu"}, {"actor": Greedy},
+    {"algo": {"mixed_precision": True}}, {"action": gym.spaces.MultiBinary(2)},
+    {"space": gym.spaces.Discrete(5)}, {"feature_extractor": lambda space: Own()},
+], ids=str)
+def test_leaves_alone_what_it_cannot_compute(options):
+    assert make(**options)._small_policy is None
+
+
+class Own(torch.nn.Linear):
+    out_features = 4
+
+    def __init__(self):
+        super().__init__(5, 4)
+
+
+def test_draws_from_the_softmax():
+    algo = make(hidden_sizes=())
+    with torch.no_grad():
+        algo.actor.policy_head.weight.zero_()
+        algo.actor.policy_head.bias.copy_(torch.tensor([0.5, 0.3, 0.2]).log())
+    drawn = torch.cat([act(algo, rows(50)).action for _ in range(400)])
+    share = torch.bincount(drawn, minlength=3) / len(drawn)
+    torch.testing.assert_close(share, torch.tensor([0.5, 0.3, 0.2]), atol=0.012, rtol=0)
