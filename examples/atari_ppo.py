@@ -12,6 +12,7 @@ import argparse
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, linear
@@ -26,19 +27,21 @@ class SmallCNN(nn.Module):
     def __init__(self, space: Any) -> None:
         super().__init__()
         channels, height, width = space.shape
-        convolutions = nn.Sequential(
-            nn.Conv2d(channels, 16, kernel_size=8, stride=4), nn.ReLU(),
-            nn.Conv2d(16, 32, kernel_size=4, stride=2), nn.ReLU(), nn.Flatten())
-        num_features = convolutions(torch.zeros(1, channels, height, width)).shape[1]
-        self.layers = nn.Sequential(*convolutions, nn.Linear(num_features, self.out_features), nn.ReLU())
-        for layer in self.layers:
-            if isinstance(layer, (nn.Conv2d, nn.Linear)):
-                nn.init.orthogonal_(layer.weight, 2**0.5)
-                nn.init.zeros_(layer.bias)
+        self.conv1 = nn.Conv2d(channels, 16, kernel_size=8, stride=4)
+        self.conv2 = nn.Conv2d(16, 32, kernel_size=4, stride=2)
+        rows, columns = (((size - 8) // 4 + 1 - 4) // 2 + 1 for size in (height, width))
+        self.head = nn.Linear(32 * rows * columns, self.out_features)
+        for layer in (self.conv1, self.conv2, self.head):
+            nn.init.orthogonal_(layer.weight, 2**0.5)
+            nn.init.zeros_(layer.bias)
 
     def forward(self, pictures: Tensor) -> Tensor:
         """(B, 4, 84, 84) uint8 -> (B, 256)."""
-        return self.layers(pictures.float() / 255)
+        # Channels last is the faster layout on a CPU, and dividing the weight by 255 is cheaper than every pixel.
+        x = pictures.contiguous(memory_format=torch.channels_last).float()
+        x = torch.relu_(F.conv2d(x, self.conv1.weight / 255, self.conv1.bias, self.conv1.stride))
+        x = torch.relu_(self.conv2(x))
+        return torch.relu_(self.head(x.flatten(1)))
 
 
 def main() -> None:
@@ -52,10 +55,13 @@ def main() -> None:
     actor = OnPolicyActor.create_factory(
         train_envs.observation_space, train_envs.action_space, feature_extractor=SmallCNN)
     algorithm = PPO.create_factory(
-        lr=linear(5e-4, 1e-4), clip_param=0.1, entropy_coef=0.01, num_epochs=3, num_mini_batch=4,
-        mixed_precision=True)
+        lr=linear(5e-4, 2e-5), clip_param=0.1, entropy_coef=0.01, num_epochs=3, num_mini_batch=4)
     storage = GAEBuffer.create_factory(size=num_steps)
-    scheme = Scheme(algorithm, actor, storage, train_envs, test_envs, seed=args.seed)
+
+    # One thread plays while another learns from the rollout before: two cores are used, at a policy lag of one or two.
+    scheme = Scheme(
+        algorithm, actor, storage, train_envs, test_envs,
+        col_communication="asynchronous", queue_size=1, col_in_flight=1, seed=args.seed)
 
     # Evaluations run beside training on a worker of their own.
     with Learner(
@@ -63,7 +69,7 @@ def main() -> None:
     ) as learner:
         learner.train()
         if not args.smoke:  # whole games take thousands of steps
-            evaluation = learner.evaluate(num_episodes=10)
+            evaluation = learner.evaluate(num_episodes=30)
             print(f"mean score of {len(evaluation.returns)} games: {evaluation.return_mean:.1f}")
 
     print(f"{learner.env_steps:,} env steps ({4 * learner.env_steps:,} frames) in {learner.seconds:.1f} s")
@@ -72,7 +78,7 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PPO on an Atari game.")
     parser.add_argument("--game", default="ALE/Pong-v5", help="gymnasium id of the game")
-    parser.add_argument("--target-steps", type=int, default=6_000_000, help="env steps, each of four frames")
+    parser.add_argument("--target-steps", type=int, default=4_000_000, help="env steps, each of four frames")
     parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
     parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
     parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")

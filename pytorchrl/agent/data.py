@@ -18,6 +18,7 @@ OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is not a Dict or Tuple."""
 
 Obs = dict[str, Tensor]
+Arrays = dict[str, np.ndarray]
 
 
 class Episode(NamedTuple):
@@ -62,15 +63,15 @@ class Step:
 
 
 class ActingStep(NamedTuple):
-    """What an algorithm decides for E environments at once."""
+    """What an algorithm decides for E environments at once; in NumPy, as environments speak."""
 
-    action: Tensor
+    action: np.ndarray
     """(E, ...) as the distribution drew it; int64 or float32. This is stored."""
-    clipped_action: Tensor
+    clipped_action: np.ndarray
     """What goes to the environment."""
-    rhs: Obs
+    rhs: Arrays
     """net -> (E, H): memory after this observation."""
-    other: Obs
+    other: Arrays
     """Further rows to store with the transition, by name, each (E, ...)."""
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.base.worker import Worker
@@ -86,16 +85,14 @@ class Evaluator(Worker):
         lengths: list[int] = []
         obs, mask = envs.reset()
         done = np.ones(num_envs, dtype=bool)
-        rhs: Obs = self._actor.initial_states(num_envs)
+        rhs = {name: state.cpu().numpy() for name, state in self._actor.initial_states(num_envs).items()}
         with torch.inference_mode():
             while owed.sum() > 0:
                 if self._interrupted:
                     return None
-                acting = self._algo.acting_step(
-                    {leaf: torch.as_tensor(value) for leaf, value in obs.items()}, rhs, torch.as_tensor(done),
-                    deterministic=deterministic, mask=None if mask is None else torch.as_tensor(mask))
+                acting = self._algo.acting_step(obs, rhs, done, deterministic=deterministic, mask=mask)
                 rhs = acting.rhs
-                step = envs.step(acting.clipped_action.numpy())
+                step = envs.step(acting.clipped_action)
                 obs, mask, done = step.obs, step.mask, step.first
                 for episode in step.episodes:
                     if owed[episode.env_index] > 0:

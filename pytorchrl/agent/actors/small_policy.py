@@ -7,17 +7,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pytorchrl.agent.actors.distributions import Categorical, Gaussian
 from pytorchrl.agent.actors.extractors import MLP
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
-from pytorchrl.agent.data import OBS_LEAF, ActingStep, Obs
+from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays
 
 _ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
     "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, 0.0, out=out),
 }
 _MAX_PRODUCTS = 2**18
 """Multiplications of a layer for all rows: beyond it OpenBLAS starts threads, and it is no longer calls that cost."""
+
+_NOISE_STEPS = 64
+"""Steps for which noise is drawn at once."""
 
 
 class SmallPolicy:
@@ -33,7 +37,8 @@ class SmallPolicy:
         arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
         self._hidden, (self._weight, self._bias) = arrays[:-1], arrays[-1]
         self._activation = _ACTIVATIONS[actor.options.activation]
-        self._normalise = actor.normalise
+        self._normalise = actor.normalise if actor.options.normalize_obs else None
+        self._noise, self._next_noise = np.zeros((0, 0, 0), np.float32), 0
         self._max_rows = _MAX_PRODUCTS // max(weight.size for weight, _ in arrays)
         distribution = actor.distribution
         self._log_std: np.ndarray | None = None
@@ -51,11 +56,22 @@ class SmallPolicy:
             and type(extractor) is MLP and not extractor.encodes and actor.options.activation in _ACTIVATIONS
             and type(actor.distribution) in (Categorical, Gaussian))
 
-    def act(self, obs: Obs, deterministic: bool, generator: torch.Generator) -> ActingStep | None:
+    @property
+    def noise(self) -> Tensor:
+        """(k, E, n) float32 noise that was drawn and not yet used: with the generator, all there is to go on exactly."""
+        return torch.from_numpy(self._noise[self._next_noise:].copy())
+
+    @noise.setter
+    def noise(self, noise: Tensor) -> None:
+        self._noise, self._next_noise = noise.numpy(), 0
+
+    def act(self, obs: Arrays, deterministic: bool, generator: torch.Generator) -> ActingStep | None:
         """Decide for E environments, as the actor would; None where there are so many that torch is faster."""
-        values = self._normalise(obs)[OBS_LEAF].numpy()
+        values = obs[OBS_LEAF]
         if len(values) > self._max_rows:
             return None
+        if self._normalise is not None:
+            values = self._normalise({OBS_LEAF: torch.from_numpy(values)})[OBS_LEAF].numpy()
         activation = self._activation
         for weight, bias in self._hidden:
             values = values @ weight
@@ -63,19 +79,23 @@ class SmallPolicy:
             activation(values, out=values)
         params = values @ self._weight
         params += self._bias
-        if self._log_std is None:
-            if deterministic:
-                action = clipped = torch.from_numpy(params.argmax(-1))
-            else:  # a draw from the softmax, see `distributions`
-                noise = torch.empty(params.shape).exponential_(generator=generator).log_().numpy()
-                action = clipped = torch.from_numpy((params - noise).argmax(-1))
+        if self._log_std is None:  # argmax with Gumbel noise is a draw from the softmax
+            action = clipped = (params if deterministic else params + self._draw(params.shape, generator)).argmax(-1)
         else:
-            drawn = params
-            if not deterministic:
-                noise = torch.empty(params.shape).normal_(generator=generator).numpy()
-                drawn = params + noise * np.exp(self._log_std)
-            drawn = drawn.reshape(self._shape)
-            action = torch.from_numpy(drawn)
-            clipped = torch.from_numpy(np.minimum(np.maximum(drawn, self._low), self._high))
+            action = params if deterministic else params + self._draw(params.shape, generator) * np.exp(self._log_std)
+            action = action.reshape(self._shape)
+            clipped = np.minimum(np.maximum(action, self._low), self._high)
             params = np.concatenate((params, np.broadcast_to(self._log_std, params.shape)), -1)
-        return ActingStep(action, clipped, {}, {"dist_params": torch.from_numpy(params)})
+        return ActingStep(action, clipped, {}, {"dist_params": params})
+
+    def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
+        """Noise of one step, from a block of many: drawing costs more than the numbers do."""
+        if self._next_noise == len(self._noise) or self._noise.shape[1:] != shape:
+            noise = torch.empty(_NOISE_STEPS, *shape)
+            if self._log_std is None:
+                noise.exponential_(generator=generator).log_().neg_()
+            else:
+                noise.normal_(generator=generator)
+            self._noise, self._next_noise = noise.numpy(), 0
+        self._next_noise += 1
+        return self._noise[self._next_noise - 1]

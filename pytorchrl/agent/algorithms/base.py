@@ -13,13 +13,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pytorchrl.agent.actors.small_policy import SmallPolicy
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS, FlatOptimizer
-from pytorchrl.agent.data import ActingStep, Batch, Obs, RolloutData
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, Obs, RolloutData
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import Factory, Schedule, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -123,9 +124,9 @@ class Algorithm(ABC):
             options.optimizer, self._flat.data, adam_eps=options.adam_eps, rmsprop_eps=options.rmsprop_eps,
             rmsprop_decay=options.rmsprop_decay)
         self._gradient = self._flat.grad
-        self._acts_plainly = self.device.type == "cpu" and not options.mixed_precision
         self._small_policy: SmallPolicy | None = None
-        if self._acts_plainly and SmallPolicy.suits(actor):  # now that the parameters lie where they stay
+        if self.device.type == "cpu" and not options.mixed_precision and SmallPolicy.suits(actor):
+            # Not before the parameters lie where they stay.
             self._small_policy = SmallPolicy(actor)
         self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params) if options.compile else None
         self.gamma: float = options.gamma
@@ -140,24 +141,35 @@ class Algorithm(ABC):
     # Acting
 
     def acting_step(
-        self, obs: Obs, rhs: Obs, done: Tensor, deterministic: bool = False, mask: Tensor | None = None
+        self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """Actions for E environments; `other` has what `finish_rollout` turns into log-probabilities and values."""
+        """Decide for E environments.
+
+        Args:
+            obs: Leaf -> (E, ...), only read.
+            rhs: Network -> (E, H), the memory before these observations.
+            done: (E,) bool, whether an observation is the first of its episode.
+            deterministic: Take the most likely action instead of drawing one.
+            mask: (E, n) bool, true where an action is allowed.
+
+        Returns:
+            Actions, the memory after, and in `other` what `finish_rollout` turns into log-probabilities and values.
+        """
         small = self._small_policy
         if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
             return step
-        if not (torch.is_inference_mode_enabled() and self._acts_plainly):
-            with torch.inference_mode(), self._precision():
-                obs, rhs, done, mask = self._to_device(obs, rhs, done, mask)
-                acted = self.actor.act(obs, rhs, done, deterministic, mask, self.generator)
-        else:  # entering the two contexts costs a tenth of a small network's step
-            acted = self.actor.act(obs, rhs, done, deterministic, mask, self.generator)
-        action, clipped_action, dist_params, value, rhs = acted
-        if self.device.type != "cpu":  # environments and storages live there
-            action, clipped_action, dist_params = action.cpu(), clipped_action.cpu(), dist_params.cpu()
-            value = None if value is None else value.cpu()
+        with torch.inference_mode(), self._precision():
+            inputs = self._to_device(
+                {name: torch.from_numpy(leaf) for name, leaf in obs.items()},
+                {name: torch.from_numpy(state) for name, state in rhs.items()},
+                torch.from_numpy(done), None if mask is None else torch.from_numpy(mask))
+            action, clipped_action, dist_params, value, states = self.actor.act(
+                *inputs[:3], deterministic, inputs[3], self.generator)
         other = {"dist_params": dist_params} if value is None else {"dist_params": dist_params, "value": value}
-        return ActingStep(action, clipped_action, rhs, other)
+        return ActingStep(
+            action.cpu().numpy(), clipped_action.cpu().numpy(),
+            {name: state.float().cpu().numpy() for name, state in states.items()},
+            {name: row.cpu().numpy() for name, row in other.items()})
 
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,), by the weights that acted; all in few passes.
@@ -345,6 +357,7 @@ class Algorithm(ABC):
             "schedules": {name: dataclasses.asdict(schedule) for name, schedule in self.schedules.items()},
             "optimizer": self._optimizer.state_dict(),
             "generator": self.generator.get_state(),
+            "noise": torch.zeros(0) if self._small_policy is None else self._small_policy.noise,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -353,6 +366,8 @@ class Algorithm(ABC):
         self.schedules = {name: Schedule(**schedule) for name, schedule in state["schedules"].items()}
         self._optimizer.load_state_dict(state["optimizer"])
         self.generator.set_state(state["generator"])
+        if self._small_policy is not None:
+            self._small_policy.noise = state["noise"]
 
     # Helpers
 

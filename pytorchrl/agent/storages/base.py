@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from pytorchrl.agent.data import ActingStep, Batch, Obs, RolloutData, Step
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, RolloutData, Step
 
-ActingRow = tuple[Obs, Obs, Tensor, "Tensor | None"]
+ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
 """obs, rhs, done, mask of the row to act on, each (E, ...)."""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.data import ActingStep, Obs, RolloutData, Step
+from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step
 from pytorchrl.agent.storages.base import ActingRow
 
 _FIRST_FINALS = 64
@@ -21,7 +21,7 @@ class _Row(NamedTuple):
     obs: tuple[tuple[str, np.ndarray], ...]
     done: np.ndarray
     mask: np.ndarray | None
-    rhs: tuple[tuple[str, Tensor], ...]
+    rhs: tuple[tuple[str, np.ndarray], ...]
 
 
 class _TransitionRow(NamedTuple):
@@ -45,7 +45,8 @@ class RolloutRows:
 
     def __init__(self, size: int, num_envs: int, rhs: Obs) -> None:
         """Prepare for `size` steps of `num_envs` environments; `rhs` is the memory's initial state, net -> (E, H)."""
-        self._size, self._num_envs, self._initial_rhs = size, num_envs, rhs
+        self._size, self._num_envs = size, num_envs
+        self._initial_rhs: Arrays = {name: state.cpu().numpy() for name, state in rhs.items()}
         self._t = 0
         self._taken = False
         self._obs: Obs = {}
@@ -65,7 +66,7 @@ class RolloutRows:
         for name, target in row.obs:
             np.copyto(target, obs[name], casting="same_kind")
         for name, state in row.rhs:
-            state.copy_(self._initial_rhs[name])
+            state[...] = self._initial_rhs[name]
         row.done[:] = True
         if row.mask is not None and mask is not None:
             np.copyto(row.mask, mask)
@@ -85,9 +86,9 @@ class RolloutRows:
             raise RuntimeError(f"the rollout is complete at {self._size} steps; take it out first")
         row = self._transition_rows[t]
         # Assignments take a fifth of the time of torch's copy, a third of that of NumPy's copyto.
-        row.action[...] = acting.action.numpy()
+        row.action[...] = acting.action
         for name, target in row.other:
-            target[...] = acting.other[name].numpy()
+            target[...] = acting.other[name]
         row.reward[...] = step.reward
         row.terminated[...] = step.terminated
         row.truncated[...] = step.truncated
@@ -133,14 +134,11 @@ class RolloutRows:
                 obs=tuple((name, leaf[row].numpy()) for name, leaf in self._obs.items()),
                 done=self._done[row].numpy(),
                 mask=None if self._mask is None else self._mask[row].numpy(),
-                rhs=tuple((name, state[row]) for name, state in self._rhs.items()),
+                rhs=tuple((name, state[row].numpy()) for name, state in self._rhs.items()),
             ) for row in range(rows)
         ]
         self._acting_rows: list[ActingRow] = [
-            ({name: leaf[row] for name, leaf in self._obs.items()},
-             {name: state[row] for name, state in self._rhs.items()},
-             self._done[row], None if self._mask is None else self._mask[row])
-            for row in range(rows)
+            (dict(row.obs), dict(row.rhs), row.done, row.mask) for row in self._rows
         ]
         self._final_index = np.zeros((_FIRST_FINALS, 2), dtype=np.int64)
         self._final_obs = {
@@ -148,8 +146,9 @@ class RolloutRows:
 
     def _allocate_transitions(self, acting: ActingStep) -> None:
         size, num_envs = self._size, self._num_envs
-        self._action = torch.zeros(size, *acting.action.shape, dtype=acting.action.dtype)
-        self._other = {name: torch.zeros(size, *row.shape, dtype=row.dtype) for name, row in acting.other.items()}
+        self._action = torch.from_numpy(np.zeros((size, *acting.action.shape), acting.action.dtype))
+        self._other = {
+            name: torch.from_numpy(np.zeros((size, *row.shape), row.dtype)) for name, row in acting.other.items()}
         self._reward = torch.zeros(size, num_envs)
         self._terminated, self._truncated, self._valid = (
             torch.zeros(size, num_envs, dtype=torch.bool) for _ in range(3))
@@ -169,7 +168,7 @@ class RolloutRows:
             np.copyto(target, step.obs[name], casting="same_kind")
         row.done[...] = step.first
         for name, state in row.rhs:
-            state.copy_(acting.rhs[name])
+            state[...] = acting.rhs[name]
         if row.mask is not None and step.mask is not None:
             np.copyto(row.mask, step.mask)
 

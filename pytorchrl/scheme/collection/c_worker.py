@@ -166,7 +166,7 @@ class CWorker(Worker):
                     return episodes, True
                 obs, rhs, done, mask = storage.current()
                 acting = algo.acting_step(obs, rhs, done, mask=mask)
-                step = envs.step(acting.clipped_action.numpy())
+                step = envs.step(acting.clipped_action)
                 storage.insert_transition(acting, step)
                 if step.episodes:
                     episodes.extend(step.episodes)

@@ -45,7 +45,7 @@ def _obedient(algorithm):
     class Obedient(algorithm):
         def acting_step(self, obs, rhs, done, deterministic=False, mask=None):
             acting = super().acting_step(obs, rhs, done, deterministic, mask)
-            action = obs["obs"][:, -1].long()
+            action = obs["obs"][:, -1].astype(np.int64)
             return acting._replace(action=action, clipped_action=action)
     return Obedient
 

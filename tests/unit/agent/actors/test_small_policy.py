@@ -22,13 +22,11 @@ def make(space=VECTOR, action="discrete", actor=OnPolicyActor, algo=None, **opti
 
 
 def rows(num=6, seed=0):
-    return {"obs": torch.randn(num, 5, generator=torch.Generator().manual_seed(seed))}
+    return {"obs": np.random.default_rng(seed).standard_normal((num, 5), np.float32)}
 
 
 def act(algo, obs, deterministic=False, mask=None):
-    done = torch.zeros(len(obs["obs"]), dtype=torch.bool)
-    with torch.inference_mode():
-        return algo.acting_step(obs, {}, done, deterministic, mask)
+    return algo.acting_step(obs, {}, np.zeros(len(obs["obs"]), np.bool_), deterministic, mask)
 
 
 def on_torch(algo):
@@ -51,31 +49,55 @@ def test_decides_as_torch_does(action, normalize, hidden, activation, determinis
         algo.actor.policy_head.weight.mul_(100)
         algo.actor.policy_head.bias.add_(0.1)
     twin = on_torch(algo)
-    for step in range(20):  # the same generator, drawn from in the same way
+    for step in range(20):
         obs = rows(seed=step)
+        if not deterministic:  # the same noise, one step at a time
+            algo._small_policy.noise = noise(twin, action)
         mine, other = act(algo, obs, deterministic), act(twin, obs, deterministic)
         assert mine.action.dtype == other.action.dtype
-        torch.testing.assert_close(mine.action, other.action, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(mine.clipped_action, other.clipped_action, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(mine.action, other.action, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(mine.clipped_action, other.clipped_action, rtol=1e-5, atol=1e-5)
         assert mine.other.keys() == other.other.keys()
-        torch.testing.assert_close(mine.other["dist_params"], other.other["dist_params"], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(mine.other["dist_params"], other.other["dist_params"], rtol=1e-5, atol=1e-5)
         assert mine.rhs == {}
+
+
+def noise(algo, action):
+    """(1, 6, n) of what torch's policy will draw next."""
+    generator = torch.Generator()
+    generator.set_state(algo.generator.get_state())
+    if action == "box":
+        return torch.empty(1, 6, 4).normal_(generator=generator)
+    return -torch.empty(1, 6, 3).exponential_(generator=generator).log()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 63, 64, 65])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_goes_on_exactly_from_its_state(action, num_steps):
+    algo, other = make(action=action), make(action=action)
+    for step in range(num_steps):
+        act(algo, rows(seed=step))
+    state = copy.deepcopy(algo.state_dict())
+    expected = [act(algo, rows(seed=step)).action for step in range(70)]
+    other.load_state_dict(state)
+    np.testing.assert_array_equal([act(other, rows(seed=step)).action for step in range(70)], expected)
+    assert len(np.unique(np.array(expected), axis=0)) > 10
 
 
 def test_sees_new_parameters_at_once():
     algo, other = make(), make()
-    before = act(algo, rows(), True).other["dist_params"].clone()
+    before = act(algo, rows(), True).other["dist_params"].copy()
     with torch.no_grad():
         other.actor.policy_head.bias.add_(7.0)
     algo.load_acting_state(other.acting_state())
-    torch.testing.assert_close(act(algo, rows(), True).other["dist_params"], before + 7.0)
+    np.testing.assert_allclose(act(algo, rows(), True).other["dist_params"], before + 7.0, rtol=1e-6)
 
 
 def test_changes_neither_observations_nor_parameters():
     algo, obs = make(action="box"), rows()
-    state, kept = algo.acting_state(), obs["obs"].clone()
+    state, kept = algo.acting_state(), obs["obs"].copy()
     act(algo, obs)
-    torch.testing.assert_close(obs["obs"], kept, rtol=0, atol=0)
+    np.testing.assert_array_equal(obs["obs"], kept)
     assert all(torch.equal(value, state[name]) for name, value in algo.acting_state().items())
 
 
@@ -88,7 +110,7 @@ def test_many_rows_and_masks_go_to_torch(monkeypatch):
     assert not used
     act(algo, rows(65))  # 65 * 64 * 64 multiplications are more than 2**18
     assert len(used) == 1
-    mask = torch.tensor([[False, True, False]]).repeat(6, 1)
+    mask = np.tile([False, True, False], (6, 1))
     assert (act(algo, rows(), mask=mask).action == 1).all()
     assert len(used) == 2
 
@@ -119,6 +141,5 @@ def test_draws_from_the_softmax():
     with torch.no_grad():
         algo.actor.policy_head.weight.zero_()
         algo.actor.policy_head.bias.copy_(torch.tensor([0.5, 0.3, 0.2]).log())
-    drawn = torch.cat([act(algo, rows(50)).action for _ in range(400)])
-    share = torch.bincount(drawn, minlength=3) / len(drawn)
-    torch.testing.assert_close(share, torch.tensor([0.5, 0.3, 0.2]), atol=0.012, rtol=0)
+    drawn = np.concatenate([act(algo, rows(50)).action for _ in range(400)])
+    np.testing.assert_allclose(np.bincount(drawn, minlength=3) / len(drawn), [0.5, 0.3, 0.2], atol=0.012)

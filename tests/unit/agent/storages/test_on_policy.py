@@ -49,8 +49,8 @@ def step_of(number, reward=1.0, finals=(), starts=(), invalid=(), mask=None):
 
 
 def acting_of(number, state_size=0):
-    rhs = {"policy": torch.full((E, state_size), float(number))} if state_size else {}
-    return ActingStep(torch.full((E,), number), torch.full((E,), number), rhs, {"dist_params": torch.zeros(E, 2)})
+    rhs = {"policy": np.full((E, state_size), number, np.float32)} if state_size else {}
+    return ActingStep(np.full(E, number), np.full(E, number), rhs, {"dist_params": np.zeros((E, 2), np.float32)})
 
 
 def fill(storage, first, count, state_size=0, **step_options):
@@ -78,7 +78,7 @@ def started(**options):
 def test_rollout_starts_with_the_observation_of_the_first_action():
     storage = started()
     obs, rhs, done, mask = storage.current()
-    assert torch.equal(obs["obs"], torch.as_tensor(observation(0)["obs"]))
+    np.testing.assert_array_equal(obs["obs"], observation(0)["obs"])
     assert done.all()
     assert rhs == {}
     assert mask is None
@@ -95,7 +95,7 @@ def test_next_rollout_starts_where_the_last_one_stopped_also_when_preempted():
     assert not storage.full
     first = storage.get_all_buffer_data()
     assert first.num_steps == 3
-    assert torch.equal(storage.current()[0]["obs"], first.obs["obs"][3])
+    np.testing.assert_array_equal(storage.current()[0]["obs"], first.obs["obs"][3])
     assert storage.num_steps == 0
     fill(storage, 4, 5, state_size=2)
     assert storage.full
@@ -133,7 +133,7 @@ def test_stored_state_is_the_one_before_the_observation_and_shares_no_memory():
     storage = started(actor=stub_actor(2))
     acting = acting_of(1, 2)
     storage.insert_transition(acting, step_of(1))
-    acting.rhs["policy"].fill_(-1.0)
+    acting.rhs["policy"][:] = -1.0
     rollout = storage.get_all_buffer_data()
     assert rollout.rhs["policy"][:, 0, 0].tolist() == [0.0, 1.0]
 
@@ -153,8 +153,8 @@ def test_images_stay_bytes_and_float64_becomes_float32():
     storage = build()
     storage.start({"image": np.zeros((E, 1, 2, 2), np.uint8), "vector": np.zeros((E, 2))})
     obs = storage.current()[0]
-    assert obs["image"].dtype == torch.uint8
-    assert obs["vector"].dtype == torch.float32
+    assert obs["image"].dtype == np.uint8
+    assert obs["vector"].dtype == np.float32
 
 
 def test_full_storage_refuses_another_transition():
