@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -48,13 +49,15 @@ BEST = {"cartpole": "async_2_collectors", "pong": "parallel_gradients"}
 
 def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
     """Rate of this library in one scheme, and where its time goes."""
+    import torch
+
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs import atari_factory
 
     settings = dict(OURS[task][name])
     num_envs = settings.pop("num_envs", 8)
     algo: dict[str, Any] = {"num_epochs": 4, "num_mini_batch": 4, "compile": True,
-                            "mixed_precision": task == "pong"} | settings.pop("algo", {})
+                            "mixed_precision": task == "pong" and torch.backends.cpu.get_cpu_capability() != "AVX2"} | settings.pop("algo", {})
     envs = (VecEnv.create_factory("CartPole-v1", vec_env_size=num_envs) if task == "cartpole"
             else atari_factory("ALE/Pong-v5", num_envs))
     scheme = Scheme(
@@ -92,8 +95,27 @@ def sleeping(num_workers: int, seconds: float) -> dict[str, Any]:
         OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(200), envs,
         num_col_workers=num_workers, col_communication="asynchronous", broadcast_interval=num_workers, seed=1)
     result = measure(scheme, seconds, warm_up_updates=4 * num_workers)
-    ideal = num_workers / STEP_S
-    return result | {"workers": num_workers, "ideal": ideal, "share_of_ideal": result["env_steps_per_s"] / ideal}
+    ideal, bare = num_workers / STEP_S, bare_sleeping(num_workers, seconds)
+    return result | {"workers": num_workers, "ideal": ideal, "share_of_ideal": result["env_steps_per_s"] / ideal,
+                     "bare_env_steps_per_s": bare, "share_of_bare": result["env_steps_per_s"] / bare}
+
+
+def bare_sleeping(num_workers: int, seconds: float) -> float:
+    """Steps a second of as many processes that step the same environment and do nothing else."""
+    with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
+        return sum(pool.map(_step_bare_env, [seconds] * num_workers, chunksize=1))
+
+
+def _step_bare_env(seconds: float) -> float:
+    from pytorchrl.envs.testing import SleepEnv
+
+    env = SleepEnv(step_s=STEP_S)
+    env.reset()
+    steps, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < seconds:
+        env.step(0)
+        steps += 1
+    return steps / elapsed
 
 
 def stable_baselines3(task: str, seconds: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
@@ -39,7 +40,7 @@ class Checks:
     """Checks the settings of a scheme; collects all problems and reports them at once.
 
     Attributes:
-        warnings: Settings that are allowed but have no effect.
+        warnings: Settings that are allowed but have no effect, or a bad one.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -179,6 +180,7 @@ class Checks:
                 if ours != theirs:
                     raise SpaceError(f"{what} differs: training environments have {ours}, test environments {theirs}")
         self._check_batch(algo, storage, train_envs)
+        self._check_precision(algo)
         if PARALLEL in (self._options["col_execution"], self._options["grad_execution"]) \
                 and self._options["runtime"] == "ray":
             for name, (factory, *_) in parts.items():
@@ -186,6 +188,12 @@ class Checks:
                 if size > _LARGE_BYTES:
                     self.warnings.append(f"{name} is {size / 2**20:.0f} MB pickled, which every worker is sent; load "
                                          "large data inside the function")
+
+    def _check_precision(self, algo: Any) -> None:
+        if (getattr(algo.options, "mixed_precision", False) and self._options["device"] == "cpu"
+                and torch.backends.cpu.get_cpu_capability() == "AVX2"):
+            self.warnings.append("mixed_precision=True on a processor without AVX-512, which computes bfloat16 several "
+                                 "times slower than float32; leave it out")
 
     def _check_batch(self, algo: Any, storage: Any, train_envs: Any) -> None:
         size, num_envs = getattr(storage.options, "size", None), train_envs.num_envs

@@ -124,6 +124,15 @@ def test_a_fraction_without_effect_warns(parts):
         Scheme(*parts, col_fraction_workers=0.5)
 
 
+@pytest.mark.parametrize(("capability", "warned"), [("AVX2", True), ("AVX512", False)])
+def test_bfloat16_on_a_processor_that_lacks_it_warns(parts, monkeypatch, capability, warned):
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        Scheme(PPO.create_factory(mixed_precision=True), *parts[1:])
+    assert [str(each.message).split()[0] for each in seen] == ["mixed_precision=True"] * warned
+
+
 # Parts of the agent
 
 
