@@ -83,6 +83,10 @@ class WorkerLostError(WorkerError):
     """A worker died or does not answer."""
 
 
+class DeadlockError(WorkerError):
+    """In the simulated runtime: every worker and thread waits, and nothing is to come."""
+
+
 class NonFiniteError(PyTorchRLError):
     """NaN or infinity where a finite number is needed."""
 

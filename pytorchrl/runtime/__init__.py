@@ -1,21 +1,35 @@
-"""Where workers run: Ray actors, or threads of one process."""
+"""Where workers run: Ray actors, threads of one process, or a simulation of both on a virtual clock."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, BoundedQueue, Future, Handle, Outcome, Runtime
 from pytorchrl.runtime.threads import ThreadRuntime
 
-RUNTIMES = ("ray", "threads")
+RUNTIMES = ("ray", "threads", "simulated")
 
 __all__ = ["DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Future", "Handle", "Outcome", "Runtime", "ThreadRuntime",
            "make_runtime"]
 
 
-def make_runtime(name: str, address: str | None = None) -> Runtime:
-    """The runtime called `name`: "ray" (started at its first worker; imported only then) or "threads"."""
+def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,
+                 costs: Mapping[str, Any] | None = None) -> Runtime:
+    """The runtime called `name`: "ray" (started at its first worker; imported only then), "threads" or "simulated".
+
+    Args:
+        name: One of `RUNTIMES`.
+        address: Of a Ray cluster.
+        schedule_seed: Of the simulated schedule.
+        costs: Virtual seconds by operation in the simulated runtime; see `Costs`.
+    """
     if name == "threads":
         return ThreadRuntime()
+    if name == "simulated":
+        from pytorchrl.runtime.simulated import SimulatedRuntime
+        return SimulatedRuntime(schedule_seed, costs)
     if name == "ray":
         from pytorchrl.runtime.ray_runtime import RayRuntime
         return RayRuntime(address)

@@ -170,6 +170,16 @@ class Runtime(ABC):
         """An event between threads of this process."""
         return threading.Event()
 
+    def points(self, worker: str) -> Callable[[str], bool] | None:
+        """What the worker of this name has to call where its work has come to a named point.
+
+        Points are "step" (of its environments), "grad" (computed) and "update" (about to be applied).
+
+        Returns:
+            A function of the point's name; None where nothing is ever to happen at any, so that it costs nothing.
+        """
+        return None
+
     def now(self) -> float:
         """Seconds on a clock that never jumps."""
         return time.monotonic()

@@ -18,6 +18,7 @@ from pytorchrl.agent.seeding import check_seed
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
 from pytorchrl.runtime import DEFAULT_RESOURCES, RUNTIMES
+from pytorchrl.runtime.costs import Costs
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import (
     ASYNC,
@@ -99,8 +100,13 @@ class Checks:
         runtime = self._options["runtime"]
         if runtime is not None and runtime not in RUNTIMES:
             self._problems.append(f"runtime must be one of {list(RUNTIMES)}, got {runtime!r}")
-        elif runtime == "threads" and self._options["address"] is not None:
-            self._problems.append("address is that of a Ray cluster; runtime='threads' uses none")
+        elif runtime in ("threads", "simulated") and self._options["address"] is not None:
+            self._problems.append(f"address is that of a Ray cluster; runtime={runtime!r} uses none")
+        self._parse("schedule_seed", check_seed)
+        if runtime != "simulated" and (self._options["schedule_seed"] != 0 or self._options["costs"] is not None):
+            self._problems.append("schedule_seed and costs are for runtime='simulated'; another would ignore them")
+        elif self._options["costs"] is not None:
+            self._parse("costs", lambda costs: Costs(costs, 0) and costs)
 
     def _check_resources(self, name: str) -> None:
         resources = self._options[name]

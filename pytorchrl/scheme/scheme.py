@@ -52,7 +52,10 @@ class Scheme:
         device: Device of the learner, "cpu" or "cuda:N"; None is the CPU.
         num_threads: Torch threads of every worker, the learner included.
         seed: Seed of everything; None draws one.
-        runtime: "ray" or "threads" (all workers in this process); None: ray where there are remote workers.
+        runtime: "ray", "threads" (all workers in this process) or "simulated" (so, one at a time, on a virtual clock, the
+            same run for the same seeds); None: ray where there are remote workers.
+        schedule_seed: Of the simulated schedule: who goes first, and what is drawn for `costs`.
+        costs: Virtual seconds by operation in the simulated runtime; see `Costs`.
         address: Of a Ray cluster; None starts a local one unless RAY_ADDRESS names one.
 
     Attributes:
@@ -73,7 +76,8 @@ class Scheme:
                  queue_size: int = 16, queue_timeout_s: float = 300.0, broadcast_interval: int = 1,
                  col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
-                 num_threads: int = 1, seed: int | None = None, runtime: str | None = None,
+                 num_threads: int = 1, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
+                 costs: Mapping[str, Any] | None = None,
                  address: str | None = None) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
         self.algo_factory, self.actor_factory, self.storage_factory = algo_factory, actor_factory, storage_factory
@@ -104,6 +108,16 @@ class Scheme:
     # Life
 
     @property
+    def _runtime_name(self) -> str:
+        name: str = self._options["runtime"]
+        return name if self.has_remote_workers or name == "simulated" else "threads"
+
+    @property
+    def runtime(self) -> Runtime | None:
+        """Where its workers run; None before it was started and after it was stopped."""
+        return self._runtime
+
+    @property
     def has_remote_workers(self) -> bool:
         """Whether any worker runs outside this process."""
         return PARALLEL in (self._options["col_execution"], self._options["grad_execution"])
@@ -119,8 +133,8 @@ class Scheme:
         if self._worker is None:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(self._options["num_threads"])
-            name = self._options["runtime"] if self.has_remote_workers else "threads"
-            self._runtime = make_runtime(name, self._options["address"])
+            self._runtime = make_runtime(
+                self._runtime_name, *(self._options[name] for name in ("address", "schedule_seed", "costs")))
             try:
                 self._worker = self._build(self._runtime, target_steps)
                 self._worker.ready()

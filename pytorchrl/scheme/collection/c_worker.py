@@ -72,7 +72,9 @@ class CWorker(Worker):
         # Held while the parameters change or are copied, so that a snapshot never shows half an update.
         self.lock = threading.RLock()
         self._snapshot: Weights | None = None
-        self._now = (runtime or ThreadRuntime()).now
+        runtime = runtime or ThreadRuntime()
+        self._now = runtime.now
+        self._point = runtime.points(f"GWorker {index_parent}/CWorker {index_worker}")
         self._owned_data, self._compress = owned_data, compress_data_to_send
         self._sequence = 0
         # Written by signals from another thread, read once per step.
@@ -151,7 +153,7 @@ class CWorker(Worker):
 
     def _fill_storage(self) -> tuple[list[Episode], bool]:
         """Act and step until the storage is full or somebody says stop; (episodes that ended, whether cut)."""
-        storage, envs, algo = self.storage, self.envs, self.algo
+        storage, envs, algo, point = self.storage, self.envs, self.algo, self._point
         assert envs is not None, "this CWorker has no environments"
         episodes: list[Episode] = []
         if self._reset_pending:
@@ -167,6 +169,8 @@ class CWorker(Worker):
                 obs, rhs, done, mask = storage.current()
                 acting = algo.acting_step(obs, rhs, done, mask=mask)
                 step = envs.step(acting.clipped_action)
+                if point is not None:
+                    point("step")
                 storage.insert_transition(acting, step)
                 if step.episodes:
                     episodes.extend(step.episodes)

@@ -237,6 +237,7 @@ class GWorker(Worker):
         self.compress_grads_to_send = compress_grads_to_send
         self.iter = 0
         self._runtime = runtime or ThreadRuntime()
+        self._point = self._runtime.points(f"GWorker {index_worker}")
         self.col_workers = col_workers_factory(
             index_parent=index_worker, local_device=check_device(device), runtime=self._runtime,
             col_execution=col_execution, col_communication=col_communication, initial_weights=initial_weights,
@@ -351,6 +352,8 @@ class GWorker(Worker):
         """
         start = self._runtime.now()
         grads, info = self.algo.compute_gradients(batch)
+        if self._point is not None:
+            self._point("grad")
         if distribute_gradients:
             if self._group is None:
                 raise RuntimeError("distribute_gradients=True needs join_group() first")
@@ -362,6 +365,8 @@ class GWorker(Worker):
     def apply_gradients(self, gradients: list[Tensor] | None = None, *,
                         moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float]:
         """Make one update of the actor, and merge `moments` into its normalisers."""
+        if self._point is not None:
+            self._point("update")
         with self.local_worker.lock:
             info = self.algo.apply_gradients(gradients)
             for part in moments:

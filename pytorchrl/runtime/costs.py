@@ -1,0 +1,77 @@
+"""What operations take in the simulated runtime."""
+
+from __future__ import annotations
+
+import fnmatch
+import random
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pytorchrl.errors import ConfigError
+
+# Uniform draws, so that workers neither march in step nor wait long for each other.
+DEFAULT_COSTS: Mapping[str, Any] = {
+    "start": ("uniform", 0.5, 1.5),
+    "message": ("uniform", 0.0002, 0.0008),
+    "step": ("uniform", 0.0005, 0.0015),
+    "grad": ("uniform", 0.005, 0.015),
+    "update": ("uniform", 0.0005, 0.0015),
+}
+
+_DISTRIBUTIONS: dict[str, tuple[int, Callable[..., Callable[[random.Random], float]]]] = {
+    "uniform": (2, lambda low, high: lambda rng: rng.uniform(low, high)),
+    "exponential": (1, lambda mean: lambda rng: rng.expovariate(1.0 / mean)),
+    "lognormal": (2, lambda median, sigma: lambda rng: median * rng.lognormvariate(0.0, sigma)),
+}
+
+
+class Costs:
+    """Virtual seconds of each operation.
+
+    Operations: "start" (building a worker), "message" (a call or a result on its way), "step" (one step of a vector of
+    environments with acting), "grad" (one gradient), "update" (applying one).
+
+    Args:
+        costs: Operation, or "operation@worker" with a pattern for the worker's name (`*` and `?`), to a number of
+            seconds, ("uniform", low, high), ("exponential", mean), ("lognormal", median, sigma), or "measured" (what
+            the operation really took; such a run does not repeat). What is not named keeps its default.
+        seed: Of what is drawn.
+
+    Raises:
+        ConfigError: An unknown operation or distribution, or a negative time.
+    """
+
+    def __init__(self, costs: Mapping[str, Any] | None, seed: int) -> None:
+        self._rng = random.Random(f"costs {seed}")
+        self._rules = [self._rule(key, value) for key, value in {**DEFAULT_COSTS, **(costs or {})}.items()]
+        self._rules.reverse()  # what was named last counts
+        self._chosen: dict[tuple[str, str], Callable[[random.Random], float] | None] = {}
+
+    @staticmethod
+    def _rule(key: str, value: Any) -> tuple[str, str, Callable[[random.Random], float] | None]:
+        operation, _, worker = key.partition("@")
+        if operation not in DEFAULT_COSTS:
+            raise ConfigError(f"costs has {key!r}; operations are {list(DEFAULT_COSTS)}, with @worker or without")
+        if value == "measured":
+            return operation, worker or "*", None
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf"):
+            return operation, worker or "*", lambda rng: float(value)
+        if isinstance(value, (tuple, list)) and value and value[0] in _DISTRIBUTIONS:
+            arity, make = _DISTRIBUTIONS[value[0]]
+            numbers = value[1:]
+            if len(numbers) == arity and all(isinstance(n, (int, float)) and 0 <= n < float("inf") for n in numbers):
+                return operation, worker or "*", make(*numbers)
+        raise ConfigError(f"costs[{key!r}] must be seconds >= 0, 'measured', ('uniform', low, high), ('exponential', "
+                          f"mean) or ('lognormal', median, sigma), got {value!r}")
+
+    def draw(self, operation: str, worker: str, since: float | None = None) -> float:
+        """Seconds that `operation` takes `worker`; `since` is the real clock (`time.perf_counter`) at its start."""
+        key = (operation, worker)
+        if key not in self._chosen:
+            self._chosen[key] = next(rule for name, pattern, rule in self._rules
+                                     if name == operation and fnmatch.fnmatchcase(worker, pattern))
+        rule = self._chosen[key]
+        if rule is None:
+            return 0.0 if since is None else time.perf_counter() - since
+        return rule(self._rng)
