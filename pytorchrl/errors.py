@@ -83,6 +83,10 @@ class WorkerLostError(WorkerError):
     """A worker died or does not answer."""
 
 
+class InjectedFault(WorkerError):  # noqa: N818 - it is a fault, asked for
+    """What a fault plan's `raise` raises."""
+
+
 class DeadlockError(WorkerError):
     """In the simulated runtime: every worker and thread waits, and nothing is to come."""
 

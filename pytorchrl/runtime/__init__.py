@@ -7,16 +7,18 @@ from typing import Any
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, BoundedQueue, Future, Handle, Outcome, Runtime
+from pytorchrl.runtime.collective import Collective
+from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.threads import ThreadRuntime
 
 RUNTIMES = ("ray", "threads", "simulated")
 
-__all__ = ["DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Future", "Handle", "Outcome", "Runtime", "ThreadRuntime",
-           "make_runtime"]
+__all__ = ["DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Collective", "FaultPlan", "Future", "Handle", "Outcome",
+           "Runtime", "ThreadRuntime", "make_runtime"]
 
 
 def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,
-                 costs: Mapping[str, Any] | None = None) -> Runtime:
+                 costs: Mapping[str, Any] | None = None, faults: FaultPlan | None = None) -> Runtime:
     """The runtime called `name`: "ray" (started at its first worker; imported only then), "threads" or "simulated".
 
     Args:
@@ -24,13 +26,14 @@ def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,
         address: Of a Ray cluster.
         schedule_seed: Of the simulated schedule.
         costs: Virtual seconds by operation in the simulated runtime; see `Costs`.
+        faults: Failures to inject into workers.
     """
     if name == "threads":
-        return ThreadRuntime()
+        return ThreadRuntime(faults)
     if name == "simulated":
         from pytorchrl.runtime.simulated import SimulatedRuntime
-        return SimulatedRuntime(schedule_seed, costs)
+        return SimulatedRuntime(schedule_seed, costs, faults)
     if name == "ray":
         from pytorchrl.runtime.ray_runtime import RayRuntime
-        return RayRuntime(address)
+        return RayRuntime(address, faults)
     raise ConfigError(f"runtime must be one of {list(RUNTIMES)}, got {name!r}")

@@ -7,7 +7,9 @@ too, so that a runtime can own time.
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from pytorchrl.runtime.collective import Collective, GlooCollective
+from pytorchrl.runtime.faults import FaultPlan
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -101,6 +106,8 @@ class Runtime(ABC):
     """Where workers run. Threads, queues, events and the clock default to those of this process."""
 
     name: str
+    faults: FaultPlan | None = None
+    """Failures to inject into workers."""
 
     @abstractmethod
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
@@ -170,15 +177,32 @@ class Runtime(ABC):
         """An event between threads of this process."""
         return threading.Event()
 
-    def points(self, worker: str) -> Callable[[str], bool] | None:
-        """What the worker of this name has to call where its work has come to a named point.
+    def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float) -> Collective:
+        """Become one of `size` workers that exchange tensors among themselves; see `GlooCollective`."""
+        return GlooCollective(address, port, rank, size, timeout_s)
+
+    def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
+        """What a worker has to call where its work has come to a named point.
 
         Points are "step" (of its environments), "grad" (computed) and "update" (about to be applied).
 
+        Args:
+            worker: Its name.
+            incarnation: How often its place in the tree was filled before.
+
         Returns:
-            A function of the point's name; None where nothing is ever to happen at any, so that it costs nothing.
+            A function of the point's name, true if the result at hand is to be spoilt; None where nothing is ever to
+            happen at any point, so that it costs nothing.
         """
-        return None
+        return None if self.faults is None else self.faults.points(worker, incarnation, self)
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(min(seconds, threading.TIMEOUT_MAX))
+
+    def die(self, worker: str) -> None:
+        """End the calling worker at once, as a crash would: its whole process."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def now(self) -> float:
         """Seconds on a clock that never jumps."""

@@ -21,6 +21,7 @@ import torch
 
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerLostError
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, Future, Handle, Outcome, Runtime, W
+from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.threads import ThreadRuntime
 
 logger = logging.getLogger(__name__)
@@ -66,21 +67,22 @@ class RayRuntime(Runtime):
 
     Args:
         address: Of a running cluster; None uses an initialised Ray, else `RAY_ADDRESS`, else starts a local one.
+        faults: Failures to inject.
     """
 
     name = "ray"
 
-    def __init__(self, address: str | None = None) -> None:
-        self._address = address
+    def __init__(self, address: str | None = None, faults: FaultPlan | None = None) -> None:
+        self._address, self.faults = address, faults
         self._ray: Any = None
         self._host: Any = None
         self._own_directory: str | None = None
         self._actors: list[Any] = []
         self._threads: ThreadRuntime | None = None
 
-    def __reduce__(self) -> tuple[type[RayRuntime], tuple[()]]:
+    def __reduce__(self) -> tuple[type[RayRuntime], tuple[None, FaultPlan | None]]:
         """In another worker the runtime starts empty and joins that process's Ray."""
-        return RayRuntime, ()
+        return RayRuntime, (None, self.faults)
 
     def _connect(self) -> Any:
         if self._ray is not None:
@@ -186,7 +188,7 @@ class RayRuntime(Runtime):
     def in_process(self) -> Runtime:
         """Threads of this process; they need no Ray."""
         if self._threads is None:
-            self._threads = ThreadRuntime()
+            self._threads = ThreadRuntime(self.faults)
         return self._threads
 
     def close(self) -> None:

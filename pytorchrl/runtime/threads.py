@@ -11,6 +11,7 @@ from typing import Any
 
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, W
+from pytorchrl.runtime.faults import FaultPlan
 
 # Long enough to cost nothing when idle, short enough that kill() feels immediate.
 _STOP_CHECK_INTERVAL_S = 0.05
@@ -67,11 +68,16 @@ def _settle(future: cf.Future[Any], result: Any = None, error: BaseException | N
 
 
 class ThreadRuntime(Runtime):
-    """Workers are threads of this process and share its memory: what crosses must be owned by its receiver."""
+    """Workers are threads of this process and share its memory: what crosses must be owned by its receiver.
+
+    Args:
+        faults: Failures to inject; a thread cannot be killed, so `kill` is not among them.
+    """
 
     name = "threads"
 
-    def __init__(self) -> None:
+    def __init__(self, faults: FaultPlan | None = None) -> None:
+        self.faults = faults
         self._actors: list[_ThreadActor] = []
         self._pending: dict[_ThreadActor, list[cf.Future[Any]]] = {}
 

@@ -17,7 +17,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
-from pytorchrl.runtime import DEFAULT_RESOURCES, RUNTIMES
+from pytorchrl.runtime import DEFAULT_RESOURCES, RUNTIMES, FaultPlan
 from pytorchrl.runtime.costs import Costs
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import (
@@ -107,6 +107,8 @@ class Checks:
             self._problems.append("schedule_seed and costs are for runtime='simulated'; another would ignore them")
         elif self._options["costs"] is not None:
             self._parse("costs", lambda costs: Costs(costs, 0) and costs)
+        if self._options["faults"] is not None:
+            self._parse("faults", _check_faults)
 
     def _check_resources(self, name: str) -> None:
         resources = self._options[name]
@@ -151,6 +153,10 @@ class Checks:
               for name, parallel in (("col_worker_resources", parallel_col), ("grad_worker_resources", parallel_grad))),
             (options["address"] is not None and not parallel_col and not parallel_grad,
              "address is that of a Ray cluster; a scheme without remote workers uses none"),
+            (not parallel_col and not parallel_grad and options["runtime"] != "simulated" and _kills(options["faults"]),
+             "faults kill a worker, but there is no remote one; a thread cannot be killed"),
+            (options["runtime"] == "threads" and _kills(options["faults"]),
+             "faults kill a worker, but a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
             (fraction and async_col,
              "col_fraction_workers < 1 ends synchronous rounds early; col_communication='asynchronous' has none"),
             (not fraction and options["fraction_samples"] != _FRACTION_SAMPLES,
@@ -212,6 +218,16 @@ class Checks:
         if parts > batch:
             raise ConfigError(f"num_mini_batch must not exceed the batch: batch {batch} = {workers} collection workers "
                               f"x {num_envs} environments x {size} steps, num_mini_batch {parts}")
+
+
+def _check_faults(text: Any) -> str:
+    if not isinstance(text, str):
+        raise ConfigError(f"faults must be text such as 'kill col.1 @ step 100', got {text!r}")
+    return FaultPlan(text, 0).text
+
+
+def _kills(faults: str | None) -> bool:
+    return faults is not None and any(fault.action == "kill" for fault in FaultPlan(faults, 0).faults)
 
 
 def _check_actor_fits(actor: Any, envs: Any) -> None:

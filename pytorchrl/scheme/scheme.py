@@ -13,7 +13,7 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.errors import ConfigError, StoppedError
-from pytorchrl.runtime import DEFAULT_RESOURCES, Future, Handle, Runtime, make_runtime
+from pytorchrl.runtime import DEFAULT_RESOURCES, FaultPlan, Future, Handle, Runtime, make_runtime
 from pytorchrl.scheme.base.worker import PARALLEL, SYNC, Communication, Execution
 from pytorchrl.scheme.checks import Checks
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
@@ -56,6 +56,7 @@ class Scheme:
             same run for the same seeds); None: ray where there are remote workers.
         schedule_seed: Of the simulated schedule: who goes first, and what is drawn for `costs`.
         costs: Virtual seconds by operation in the simulated runtime; see `Costs`.
+        faults: Failures to inject, such as "kill col.3 @ step 400; delay col.* 2s p=0.01"; see `FaultPlan`.
         address: Of a Ray cluster; None starts a local one unless RAY_ADDRESS names one.
 
     Attributes:
@@ -77,7 +78,7 @@ class Scheme:
                  col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
                  num_threads: int = 1, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
-                 costs: Mapping[str, Any] | None = None,
+                 costs: Mapping[str, Any] | None = None, faults: str | None = None,
                  address: str | None = None) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
         self.algo_factory, self.actor_factory, self.storage_factory = algo_factory, actor_factory, storage_factory
@@ -133,8 +134,10 @@ class Scheme:
         if self._worker is None:
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(self._options["num_threads"])
-            self._runtime = make_runtime(
-                self._runtime_name, *(self._options[name] for name in ("address", "schedule_seed", "costs")))
+            options = self._options
+            faults = None if options["faults"] is None else FaultPlan(options["faults"], self.seed)
+            self._runtime = make_runtime(self._runtime_name, address=options["address"], costs=options["costs"],
+                                         schedule_seed=options["schedule_seed"], faults=faults)
             try:
                 self._worker = self._build(self._runtime, target_steps)
                 self._worker.ready()

@@ -74,7 +74,7 @@ class CWorker(Worker):
         self._snapshot: Weights | None = None
         runtime = runtime or ThreadRuntime()
         self._now = runtime.now
-        self._point = runtime.points(f"GWorker {index_parent}/CWorker {index_worker}")
+        self._point = runtime.points(f"GWorker {index_parent}/CWorker {index_worker}", incarnation)
         self._owned_data, self._compress = owned_data, compress_data_to_send
         self._sequence = 0
         # Written by signals from another thread, read once per step.

@@ -1,18 +1,15 @@
-"""Averaging gradients among the gradient workers themselves, with gloo."""
+"""Averaging gradients among the gradient workers themselves."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
+from pytorchrl.runtime import Collective
 from pytorchrl.scheme.messages import Moments
-
-_gloo: Any = distributed  # its stores and groups are bound from C++ and have no types
 
 
 def propose_address() -> tuple[str, int]:
@@ -31,32 +28,11 @@ class GradientGroup:
     """The ranks that average their gradients after every batch; each then applies the same update.
 
     Args:
-        address: Host of rank 0, where the ranks meet.
-        port: Free TCP port there.
-        rank: This worker's place, 0 .. size - 1.
-        size: Number of ranks.
-        timeout_s: After this many seconds without an answer from a rank, every call raises.
+        ranks: What connects them.
     """
 
-    def __init__(self, address: str, port: int, rank: int, size: int, timeout_s: float) -> None:
-        timeout = timedelta(seconds=timeout_s)
-        self.rank, self.size = rank, size
-        self._store = _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout)
-        # The group belongs to this object, not to the process: the user's own default group stays free.
-        self._group: Any = _gloo.ProcessGroupGloo(
-            _gloo.PrefixStore("gradients", self._store), rank, size, timeout)
-
-    def _sum(self, tensor: Tensor) -> Tensor:
-        assert self._group is not None, "the group is closed"
-        self._group.allreduce([tensor]).wait()
-        return tensor
-
-    def _gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in rank order."""
-        assert self._group is not None, "the group is closed"
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._group.allgather([parts], [tensor]).wait()
-        return parts
+    def __init__(self, ranks: Collective) -> None:
+        self._ranks = ranks
 
     def mean(self, gradients: Sequence[Tensor], num_samples: int) -> list[Tensor]:
         """Mean of each gradient over all ranks, weighted by the samples behind it: sum(n * g) / sum(n).
@@ -69,13 +45,13 @@ class GradientGroup:
             New vectors, equal on all ranks to the bit.
         """
         weighted = torch.cat([*(gradient * num_samples for gradient in gradients), torch.tensor([float(num_samples)])])
-        total = self._sum(weighted)
+        total = self._ranks.sum(weighted)
         means = total[:-1] / total[-1]
         return list(torch.split(means, [gradient.numel() for gradient in gradients]))
 
     def gather_all(self, moments: Moments) -> list[Moments]:
         """(count, mean, M2) of every rank's samples, in rank order."""
-        parts = self._gather(torch.tensor([float(value) for value in moments], dtype=torch.float64))
+        parts = self._ranks.gather(torch.tensor([float(value) for value in moments], dtype=torch.float64))
         return [tuple(part.tolist()) for part in parts]
 
     def gather_moments(self, moments: Sequence[dict[str, Moments]]) -> tuple[dict[str, Moments], ...]:
@@ -83,18 +59,18 @@ class GradientGroup:
 
         Every rank must bring equally many, with equal names and shapes, as ranks that consumed one item each do.
         """
-        gathered: list[list[dict[str, Moments]]] = [[] for _ in range(self.size)]
+        gathered: list[list[dict[str, Moments]]] = [[] for _ in range(self._ranks.size)]
         for part in moments:
-            merged: list[dict[str, Moments]] = [{} for _ in range(self.size)]
+            merged: list[dict[str, Moments]] = [{} for _ in range(self._ranks.size)]
             for name in sorted(part):
-                columns = [self._gather(torch.as_tensor(value, dtype=torch.float64)) for value in part[name]]
-                for rank in range(self.size):
+                columns = [self._ranks.gather(torch.as_tensor(value, dtype=torch.float64)) for value in part[name]]
+                for rank in range(self._ranks.size):
                     merged[rank][name] = tuple(column[rank] for column in columns)  # type: ignore[assignment]
-            for rank in range(self.size):
+            for rank in range(self._ranks.size):
                 gathered[rank].append(merged[rank])
         return tuple(part for rank in gathered for part in rank)
 
     def close(self) -> None:
         """Leave the group. Idempotent."""
-        self._group = None
+        self._ranks.close()
 

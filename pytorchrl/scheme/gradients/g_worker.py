@@ -352,8 +352,8 @@ class GWorker(Worker):
         """
         start = self._runtime.now()
         grads, info = self.algo.compute_gradients(batch)
-        if self._point is not None:
-            self._point("grad")
+        if self._point is not None and self._point("grad"):
+            grads = [torch.full_like(grad, torch.nan) for grad in grads]
         if distribute_gradients:
             if self._group is None:
                 raise RuntimeError("distribute_gradients=True needs join_group() first")
@@ -365,8 +365,8 @@ class GWorker(Worker):
     def apply_gradients(self, gradients: list[Tensor] | None = None, *,
                         moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float]:
         """Make one update of the actor, and merge `moments` into its normalisers."""
-        if self._point is not None:
-            self._point("update")
+        if self._point is not None and self._point("update") and gradients is not None:
+            gradients = [torch.full_like(gradient, torch.nan) for gradient in gradients]
         with self.local_worker.lock:
             info = self.algo.apply_gradients(gradients)
             for part in moments:
@@ -446,7 +446,7 @@ class GWorker(Worker):
 
     def join_group(self, address: str, port: int, rank: int, size: int, timeout_s: float) -> None:
         """Become a rank of the group that averages gradients among the gradient workers."""
-        self._group = GradientGroup(address, port, rank, size, timeout_s)
+        self._group = GradientGroup(self._runtime.join_ranks(address, port, rank, size, timeout_s))
 
     def get_weights(self) -> Weights:
         """A snapshot of the acting state and its version."""

@@ -1,0 +1,159 @@
+"""Failures on command: which worker goes wrong, how, and when.
+
+kill col.3 @ step 400; hang grad.1 30s; delay col.* 2s p=0.01; nan grad.0 @ update 5; raise col.2.1 @ step 10
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pytorchrl.errors import ConfigError, InjectedFault
+
+ACTIONS = ("kill", "hang", "delay", "raise", "nan")
+POINTS = {"col": ("step",), "grad": ("grad", "update")}
+"""Points of each kind of worker; a fault that names none happens at the first."""
+
+_SYNTAX = re.compile(
+    r"(?P<action>\w+)\s+(?P<target>[\w.*?]+)(?:\s+(?P<seconds>[0-9.]+)s)?"
+    r"(?:\s*@\s*(?P<point>\w+)\s+(?P<count>\d+))?(?:\s+p=(?P<probability>[0-9.eE+-]+))?")
+_HELP = ("a fault is ACTION TARGET [SECONDSs] [@ POINT NUMBER] [p=PROBABILITY], such as 'kill col.3 @ step 400' or "
+         "'delay col.* 2s p=0.01'")
+
+
+class Place(Protocol):
+    """What a runtime does for faults."""
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass for this worker."""
+
+    def die(self, worker: str) -> None:
+        """End this worker at once, as a crash would."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way in which some workers go wrong.
+
+    `kill`, `hang`, `raise` and `nan` happen once, at occurrence `count` of their point (the first, if not given), in
+    the first incarnation of a worker. With a `probability` they may happen at every occurrence, and in every
+    incarnation. `delay` happens at every occurrence unless `count` says at which.
+    """
+
+    action: str
+    target: str
+    seconds: float
+    point: str
+    count: int | None
+    probability: float | None
+
+    def happens(self, count: int, incarnation: int, rng: random.Random) -> bool:
+        """Whether it happens at occurrence `count` of its point, from 1."""
+        if self.probability is not None:
+            return (self.count is None or count == self.count) and rng.random() < self.probability
+        if self.action == "delay" and self.count is None:
+            return True
+        return incarnation == 0 and count == (self.count or 1)
+
+
+class FaultPlan:
+    """All faults of a run.
+
+    Targets: `col.I` is collection worker I (of every gradient worker), `col.J.I` that of gradient worker J, `grad.J`
+    gradient worker J; `*` and `?` stand for any. Index 0 is the worker inside its parent. Points: `step` of collection
+    workers counts steps of their vector of environments; `grad` and `update` of gradient workers count gradients
+    computed and updates applied. `nan` spoils a gradient at either.
+
+    Args:
+        text: Faults separated by `;`.
+        seed: Of those with a probability.
+
+    Raises:
+        ConfigError: Text that is no plan: what, and what a fault looks like.
+    """
+
+    def __init__(self, text: str, seed: int) -> None:
+        self.text, self._seed = text, seed
+        self.faults = [parse_fault(part) for part in text.split(";") if part.strip()]
+        if not self.faults:
+            raise ConfigError(f"faults is empty; {_HELP}; None injects nothing")
+
+    def __reduce__(self) -> tuple[type[FaultPlan], tuple[str, int]]:
+        return FaultPlan, (self.text, self._seed)
+
+    def points(self, worker: str, incarnation: int, place: Place) -> Callable[[str], bool] | None:
+        """What a worker calls at its points, or None if nothing is to happen to it.
+
+        Args:
+            worker: Its name, such as "GWorker 1/CWorker 3".
+            incarnation: How often its place in the tree was filled before.
+            place: Where it runs.
+
+        Returns:
+            A function of a point's name; true if the result at hand is to be spoilt.
+        """
+        kind, names = _addresses(worker)
+        chosen = [fault for fault in self.faults if any(fnmatch.fnmatchcase(name, fault.target) for name in names)]
+        if not chosen:
+            return None
+        rng = random.Random(f"faults {self._seed} {worker} {incarnation}")
+        counts = dict.fromkeys(POINTS[kind], 0)
+
+        def point(name: str) -> bool:
+            counts[name] += 1
+            spoilt = False
+            for fault in chosen:
+                if fault.point == name and fault.happens(counts[name], incarnation, rng):
+                    spoilt |= _inject(fault, worker, f"{name} {counts[name]}", place)
+            return spoilt
+
+        return point
+
+
+def parse_fault(text: str) -> Fault:
+    """One fault from its text; raises `ConfigError`."""
+    match = _SYNTAX.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"faults has {text.strip()!r}, which is none; {_HELP}")
+    action, target, kind = match["action"], match["target"], match["target"].split(".")[0]
+    points = POINTS.get(kind, ())
+    probability = None if match["probability"] is None else float(match["probability"])
+    problems = [problem for wrong, problem in (
+        (action not in ACTIONS, f"the action must be one of {list(ACTIONS)}"),
+        (not points or not 2 <= target.count(".") + 1 <= (3 if kind == "col" else 2),
+         "the target must be col.I, col.J.I or grad.J"),
+        (bool(points) and match["point"] is not None and match["point"] not in points,
+         f"{kind} has the points {list(points)}"),
+        (match["count"] is not None and int(match["count"]) == 0, "points are counted from 1"),
+        (action == "delay" and match["seconds"] is None, "a delay needs its seconds, such as 2s"),
+        (action not in ("delay", "hang") and match["seconds"] is not None, f"{action} takes no seconds"),
+        (action == "nan" and kind == "col", "nan spoils gradients; the target must be grad.J"),
+        (probability is not None and not 0.0 < probability <= 1.0, "p must be in (0, 1]"),
+    ) if wrong]
+    if problems:
+        raise ConfigError(f"faults has {text.strip()!r}: {'; '.join(problems)}")
+    return Fault(action, target, math.inf if match["seconds"] is None else float(match["seconds"]),
+                 match["point"] or points[0], None if match["count"] is None else int(match["count"]), probability)
+
+
+def _addresses(worker: str) -> tuple[str, list[str]]:
+    """Kind of worker, and the names by which a plan may call it."""
+    numbers = re.findall(r"\d+", worker)
+    if "CWorker" in worker:
+        return "col", [f"col.{numbers[1]}", f"col.{numbers[0]}.{numbers[1]}"]
+    return "grad", [f"grad.{numbers[0]}"]
+
+
+def _inject(fault: Fault, worker: str, where: str, place: Place) -> bool:
+    if fault.action == "kill":
+        place.die(worker)
+    elif fault.action == "raise":
+        raise InjectedFault(f"injected into {worker} at {where}")
+    elif fault.action in ("hang", "delay"):
+        place.sleep(fault.seconds)
+    return fault.action == "nan"
