@@ -100,7 +100,10 @@ class NonFiniteDataError(NonFiniteError):
 
 
 class NonFiniteUpdateError(NonFiniteError):
-    """A loss or a gradient is NaN or infinity; the update was not made."""
+    """A loss or a gradient is NaN or infinity; the update was not made.
+
+    A scheme leaves such an update out, and raises this only when more than five in a row are.
+    """
 
 
 class CheckpointError(PyTorchRLError):

@@ -158,7 +158,7 @@ class Learner:
         """Make one update.
 
         Returns:
-            The algorithm's statistics of this update, by name.
+            The algorithm's statistics of this update, by name; none if it was left out, see `Scheme.step`.
 
         Raises:
             StoppedError: After `stop()`.
@@ -190,7 +190,10 @@ class Learner:
         if not self._takes_turns or self.target_steps == 0:
             return True
         count = self.ledger
-        is_used_up = count["collected"] == self.env_steps and count["consumed"] >= self._passes * count["consumed_unique"]
+        # Passes that a skipped update made nothing of are over, too.
+        passed = count["consumed"] + self._scheme_metrics().get("samples_skipped_nan", 0)
+        steps = count["consumed_unique"] + count["dropped"]["nan"]
+        is_used_up = count["collected"] == self.env_steps and passed >= self._passes * steps
         return is_used_up or count["collected"] > self._last_collected
 
     def train(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from pytorchrl.scheme.base.worker import (
     check_device,
     check_fraction,
 )
+from pytorchrl.scheme.gradients.bad_batches import check_directory
 
 _FRACTION_SAMPLES = 0.25
 _ASYNC_ONLY = {"col_in_flight": 2, "queue_size": 16, "broadcast_interval": 1}
@@ -62,8 +63,9 @@ class Checks:
                 self._problems.append(f"{name} must be True or False, got {options[name]!r}")
         for name in ("col_communication", "grad_communication"):
             self._parse(name, Communication)
-        if options["seed"] is not None:
-            self._parse("seed", check_seed)
+        for name, check in (("seed", check_seed), ("keep_bad_batches", partial(check_directory, "keep_bad_batches"))):
+            if options[name] is not None:
+                self._parse(name, check)
         self._check_timeout()
         self._check_runtime()
         self._check_resources("col_worker_resources")

@@ -30,6 +30,8 @@ class DropReason(str, Enum):
     WORKER_LOST = "worker_lost"
     GRADIENT_LAG = "gradient_lag"
     NAN = "nan"
+    """The first gradient that used them, or the mean it went into, was not finite, so that no update was made of it.
+    They are booked at once and stay here, also if a later pass over their rollout uses them."""
     SHUTDOWN = "shutdown"
     EARLY_STOP = "early_stop"
     """`target_kl` ended the passes over a rollout before its first pass was complete."""

@@ -81,3 +81,7 @@ class Gradients:
     """Seconds by operation since the last message."""
     counters: dict[str, int] = field(default_factory=dict)
     """Totals by name: weight pushes, bytes."""
+    fault: str = ""
+    """What is not finite in its loss or its own gradient, who says so, and where the batch is kept; else empty."""
+    skipped: bool = False
+    """Where it applied the mean itself: whether it left the update out, as all ranks then did."""

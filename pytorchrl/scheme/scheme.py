@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import warnings
 from collections.abc import Mapping
@@ -58,6 +59,8 @@ class Scheme:
         costs: Virtual seconds by operation in the simulated runtime; see `Costs`.
         faults: Failures to inject, such as "kill col.3 @ step 400; delay col.* 2s p=0.01"; see `FaultPlan`.
         address: Of a Ray cluster; None starts a local one unless RAY_ADDRESS names one.
+        keep_bad_batches: Directory for the first batches of each gradient worker whose loss or gradient is not finite;
+            None keeps none.
 
     Attributes:
         seed: The seed in force.
@@ -79,7 +82,7 @@ class Scheme:
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
                  num_threads: int = 1, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
                  costs: Mapping[str, Any] | None = None, faults: str | None = None,
-                 address: str | None = None) -> None:
+                 address: str | None = None, keep_bad_batches: str | os.PathLike[str] | None = None) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
         self.algo_factory, self.actor_factory, self.storage_factory = algo_factory, actor_factory, storage_factory
         self.train_envs_factory, self.test_envs_factory = train_envs_factory, test_envs_factory
@@ -162,7 +165,8 @@ class Scheme:
             num_grad, col_factory, options["col_fraction_workers"], options["col_execution"],
             options["col_communication"], options["compress_grads_to_send"], grad_resources,
             num_threads=options["num_threads"], **{name: options[name] for name in (
-                "fraction_samples", "col_in_flight", "queue_size", "queue_timeout_s", "broadcast_interval")})
+                "fraction_samples", "col_in_flight", "queue_size", "queue_timeout_s", "broadcast_interval",
+                "keep_bad_batches")})
         return UWorker(
             grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
             distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,
@@ -176,8 +180,15 @@ class Scheme:
     def step(self) -> dict[str, float]:
         """Make one update (or, where a thread makes them, take note of those made since the last call).
 
+        An update whose loss or gradient is not finite is left out: nothing changes, and `metrics()` counts it as
+        `updates_skipped_nan`.
+
         Returns:
-            The algorithm's statistics, means weighted by samples.
+            The algorithm's statistics, means weighted by samples; empty if the update was left out.
+
+        Raises:
+            NonFiniteUpdateError: More than five updates in a row were left out.
+            Exception: Whatever ended a worker or thread.
         """
         return (self._worker or self.start()).step()
 

@@ -252,10 +252,11 @@ class Algorithm(ABC):
         """The gradient of the mean loss over a batch's valid samples; changes nothing.
 
         Returns:
-            One flat gradient per group, (P,) float32, valid until the next call; and the loss and its parts.
+            One flat gradient per group, (P,) float32, valid until the next call; and the loss and its parts. If the
+            loss is not finite, the gradient is NaN throughout: it alone, or a mean that it went into, then tells that
+            no step is to be made.
 
         Raises:
-            NonFiniteUpdateError: The loss is NaN or infinite.
             ConfigError: `compile` is on, but this machine cannot.
         """
         weights = torch.tensor(
@@ -269,7 +270,7 @@ class Algorithm(ABC):
             gradient = self._flat.grad
         info = dict(zip(self.info_names, measured.tolist(), strict=True))
         if not math.isfinite(info["loss"]):
-            raise NonFiniteUpdateError(f"the loss is {info['loss']}; the update was not made")
+            gradient = torch.full_like(gradient, math.nan)
         self._gradient = gradient
         return [gradient], info
 

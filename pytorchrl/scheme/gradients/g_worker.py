@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from pytorchrl.agent.data import Batch, Episode
 from pytorchrl.agent.storages.returns import mean_and_std
-from pytorchrl.errors import CollectionError, StoppedError
+from pytorchrl.errors import CollectionError, NonFiniteUpdateError, StoppedError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import (
@@ -27,12 +28,15 @@ from pytorchrl.scheme.base.worker import (
 )
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
+from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S, Barrier, Gather, LocalGather, OnArrival
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Rollout, Weights
 
 # stop() gives workers this long to end their running call; the whole of stop() promises 10 s.
 _STOP_TIMEOUT_S = 5.0
+
+logger = logging.getLogger(__name__)
 
 
 class CollectorThread(threading.Thread):
@@ -214,6 +218,7 @@ class GWorker(Worker):
         collects: False for the one that only serves parameters and applies gradients.
         fraction_samples, col_in_flight, queue_size, queue_timeout_s, broadcast_interval: See `CollectorThread`.
         num_threads: Torch threads of this process; None leaves them alone.
+        keep_bad_batches: Directory for batches whose loss or gradient is not finite; None keeps none.
 
     Attributes:
         index_worker, col_communication, compress_grads_to_send: As given.
@@ -229,7 +234,8 @@ class GWorker(Worker):
                  col_execution: Execution | str = "Central", col_fraction_workers: float = 1.0,
                  initial_weights: Weights | None = None, device: str | None = None, *, runtime: Runtime | None = None,
                  collects: bool = True, fraction_samples: float = 0.25, col_in_flight: int = 2, queue_size: int = 16,
-                 queue_timeout_s: float = 300.0, broadcast_interval: int = 1, num_threads: int | None = None) -> None:
+                 queue_timeout_s: float = 300.0, broadcast_interval: int = 1, num_threads: int | None = None,
+                 keep_bad_batches: str | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -257,6 +263,8 @@ class GWorker(Worker):
         self._item_open = False  # an item is in the storage whose batches have not been made yet
         self._unused_steps = 0   # steps of the current item that no gradient has used
         self._report = _Report()
+        self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
+        self._fault = ""  # of the last gradient, before any averaging
         self._held_moments: list[dict[str, Moments]] = []  # of the current item, where ranks merge them themselves
         self._group: GradientGroup | None = None
         self._final: LedgerSnapshot | None = None
@@ -354,6 +362,7 @@ class GWorker(Worker):
         grads, info = self.algo.compute_gradients(batch)
         if self._point is not None and self._point("grad"):
             grads = [torch.full_like(grad, torch.nan) for grad in grads]
+        self._fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
         if distribute_gradients:
             if self._group is None:
                 raise RuntimeError("distribute_gradients=True needs join_group() first")
@@ -363,16 +372,27 @@ class GWorker(Worker):
         return grads, info
 
     def apply_gradients(self, gradients: list[Tensor] | None = None, *,
-                        moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float]:
-        """Make one update of the actor, and merge `moments` into its normalisers."""
+                        moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float] | None:
+        """Make one update of the actor, and merge `moments` into its normalisers.
+
+        Returns:
+            The algorithm's statistics; None if the gradient is not finite, so that no update was made: parameters,
+            optimiser and version are as before. Whoever asked counts that.
+        """
         if self._point is not None and self._point("update") and gradients is not None:
             gradients = [torch.full_like(gradient, torch.nan) for gradient in gradients]
+        info: dict[str, float] | None = None
         with self.local_worker.lock:
-            info = self.algo.apply_gradients(gradients)
-            for part in moments:
-                self.actor.merge_moments(part)
-            self.local_worker.version += 1
-        return info or {}
+            try:
+                info = self.algo.apply_gradients(gradients)
+            except NonFiniteUpdateError:
+                logger.debug("GWorker %d makes no update of version %d", self.index_worker, self.actor_version,
+                             exc_info=True)
+            else:
+                self.local_worker.version += 1
+            if moments:  # what data say about themselves is finite, whatever became of the gradient
+                self.local_worker.merge_moments(moments)
+        return info
 
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
@@ -399,10 +419,11 @@ class GWorker(Worker):
         grads, info = self.get_grads(distribute_gradients)
         report = self._report
         vectors: Any = grads
+        skipped = False
         if distribute_gradients:
             self._held_moments += report.moments
-            self.apply_gradients(grads, moments=self._gather_held() if batch.last else ())
-            vectors = None
+            applied = self.apply_gradients(grads, moments=self._gather_held() if batch.last else ())
+            vectors, skipped, info = None, applied is None, {**info, **(applied or {})}
         elif self.index_worker > 0:
             vectors = [np.array(grad.detach().cpu().numpy()) for grad in grads]
             report.counters["bytes_raw"] += codecs.num_bytes(vectors)
@@ -416,7 +437,8 @@ class GWorker(Worker):
             vectors=vectors, num_samples=batch.num_samples, num_new_samples=batch.num_new_samples,
             weights_version=version, worker=self.index_worker, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=batch.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
-            moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters))
+            moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
+            fault=self._fault, skipped=skipped)
 
     def skip_remaining(self) -> None:
         """Give up what is left of the current item; steps that no gradient has used are dropped."""

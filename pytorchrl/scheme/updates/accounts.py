@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pytorchrl.agent.data import Episode
+from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 from pytorchrl.scheme.messages import Gradients
+
+# A rare bad batch is survived. So many in a row are no accident, and the parameters that made them do not change.
+_MAX_SKIPPED_IN_A_ROW = 5
+# The first ones of a row are those whose batches are kept.
+_MAX_FAULTS_SHOWN = 3
+
+logger = logging.getLogger(__name__)
 
 
 class Accounts:
     """Totals over all gradient workers. Thread-safe: an updater thread writes while the user reads.
 
-    A gradient is `receive`d, then either `apply`ed or `drop`ped; the steps that are new in it move accordingly.
+    A gradient is `receive`d, then `apply`ed, `skip`ped or `drop`ped; the steps that are new in it move accordingly.
     """
 
     def __init__(self) -> None:
@@ -33,7 +42,11 @@ class Accounts:
         self._info: dict[str, float] = {}
         self._info_weight = 0.0
         self._new_updates = 0
+        self._faults: list[str] = []  # of the updates skipped since the last one that was made
+        self._skipped_in_a_row = 0
         self.updates = 0
+        self.updates_skipped_nan = 0
+        self.samples_skipped_nan = 0
         self.grads_received = 0
         self.weight_pushes = 0
 
@@ -62,9 +75,36 @@ class Accounts:
                 self._grad_lags[version - part.weights_version] += 1
             self.updates += 1
             self._new_updates += 1
+            self._skipped_in_a_row = 0
             for name, value in info.items():
                 self._info[name] = self._info.get(name, 0.0) + weight * value
             self._info_weight += weight
+
+    def skip(self, gradients: Sequence[Gradients]) -> None:
+        """No update was made from these gradients, because their mean is not finite.
+
+        Raises:
+            NonFiniteUpdateError: That has happened more than five times in a row. Everything has been booked.
+        """
+        for part in gradients:
+            self.drop(part, DropReason.NAN)
+        faults = [part.fault for part in gradients if part.fault] or ["the mean of finite gradients overflows"]
+        with self._lock:
+            if not self._skipped_in_a_row:
+                self._faults = []
+            self._faults += faults
+            self._skipped_in_a_row += 1
+            self.updates_skipped_nan += 1
+            self.samples_skipped_nan += sum(part.num_samples for part in gradients)
+            updates, in_a_row = self.updates, self._skipped_in_a_row
+            shown = _join(self._faults)
+        if self.updates_skipped_nan == 1:
+            logger.warning("an update was left out: %s; metrics count them as updates_skipped_nan", shown)
+        if in_a_row > _MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteUpdateError(
+                f"{in_a_row} updates in a row could not be made, because a loss or gradient was not finite: {shown}. "
+                f"The parameters are still those of version {updates}. Look for extreme values in observations, rewards "
+                "and the loss; lower lr or max_grad_norm, or set normalize_obs and normalize_reward")
 
     def drop(self, gradients: Gradients, reason: DropReason) -> None:
         """A received gradient will not be applied."""
@@ -124,13 +164,20 @@ class Accounts:
                 counters.update(part)
             pushes = counters.pop("weight_pushes", 0) + self.weight_pushes
             return {
-                "updates": self.updates, "grads_received": self.grads_received, "weight_pushes": pushes,
+                "updates": self.updates, "updates_skipped_nan": self.updates_skipped_nan,
+                "samples_skipped_nan": self.samples_skipped_nan,
+                "grads_received": self.grads_received, "weight_pushes": pushes,
                 "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"],
                 "bytes_in": counters["bytes_sent"], "bytes_in_raw": counters["bytes_raw"],
                 "queue_size": counters["queued_items"], "policy_lag": summary(self._lags),
                 "policy_lag_collect_mean": summary(self._lags_collect)["mean"], "grad_lag": summary(self._grad_lags),
                 "time_s": {name: round(seconds, 6) for name, seconds in sorted(self._timings.items())},
             }
+
+
+def _join(faults: Sequence[str]) -> str:
+    more = len(faults) - _MAX_FAULTS_SHOWN
+    return "; ".join(faults[:_MAX_FAULTS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
 def summary(histogram: Mapping[int, int]) -> dict[str, float]:

@@ -58,6 +58,21 @@ def mean_info(parts: Sequence[Gradients]) -> dict[str, float]:
     return {name: sum(part.info[name] * part.num_samples for part in parts) / total for name in parts[0].info}
 
 
+def book(accounts: Accounts, parts: Sequence[Gradients], version: int, info: Mapping[str, float],
+         applied: Mapping[str, float] | None) -> None:
+    """Book an update from these gradients, of parameters of this version; or none, if `applied` is None.
+
+    The decision is made on the mean, never by a worker for itself: whoever takes part in an update decides alike.
+
+    Raises:
+        NonFiniteUpdateError: Too many in a row were skipped.
+    """
+    if applied is None:
+        accounts.skip(parts)
+    else:
+        accounts.apply(parts, version, {**info, **applied})
+
+
 class HeldMoments:
     """What normalisers learn from an item waits here until the item is used up: until then they stand still."""
 
@@ -86,8 +101,8 @@ class CentralRound:
         self._accounts.receive(gradients)
         version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
         moments = self._held.of([gradients], used_up=gradients.last or skip)
-        info = self._local.apply_gradients(gradients.vectors, moments=moments)
-        self._accounts.apply([gradients], version, {**gradients.info, **info})
+        applied = self._local.apply_gradients(gradients.vectors, moments=moments)
+        book(self._accounts, [gradients], version, gradients.info, applied)
         if skip:
             self._local.skip_remaining()
 
@@ -177,8 +192,8 @@ class SyncRound(_RemoteRound):
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
         self._used_up = self._skip or parts[0].last
         moments = self._held.of(parts, self._used_up)
-        info.update(self._local.apply_gradients(mean_gradients(parts), moments=moments))
-        self._accounts.apply(parts, version, info)
+        applied = self._local.apply_gradients(mean_gradients(parts), moments=moments)
+        book(self._accounts, parts, version, info, applied)
 
 
 class AsyncRound(_RemoteRound):
@@ -206,8 +221,8 @@ class AsyncRound(_RemoteRound):
         index, gradients = self._ready.popleft()
         version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
         moments = self._held[index].of([gradients], used_up=gradients.last or skip)
-        info = self._local.apply_gradients(decode(gradients), moments=moments)
-        self._accounts.apply([gradients], version, {**gradients.info, **info})
+        applied = self._local.apply_gradients(decode(gradients), moments=moments)
+        book(self._accounts, [gradients], version, gradients.info, applied)
         self._request(index, skip)
 
     def _request(self, index: int, skip: bool) -> None:
@@ -228,7 +243,8 @@ class DecentralisedRound(_RemoteRound):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._skip = self._joined = False
-        self._updates = self._pulled = 0
+        self._updates = 0
+        self._pulled = True  # whether the local worker has what the ranks have
 
     def _join(self) -> None:
         """All ranks start from the local worker's weights and meet at a free port of the first one's host."""
@@ -257,13 +273,16 @@ class DecentralisedRound(_RemoteRound):
             self._accounts.receive(part)
         info = mean_info(parts)
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
-        self._accounts.apply(parts, self._updates, info)
-        self._updates += 1
+        self._pulled = False  # also after a skipped update: normalisers may have moved
+        # The ranks' statistics hold those of applying already.
+        applied: dict[str, float] | None = None if parts[0].skipped else {}
+        book(self._accounts, parts, self._updates, info, applied)
+        self._updates += applied is not None
 
     def pull_weights(self, timeout_s: float) -> None:
         """Bring the local worker to the ranks' weights, which are equal."""
-        if self._joined and self._pulled != self._updates:
+        if not self._pulled:
             weights = self._runtime.get(self._workers[0].submit(GWorker.get_weights), timeout_s)
             # The parameters in force are decided here, not by the ranks.
             self._local.set_weights(replace(weights, parameters=dict(self._local.algo.parameters)))
-            self._pulled = self._updates
+            self._pulled = True

@@ -134,10 +134,12 @@ class UWorker(Worker):
         """Make one update; where updates are made by a thread, wait until at least one more was made.
 
         Returns:
-            The algorithm's statistics over the updates since the last call.
+            The algorithm's statistics over the updates since the last call; empty if it was skipped, because its loss
+            or gradient is not finite.
 
         Raises:
             StoppedError: After `stop()`.
+            NonFiniteUpdateError: More than five updates in a row were skipped.
             Exception: Whatever ended a worker or thread.
         """
         if self._final is not None:

@@ -43,6 +43,12 @@ ROWS = [
       for value in ("cuda:7", "gpu", 0, "")),
     *(({"seed": value}, ConfigError, f"seed must be a whole number .*got {value!r}")
       for value in (-1, 2**64, "42", 1.0, True)),
+    *(({"keep_bad_batches": value}, ConfigError, f"keep_bad_batches must be a directory or None, got {value!r}")
+      for value in (3, True, "", b"x")),
+    ({"keep_bad_batches": __file__}, ConfigError, "keep_bad_batches must be a directory.*test_checks.py"),
+    ({"keep_bad_batches": f"{__file__}/below"}, ConfigError, "keep_bad_batches.*cannot be a directory: .*Not a directory"),
+    ({"keep_bad_batches": "a\0b"}, ConfigError, "keep_bad_batches.*cannot be a directory: .*null byte"),
+    ({"keep_bad_batches": "a" * 300}, ConfigError, "keep_bad_batches.*cannot be a directory: .*too long"),
     # Resources
     ({"col_worker_resources": 2}, ConfigError, "col_worker_resources must be a mapping"),
     ({"col_worker_resources": None}, ConfigError, "col_worker_resources must be a mapping"),
@@ -90,9 +96,9 @@ def test_wrong_setting(parts, settings, error, message):
 def test_several_problems_are_reported_at_once(parts):
     with pytest.raises(ConfigError) as caught:
         Scheme(*parts, num_col_workers=0, queue_size="a", col_fraction_workers=2, grad_communication="sync", seed=-1,
-               col_worker_resources={"memory": -1, "num_gpus": 1.5}, queue_timeout_s=0)
+               col_worker_resources={"memory": -1, "num_gpus": 1.5}, queue_timeout_s=0, keep_bad_batches=3)
     for name in ("num_col_workers", "queue_size", "col_fraction_workers", "grad_communication", "seed", "memory",
-                 "num_gpus", "queue_timeout_s"):
+                 "num_gpus", "queue_timeout_s", "keep_bad_batches"):
         assert name in str(caught.value)
 
 
@@ -117,6 +123,16 @@ def test_a_misspelt_setting_is_refused(parts):
 ], ids=str)
 def test_right_settings_are_accepted(parts, settings):
     Scheme(*parts, **settings)
+
+
+def test_a_directory_for_bad_batches_is_not_made_before_it_is_needed(parts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scheme = Scheme(*parts, keep_bad_batches="new/folder")
+    assert scheme.settings["keep_bad_batches"] == str(tmp_path / "new" / "folder")  # workers may be in another one
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != str(tmp_path))
+    with pytest.raises(ConfigError, match=r"keep_bad_batches .* cannot be written: .* is read-only"):
+        Scheme(*parts, keep_bad_batches=tmp_path / "new")
 
 
 def test_a_fraction_without_effect_warns(parts):

@@ -169,15 +169,25 @@ def test_gradient_that_is_not_finite_raises_and_changes_nothing(train, bad):
     assert equal(before, whole_state(parts))
 
 
-def test_loss_that_is_not_finite_raises_and_changes_nothing(build, collect, made_up_steps):
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_loss_that_is_not_finite_makes_the_gradient_nan_which_raises_and_changes_nothing(
+        build, collect, made_up_steps, monkeypatch, bad):
     parts = build(PPO)
-    rollout = collect(parts, made_up_steps(4))
-    rollout.reward[0] = math.nan
-    parts.storage.insert_data_slice([rollout])
+    parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()
     before = whole_state(parts)
-    with pytest.raises(NonFiniteUpdateError, match="loss is nan"):
-        parts.algorithm.compute_gradients(next(parts.storage.generate_batches(1)))
+    terms = PPO.terms
+
+    def bad_terms(self, *args):  # by a constant: its gradient is finite
+        (policy, *others), measures = terms(self, *args)
+        return [policy + bad, *others], measures
+    monkeypatch.setattr(PPO, "terms", bad_terms)
+    gradients, info = parts.algorithm.compute_gradients(next(parts.storage.generate_batches(1)))
+    assert not math.isfinite(info["loss"])
+    assert gradients[0].isnan().all()
+    for given in (gradients, None):
+        with pytest.raises(NonFiniteUpdateError, match="norm of the gradient is nan"):
+            parts.algorithm.apply_gradients(given)
     assert equal(before, whole_state(parts))
 
 
