@@ -21,7 +21,7 @@ DEFAULT_COSTS: Mapping[str, Any] = {
 
 _DISTRIBUTIONS: dict[str, tuple[int, Callable[..., Callable[[random.Random], float]]]] = {
     "uniform": (2, lambda low, high: lambda rng: rng.uniform(low, high)),
-    "exponential": (1, lambda mean: lambda rng: rng.expovariate(1.0 / mean)),
+    "exponential": (1, lambda mean: lambda rng: rng.expovariate(1.0) * mean),
     "lognormal": (2, lambda median, sigma: lambda rng: median * rng.lognormvariate(0.0, sigma)),
 }
 

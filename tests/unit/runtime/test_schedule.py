@@ -213,8 +213,11 @@ def test_an_interrupt_reaches_the_driver_while_another_runs(make_schedule):
         while True:
             schedule.sleep(0.001)
 
-    spawn(schedule, body)
-    with pytest.raises(KeyboardInterrupt):
+    def poll():
         while True:
             schedule.sleep(0.1)
+
+    spawn(schedule, body)
+    with pytest.raises(KeyboardInterrupt):
+        poll()
     assert schedule.current is schedule.tasks[0]

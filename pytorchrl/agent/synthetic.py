@@ -1,0 +1,248 @@
+"""An agent that does no work: its steps and its weights are numbers, so that a scheme can be watched and counted.
+
+With the costs of real work in the simulated runtime it tells how a scheme of any size would behave. Every env step has
+a number of its own, and the only parameter is the number of updates that made it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, RolloutData, Step
+from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
+from pytorchrl.agent.options import Factory, build_options, option
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.storages.base import ActingRow, Storage
+from pytorchrl.errors import NonFiniteUpdateError
+
+_NONE = torch.zeros(0)
+
+
+class SyntheticEnvs(VecEnv):
+    """Steps of one environment, whose reward is the number of the step: who made it, and how many it had made."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Settings."""
+
+        vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
+
+    def __init__(self, options: Any, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train",
+                 seed: int | None = None, num_threads: int = 1, incarnation: int = 0) -> None:
+        self.observation_space: dict[str, gym.Space[Any]] = {}
+        self.action_space = gym.spaces.Discrete(1)
+        self._num_envs = options.vec_env_size
+        self._first = ((index_grad_worker << 12 | index_col_worker) << 8 | incarnation) << 28
+        self._num_steps = 0
+
+    @classmethod
+    def create_factory(cls, vec_env_size: int = 1) -> EnvFactory:  # type: ignore[override] # no environment to name
+        """A factory of vectors of `vec_env_size` environments."""
+        return EnvFactory(cls, build_options(cls, {"vec_env_size": vec_env_size}), observation_space={},  # type: ignore[arg-type]
+                          action_space=gym.spaces.Discrete(1), has_action_mask=False)
+
+    def reset(self) -> tuple[Arrays, None]:
+        """Nothing to see."""
+        return {}, None
+
+    def step(self, action: np.ndarray) -> Step:
+        """E steps, numbered; episodes never end."""
+        numbers = self._first + self._num_steps + np.arange(self._num_envs)
+        self._num_steps += self._num_envs
+        no = np.zeros(self._num_envs, bool)
+        return Step(obs={}, reward=numbers, terminated=no, truncated=no, valid=~no, first=no, final_index=np.zeros(0, np.int64),
+                    final_obs={}, mask=None, episodes=[])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SyntheticActor(nn.Module):
+    """A policy with nothing to decide."""
+
+    is_recurrent = False
+    reward_moments = None
+
+    @classmethod
+    def create_factory(cls) -> Factory[SyntheticActor]:
+        """A factory of this actor."""
+        return Factory(cls, BaseOptions())
+
+    def __init__(self, options: Any, *, device: str = "cpu", seed: int = 0) -> None:
+        super().__init__()
+
+    def moments_of(self, rollout: RolloutData, returns: Tensor | None = None) -> dict[str, Any]:
+        """It has no normaliser."""
+        return {}
+
+    def merge_moments(self, moments: Mapping[str, Any]) -> None:
+        """It has no normaliser."""
+
+
+class SyntheticAlgorithm(Algorithm):
+    """Its parameter is the number of updates made; a gradient is 1, and an update adds the gradient."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Settings."""
+
+        num_epochs: int = option(1, help="Passes over each rollout.", low=1)
+        num_mini_batch: int = option(1, help="Parts of a pass, one update each.", low=1)
+
+    advantage_normalization = "none"
+    gamma = 1.0
+
+    def __init__(self, options: Any, *, actor: SyntheticActor, seed: int, device: str = "cpu") -> None:
+        self.options, self.actor, self.device = options, actor, torch.device(device)  # type: ignore[assignment]
+        self.num_epochs, self.num_mini_batch = options.num_epochs, options.num_mini_batch
+        self.schedules, self.parameters = {}, {}
+        self.count = torch.zeros(1, dtype=torch.float64)
+
+    def acting_state(self) -> dict[str, Tensor]:
+        """The number of updates."""
+        return {"count": self.count.clone()}
+
+    def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a number of updates."""
+        self.count.copy_(state["count"])
+
+    def acting_step(self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False,
+                    mask: np.ndarray | None = None) -> ActingStep:
+        """Nothing to decide."""
+        action = np.zeros(len(done), np.int64)
+        return ActingStep(action, action, {}, {})
+
+    def finish_rollout(self, rollout: RolloutData) -> None:
+        """Nothing to add."""
+
+    def terms(self, *_args: Any) -> tuple[list[Tensor], list[Tensor]]:
+        """There is no loss."""
+        return [], []
+
+    def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
+        """One."""
+        return [torch.ones(1, dtype=torch.float64)], {"loss": 0.0}
+
+    def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
+        """Add the gradient; raises `NonFiniteUpdateError`."""
+        (gradient,) = gradients or [torch.ones(1)]
+        if not math.isfinite(float(gradient)):
+            raise NonFiniteUpdateError("the gradient is not finite")
+        self.count += gradient
+        return {}
+
+
+class SyntheticStorage(Storage):
+    """Keeps the numbers of env steps, and hands them on.
+
+    Attributes:
+        inserted: Numbers of all steps that a learner was given, in order, one array a rollout.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Settings."""
+
+        size: int = option(help="Steps of each environment in a rollout.", low=1)
+
+    @classmethod
+    def create_factory(cls, size: int) -> Factory[SyntheticStorage]:
+        """A factory of storages for rollouts of `size` steps."""
+        return Factory(cls, build_options(cls, {"size": size}))
+
+    def __init__(self, options: Any, *, device: str, actor: Any, algorithm: Any, num_envs: int, seed: int) -> None:
+        self.options = options
+        self.generator = torch.Generator().manual_seed(seed % 2**63)
+        self._done = np.zeros(num_envs, bool)
+        self._rows: list[np.ndarray] = []
+        self._drawn_from = np.zeros(0, np.int64)
+        self.inserted: list[np.ndarray] = []
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of each environment that it holds."""
+        return len(self._rows)
+
+    @property
+    def full(self) -> bool:
+        """Whether the rollout is complete."""
+        return len(self._rows) >= self.options.size
+
+    def start(self, obs: Arrays, mask: np.ndarray | None) -> None:
+        """There are no observations."""
+
+    def current(self) -> ActingRow:
+        """Nothing but the number of environments."""
+        return {}, {}, self._done, None
+
+    def insert_transition(self, acting: ActingStep, step: Step) -> None:
+        """Keep the step's number."""
+        self._rows.append(step.reward)
+
+    def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
+        """The numbers as rewards, (T, E) int64."""
+        rows, self._rows = self._rows, []
+        numbers = torch.from_numpy(np.array(rows, np.int64).reshape(len(rows), len(self._done)))
+        no = torch.zeros(numbers.shape, dtype=torch.bool)
+        return RolloutData(
+            obs={}, done=no, rhs={}, mask=None, action=_NONE, reward=numbers, terminated=no, truncated=no, valid=~no,
+            final_index=torch.zeros((0, 2), dtype=torch.int64), final_obs={})
+
+    def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
+        """Take steps to learn from."""
+        parts = [np.asarray(rollout.reward).reshape(-1) for rollout in rollouts]
+        self.inserted += parts
+        self._drawn_from = np.concatenate(parts)
+
+    def before_gradients(self) -> None:
+        """Nothing to prepare."""
+
+    def generate_batches(self, num_mini_batch: int, mini_batch_size: int | None = None,
+                         num_epochs: int = 1) -> Iterator[Batch]:
+        """Equal parts, in order, every pass."""
+        parts = np.array_split(self._drawn_from, min(num_mini_batch, len(self._drawn_from)))
+        for number in range(num_epochs):
+            for index, part in enumerate(parts):
+                yield Batch(
+                    obs={}, done=_NONE, rhs={}, mask=None, action=torch.from_numpy(part), valid=None, logp=_NONE,
+                    value=_NONE, ret=_NONE, advantage=_NONE, num_samples=len(part),
+                    num_new_samples=len(part) if number == 0 else 0,
+                    last=number == num_epochs - 1 and index == len(parts) - 1)
+
+    def after_gradients(self, batch: Batch, info: dict[str, float]) -> None:
+        """Nothing to learn."""
+
+    def advantage_moments(self) -> tuple[float, float, float]:
+        """There are no advantages."""
+        return (0.0, 0.0, 0.0)
+
+    def reset(self) -> None:
+        """Forget what is held."""
+        self._rows = []
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Steps inserted so far."""
+        return {"inserted": sum(map(len, self.inserted)), "resident": len(self._drawn_from), "sampled": 0}
+
+
+def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_mini_batch: int = 1) -> Iterable[Any]:
+    """Factories of algorithm, actor, storage and environments, in the order in which `Scheme` takes them.
+
+    Args:
+        size: Steps of each environment in a rollout.
+        num_envs: Environments of a worker.
+        num_epochs: Passes over each rollout.
+        num_mini_batch: Parts of a pass.
+    """
+    return (SyntheticAlgorithm.create_factory(num_epochs=num_epochs, num_mini_batch=num_mini_batch),
+            SyntheticActor.create_factory(), SyntheticStorage.create_factory(size), SyntheticEnvs.create_factory(num_envs))

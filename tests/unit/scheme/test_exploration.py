@@ -1,0 +1,283 @@
+"""Many schedules of small schemes with random delays and faults, and what must hold after every event of each.
+
+A failure names the seed of its schedule; `explore` with that seed alone runs it again, event by event.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+
+from pytorchrl import ASYNC, SYNC, Scheme
+from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
+from pytorchrl.errors import InjectedFault, NonFiniteUpdateError, WorkerLostError
+from pytorchrl.scheme.gradients.g_worker import CollectorThread
+from pytorchrl.scheme.gradients.gather import OnArrival
+from pytorchrl.scheme.updates.rounds import AsyncRound
+
+EXPECTED = {"raise": InjectedFault, "kill": WorkerLostError, "nan": NonFiniteUpdateError}
+
+
+class BrokenError(AssertionError):
+    """Something that must always hold did not."""
+
+
+def hold(condition, what, *details):
+    if not condition:
+        raise BrokenError(f"{what} {' '.join(map(str, details))}".rstrip())
+
+
+class Watch:
+    """Looks at a running scheme after every event."""
+
+    def __init__(self, scheme):
+        self.scheme, self.settings = scheme, scheme.settings
+        self.learned, self.version, self.chains, self.broken = set(), 0, {}, None
+        self.root = scheme.start(10**6)
+        self.schedule = scheme.runtime.schedule
+        accounts = self.root.accounts
+        self._receive, self._apply = accounts.receive, accounts.apply
+        accounts.receive, accounts.apply = self.receive, self.apply
+        self.schedule.after_event = self.look
+        for worker in self.grad_workers():
+            if isinstance(worker.collector._gather, OnArrival):
+                self.watch_requests(worker)
+
+    def watch_requests(self, worker):
+        gather, interval = worker.collector._gather, self.settings["broadcast_interval"]
+        right = gather._request
+
+        def request(index):
+            lag = worker.actor_version - gather._versions[index]
+            self.note(lag < interval, "a collector was asked with weights", lag, "updates old, interval", interval)
+            right(index)
+        gather._request = request
+
+    def look(self):
+        """Called after every event, by whoever runs; the first thing that does not hold is kept for the driver."""
+        if self.broken is None:
+            try:
+                self.check_state()
+            except Exception as error:  # noqa: BLE001 - kept, and raised where the test can see it
+                self.broken = error
+
+    def check_state(self):
+        snapshot = self.root.accounts.ledger()
+        hold(snapshot.imbalance == 0, "the ledger does not balance:", snapshot)
+        hold(self.scheme.version >= self.version, "the version went back", self.version, self.scheme.version)
+        self.version = self.scheme.version
+        names = [actor.name for actor in self.scheme.runtime._actors]
+        hold(len(names) == len(set(names)), "two live workers in one place", names)
+        for worker in self.workers():
+            hold(float(worker.algo.count) == worker.version, "weights are not those of their version:",
+                 worker.version, float(worker.algo.count))
+
+    def grad_workers(self):
+        yield self.root.local_worker
+        yield from filter(None, (handle.native.worker for handle in self.root.remote_workers))
+
+    def workers(self):
+        """All collection workers that are built, those that only hold parameters included."""
+        for worker in self.grad_workers():
+            yield worker.local_worker
+            yield from filter(None, (handle.native.worker for handle in worker.remote_workers))
+
+    def receive(self, gradients):
+        if self.is_chain:
+            expected = self.chains.get(gradients.worker, 0)
+            self.note(gradients.weights_version == expected, "a chain went on with other weights than those it was due:",
+                      gradients.weights_version, "instead of", expected)
+        self._receive(gradients)
+
+    def apply(self, gradients, version, info):
+        for part in gradients:
+            self.chains[part.worker] = version + 1
+        self._apply(gradients, version, info)
+
+    @property
+    def is_chain(self):
+        return self.settings["num_grad_workers"] > 1 and self.settings["grad_communication"] == "asynchronous"
+
+    def note(self, condition, *what):
+        if not condition and self.broken is None:
+            self.broken = BrokenError(" ".join(map(str, what)))
+
+    def learn(self, numbers):
+        """A learner was given these steps."""
+        twice = self.learned.intersection(numbers)
+        self.note(not twice, "learned twice from steps", sorted(twice)[:3])
+        self.learned.update(numbers)
+
+    def check(self):
+        if self.broken is not None:
+            raise self.broken
+
+
+def scenario(seed, faulty=True):
+    """A random small scheme, with random costs and perhaps a fault; all from the seed."""
+    rng = random.Random(f"scenario {seed}")
+    col, grad = rng.choice((1, 2, 3)), rng.choice((1, 2))
+    col_async, grad_async = rng.choice((SYNC, ASYNC)), rng.choice((SYNC, ASYNC))
+    settings = {"num_col_workers": col, "num_grad_workers": grad, "col_communication": col_async,
+                "grad_communication": grad_async}
+    if col_async is ASYNC:
+        settings |= {"col_in_flight": rng.choice((1, 2, 3)), "queue_size": rng.choice((1, 2, 5)),
+                     "broadcast_interval": rng.choice((1, 1, 3))}
+    elif col > 1 and rng.random() < 0.3:
+        settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5}
+    if grad > 1 and grad_async is SYNC and rng.random() < 0.2:
+        settings["distribute_gradients"] = True
+    settings["costs"] = {operation: ("exponential", 10 ** rng.uniform(-4, 0)) for operation in
+                         ("message", "step", "grad", "update")}
+    action = rng.choice(("none", "delay", "raise", "kill", "nan")) if faulty else "none"
+    where = f"col.{rng.randint(1, col)}" if col > 1 else "col.0" if grad == 1 else "grad.1"
+    if action == "kill" and col == grad == 1:
+        action = "raise"
+    if action in ("raise", "kill"):
+        settings["faults"] = f"{action} {where} @ {'grad' if 'grad' in where else 'step'} {rng.randint(1, 12)}"
+    elif action == "nan":
+        settings["faults"] = f"nan grad.* p={rng.choice((0.2, 1.0))}"
+    elif action == "delay":
+        settings["faults"] = f"delay {where} {rng.choice((1, 30))}s p=0.2"
+    agent = {"size": rng.choice((2, 4)), "num_epochs": rng.choice((1, 2)), "num_mini_batch": rng.choice((1, 2))}
+    return settings, agent, action
+
+
+def run(seed, updates=5, faulty=True):
+    """Run one schedule; the digest of its events. Raises what does not hold, with the seed and the last events."""
+    settings, agent, action = scenario(seed, faulty)
+    watch = None
+
+    class WatchedStorage(SyntheticStorage):
+        def insert_data_slice(self, rollouts):
+            super().insert_data_slice(rollouts)
+            for numbers in self.inserted[-len(rollouts):]:
+                watch.learn(numbers.tolist())
+
+    algo, actor, _, envs = synthetic_agent(**agent)
+    scheme = Scheme(algo, actor, WatchedStorage.create_factory(agent["size"]), envs, seed=1, runtime="simulated",
+                    schedule_seed=seed, **settings)
+    try:
+        try:
+            watch = Watch(scheme)
+            while scheme.version < updates:
+                scheme.step()
+                watch.check()
+        except EXPECTED.get(action, ()):
+            pass
+        finally:
+            schedule, runtime = scheme.runtime.schedule, scheme.runtime
+            closing, left = runtime.close, []
+            runtime.close = lambda: (left.extend(set(runtime.running) - {a.name for a in runtime._actors}), closing())
+            final = scheme.stop()
+        watch.check()
+        check_end(final, left, runtime, watch, action)
+    except BaseException as error:
+        events = "\n  ".join(list(schedule.last_events)[-12:])
+        raise BrokenError(f"seed {seed}: {type(error).__name__}: {error}\nwith {settings}, {agent}\n  {events}") from error
+    return schedule.digest
+
+
+def check_end(final, left, runtime, watch, action):
+    hold(not left, "a thread goes on after stop():", left)
+    hold(not runtime.running, "tasks go on after stop():", runtime.running)
+    places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
+    hold(final["collected"] == places + sum(final["dropped"].values()), "the final ledger does not balance:", final)
+    hold(final["in_flight"] == final["queued"] == 0, "steps are underway after stop():", final)
+    hold(final["consumed_unique"] <= len(watch.learned), "more steps consumed than learners were given:", final)
+    if action != "kill":
+        hold(final["dropped"]["worker_lost"] == 0, "steps were lost, but no worker was:", final)
+
+
+def explore(seeds, **options):
+    """Run many schedules; the set of their digests."""
+    return {run(seed, **options) for seed in seeds}
+
+
+def test_a_thousand_schedules_with_delays_and_faults():
+    assert len(explore(range(1000))) == 1000
+    assert threading.active_count() < 20  # each has cleaned up behind itself
+
+
+@pytest.mark.chaos
+def test_ten_thousand_schedules():
+    assert len(explore(range(1000, 11_000))) == 10_000
+
+
+@pytest.mark.parametrize("seed", range(0, 50, 7))
+def test_a_seed_repeats_its_run(seed):
+    assert run(seed) == run(seed)
+
+
+# Planted bugs: each is found, and its seed finds it again.
+
+
+def weights_to_the_wrong_worker(monkeypatch):
+    right = AsyncRound._weights_for
+    monkeypatch.setattr(AsyncRound, "_weights_for", lambda self, index: right(self, (index + 1) % len(self._workers)))
+
+
+def broadcast_after_resubmission(monkeypatch):
+    def step(self, deliver):
+        if not self._in_flight:
+            right(self, deliver)
+            return
+        for future in self._runtime.wait(list(self._in_flight), 0.1):
+            index = self._in_flight.pop(future)
+            deliver([self._runtime.get(future, 60.0)])
+            self._request(index)
+            self._refresh(index)
+    right = OnArrival.step
+    monkeypatch.setattr(OnArrival, "step", step)
+
+
+def a_rollout_counted_twice(monkeypatch):
+    right = CollectorThread._deliver
+
+    def deliver(self, rollouts):
+        right(self, rollouts)
+        if self.queue.qsize() == 0 and self._asynchronous:  # only where the learner was faster
+            right(self, rollouts)
+    monkeypatch.setattr(CollectorThread, "_deliver", deliver)
+
+
+def a_missed_wake_up(monkeypatch):
+    """Of two gradients that are ready together only the first one's sender is asked again."""
+    right = AsyncRound._request
+
+    def request(self, index, skip):
+        if not self._ready:
+            right(self, index, skip)
+    monkeypatch.setattr(AsyncRound, "_request", request)
+
+
+def a_stop_that_leaves_a_thread(monkeypatch):
+    right = CollectorThread.interrupt
+
+    def interrupt(self):
+        if self.queue.qsize() < self.queue.maxsize:
+            right(self)
+    monkeypatch.setattr(CollectorThread, "interrupt", interrupt)
+
+
+BUGS = {
+    weights_to_the_wrong_worker: "other weights than those it was due",
+    broadcast_after_resubmission: "asked with weights",
+    a_rollout_counted_twice: "learned twice",
+    a_missed_wake_up: "DeadlockError",
+    a_stop_that_leaves_a_thread: "a thread goes on after stop",
+}
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_found_and_found_again_from_its_seed(monkeypatch, bug):
+    bug(monkeypatch)
+    with pytest.raises(BrokenError, match=BUGS[bug]) as caught:
+        explore(range(300), faulty=False)
+    found = caught.value
+    seed = int(str(found).split(":")[0].removeprefix("seed "))
+    with pytest.raises(BrokenError) as again:
+        run(seed, faulty=False)
+    assert str(again.value) == str(found)  # the same error after the same events

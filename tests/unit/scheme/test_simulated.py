@@ -1,0 +1,209 @@
+"""Schemes in the simulated runtime: what repeats, what the clock says, what stops, what faults do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from pytorchrl import ASYNC, PPO, Learner
+from pytorchrl.errors import ConfigError, InjectedFault, WorkerLostError
+
+ALL_ASYNC = {"num_col_workers": 3, "col_communication": ASYNC, "num_grad_workers": 2, "grad_communication": ASYNC}
+
+
+@pytest.fixture
+def simulate(make_scheme, check_ledger):
+    """A function that runs a simulated scheme to its end; what it came to."""
+    def run(schedule_seed=0, updates=12, **settings):
+        scheme = make_scheme(runtime="simulated", schedule_seed=schedule_seed, **settings)
+        while scheme.version < updates:
+            scheme.step()
+            check_ledger(scheme)
+        state, runtime = scheme.acting_state(), scheme.runtime
+        final = scheme.stop()
+        assert runtime.running == []
+        return {"digest": runtime.schedule.digest, "events": list(runtime.schedule.last_events), "ledger": final,
+                "parameters": state["all"], "seconds": runtime.now(), "metrics": scheme.metrics()}
+    return run
+
+
+def test_the_same_seeds_give_the_same_run(simulate, pattern):
+    first, again = simulate(7, **pattern), simulate(7, **pattern)
+    assert torch.equal(first.pop("parameters"), again.pop("parameters"))
+    assert first == again  # events, ledger, lags and virtual times, all of it
+
+
+def test_other_schedule_seeds_interleave_otherwise(simulate, pattern):
+    digests = {simulate(seed, updates=6, **pattern)["digest"] for seed in range(8)}
+    assert len(digests) == 8
+
+
+def test_what_a_synchronous_scheme_learns_does_not_depend_on_the_schedule(simulate, make_scheme):
+    settings = {"num_col_workers": 3, "num_grad_workers": 2}
+    simulated = [simulate(seed, **settings)["parameters"] for seed in range(3)]
+    scheme = make_scheme(runtime="threads", **settings)
+    while scheme.version < 12:
+        scheme.step()
+    for parameters in simulated:
+        assert torch.equal(parameters, scheme.acting_state()["all"])
+
+
+def test_decentralised_updates_agree_with_real_ranks(simulate, make_scheme):
+    settings = {"num_grad_workers": 2, "distribute_gradients": True}
+    simulated = simulate(3, **settings)["parameters"]
+    scheme = make_scheme(runtime="threads", **settings)
+    while scheme.version < 12:
+        scheme.step()
+    torch.testing.assert_close(simulated, scheme.acting_state()["all"], atol=1e-6, rtol=1e-6)
+
+
+def test_virtual_time_is_what_the_costs_say(simulate):
+    """Central and synchronous: 8 steps, then 4 gradients and updates a rollout; 12 updates are three rollouts."""
+    costs = {"step": 0.5, "grad": 2.0, "update": 0.25}
+    assert simulate(costs=costs)["seconds"] == pytest.approx(3 * 8 * 0.5 + 12 * 2.25)
+
+
+def test_a_straggler_delays_synchronous_rounds_and_asynchronous_ones_less(simulate):
+    def seconds(slow, **settings):
+        costs = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0, "step@*/CWorker 2": 1.0 if slow else 0.1}
+        return simulate(costs=costs, num_col_workers=3, **settings)["seconds"]
+
+    assert seconds(slow=True) == pytest.approx(10 * seconds(slow=False))
+    one_in_flight = {"col_communication": ASYNC, "col_in_flight": 1}
+    assert seconds(True, **one_in_flight) < 3 * seconds(False, **one_in_flight)
+
+
+def test_preemption_is_in_time(simulate):
+    """Two fast collectors end the round; the slow one has made a tenth of its steps, and the two that it must."""
+    costs = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0, "step@*/CWorker 3": 1.0}
+    settings = {"num_col_workers": 3, "col_fraction_workers": 0.6, "fraction_samples": 0.25}
+    result = simulate(costs=costs, **settings)
+    assert result["metrics"]["rollouts_preempted"] == result["metrics"]["rollouts"] / 3
+    assert result["seconds"] == pytest.approx(3 * 2.0)
+
+
+def test_it_needs_no_ray_and_no_thread_is_left(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import sys, threading
+from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.envs.testing import CountingEnv
+envs = VecEnv.create_factory(CountingEnv)
+scheme = Scheme(PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
+                GAEBuffer.create_factory(8), envs, runtime="simulated", num_col_workers=2, num_grad_workers=2,
+                col_communication="asynchronous", grad_communication="asynchronous")
+for _ in range(5):
+    scheme.step()
+scheme.stop()
+assert "ray" not in sys.modules
+assert threading.active_count() == 1
+""")
+    subprocess.run([sys.executable, str(script)], check=True, timeout=100)
+
+
+def test_a_learner_with_evaluation_runs_and_repeats(make_scheme, tmp_path):
+    def train(name):
+        scheme = make_scheme(runtime="simulated", schedule_seed=4, num_envs=2, **ALL_ASYNC)
+        scheme.test_envs_factory = scheme.train_envs_factory
+        with Learner(scheme, 600, str(tmp_path / name), eval_every=200, eval_episodes=3, progress=False,
+                     tensorboard=False) as learner:
+            learner.train()
+            evaluation = learner.evaluate(num_episodes=4)
+            state = scheme.acting_state()["all"]
+        return evaluation.returns, state, learner.ledger
+
+    (returns, state, ledger), (returns_again, state_again, ledger_again) = train("a"), train("b")
+    assert returns == returns_again
+    assert ledger == ledger_again
+    assert torch.equal(state, state_again)
+
+
+# Faults
+
+
+@pytest.mark.parametrize(("faults", "settings", "error"), [
+    ("raise col.2 @ step 5", {"num_col_workers": 2}, InjectedFault),
+    ("raise col.0 @ step 5", {}, InjectedFault),
+    ("raise col.0 @ step 5", {"col_communication": ASYNC}, InjectedFault),
+    ("raise grad.2 @ grad 2", {"num_grad_workers": 2}, InjectedFault),
+    ("kill col.2 @ step 5", {"num_col_workers": 2}, WorkerLostError),
+    ("kill col.2.1 @ step 5", ALL_ASYNC, WorkerLostError),
+    ("kill grad.2 @ grad 2", {"num_grad_workers": 2}, WorkerLostError),
+    ("kill grad.2 @ grad 2", ALL_ASYNC, WorkerLostError),
+])
+def test_a_fault_reaches_the_user_and_stop_is_clean(make_scheme, faults, settings, error):
+    scheme = make_scheme(runtime="simulated", faults=faults, **settings)
+
+    def train():
+        for _ in range(60):
+            scheme.step()
+
+    with pytest.raises(error):
+        train()
+    runtime, final = scheme.runtime, scheme.stop()
+    places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
+    assert final["collected"] == places + sum(final["dropped"].values())
+    assert runtime.running == []
+
+
+def test_a_hang_takes_virtual_time_only(simulate):
+    """A collector that hangs for an hour costs an hour on the clock of the simulation."""
+    settings = {"num_col_workers": 2, "queue_timeout_s": 1e6}
+    assert 3600 < simulate(faults="hang col.1 3600s @ step 3", **settings)["seconds"] < 3700
+
+
+def test_a_spoilt_gradient_is_left_out(make_scheme):
+    scheme = make_scheme(runtime="simulated", faults="nan grad.0 @ grad 2")
+    while scheme.version < 5:
+        scheme.step()
+    assert scheme.metrics()["updates_skipped_nan"] == 1
+
+
+@pytest.mark.parametrize("runtime", ["threads", "simulated"])
+def test_faults_work_in_every_runtime_of_this_process(make_scheme, runtime):
+    scheme = make_scheme(runtime=runtime, faults="raise col.1 @ step 12", num_col_workers=2)
+    while scheme.version < 4:  # the first rollout is whole
+        scheme.step()
+    with pytest.raises(InjectedFault, match="GWorker 0/CWorker 1 at step 12"):
+        scheme.step()
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"faults": "kill col.1 @ step 1"}, "faults kill a worker, but"),
+    ({"faults": "kill col.1 @ step 1", "num_col_workers": 2}, "a thread cannot be killed"),
+    ({"faults": "stab col.1"}, "action must be one of"), ({"faults": 3}, "faults must be text"),
+    ({"schedule_seed": 3}, "are for runtime='simulated'"), ({"costs": {"step": 1}}, "are for runtime='simulated'"),
+    ({"runtime": "simulated", "schedule_seed": -1}, "schedule_seed"),
+    ({"runtime": "simulated", "costs": {"walk": 1}}, "operations are"),
+    ({"runtime": "simulated", "address": "local"}, "address is that of a Ray cluster"),
+])
+def test_contradictions(make_scheme, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_scheme(**settings)
+
+
+def test_the_driver_cannot_be_killed_from_inside(make_scheme):
+    scheme = make_scheme(runtime="simulated", faults="kill grad.0 @ grad 1")
+    with pytest.raises(ConfigError, match="part of the driver"):
+        scheme.step()
+
+
+def test_the_user_may_step_from_another_thread_only_if_it_started_there(make_scheme):
+    scheme = make_scheme(algo=PPO.create_factory(), runtime="simulated", num_col_workers=2)
+    scheme.step()
+    errors = []
+
+    def step():
+        try:
+            scheme.step()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    assert "is the task that runs" in errors[0]
