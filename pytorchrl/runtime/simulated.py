@@ -328,7 +328,9 @@ class SimulatedRuntime(Runtime):
     def kill(self, handle: Handle[Any], timeout_s: float = 5.0) -> bool:
         """End a worker, its threads, and the workers that it started, whatever they are doing."""
         self._end_actor(handle.native)
-        return True
+        ending = [task for task in self.schedule.tasks if task.killed and task is not self.schedule.current]
+        return self.schedule.wait_until(lambda: all(task.finished for task in ending), [task.ended for task in ending],
+                                        timeout_s, f"the end of {handle.name}")
 
     def die(self, worker: str) -> None:
         """End the calling worker, and those that it started, as a crash of its process would."""
