@@ -83,6 +83,18 @@ class WorkerLostError(WorkerError):
     """A worker died or does not answer."""
 
 
+class WorkerDiedError(WorkerLostError):
+    """Its process or thread is gone. Only runtimes say so; whoever passes it on says `WorkerLostError`."""
+
+
+class CrashLoopError(WorkerLostError):
+    """A worker was lost again and again; replacing it once more would not help."""
+
+
+class NoWorkersLeft(WorkerLostError):  # noqa: N818 - a state rather than a mistake
+    """Every worker of a set is lost, and lost ones are not replaced."""
+
+
 class InjectedFault(WorkerError):  # noqa: N818 - it is a fault, asked for
     """What a fault plan's `raise` raises."""
 

@@ -41,13 +41,13 @@ class SyntheticEnvs(VecEnv):
         self.observation_space: dict[str, gym.Space[Any]] = {}
         self.action_space = gym.spaces.Discrete(1)
         self._num_envs = options.vec_env_size
-        self._first = ((index_grad_worker << 12 | index_col_worker) << 8 | incarnation) << 28
+        self._first = ((index_grad_worker << 12 | index_col_worker) << 12 | incarnation) << 28
         self._num_steps = 0
 
     @classmethod
     def create_factory(cls, vec_env_size: int = 1) -> EnvFactory:  # type: ignore[override] # no environment to name
         """A factory of vectors of `vec_env_size` environments."""
-        return EnvFactory(cls, build_options(cls, {"vec_env_size": vec_env_size}), observation_space={},  # type: ignore[arg-type]
+        return EnvFactory(cls, build_options(cls, {"vec_env_size": vec_env_size}), observation_space={},
                           action_space=gym.spaces.Discrete(1), has_action_mask=False)
 
     def reset(self) -> tuple[Arrays, None]:

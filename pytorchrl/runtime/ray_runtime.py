@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerLostError
+from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, Future, Handle, Outcome, Runtime, W
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.threads import ThreadRuntime
@@ -170,7 +170,7 @@ class RayRuntime(Runtime):
             return Outcome(future.worker, error=WorkerLostError(
                 f"{future.worker} gave no answer within {timeout_s:.1f} s"))
         except exceptions.RayError as error:
-            lost = WorkerLostError(f"{future.worker} is lost: {type(error).__name__}: {str(error).splitlines()[0]}")
+            lost = WorkerDiedError(f"{future.worker} is lost: {type(error).__name__}: {str(error).splitlines()[0]}")
             lost.__cause__ = error
             return Outcome(future.worker, error=lost)
 
@@ -183,7 +183,7 @@ class RayRuntime(Runtime):
         with contextlib.suppress(ValueError):  # already gone from the list
             self._actors.remove(handle.native)
         self._ray.kill(handle.native, no_restart=True)
-        return isinstance(self.outcome(handle.submit(_Host.call, "ready"), timeout_s).error, WorkerLostError)
+        return isinstance(self.outcome(handle.submit(_Host.call, "ready"), timeout_s).error, WorkerDiedError)
 
     def in_process(self) -> Runtime:
         """Threads of this process; they need no Ray."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorchrl.errors import ConfigError, WorkerLostError
+from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import BoundedQueue, Future, Handle, Outcome, Runtime, T, W
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.costs import Costs
@@ -249,7 +249,7 @@ class SimulatedRuntime(Runtime):
             self.schedule.notify(result.done)
 
     def _settle_as_lost(self, actor: _Actor, result: _Result) -> None:
-        self._settle(actor, result, None, WorkerLostError(f"{actor.name} has been killed"))
+        self._settle(actor, result, None, WorkerDiedError(f"{actor.name} has been killed"))
 
     def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
         """Deliver to or from a worker after the latency of a message; none overtakes another."""

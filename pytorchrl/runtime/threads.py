@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytorchrl.errors import WorkerLostError
+from pytorchrl.errors import WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, W
 from pytorchrl.runtime.faults import FaultPlan
 
@@ -59,7 +59,7 @@ class _ThreadActor(threading.Thread):
     def _refuse_rest(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                _settle(self.calls.get_nowait()[0], error=WorkerLostError(f"{self.name} has been killed"))
+                _settle(self.calls.get_nowait()[0], error=WorkerDiedError(f"{self.name} has been killed"))
 
 
 def _settle(future: cf.Future[Any], result: Any = None, error: BaseException | None = None) -> None:
@@ -96,7 +96,7 @@ class ThreadRuntime(Runtime):
         unfinished = [f for f in self._pending.get(actor, ()) if not f.done()]
         self._pending[actor] = [*unfinished, future]
         if actor.dead.is_set():
-            _settle(future, error=WorkerLostError(f"{handle.name} has been killed"))
+            _settle(future, error=WorkerDiedError(f"{handle.name} has been killed"))
         else:
             actor.calls.put((future, method, args, kwargs))
         return Future(handle.name, future)
@@ -133,11 +133,13 @@ class ThreadRuntime(Runtime):
         return value
 
     def kill(self, handle: Handle[Any], timeout_s: float = 5.0) -> bool:
-        """Refuse further calls; the thread ends after the call that it is making."""
+        """Refuse further calls; the thread ends after the call that it is making, and what it started is interrupted."""
         actor: _ThreadActor = handle.native
         actor.dead.set()
+        if hasattr(actor.worker, "interrupt"):
+            actor.worker.interrupt()
         for future in self._pending.pop(actor, ()):
-            _settle(future, error=WorkerLostError(f"{handle.name} has been killed"))
+            _settle(future, error=WorkerDiedError(f"{handle.name} has been killed"))
         return self.join_thread(actor, timeout_s)
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ from pytorchrl.scheme.base.worker import (
     check_fraction,
 )
 from pytorchrl.scheme.gradients.bad_batches import check_directory
+from pytorchrl.scheme.supervisor import check_policy
 
 _FRACTION_SAMPLES = 0.25
 _ASYNC_ONLY = {"col_in_flight": 2, "queue_size": 16, "broadcast_interval": 1}
@@ -66,6 +67,7 @@ class Checks:
         for name, check in (("seed", check_seed), ("keep_bad_batches", partial(check_directory, "keep_bad_batches"))):
             if options[name] is not None:
                 self._parse(name, check)
+        self._parse("on_worker_failure", check_policy)
         self._check_timeout()
         self._check_runtime()
         self._check_resources("col_worker_resources")
@@ -94,9 +96,10 @@ class Checks:
             self._problems.append(text if name in text else f"{name}: {text}")
 
     def _check_timeout(self) -> None:
-        value = self._options["queue_timeout_s"]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
-            self._problems.append(f"queue_timeout_s must be a number of seconds > 0, got {value!r}")
+        for name in ("queue_timeout_s", "worker_timeout_s"):
+            value = self._options[name]
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
+                self._problems.append(f"{name} must be a number of seconds > 0, got {value!r}")
 
     def _check_runtime(self) -> None:
         runtime = self._options["runtime"]

@@ -81,6 +81,7 @@ class Gradients:
     """Seconds by operation since the last message."""
     counters: dict[str, int] = field(default_factory=dict)
     """Totals by name: weight pushes, bytes."""
+    incarnation: int = 0
     fault: str = ""
     """What is not finite in its loss or its own gradient, who says so, and where the batch is kept; else empty."""
     skipped: bool = False

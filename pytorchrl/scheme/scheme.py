@@ -57,6 +57,11 @@ class Scheme:
             same run for the same seeds); None: ray where there are remote workers.
         schedule_seed: Of the simulated schedule: who goes first, and what is drawn for `costs`.
         costs: Virtual seconds by operation in the simulated runtime; see `Costs`.
+        on_worker_failure: What becomes of a lost remote worker: "restart" (another takes its place, with the newest
+            weights), "ignore" (the others go on without it) or "raise". Gradient workers that average among themselves
+            cannot be replaced: losing one always raises.
+        worker_timeout_s: A collection worker that gives nothing for so many seconds, or for ten times its longest
+            rollout if that is more, is taken for hung and lost.
         faults: Failures to inject, such as "kill col.3 @ step 400; delay col.* 2s p=0.01"; see `FaultPlan`.
         address: Of a Ray cluster; None starts a local one unless RAY_ADDRESS names one.
         keep_bad_batches: Directory for the first batches of each gradient worker whose loss or gradient is not finite;
@@ -81,7 +86,8 @@ class Scheme:
                  col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
                  num_threads: int = 1, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
-                 costs: Mapping[str, Any] | None = None, faults: str | None = None,
+                 costs: Mapping[str, Any] | None = None, faults: str | None = None, on_worker_failure: str = "restart",
+                 worker_timeout_s: float = 60.0,
                  address: str | None = None, keep_bad_batches: str | os.PathLike[str] | None = None) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
         self.algo_factory, self.actor_factory, self.storage_factory = algo_factory, actor_factory, storage_factory
@@ -166,11 +172,12 @@ class Scheme:
             options["col_communication"], options["compress_grads_to_send"], grad_resources,
             num_threads=options["num_threads"], **{name: options[name] for name in (
                 "fraction_samples", "col_in_flight", "queue_size", "queue_timeout_s", "broadcast_interval",
-                "keep_bad_batches")})
+                "keep_bad_batches", "on_worker_failure", "worker_timeout_s")})
         return UWorker(
             grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
             distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,
-            target_steps=target_steps, request_timeout_s=2 * options["queue_timeout_s"])
+            target_steps=target_steps, request_timeout_s=2 * options["queue_timeout_s"],
+            on_worker_failure=options["on_worker_failure"])
 
     @property
     def update_worker(self) -> UWorker:

@@ -178,8 +178,8 @@ def test_error_of_a_constructor(make_scheme, stop_in_balance):
     stop_in_balance(scheme)
 
 
-def test_killed_collector(make_scheme, stop_in_balance, shared_ray):
-    scheme = make_scheme(num_col_workers=2, col_communication=ASYNC)
+def test_killed_collector_raises_where_asked(make_scheme, stop_in_balance, shared_ray):
+    scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, on_worker_failure="raise")
     scheme.step()
     shared_ray.kill(scheme.update_worker.local_worker.remote_workers[1].native)
     start = time.monotonic()
@@ -189,8 +189,9 @@ def test_killed_collector(make_scheme, stop_in_balance, shared_ray):
     stop_in_balance(scheme)
 
 
-@pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}], ids=["averaged", "decentralised"])
-def test_killed_gradient_worker(make_scheme, stop_in_balance, shared_ray, settings):
+@pytest.mark.parametrize("settings", [{"on_worker_failure": "raise"}, {"distribute_gradients": True}],
+                         ids=["averaged", "decentralised"])
+def test_killed_gradient_worker_raises_where_asked(make_scheme, stop_in_balance, shared_ray, settings):
     scheme = make_scheme(num_grad_workers=2, **settings)
     scheme.step()
     shared_ray.kill(scheme.update_worker.remote_workers[1].native)
@@ -199,6 +200,35 @@ def test_killed_gradient_worker(make_scheme, stop_in_balance, shared_ray, settin
         _step_on(scheme)
     assert time.monotonic() - start < 10
     stop_in_balance(scheme)
+
+
+@pytest.mark.parametrize("settings", [
+    {"faults": "kill col.2 @ step 40", "num_col_workers": 2},
+    {"faults": "kill col.2 @ step 40", "num_col_workers": 2, "col_communication": ASYNC},
+    {"faults": "kill grad.1 @ grad 6", "num_grad_workers": 2},
+    {"faults": "kill grad.1 @ grad 6", "num_grad_workers": 2, "grad_communication": ASYNC, "num_col_workers": 2,
+     "col_communication": ASYNC},
+], ids=["collector", "collector-async", "gradients", "gradients-async-with-collectors"])
+def test_a_worker_that_is_killed_is_replaced(make_scheme, stop_in_balance, settings):
+    """SIGKILL from inside, at a moment that the plan names; the run goes on as if nothing had been."""
+    scheme = make_scheme(FixedPath, **settings)
+    start = time.monotonic()
+    while not scheme.metrics()["workers_restarted"]:
+        scheme.step()
+        assert time.monotonic() - start < 60
+    version = scheme.version
+    while scheme.version < version + 30:
+        scheme.step()
+    assert scheme.metrics()["workers_restarted"] == 1
+    stop_in_balance(scheme)
+
+
+class FixedPath(CountingEnv):
+    """A `CountingEnv` whose steps take a moment, so that a worker comes back while others go on."""
+
+    def step(self, action):
+        time.sleep(0.002)
+        return super().step(action)
 
 
 @pytest.mark.parametrize(("resources", "message"), [

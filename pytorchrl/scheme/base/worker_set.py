@@ -28,32 +28,45 @@ class WorkerSet(Generic[W]):
         name: Prefix of the workers' names in errors and logs.
         local_params: Keyword arguments that only the local worker gets.
         remote_params: Keyword arguments that only remote workers get.
+        first_index: Of the remote workers.
+        first_incarnation: Of the remote workers; replacements count on from it.
 
     Attributes:
         worker_class, worker_params, remote_config, num_workers: As given.
     """
 
-    def __init__(self, worker_class: type[W], worker_params: Mapping[str, Any], remote_config: Mapping[str, float],
+    def __init__(self, worker_class: type[W], worker_params: Mapping[str, Any], remote_config: Mapping[str, float],  # noqa: PLR0913
                  num_workers: int, *, runtime: Runtime, name: str, local_params: Mapping[str, Any],
-                 remote_params: Mapping[str, Any]) -> None:
+                 remote_params: Mapping[str, Any], first_index: int = 1, first_incarnation: int = 0) -> None:
         self.worker_class, self.worker_params = worker_class, dict(worker_params)
         self.remote_config, self.num_workers = dict(remote_config), num_workers
         self._runtime = runtime
         self._local = worker_class(index_worker=0, **self.worker_params, **local_params)
-        self._remote: list[Handle[W]] = []
-        for index in range(1, num_workers + 1):
-            self._remote.append(runtime.start_actor(
-                worker_class, {"index_worker": index, **self.worker_params, **remote_params},
-                name=f"{name}{index}", resources=self.remote_config))
+        self._name, self._remote_params = name, dict(remote_params)
+        self._first_index, self._incarnations = first_index, [first_incarnation] * num_workers
+        self._remote: list[Handle[W]] = [self._start(place) for place in range(num_workers)]
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
+
+    def _start(self, place: int) -> Handle[W]:
+        index = self._first_index + place
+        params = {"index_worker": index, **self.worker_params, **self._remote_params,
+                  "incarnation": self._incarnations[place]}
+        return self._runtime.start_actor(
+            self.worker_class, params, name=f"{self._name}{index}", resources=self.remote_config)
+
+    def replace(self, place: int) -> None:
+        """Another worker in a place of `remote_workers()`, of the next incarnation; what is there is killed."""
+        self._runtime.kill(self._remote[place])
+        self._incarnations[place] += 1
+        self._remote[place] = self._start(place)
 
     def local_worker(self) -> W:
         """Worker 0, an object of this process."""
         return self._local
 
     def remote_workers(self) -> list[Handle[W]]:
-        """Handles of workers 1..N, in order."""
-        return list(self._remote)
+        """Handles of workers 1..N, in order: the list itself, in which replacements take the place of lost workers."""
+        return self._remote
 
     def wait_ready(self) -> None:
         """Wait until every remote worker is built; raise its constructor's error, or `StartTimeoutError`."""

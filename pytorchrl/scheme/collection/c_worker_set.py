@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from pytorchrl.agent.options import Factory
-from pytorchrl.runtime import DEFAULT_RESOURCES, Handle, Runtime, ThreadRuntime
+from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, Communication, Execution, check_count
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker import CWorker
@@ -32,6 +32,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         runtime: Where remote workers run.
         initial_weights: Weights that all workers start from.
         collects: False for the GWorker that only serves parameters: no environments anywhere below it.
+        first_incarnation: Of its remote workers, where their GWorker is a replacement itself.
     """
 
     def __init__(self, num_workers: int, index_parent: int, local_device: str = "cpu", *, algo_factory: Factory[Any],  # noqa: PLR0913
@@ -39,31 +40,24 @@ class CWorkerSet(WorkerSet[CWorker]):
                  worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
                  seed: int = 0, num_threads: int | None = 1, col_execution: Execution | str = CENTRAL,
                  col_communication: Communication | str = "synchronous", runtime: Runtime | None = None,
-                 initial_weights: Weights | None = None, collects: bool = True) -> None:
+                 initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0) -> None:
         parallel, asynchronous = Execution(col_execution) is PARALLEL, Communication(col_communication) is ASYNC
         runtime = runtime or ThreadRuntime()
         self.runtime = runtime if parallel else runtime.in_process()
-        self._twin: list[Handle[CWorker]] = []
         params = {
             "index_parent": index_parent, "algo_factory": algo_factory, "actor_factory": actor_factory,
             "storage_factory": storage_factory, "train_envs_factory": train_envs_factory, "seed": seed,
             "compress_data_to_send": compress_data_to_send, "initial_weights": initial_weights,
             "runtime": self.runtime,
         }
+        twin = asynchronous and not parallel
+        num_remote = 0 if not collects else num_workers if parallel else int(twin)
         super().__init__(
-            CWorker, params, worker_resources, num_workers if parallel and collects else 0, runtime=self.runtime,
-            name=f"GWorker {index_parent}/CWorker ",
-            local_params={"device": local_device, "owned_data": False,
+            CWorker, params, {} if twin else worker_resources, num_remote, runtime=self.runtime,
+            name=f"GWorker {index_parent}/CWorker ", first_index=0 if twin else 1, first_incarnation=first_incarnation,
+            local_params={"device": local_device, "owned_data": False, "incarnation": first_incarnation,
                           "collects": collects and not parallel and not asynchronous},
-            remote_params={"num_threads": num_threads})
-        if collects and asynchronous and not parallel:
-            self._twin = [self.runtime.start_actor(
-                CWorker, {"index_worker": 0, **params}, name=f"GWorker {index_parent}/CWorker 0", resources={})]
-            self._starting = [self._twin[0].submit(CWorker.ready)]
-
-    def remote_workers(self) -> list[Handle[CWorker]]:
-        """Handles of the CWorkers that collect beside the learner."""
-        return self._twin or super().remote_workers()
+            remote_params={} if twin else {"num_threads": num_threads})
 
     @classmethod
     def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],  # noqa: PLR0913

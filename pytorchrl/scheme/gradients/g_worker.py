@@ -32,7 +32,10 @@ from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S, Barrier, Gather, LocalGather, OnArrival
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Rollout, Weights
+from pytorchrl.scheme.supervisor import Supervisor
 
+# A replaced GWorker's collection workers count their incarnations from a multiple of this, so that none is used twice.
+_INCARNATIONS = 64
 # stop() gives workers this long to end their running call; the whole of stop() promises 10 s.
 _STOP_TIMEOUT_S = 5.0
 
@@ -59,6 +62,7 @@ class CollectorThread(threading.Thread):
         col_in_flight: Requests that each worker always has; asynchronous collection.
         queue_size: Bound of the queue, in rollouts (asynchronous) or rounds.
         queue_timeout_s: How long `get` waits for data before it raises.
+        supervisor: Decides about lost workers; None raises.
 
     Attributes:
         stopped: Whether it has been told to end.
@@ -72,7 +76,8 @@ class CollectorThread(threading.Thread):
                  col_fraction_workers: float = 1.0, col_communication: Communication | str = "synchronous",
                  col_execution: Execution | str = "Central", broadcast_interval: int = 1, *,
                  runtime: Runtime | None = None, ledger: Ledger | None = None, fraction_samples: float = 0.25,
-                 col_in_flight: int = 2, queue_size: int = 16, queue_timeout_s: float = 300.0) -> None:
+                 col_in_flight: int = 2, queue_size: int = 16, queue_timeout_s: float = 300.0,
+                 supervisor: Supervisor | None = None) -> None:
         super().__init__(name=f"CollectorThread {index_worker}", daemon=True)
         self.index_worker, self.local_worker, self.remote_workers = index_worker, local_worker, remote_workers
         self.num_workers = len(remote_workers)
@@ -86,16 +91,17 @@ class CollectorThread(threading.Thread):
         self._closing = self._runtime.make_event()
         self._failure: BaseException | None = None
         self._gather: Gather
+        supervisor = supervisor or Supervisor(remote_workers, lambda place: None, self._runtime, "raise")
         if not remote_workers:
             self._gather = LocalGather(local_worker)
         elif self._asynchronous:
-            self._gather = OnArrival(remote_workers, self._runtime, check_count("col_in_flight", col_in_flight),
-                                     self.broadcast_new_weights_if_due)
+            self._gather = OnArrival(remote_workers, self._runtime, supervisor, self.broadcast_new_weights_if_due,
+                                     col_in_flight=check_count("col_in_flight", col_in_flight))
         else:
             steps = max(1, round(check_fraction("fraction_samples", fraction_samples) * local_worker.storage.options.size))
-            self._gather = Barrier(remote_workers, self._runtime,
-                                   check_fraction("col_fraction_workers", col_fraction_workers), steps,
-                                   queue_timeout_s)
+            self._gather = Barrier(
+                remote_workers, self._runtime, supervisor, self.broadcast_new_weights_if_due, min_steps=steps,
+                fraction_workers=check_fraction("col_fraction_workers", col_fraction_workers), timeout_s=queue_timeout_s)
         Execution(col_execution)
 
     @property
@@ -133,6 +139,16 @@ class CollectorThread(threading.Thread):
     def weight_pushes(self) -> int:
         """Weights given to single workers so far."""
         return self._gather.pushes
+
+    @property
+    def restarts(self) -> int:
+        """Lost collection workers that were replaced."""
+        return self._gather.restarts
+
+    @property
+    def delivered_by_lost(self) -> int:
+        """Env steps in the rollouts of collection workers that were lost since."""
+        return self._gather.delivered_by_lost
 
     def _due(self, version: int) -> bool:
         return version < 0 or self.local_worker.version - version >= self.broadcast_interval
@@ -219,6 +235,8 @@ class GWorker(Worker):
         fraction_samples, col_in_flight, queue_size, queue_timeout_s, broadcast_interval: See `CollectorThread`.
         num_threads: Torch threads of this process; None leaves them alone.
         keep_bad_batches: Directory for batches whose loss or gradient is not finite; None keeps none.
+        incarnation: How often its place in the tree was filled before.
+        on_worker_failure, worker_timeout_s: See `Supervisor`.
 
     Attributes:
         index_worker, col_communication, compress_grads_to_send: As given.
@@ -235,7 +253,8 @@ class GWorker(Worker):
                  initial_weights: Weights | None = None, device: str | None = None, *, runtime: Runtime | None = None,
                  collects: bool = True, fraction_samples: float = 0.25, col_in_flight: int = 2, queue_size: int = 16,
                  queue_timeout_s: float = 300.0, broadcast_interval: int = 1, num_threads: int | None = None,
-                 keep_bad_batches: str | None = None) -> None:
+                 keep_bad_batches: str | None = None, incarnation: int = 0, on_worker_failure: str = "restart",
+                 worker_timeout_s: float = 60.0) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -243,11 +262,12 @@ class GWorker(Worker):
         self.compress_grads_to_send = compress_grads_to_send
         self.iter = 0
         self._runtime = runtime or ThreadRuntime()
-        self._point = self._runtime.points(f"GWorker {index_worker}")
+        self._point = self._runtime.points(f"GWorker {index_worker}", incarnation)
+        self._incarnation = incarnation
         self.col_workers = col_workers_factory(
             index_parent=index_worker, local_device=check_device(device), runtime=self._runtime,
             col_execution=col_execution, col_communication=col_communication, initial_weights=initial_weights,
-            collects=collects)
+            collects=collects, first_incarnation=_INCARNATIONS * incarnation)
         self.local_worker: CWorker = self.col_workers.local_worker()
         self.remote_workers: list[Handle[CWorker]] = self.col_workers.remote_workers()
         self.actor, self.algo, self.storage = self.local_worker.actor, self.local_worker.algo, self.local_worker.storage
@@ -256,7 +276,9 @@ class GWorker(Worker):
             index_worker, self.local_worker, self.remote_workers, col_fraction_workers, col_communication,
             col_execution, broadcast_interval, runtime=self.col_workers.runtime, ledger=self.ledger,
             fraction_samples=fraction_samples, col_in_flight=col_in_flight, queue_size=queue_size,
-            queue_timeout_s=queue_timeout_s)
+            queue_timeout_s=queue_timeout_s, supervisor=Supervisor(
+                self.remote_workers, self.col_workers.replace, self.col_workers.runtime, on_worker_failure, worker_timeout_s,
+                seed=index_worker))
         self.inqueue = self.collector.queue
         self._batches: Iterator[Batch] | None = None
         self._batch: Batch | None = None
@@ -431,11 +453,12 @@ class GWorker(Worker):
                 vectors = [codecs.compress(vector) for vector in vectors]
             report.counters["bytes_sent"] += codecs.num_bytes(vectors)
         report.counters["weight_pushes"] = self.collector.weight_pushes
+        report.counters["restarts"] = self.collector.restarts
         report.counters["queued_items"] = self.inqueue.qsize()
         self._report = _Report(report)
         return Gradients(
             vectors=vectors, num_samples=batch.num_samples, num_new_samples=batch.num_new_samples,
-            weights_version=version, worker=self.index_worker, sequence=self.iter, info=info,
+            weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=batch.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
             fault=self._fault, skipped=skipped)
@@ -511,7 +534,7 @@ class GWorker(Worker):
             self.ledger.drop_all(DropReason.SHUTDOWN)
             # What the collectors counted themselves, so that the equation can fail; a lost one's count is lost with it.
             is_complete = len(counts) == 1 + len(outcomes)
-            collected = sum(made for made, _ in counts) if is_complete else None
+            collected = sum(made for made, _ in counts) + self.collector.delivered_by_lost if is_complete else None
             for handle in self.remote_workers:
                 self.col_workers.runtime.kill(handle)
             if self._group is not None:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from pytorchrl.errors import CollectionError
-from pytorchrl.runtime import Future, Handle, Runtime
+from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.messages import Rollout, Weights
+from pytorchrl.scheme.supervisor import Requests, Supervisor
 
 # A waiting thread looks up this often to see whether it should end; results wake it at once.
 POLL_INTERVAL_S = 0.1
-# A finished result may lie on another node; fetching it takes no longer than this.
-FETCH_TIMEOUT_S = 60.0
 
 Deliver = Callable[[list[Rollout]], None]
 
@@ -37,13 +36,20 @@ class Gather(Protocol):
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Wait for what is still in flight; dead workers have nothing."""
 
+    @property
+    def restarts(self) -> int:
+        """Workers replaced so far."""
+
+    delivered_by_lost: int
+    """Env steps in the rollouts of workers that were lost since; nobody else knows them."""
+
 
 class LocalGather:
     """The local worker collects with the learner's own parameters, so there is nothing to push."""
 
     def __init__(self, local_worker: CWorker) -> None:
         self._local_worker = local_worker
-        self.pushes = 0
+        self.pushes = self.restarts = self.delivered_by_lost = 0
 
     def step(self, deliver: Deliver) -> None:
         """Collect one rollout in the caller's thread."""
@@ -63,18 +69,28 @@ class LocalGather:
 
 
 class _RemoteGather:
-    """What the barrier and the free-running way share: requests, and the weights that go with them."""
+    """What the barrier and the free-running way share: requests, the weights that go with them, lost workers.
 
-    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime) -> None:
-        self._workers, self._runtime = workers, runtime
+    Args:
+        workers: The remote workers; replacements take the place of lost ones.
+        runtime: Where they run.
+        supervisor: Decides about lost workers.
+        refresh: Called with a worker's index before it is asked again: the moment for new weights.
+    """
+
+    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor,
+                 refresh: Callable[[int], object]) -> None:
+        self._workers, self._runtime, self._supervisor, self._refresh = workers, runtime, supervisor, refresh
+        self._delivered = [0] * len(workers)  # env steps, by the present incarnation
+        self.delivered_by_lost = 0
         # Weights wait here for their worker's next request, which carries them.
         self._outbox: list[object | None] = [None] * len(workers)
         # -1: not even the first weights, so that equal starts do not rest on equal initialisation everywhere.
         self._versions = [-1] * len(workers)
         self.pushes = 0
         self._num_requests = [0] * len(workers)
-        # Requests in order of dispatch. Touched by the collecting thread only, or after it has ended.
-        self._in_flight: dict[Future[Rollout], int] = {}
+        # Touched by the collecting thread only, or after it has ended.
+        self._in_flight: Requests[Rollout] = Requests(runtime, supervisor, self._forget, self._ask_replacement)
         self._arrived: dict[int, Rollout] = {}  # of a round that is not complete yet
         self._reference: tuple[int, object] | None = None
 
@@ -100,14 +116,34 @@ class _RemoteGather:
         self._num_requests[index] += 1
         self.pushes += weights is not None
         # The reference is resolved on the way: the worker receives a `Weights`.
-        future = self._workers[index].submit(CWorker.collect, weights)  # type: ignore[arg-type]
-        self._in_flight[future] = index
+        self._in_flight.add(index, self._workers[index].submit(CWorker.collect, weights))  # type: ignore[arg-type]
+
+    @property
+    def restarts(self) -> int:
+        """Workers replaced so far."""
+        return self._supervisor.restarts
+
+    def _poll(self) -> Iterator[tuple[int, Rollout]]:
+        """(worker, rollout) of each request that is finished, after at most a moment."""
+        for index, rollout in self._in_flight.poll(POLL_INTERVAL_S):
+            self._delivered[index] += rollout.num_env_steps
+            yield index, rollout
+
+    def _forget(self, index: int) -> None:
+        """A worker is lost: what takes its place knows nothing."""
+        self._outbox[index], self._versions[index], self._num_requests[index] = None, -1, 0
+        self.delivered_by_lost += self._delivered[index]
+        self._delivered[index] = 0
+
+    def _ask_replacement(self, index: int) -> None:
+        """Ask a new worker for what its place owes, with the newest weights."""
+        self._refresh(index)
+        self._request(index)
 
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Results of all requests still in flight, without asking again."""
-        outcomes = self._runtime.get_all(list(self._in_flight), timeout_s)
+        outcomes = self._in_flight.finish(timeout_s)
         rollouts = [*self._arrived.values(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
-        self._in_flight.clear()
         self._arrived = {}
         return rollouts
 
@@ -116,36 +152,39 @@ class Barrier(_RemoteGather):
     """One rollout from each worker, all with the same weights.
 
     Args:
-        workers: The remote workers.
-        runtime: Where they run.
+        workers, runtime, supervisor, refresh: See `_RemoteGather`.
         fraction_workers: Share of workers that must have finished before the rest are told to stop.
         min_steps: Steps in each environment that a worker told to stop collects all the same.
         timeout_s: How long a round may take.
     """
 
-    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, fraction_workers: float,
-                 min_steps: int, timeout_s: float = 300.0) -> None:
-        super().__init__(workers, runtime)
+    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor,
+                 refresh: Callable[[int], object], *, fraction_workers: float, min_steps: int,
+                 timeout_s: float = 300.0) -> None:
+        super().__init__(workers, runtime, supervisor, refresh)
         self._timeout_s = timeout_s
         self._enough = math.ceil(fraction_workers * len(workers) - 1e-9)
         self._min_steps = min_steps
 
     def step(self, deliver: Deliver) -> None:
-        """Ask all, wait for all, deliver one round in worker order; raise `CollectionError` after the timeout."""
+        """Ask all, wait for all, deliver one round in worker order; raise `CollectionError` after the timeout.
+
+        A round waits for the replacement of a lost worker, whose rollout is then made with the same weights.
+        """
         deadline = self._runtime.now() + self._timeout_s
         for index in range(len(self._workers)):
-            self._request(index)
+            if index not in self._supervisor.gone:
+                self._request(index)
         done = self._arrived
-        while self._in_flight:
-            for future in self._runtime.wait(list(self._in_flight), POLL_INTERVAL_S):
-                index = self._in_flight.pop(future)
-                done[index] = self._runtime.get(future, FETCH_TIMEOUT_S)
+        while self._in_flight or self._supervisor.is_replacing:
+            for index, rollout in self._poll():
+                done[index] = rollout
             if self._in_flight and self._runtime.now() > deadline:
-                missing = ", ".join(self._workers[index].name for index in self._in_flight.values())
+                missing = ", ".join(self._workers[index].name for index in self._in_flight.owners())
                 raise CollectionError(f"no rollout from {missing} within {self._timeout_s:.1f} s; raise queue_timeout_s "
                                       "if one takes longer")
             if len(done) >= self._enough:
-                for index in self._in_flight.values():
+                for index in self._in_flight.owners():
                     self._workers[index].signal(CWorker.preempt, self._num_requests[index], self._min_steps)
         self._arrived = {}
         deliver([done[index] for index in sorted(done)])
@@ -155,26 +194,28 @@ class OnArrival(_RemoteGather):
     """Workers never wait: each is asked again as soon as its result is handed on.
 
     Args:
-        workers: The remote workers.
-        runtime: Where they run.
+        workers, runtime, supervisor, refresh: See `_RemoteGather`.
         col_in_flight: Requests that each worker always has.
-        refresh: Called with a worker's index before it is asked again: the moment for new weights.
     """
 
-    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, col_in_flight: int,
-                 refresh: Callable[[int], object]) -> None:
-        super().__init__(workers, runtime)
-        self._col_in_flight, self._refresh = col_in_flight, refresh
+    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor,
+                 refresh: Callable[[int], object], *, col_in_flight: int) -> None:
+        super().__init__(workers, runtime, supervisor, refresh)
+        self._col_in_flight, self._started = col_in_flight, False
 
     def step(self, deliver: Deliver) -> None:
         """One poll: take all finished results, oldest request first; hand on, refresh weights, ask again."""
-        if not self._in_flight:
+        if not self._started:
+            self._started = True
             for _ in range(self._col_in_flight):
                 for index in range(len(self._workers)):
                     self._refresh(index)
                     self._request(index)
-        for future in self._runtime.wait(list(self._in_flight), POLL_INTERVAL_S):
-            index = self._in_flight.pop(future)
-            deliver([self._runtime.get(future, FETCH_TIMEOUT_S)])
+        for index, rollout in self._poll():
+            deliver([rollout])
             self._refresh(index)
             self._request(index)
+
+    def _ask_replacement(self, index: int) -> None:
+        for _ in range(self._col_in_flight):
+            super()._ask_replacement(index)

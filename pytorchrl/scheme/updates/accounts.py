@@ -32,8 +32,9 @@ class Accounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._own = Ledger()
-        self._snapshots: dict[int, LedgerSnapshot] = {}
-        self._counters: dict[int, dict[str, int]] = {}
+        self._snapshots: dict[tuple[int, int], LedgerSnapshot] = {}  # by GWorker and incarnation
+        self._counters: dict[tuple[int, int], dict[str, int]] = {}
+        self._incarnations: Counter[int] = Counter()
         self._lags: Counter[int] = Counter()
         self._lags_collect: Counter[int] = Counter()
         self._grad_lags: Counter[int] = Counter()
@@ -48,13 +49,14 @@ class Accounts:
         self.updates_skipped_nan = 0
         self.samples_skipped_nan = 0
         self.grads_received = 0
+        self.restarts = 0
         self.weight_pushes = 0
 
     def receive(self, gradients: Gradients) -> None:
         """A gradient has arrived; its new steps are in flight until it is applied or dropped."""
         with self._lock:
-            self._snapshots[gradients.worker] = gradients.ledger
-            self._counters[gradients.worker] = gradients.counters
+            sender = (gradients.worker, gradients.incarnation)
+            self._snapshots[sender], self._counters[sender] = gradients.ledger, gradients.counters
             for _, lag_queued, lag_used in gradients.lags:
                 self._lags[lag_used] += 1
                 self._lags_collect[lag_queued] += 1
@@ -113,13 +115,20 @@ class Accounts:
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
         """A gradient worker's final account; None if it is lost: what it held is then lost with it."""
         with self._lock:
+            place = (worker, self._incarnations[worker])
             if snapshot is not None:
-                self._snapshots[worker] = snapshot
+                self._snapshots[place] = snapshot
                 return
-            last = self._snapshots.get(worker, LedgerSnapshot())
+            last = self._snapshots.get(place, LedgerSnapshot())
             lost = Counter(last.dropped)
             lost[DropReason.WORKER_LOST.value] += last.in_flight + last.queued
-            self._snapshots[worker] = LedgerSnapshot(collected=last.collected, sent=last.sent, dropped=dict(lost))
+            self._snapshots[place] = LedgerSnapshot(collected=last.collected, sent=last.sent, dropped=dict(lost))
+
+    def lose(self, worker: int) -> None:
+        """A gradient worker is lost; whoever takes its place starts an account of its own."""
+        self.close(worker, None)
+        with self._lock:
+            self._incarnations[worker] += 1
 
     def settle(self) -> LedgerSnapshot:
         """The final account: no gradient will be applied any more, so what is underway in one is given up."""
@@ -167,7 +176,7 @@ class Accounts:
                 "updates": self.updates, "updates_skipped_nan": self.updates_skipped_nan,
                 "samples_skipped_nan": self.samples_skipped_nan,
                 "grads_received": self.grads_received, "weight_pushes": pushes,
-                "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"],
+                "workers_restarted": counters["restarts"] + self.restarts, "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"],
                 "bytes_in": counters["bytes_sent"], "bytes_in_raw": counters["bytes_raw"],
                 "queue_size": counters["queued_items"], "policy_lag": summary(self._lags),
                 "policy_lag_collect_mean": summary(self._lags_collect)["mean"], "grad_lag": summary(self._grad_lags),

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Future, Handle, Runtime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
+from pytorchrl.scheme.supervisor import Requests, Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
 
 # Ranks start from weights and meet within this time.
@@ -114,13 +114,13 @@ class _RemoteRound:
     """What all rounds with remote GWorkers share: requests with weights that are put once per version."""
 
     def __init__(self, local_worker: GWorker, workers: Sequence[Handle[GWorker]], runtime: Runtime,
-                 accounts: Accounts, request_timeout_s: float) -> None:
+                 accounts: Accounts, request_timeout_s: float, supervisor: Supervisor) -> None:
         self._local, self._workers, self._runtime, self._accounts = local_worker, workers, runtime, accounts
-        self._timeout_s = request_timeout_s
+        self._timeout_s, self._supervisor = request_timeout_s, supervisor
         self._reference: tuple[int, Any] | None = None
         self._versions = [-1] * len(workers)
-        # Requests in order of dispatch. Touched by the thread that steps only, or after it has ended.
-        self._in_flight: dict[Future[Gradients], int] = {}
+        # Touched by the thread that steps only, or after it has ended.
+        self._in_flight: Requests[Gradients] = Requests(runtime, supervisor, self._lost, self._replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
         """A reference to the newest weights if the worker lacks them; it receives a `Weights`."""
@@ -137,54 +137,77 @@ class _RemoteRound:
         """A parameter was changed: every worker gets the weights anew with its next request."""
         self._reference, self._versions = None, [-1] * len(self._workers)
 
-    def _wait_any(self) -> list[Future[Gradients]]:
-        """All requests in flight that are finished, once one is."""
-        deadline = self._runtime.now() + self._timeout_s
-        while self._runtime.now() < deadline:
-            ready = self._runtime.wait(list(self._in_flight), POLL_INTERVAL_S)
-            if ready:
-                return ready
-        names = [self._workers[index].name for index in self._in_flight.values()]
-        raise WorkerLostError(f"{', '.join(names)} gave no gradient for {self._timeout_s:.0f} s")
+    def _lost(self, index: int) -> None:
+        """A worker is lost, with what it held."""
+        self._versions[index] = -1
+        self._accounts.lose(index + 1)
+
+    def _replaced(self, index: int) -> None:
+        """Another worker is in its place."""
+        self._accounts.restarts = self._supervisor.restarts
 
     def _gather_all(self) -> list[Gradients]:
         """Every request in flight, in worker order; the first error is raised."""
         done: dict[int, Gradients] = {}
-        while self._in_flight:
-            for future in self._wait_any():
-                done[self._in_flight.pop(future)] = self._runtime.get(future, self._timeout_s)
+        while len(self._in_flight) or self._supervisor.is_replacing:
+            done.update(self._in_flight.poll(POLL_INTERVAL_S))
         return [done[index] for index in sorted(done)]
 
     def finish(self, timeout_s: float) -> None:
         """Take what comes within the deadline, and book it as dropped."""
-        for outcome in self._runtime.get_all(list(self._in_flight), timeout_s):
+        for outcome in self._in_flight.finish(timeout_s):
             if outcome.value is not None:
                 self._accounts.receive(outcome.value)
                 self._accounts.drop(outcome.value, DropReason.SHUTDOWN)
-        self._in_flight.clear()
 
 
 class SyncRound(_RemoteRound):
-    """One gradient from every remote GWorker, averaged into one update."""
+    """One gradient from every remote GWorker, averaged into one update.
+
+    A round is never silently smaller. If a worker is lost, the item that it was working on is lost with it, and the others
+    give theirs up too, so that all go on side by side; the round is then made again with the replacement.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._used_up, self._skip = True, False
+        self._used_up, self._skip, self._was_lost = True, False, False
         self._held = HeldMoments()
+
+    def _lost(self, index: int) -> None:
+        super()._lost(index)
+        self._was_lost = True
+
+    def _ask(self, method: Any, **kwargs: Any) -> list[Any] | None:
+        """What every worker answers, in order; None if one was lost meanwhile."""
+        self._was_lost = False
+        for index, handle in enumerate(self._workers):
+            if index not in self._supervisor.gone:
+                self._in_flight.add(index, handle.submit(method, self._weights_for(index), skip_remaining=self._skip, **kwargs))
+        answers = self._gather_all()
+        if not self._was_lost:
+            return answers
+        for answer in answers:
+            if isinstance(answer, Gradients):
+                self._accounts.receive(answer)
+                self._accounts.drop(answer, DropReason.WORKER_LOST)
+                self._held.of([answer], used_up=False)
+        self._used_up = self._skip = True
+        return None
+
+    def _ask_for_gradients(self) -> list[Gradients] | None:
+        advantage_moments: list[Moments] | None = None
+        if self._used_up and self._local.algo.advantage_normalization == "batch":
+            advantage_moments = self._ask(GWorker.prepare)
+            if advantage_moments is None:
+                return None
+            self._skip = False
+        return self._ask(GWorker.collect_and_grad, advantage_moments=advantage_moments)
 
     def step(self) -> None:
         """Weights out, gradients in, one update."""
-        advantage_moments: list[Moments] | None = None
-        if self._used_up and self._local.algo.advantage_normalization == "batch":
-            preparing = [handle.submit(GWorker.prepare, self._weights_for(index), skip_remaining=self._skip)
-                         for index, handle in enumerate(self._workers)]
-            self._skip = False
-            advantage_moments = [outcome.unwrap() for outcome in self._runtime.get_all(preparing, self._timeout_s)]
-        for index, handle in enumerate(self._workers):
-            future = handle.submit(GWorker.collect_and_grad, self._weights_for(index),
-                                   advantage_moments=advantage_moments, skip_remaining=self._skip)
-            self._in_flight[future] = index
-        parts = self._gather_all()
+        parts = None
+        while parts is None:
+            parts = self._ask_for_gradients()
         for part in parts:
             self._accounts.receive(part)
         info, version = mean_info(parts), self._local.actor_version
@@ -212,10 +235,8 @@ class AsyncRound(_RemoteRound):
             self._started = True
             for index in range(len(self._workers)):
                 self._request(index, skip=False)
-        if not self._ready:
-            for future in self._wait_any():
-                index = self._in_flight.pop(future)
-                gradients = self._runtime.get(future, self._timeout_s)
+        while not self._ready:
+            for index, gradients in self._in_flight.poll(POLL_INTERVAL_S):
                 self._accounts.receive(gradients)
                 self._ready.append((index, gradients))
         index, gradients = self._ready.popleft()
@@ -226,8 +247,13 @@ class AsyncRound(_RemoteRound):
         self._request(index, skip)
 
     def _request(self, index: int, skip: bool) -> None:
-        future = self._workers[index].submit(GWorker.collect_and_grad, self._weights_for(index), skip_remaining=skip)
-        self._in_flight[future] = index
+        self._in_flight.add(index, self._workers[index].submit(
+            GWorker.collect_and_grad, self._weights_for(index), skip_remaining=skip))
+
+    def _replaced(self, index: int) -> None:
+        super()._replaced(index)
+        self._held[index] = HeldMoments()
+        self._request(index, skip=False)
 
     def finish(self, timeout_s: float) -> None:
         """Book finished and unfinished chains as dropped."""
@@ -267,7 +293,7 @@ class DecentralisedRound(_RemoteRound):
         for index, handle in enumerate(self._workers):
             future = handle.submit(GWorker.collect_and_grad, None, skip_remaining=self._skip,
                                    distribute_gradients=True, parameters=parameters)
-            self._in_flight[future] = index
+            self._in_flight.add(index, future)
         parts = self._gather_all()
         for part in parts:
             self._accounts.receive(part)

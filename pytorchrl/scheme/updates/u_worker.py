@@ -16,6 +16,7 @@ from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.supervisor import Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
 from pytorchrl.scheme.updates.rounds import AsyncRound, CentralRound, DecentralisedRound, Round, SyncRound
 
@@ -86,7 +87,8 @@ class UWorker(Worker):
         device: "cpu" or "cuda:N" of the local GWorker.
         runtime: Where remote workers run.
         target_steps: End of the experiment in env steps; schedules follow the steps used so far.
-        request_timeout_s: How long a gradient worker may take for one request.
+        request_timeout_s: How long a gradient worker may take for one request before it is taken for hung.
+        on_worker_failure: What becomes of lost gradient workers; see `Supervisor`.
 
     Attributes:
         grad_workers: The GWorkerSet.
@@ -98,7 +100,7 @@ class UWorker(Worker):
     def __init__(self, grad_workers_factory: Callable[..., GWorkerSet], index_worker: int = 0, *,  # noqa: PLR0913
                  grad_execution: Execution | str = "Central", grad_communication: Communication | str = "synchronous",
                  distribute_gradients: bool = False, device: str | None = None, runtime: Runtime | None = None,
-                 target_steps: int = 1, request_timeout_s: float = 600.0) -> None:
+                 target_steps: int = 1, request_timeout_s: float = 600.0, on_worker_failure: str = "restart") -> None:
         super().__init__(index_worker)
         self._runtime = runtime or ThreadRuntime()
         self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
@@ -114,7 +116,11 @@ class UWorker(Worker):
             self._round = CentralRound(self.local_worker, self.accounts)
         else:
             kind = DecentralisedRound if distribute_gradients else AsyncRound if asynchronous else SyncRound
-            self._round = kind(self.local_worker, self.remote_workers, self._runtime, self.accounts, request_timeout_s)
+            # Ranks that average among themselves cannot go on without one.
+            supervisor = Supervisor(self.remote_workers, self.grad_workers.replace, self._runtime,
+                                    "raise" if distribute_gradients else on_worker_failure, request_timeout_s)
+            self._round = kind(self.local_worker, self.remote_workers, self._runtime, self.accounts, request_timeout_s,
+                               supervisor)
         self.updater = UpdaterThread(self._round, self._runtime)
         self.updater.before_step = self._follow_schedules
         self._final: LedgerSnapshot | None = None

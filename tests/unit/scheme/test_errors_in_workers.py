@@ -103,7 +103,8 @@ def test_an_error_arrives_within_a_second(make_scheme, execution, grad_communica
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
 @pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
 def test_a_killed_collector_is_reported(make_scheme, all_collectors, col_communication, num_grad_workers):
-    scheme = make_scheme(num_col_workers=2, col_communication=col_communication, num_grad_workers=num_grad_workers)
+    scheme = make_scheme(num_col_workers=2, col_communication=col_communication, num_grad_workers=num_grad_workers,
+                         on_worker_failure="raise")
     scheme.step()
     _, handle = all_collectors(scheme)[0]
     handle.runtime.kill(handle)
@@ -116,7 +117,7 @@ def test_a_killed_collector_is_reported(make_scheme, all_collectors, col_communi
 
 @pytest.mark.parametrize("grad_communication", [SYNC, ASYNC])
 def test_a_killed_gradient_worker_is_reported(make_scheme, grad_communication):
-    scheme = make_scheme(num_grad_workers=2, grad_communication=grad_communication)
+    scheme = make_scheme(num_grad_workers=2, grad_communication=grad_communication, on_worker_failure="raise")
     scheme.step()
     handle = scheme.update_worker.remote_workers[1]
     handle.runtime.kill(handle)

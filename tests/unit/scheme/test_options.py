@@ -15,10 +15,11 @@ import torch
 from pytorchrl import A2C, ASYNC, SYNC, GAEBuffer, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv, SleepEnv
 from pytorchrl.errors import CollectionError
-from pytorchrl.runtime import DEFAULT_RESOURCES, Handle, ThreadRuntime
+from pytorchrl.runtime import DEFAULT_RESOURCES, Handle, Outcome, ThreadRuntime
 from pytorchrl.scheme import Scheme, codecs
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.gather import Barrier, OnArrival
+from pytorchrl.scheme.supervisor import Supervisor
 from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.updates.accounts import Accounts
 
@@ -128,9 +129,9 @@ class InstantRuntime(ThreadRuntime):
         done = self.done.pop(0)
         return [future for future in futures if future.worker in done]
 
-    def get(self, future, timeout_s):
-        return Rollout(data=None, num_env_steps=1, collected_steps=1, weights_version=0, worker=int(future.worker),
-                       sequence=1)
+    def outcome(self, future, timeout_s):
+        return Outcome(future.worker, Rollout(
+            data=None, num_env_steps=1, collected_steps=1, weights_version=0, worker=int(future.worker), sequence=1))
 
 
 class _FakeFuture:
@@ -143,12 +144,20 @@ def _fake_workers(number):
     return runtime, [Handle(runtime, str(index), None) for index in range(number)]
 
 
+def _supervisor(workers, runtime):
+    return Supervisor(workers, lambda place: None, runtime, "raise")
+
+
+def _barrier(workers, runtime):
+    return Barrier(workers, runtime, _supervisor(workers, runtime), lambda index: None, fraction_workers=0.5, min_steps=3)
+
+
 def test_workers_that_finish_at_the_same_moment_end_a_round_too():
     """More than enough at once: the rest is told to stop all the same."""
     runtime, workers = _fake_workers(4)
     runtime.done = [["0", "2", "3"], [], ["1"]]
     rounds = []
-    Barrier(workers, runtime, 0.5, 3).step(rounds.append)
+    _barrier(workers, runtime).step(rounds.append)
     assert {(name, method, args) for name, method, args in runtime.signals} == {("1", "preempt", (1, 3))}
     assert [[rollout.worker for rollout in item] for item in rounds] == [[0, 1, 2, 3]]
 
@@ -156,7 +165,7 @@ def test_workers_that_finish_at_the_same_moment_end_a_round_too():
 def test_nobody_is_told_to_stop_before_enough_have_finished():
     runtime, workers = _fake_workers(4)
     runtime.done = [["0"], ["1", "2", "3"]]
-    Barrier(workers, runtime, 0.5, 3).step(lambda item: None)
+    _barrier(workers, runtime).step(lambda item: None)
     assert runtime.signals == []
 
 
@@ -168,7 +177,9 @@ def test_each_worker_has_that_many_requests(col_in_flight):
     runtime, workers = _fake_workers(2)
     runtime.done = [["0"]]
     steps = []
-    OnArrival(workers, runtime, col_in_flight, lambda index: steps.append("refresh")).step(lambda item: steps.append("item"))
+    gather = OnArrival(workers, runtime, _supervisor(workers, runtime), lambda index: steps.append("refresh"),
+                       col_in_flight=col_in_flight)
+    gather.step(lambda item: steps.append("item"))
     # All requests of worker 0 had come back, and each was asked for again after item and refresh.
     assert [name for name, *_ in runtime.calls].count("1") == col_in_flight
     assert [name for name, *_ in runtime.calls].count("0") == 2 * col_in_flight

@@ -136,7 +136,7 @@ def test_a_learner_with_evaluation_runs_and_repeats(make_scheme, tmp_path):
     ("kill grad.2 @ grad 2", ALL_ASYNC, WorkerLostError),
 ])
 def test_a_fault_reaches_the_user_and_stop_is_clean(make_scheme, faults, settings, error):
-    scheme = make_scheme(runtime="simulated", faults=faults, **settings)
+    scheme = make_scheme(runtime="simulated", faults=faults, on_worker_failure="raise", **settings)
 
     def train():
         for _ in range(60):
@@ -152,7 +152,7 @@ def test_a_fault_reaches_the_user_and_stop_is_clean(make_scheme, faults, setting
 
 def test_a_hang_takes_virtual_time_only(simulate):
     """A collector that hangs for an hour costs an hour on the clock of the simulation."""
-    settings = {"num_col_workers": 2, "queue_timeout_s": 1e6}
+    settings = {"num_col_workers": 2, "queue_timeout_s": 1e6, "worker_timeout_s": 1e6}
     assert 3600 < simulate(faults="hang col.1 3600s @ step 3", **settings)["seconds"] < 3700
 
 

@@ -1,0 +1,202 @@
+"""What becomes of lost workers: replaced, done without, or an error; within a budget, and never in a hurry."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from pytorchrl.errors import ConfigError, CrashLoopError, NoWorkersLeft, WorkerDiedError, WorkerLostError
+from pytorchrl.runtime import Future, Handle, Outcome, Runtime
+
+R = TypeVar("R")
+
+FAILURE_POLICIES = ("restart", "ignore", "raise")
+
+# A finished result may lie on another node; fetching it takes no longer than this.
+_FETCH_TIMEOUT_S = 60.0
+# A worker may be replaced so often within this time.
+_MAX_RESTARTS, _WINDOW_S = 10, 600.0
+# So many losses in a row without a result in between are no accident.
+_MAX_FRUITLESS = 3
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
+# A worker hangs if it takes this many times as long as the longest call so far; before the first, start-up counts too.
+_HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
+
+logger = logging.getLogger(__name__)
+
+
+def check_policy(value: object) -> str:
+    """Return a policy for lost workers, or raise `ConfigError`."""
+    if value not in FAILURE_POLICIES:
+        raise ConfigError(f"on_worker_failure must be one of {list(FAILURE_POLICIES)}, got {value!r}")
+    return str(value)
+
+
+class Supervisor:
+    """Watches the workers of one set, for the thread that makes requests of them.
+
+    A lost worker is replaced after a pause that doubles from 0.5 s to 30 s. Each worker has a budget of ten
+    replacements in ten minutes; three losses in a row without a result end the run.
+
+    Args:
+        workers: Handles of the set; a replacement takes its place in this list.
+        replace: Ends the worker at an index of the list and starts another in its place.
+        runtime: Owner of the clock.
+        policy: "restart", "ignore" (go on with the others) or "raise".
+        timeout_s: A worker that gives no result for this long, or for ten times the longest call so far if that is
+            more, is taken for hung and killed.
+        seed: Of the jitter of pauses.
+
+    Attributes:
+        restarts: Workers replaced so far.
+        gone: Indices of those that are lost and not replaced (yet).
+    """
+
+    def __init__(self, workers: list[Handle[Any]], replace: Callable[[int], object], runtime: Runtime,
+                 policy: str = "restart", timeout_s: float = 60.0, seed: int = 0) -> None:
+        self._workers, self._replace, self._runtime = workers, replace, runtime
+        self._policy, self._timeout_s = check_policy(policy), timeout_s
+        self._rng = random.Random(f"pauses {seed}")
+        self._history: list[deque[float]] = [deque() for _ in workers]
+        self._fruitless = [0] * len(workers)
+        self._since: dict[int, float] = {}
+        self._longest_s = 0.0
+        self._due: dict[int, float] = {}
+        self.gone: set[int] = set()
+        self.restarts = 0
+
+    def asked(self, index: int) -> None:
+        """A call was made of a worker; its time runs unless an earlier one is unanswered."""
+        self._since.setdefault(index, self._runtime.now())
+
+    def answered(self, index: int, more: bool) -> None:
+        """A worker has given a result; `more` calls of it are unanswered."""
+        now = self._runtime.now()
+        self._longest_s = max(self._longest_s, now - self._since.pop(index, now))
+        self._fruitless[index] = 0
+        if more:
+            self._since[index] = now
+
+    def lost(self, index: int, error: BaseException) -> None:
+        """A worker is dead or hung.
+
+        Raises:
+            WorkerLostError: The policy is "raise".
+            CrashLoopError: It is lost again and again.
+            NoWorkersLeft: The policy is "ignore", and it was the last.
+        """
+        name = self._workers[index].name
+        self._since.pop(index, None)
+        self.gone.add(index)
+        if self._policy == "raise":
+            raise WorkerLostError(str(error)) from error
+        if self._policy == "ignore":
+            if len(self.gone) == len(self._workers):
+                raise NoWorkersLeft(f"all {len(self._workers)} workers are lost, the last one {name}: {error}") from error
+            logger.warning("%s; going on with %d of %d workers", error, len(self._workers) - len(self.gone), len(self._workers))
+            return
+        now, history = self._runtime.now(), self._history[index]
+        while history and now - history[0] > _WINDOW_S:
+            history.popleft()
+        self._fruitless[index] += 1
+        if self._fruitless[index] >= _MAX_FRUITLESS or len(history) >= _MAX_RESTARTS:
+            raise CrashLoopError(
+                f"{name} was lost {self._fruitless[index]} times in a row without a result, and replaced {len(history)} "
+                f"times in {_WINDOW_S / 60:.0f} minutes; the last time: {error}") from error
+        pause = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** len(history)) * self._rng.uniform(0.75, 1.25)
+        history.append(now)
+        self._due[index] = now + pause
+        logger.warning("%s; it is replaced in %.1f s", error, pause)
+
+    def replaced(self) -> list[int]:
+        """Replace those whose pause is over; their indices."""
+        now = self._runtime.now()
+        ready = [index for index, moment in self._due.items() if moment <= now]
+        for index in ready:
+            del self._due[index]
+            self._replace(index)
+            self.gone.discard(index)
+            self.restarts += 1
+        return ready
+
+    @property
+    def is_replacing(self) -> bool:
+        """Whether a replacement is still to come."""
+        return bool(self._due)
+
+    def hung(self) -> list[tuple[int, WorkerLostError]]:
+        """Those that have not answered for too long, and what to say of them."""
+        now = self._runtime.now()
+        limit = max(self._timeout_s, _HANG_FACTOR * self._longest_s) if self._longest_s else _FIRST_CALL_FACTOR * self._timeout_s
+        return [(index, WorkerLostError(f"{self._workers[index].name} hangs: no result for {now - since:.1f} s"))
+                for index, since in self._since.items() if now - since > limit]
+
+
+class Requests(Generic[R]):
+    """The calls that the workers of one set are making, in the order in which they were asked for.
+
+    Args:
+        runtime: Where they run.
+        supervisor: Decides about lost workers.
+        on_lost: Called with the index of a lost worker, whose calls are forgotten: late answers find nobody.
+        on_replaced: Called with its index once another worker is in its place.
+    """
+
+    def __init__(self, runtime: Runtime, supervisor: Supervisor, on_lost: Callable[[int], object],
+                 on_replaced: Callable[[int], object]) -> None:
+        self._runtime, self._supervisor = runtime, supervisor
+        self._on_lost, self._on_replaced = on_lost, on_replaced
+        self._open: dict[Future[R], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def owners(self) -> list[int]:
+        """The worker of each call."""
+        return list(self._open.values())
+
+    def add(self, index: int, future: Future[R]) -> None:
+        """A worker was asked for something."""
+        self._open[future] = index
+        self._supervisor.asked(index)
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[int, R]]:
+        """Replace whom it is time to replace; then (worker, value) of each call that is finished, once one is.
+
+        Raises:
+            Exception: Whatever a worker raised; what the supervisor makes of a lost one.
+        """
+        for index in self._supervisor.replaced():
+            self._on_replaced(index)
+        if not self._open:
+            self._runtime.sleep(timeout_s)
+            return
+        ready = self._runtime.wait(list(self._open), timeout_s)
+        answering = {self._open[future] for future in ready}
+        for index, error in self._supervisor.hung():
+            if index not in answering:  # its answer may have waited for us
+                self._lose(index, error)
+        for future in ready:
+            if future not in self._open:  # of a worker that is lost since
+                continue
+            index = self._open.pop(future)
+            outcome = self._runtime.outcome(future, _FETCH_TIMEOUT_S)
+            if isinstance(outcome.error, WorkerDiedError):
+                self._lose(index, outcome.error)
+                continue
+            self._supervisor.answered(index, more=index in self._open.values())
+            yield index, outcome.unwrap()
+
+    def _lose(self, index: int, error: BaseException) -> None:
+        self._open = {future: owner for future, owner in self._open.items() if owner != index}
+        self._on_lost(index)
+        self._supervisor.lost(index, error)
+
+    def finish(self, timeout_s: float) -> list[Outcome[R]]:
+        """How all of them end within `timeout_s`; none is open any more."""
+        outcomes = self._runtime.get_all(list(self._open), timeout_s)
+        self._open.clear()
+        return outcomes

@@ -1,0 +1,256 @@
+"""Lost workers: replaced, done without, or an error. Whole schemes, most of them on the virtual clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pytorchrl import ASYNC, SYNC
+from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
+from pytorchrl.errors import ConfigError, CrashLoopError, NoWorkersLeft, WorkerLostError
+from pytorchrl.runtime import Handle
+from pytorchrl.runtime.simulated import SimulatedRuntime
+from pytorchrl.scheme.supervisor import Supervisor
+
+COSTS = {"start": 1.0, "message": 0.0, "step": 0.1, "grad": 0.1, "update": 0.0}
+
+
+class Watched(SyntheticStorage):
+    """Notes what learners are given, by all workers of a test."""
+
+    given: list = []  # noqa: RUF012 - each test starts with another
+
+    def insert_data_slice(self, rollouts):
+        super().insert_data_slice(rollouts)
+        self.given.extend(self.inserted[-len(rollouts):])
+
+
+@pytest.fixture
+def run(make_scheme, check_ledger, monkeypatch):
+    """A function that runs a scheme of a synthetic agent; its scheme, final ledger, metrics and the steps learned from."""
+    def run_(updates=12, **settings):
+        monkeypatch.setattr(Watched, "given", [])
+        algo, actor, _, envs = synthetic_agent()
+        scheme = make_scheme(algo=algo, actor=actor, envs=envs, storage=Watched, size=4,
+                             **({"runtime": "simulated", "costs": COSTS} | settings))
+        while scheme.version < updates:
+            scheme.step()
+            check_ledger(scheme)
+        runtime, metrics = scheme.runtime, scheme.metrics()
+        final = scheme.stop()
+        places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique"))
+        assert final["collected"] == places + sum(final["dropped"].values())
+        steps = np.concatenate(Watched.given)
+        assert len(set(steps.tolist())) == len(steps)  # nothing was learned twice
+        return {"runtime": runtime, "metrics": metrics, "ledger": final, "steps": steps}
+    return run_
+
+
+def incarnations(steps):
+    """(gradient worker, collection worker, incarnation) of those whose steps these are."""
+    return {(int(step) >> 52, int(step) >> 40 & 0xFFF, int(step) >> 28 & 0xFFF) for step in steps}
+
+
+@pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
+def test_a_killed_collector_is_replaced_by_the_next_incarnation(run, col_communication):
+    result = run(num_col_workers=2, col_communication=col_communication, faults="kill col.2 @ step 6")
+    assert result["metrics"]["workers_restarted"] == 1
+    assert incarnations(result["steps"]) == {(0, 1, 0), (0, 2, 0), (0, 2, 1)}
+
+
+@pytest.mark.parametrize("grad_communication", [SYNC, ASYNC])
+@pytest.mark.parametrize("num_col_workers", [1, 2])
+def test_a_killed_gradient_worker_is_replaced_with_its_collectors(run, grad_communication, num_col_workers):
+    result = run(num_grad_workers=2, num_col_workers=num_col_workers, grad_communication=grad_communication,
+                 faults="kill grad.2 @ grad 3")
+    assert result["metrics"]["workers_restarted"] == 1
+    of_second = {place[1:] for place in incarnations(result["steps"]) if place[0] == 2}
+    first = 1 if num_col_workers > 1 else 0
+    collectors = range(first, first + num_col_workers)
+    assert of_second == {(index, number) for index in collectors for number in (0, 64)}
+
+
+def test_what_a_lost_gradient_worker_held_is_booked_as_lost(run):
+    settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
+                "costs": COSTS | {"grad": 2.0}}  # so slow that its queue fills
+    result = run(faults="kill grad.1 @ grad 3", **settings)
+    assert result["ledger"]["dropped"]["worker_lost"] > 0
+    clean = run(**settings)
+    assert clean["ledger"]["dropped"]["worker_lost"] == 0
+
+
+def test_a_killed_collector_loses_one_rollout_at_most(run):
+    """Asynchronously with two requests in flight, killed in its third rollout: only the begun one is gone."""
+    result = run(num_col_workers=2, col_communication=ASYNC, broadcast_interval=1, faults="kill col.1 @ step 11")
+    first = sorted(int(step) & 0xFFFFFFF for step in result["steps"] if incarnations([step]) == {(0, 1, 0)})
+    assert first == list(range(8))
+
+
+@pytest.mark.parametrize("settings", [
+    {"num_col_workers": 2}, {"num_col_workers": 2, "col_communication": ASYNC},
+    {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC},
+    {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC},
+])
+def test_replacement_works_on_threads_too(make_scheme, check_ledger, settings):
+    scheme = make_scheme(**settings)
+    scheme.step()
+    level = scheme.update_worker if scheme.update_worker.remote_workers else scheme.update_worker.local_worker
+    handle = level.remote_workers[0]
+    handle.runtime.kill(handle)
+    while not scheme.metrics()["workers_restarted"]:
+        scheme.step()
+    after = scheme.version
+    while scheme.version < after + 8:
+        scheme.step()
+        check_ledger(scheme)
+    assert level.remote_workers[0] is not handle
+
+
+@pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
+def test_a_hung_collector_is_replaced(run, col_communication):
+    result = run(num_col_workers=2, col_communication=col_communication, faults="hang col.2 @ step 6", worker_timeout_s=3.0,
+                 updates=60)
+    assert result["metrics"]["workers_restarted"] == 1
+    assert (0, 2, 1) in incarnations(result["steps"])
+
+
+def test_the_deadline_grows_with_the_longest_rollout(run):
+    """A rollout of 10 s makes about 100 s the limit, so a delay of 50 s is no hang, though above worker_timeout_s."""
+    costs = COSTS | {"step": 2.5}
+    patient = run(num_col_workers=2, costs=costs, faults="delay col.2 50s @ step 6", worker_timeout_s=3.0, updates=4)
+    assert patient["metrics"]["workers_restarted"] == 0
+    strict = run(num_col_workers=2, costs=costs, faults="delay col.2 150s @ step 6", worker_timeout_s=3.0, updates=4)
+    assert strict["metrics"]["workers_restarted"] == 1
+
+
+def test_a_full_queue_is_no_hang(run):
+    """Collectors that wait for a slow learner have answered, only nobody has looked."""
+    result = run(num_col_workers=2, col_communication=ASYNC, queue_size=1, costs=COSTS | {"grad": 500.0}, worker_timeout_s=1.0,
+                 updates=4)
+    assert result["metrics"]["workers_restarted"] == 0
+
+
+def test_ignoring_goes_on_with_the_others(run):
+    result = run(num_col_workers=3, on_worker_failure="ignore", faults="kill col.2 @ step 6")
+    assert result["metrics"]["workers_restarted"] == 0
+    late = {place[1] for place in incarnations(result["steps"][-24:])}
+    assert late == {1, 3}
+
+
+def test_ignoring_ends_with_the_last_worker(run):
+    with pytest.raises(NoWorkersLeft, match="all 2 workers are lost"):
+        run(num_col_workers=2, on_worker_failure="ignore", faults="kill col.1 @ step 6; kill col.2 @ step 14")
+
+
+@pytest.mark.parametrize("settings", [{"num_col_workers": 2}, {"num_grad_workers": 2}])
+def test_raising(run, settings):
+    faults = "kill col.1 @ step 6" if "num_col_workers" in settings else "kill grad.1 @ grad 3"
+    with pytest.raises(WorkerLostError, match=r"Worker 1 has been killed"):
+        run(on_worker_failure="raise", faults=faults, **settings)
+
+
+def test_ranks_that_average_among_themselves_cannot_be_replaced(run):
+    with pytest.raises(WorkerLostError, match="GWorker 1 has been killed"):
+        run(num_grad_workers=2, distribute_gradients=True, faults="kill grad.1 @ grad 3")
+
+
+def test_a_crash_loop_ends(run):
+    with pytest.raises(CrashLoopError, match="lost 3 times in a row without a result"):
+        run(num_col_workers=2, faults="kill col.1 p=1.0")
+
+
+def test_a_new_collector_has_the_newest_weights_before_its_first_step(make_scheme):
+    scheme = make_scheme(runtime="simulated", num_col_workers=2, col_communication=ASYNC, broadcast_interval=1000,
+                         faults="kill col.1 @ step 30", costs=COSTS)
+    while scheme.version < 1:
+        scheme.step()
+    while not scheme.metrics()["workers_restarted"]:
+        scheme.step()
+    version = scheme.version
+    while scheme.version < version + 12:
+        scheme.step()
+    handles = scheme.update_worker.local_worker.remote_workers
+    assert handles[0].native.worker.version > 0  # it was given weights, though no broadcast was due
+    assert handles[1].native.worker.version == 0
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("on_worker_failure", "retry"), ("on_worker_failure", None), ("worker_timeout_s", 0), ("worker_timeout_s", float("inf")),
+    ("worker_timeout_s", "60"),
+])
+def test_wrong_options(make_scheme, name, value):
+    with pytest.raises(ConfigError, match=name):
+        make_scheme(**{name: value})
+
+
+# The supervisor alone
+
+
+@pytest.fixture
+def supervisor():
+    """A supervisor of two workers on a virtual clock; `replaced` are the places that it filled again."""
+    runtime, replaced = SimulatedRuntime(), []
+    made = Supervisor([Handle(runtime, "a", None), Handle(runtime, "b", None)], replaced.append, runtime)
+    made.runtime, made.filled = runtime, replaced
+    yield made
+    runtime.close()
+
+
+def lose_and_wait(supervisor, index=0):
+    """Seconds until a lost worker is replaced."""
+    start = supervisor.runtime.now()
+    supervisor.lost(index, WorkerLostError("gone"))
+    while not supervisor.replaced():
+        supervisor.runtime.sleep(0.01)
+    return supervisor.runtime.now() - start
+
+
+def test_pauses_double_up_to_half_a_minute(supervisor):
+    pauses = []
+    for _ in range(10):
+        pauses.append(lose_and_wait(supervisor))
+        supervisor.asked(0)
+        supervisor.answered(0, more=False)
+    for number, pause in enumerate(pauses):
+        nominal = min(30.0, 0.5 * 2**number)
+        assert 0.75 * nominal - 0.02 <= pause <= 1.25 * nominal + 0.02
+    assert supervisor.filled == [0] * 10
+    assert supervisor.restarts == 10
+    with pytest.raises(CrashLoopError, match="replaced 10 times in 10 minutes"):
+        supervisor.lost(0, WorkerLostError("gone"))
+
+
+def test_the_budget_is_of_ten_minutes_and_each_workers_own(supervisor):
+    for _ in range(9):
+        lose_and_wait(supervisor)
+        supervisor.answered(0, more=False)
+    assert lose_and_wait(supervisor, 1) < 0.7
+    supervisor.runtime.sleep(700)
+    assert lose_and_wait(supervisor) < 0.7
+
+
+def test_only_losses_without_a_result_in_between_are_a_crash_loop(supervisor):
+    lose_and_wait(supervisor)
+    lose_and_wait(supervisor)
+    supervisor.answered(0, more=False)
+    lose_and_wait(supervisor)
+    lose_and_wait(supervisor)
+    with pytest.raises(CrashLoopError, match="3 times in a row"):
+        supervisor.lost(0, WorkerLostError("gone"))
+
+
+def test_time_runs_for_the_oldest_unanswered_call(supervisor):
+    supervisor.asked(0)
+    supervisor.runtime.sleep(5)
+    supervisor.answered(0, more=False)
+    supervisor.asked(0)
+    supervisor.runtime.sleep(40)
+    supervisor.asked(0)
+    supervisor.runtime.sleep(19)
+    assert supervisor.hung() == []
+    supervisor.runtime.sleep(2)
+    (index, error), = supervisor.hung()
+    assert index == 0
+    assert "a hangs: no result for 61.0 s" in str(error)
+    supervisor.answered(0, more=True)
+    assert supervisor.hung() == []
