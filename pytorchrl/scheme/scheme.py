@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import warnings
@@ -13,7 +14,7 @@ import torch
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import check_seed
-from pytorchrl.errors import ConfigError, StoppedError
+from pytorchrl.errors import ConfigError, StoppedError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import DEFAULT_RESOURCES, FaultPlan, Future, Handle, Runtime, make_runtime
 from pytorchrl.scheme.base.worker import PARALLEL, SYNC, Communication, Execution
 from pytorchrl.scheme.checks import Checks
@@ -21,7 +22,13 @@ from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.evaluation import Evaluation, Evaluator
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.messages import Weights
 from pytorchrl.scheme.updates.u_worker import UWorker
+
+# One evaluation is begun anew so often.
+_MAX_EVALUATORS_LOST = 2
+
+logger = logging.getLogger(__name__)
 
 
 class Scheme:
@@ -107,6 +114,8 @@ class Scheme:
         self._worker: UWorker | None = None
         self._evaluator: Handle[Evaluator] | None = None
         self._evaluation: Future[Evaluation | None] | None = None
+        self._to_evaluate: tuple[Weights, int] | None = None
+        self._evaluators_lost = 0
         self._final: LedgerSnapshot | None = None
         self._threads_before: int | None = None
 
@@ -272,8 +281,12 @@ class Scheme:
         """
         if self.test_envs_factory is None:
             raise ConfigError("evaluation needs test_envs_factory, which is None")
-        worker = self.update_worker
+        self._to_evaluate, self._evaluators_lost = (self.update_worker.get_weights(), num_episodes), 0
+        self._ask_evaluator()
+
+    def _ask_evaluator(self) -> None:
         assert self._runtime is not None
+        assert self._to_evaluate is not None
         if self._evaluator is None:
             remote = self.has_remote_workers
             runtime = self._runtime if remote else self._runtime.in_process()
@@ -282,22 +295,37 @@ class Scheme:
                             "test_envs_factory": self.test_envs_factory, "seed": self.seed,
                             "num_threads": self._options["num_threads"] if remote else None},
                 name="Evaluator", resources={"num_cpus": 0})
-        self._evaluation = self._evaluator.submit(Evaluator.evaluate, worker.get_weights(), num_episodes)
+        self._evaluation = self._evaluator.submit(Evaluator.evaluate, *self._to_evaluate)
 
     def poll_evaluation(self) -> Evaluation | None:
-        """The evaluation if it is finished, else None; each is given once."""
+        """The evaluation if it is finished, else None; each is given once. If its worker is lost, another begins anew."""
         if self._evaluation is None or self._evaluator is None:
             return None
         if not self._evaluator.runtime.wait([self._evaluation], 0.0):
             return None
-        return self.wait_evaluation(1.0)
+        return self._take_evaluation(1.0)
 
     def wait_evaluation(self, timeout_s: float) -> Evaluation | None:
         """Wait for the running evaluation; None if there is none. Its error is raised."""
-        if self._evaluation is None or self._evaluator is None:
-            return None
-        evaluation, self._evaluation = self._evaluation, None
-        return self._evaluator.runtime.get(evaluation, timeout_s)
+        evaluation = None
+        while evaluation is None and self._evaluation is not None:
+            evaluation = self._take_evaluation(timeout_s)
+        return evaluation
+
+    def _take_evaluation(self, timeout_s: float) -> Evaluation | None:
+        assert self._evaluation is not None
+        assert self._evaluator is not None
+        future, self._evaluation = self._evaluation, None
+        outcome = self._evaluator.runtime.outcome(future, timeout_s)
+        if not isinstance(outcome.error, WorkerDiedError):
+            return outcome.unwrap()
+        self._evaluators_lost += 1
+        if self._options["on_worker_failure"] == "raise" or self._evaluators_lost > _MAX_EVALUATORS_LOST:
+            raise WorkerLostError(str(outcome.error)) from outcome.error
+        logger.warning("%s; another evaluates anew", outcome.error)
+        self._evaluator = None
+        self._ask_evaluator()
+        return None
 
 
 _NOT_SETTINGS = {"self", "algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory",

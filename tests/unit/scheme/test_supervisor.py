@@ -254,3 +254,32 @@ def test_time_runs_for_the_oldest_unanswered_call(supervisor):
     assert "a hangs: no result for 61.0 s" in str(error)
     supervisor.answered(0, more=True)
     assert supervisor.hung() == []
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_lost_evaluation_is_begun_anew(make_scheme, waits):
+    scheme = make_scheme(runtime="simulated", num_col_workers=2)
+    scheme.test_envs_factory = scheme.train_envs_factory
+    scheme.start_evaluation(4)
+    scheme.runtime.kill(scheme._evaluator)
+    evaluation = scheme.wait_evaluation(10.0) if waits else None
+    while evaluation is None:
+        scheme.step()
+        evaluation = scheme.poll_evaluation()
+    assert len(evaluation.returns) == 4
+
+
+@pytest.mark.parametrize(("policy", "losses"), [("raise", 1), ("restart", 3)])
+def test_an_evaluation_that_is_lost_too_often_raises(make_scheme, policy, losses):
+    scheme = make_scheme(runtime="simulated", on_worker_failure=policy)
+    scheme.test_envs_factory = scheme.train_envs_factory
+    scheme.start_evaluation(4)
+    for _ in range(losses - 1):
+        scheme.runtime.kill(scheme._evaluator)
+        assert scheme.poll_evaluation() is None
+    scheme.runtime.kill(scheme._evaluator)
+    with pytest.raises(WorkerLostError, match="Evaluator has been killed"):
+        scheme.wait_evaluation(10.0)
