@@ -167,9 +167,9 @@ class CollectorThread(threading.Thread):
             return
         # Booked before it is put: the learner may have used it before put() returns.
         self._ledger.move(num_steps, "in_flight", "queued")
-        while not self.queue.put((item, self.local_worker.version), POLL_INTERVAL_S):
-            if self.stopped:
-                return  # stop() books it as dropped
+        while not self.stopped:  # what is not put, stop() books as dropped
+            if self.queue.put((item, self.local_worker.version), POLL_INTERVAL_S):
+                return
 
     def get(self) -> tuple[list[Rollout], int]:
         """The oldest item and the version when it was queued.

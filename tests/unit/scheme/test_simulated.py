@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pytorchrl import ASYNC, PPO, Learner
+from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
 from pytorchrl.errors import ConfigError, InjectedFault, WorkerLostError
 
 ALL_ASYNC = {"num_col_workers": 3, "col_communication": ASYNC, "num_grad_workers": 2, "grad_communication": ASYNC}
@@ -207,3 +208,15 @@ def test_the_user_may_step_from_another_thread_only_if_it_started_there(make_sch
     thread.start()
     thread.join()
     assert "is the task that runs" in errors[0]
+
+
+def test_stop_does_not_wait_for_room_rollout_by_rollout(make_scheme):
+    """Thirty rollouts that all found the queue full cost one wait, not thirty."""
+    algo, actor, _, envs = synthetic_agent()
+    scheme = make_scheme(algo=algo, actor=actor, envs=envs, storage=SyntheticStorage, size=4, runtime="simulated",
+                         num_col_workers=30, col_communication=ASYNC, col_in_flight=1, queue_size=1, costs={"grad": 10.0})
+    while scheme.version < 10:
+        scheme.step()
+    runtime, start = scheme.runtime, scheme.runtime.now()
+    scheme.stop()
+    assert runtime.now() - start < 1.0
