@@ -72,13 +72,14 @@ class Supervisor:
         """A call was made of a worker; its time runs unless an earlier one is unanswered."""
         self._since.setdefault(index, self._runtime.now())
 
-    def answered(self, index: int, more: bool) -> None:
-        """A worker has given a result; `more` calls of it are unanswered."""
-        now = self._runtime.now()
-        self._longest_s = max(self._longest_s, now - self._since.pop(index, now))
+    def answered(self, index: int, seconds: float, more: bool) -> None:
+        """A worker has given a result that took it `seconds`; if there are `more` unanswered calls, their time runs."""
+        self._longest_s = max(self._longest_s, seconds)
         self._fruitless[index] = 0
         if more:
-            self._since[index] = now
+            self._since[index] = self._runtime.now()
+        else:
+            self._since.pop(index, None)
 
     def lost(self, index: int, error: BaseException) -> None:
         """A worker is dead or hung.
@@ -94,6 +95,8 @@ class Supervisor:
         if self._policy == "raise":
             raise WorkerLostError(str(error)) from error
         if self._policy == "ignore":
+            if not isinstance(error, WorkerDiedError):
+                self._runtime.kill(self._workers[index])
             if len(self.gone) == len(self._workers):
                 raise NoWorkersLeft(f"all {len(self._workers)} workers are lost, the last one {name}: {error}") from error
             logger.warning("%s; going on with %d of %d workers", error, len(self._workers) - len(self.gone), len(self._workers))
@@ -141,13 +144,14 @@ class Requests(Generic[R]):
     Args:
         runtime: Where they run.
         supervisor: Decides about lost workers.
+        seconds_of: What a result says about how long it took its worker.
         on_lost: Called with the index of a lost worker, whose calls are forgotten: late answers find nobody.
         on_replaced: Called with its index once another worker is in its place.
     """
 
-    def __init__(self, runtime: Runtime, supervisor: Supervisor, on_lost: Callable[[int], object],
-                 on_replaced: Callable[[int], object]) -> None:
-        self._runtime, self._supervisor = runtime, supervisor
+    def __init__(self, runtime: Runtime, supervisor: Supervisor, seconds_of: Callable[[R], float],
+                 on_lost: Callable[[int], object], on_replaced: Callable[[int], object]) -> None:
+        self._runtime, self._supervisor, self._seconds_of = runtime, supervisor, seconds_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
 
@@ -187,8 +191,9 @@ class Requests(Generic[R]):
             if isinstance(outcome.error, WorkerDiedError):
                 self._lose(index, outcome.error)
                 continue
-            self._supervisor.answered(index, more=index in self._open.values())
-            yield index, outcome.unwrap()
+            value = outcome.unwrap()
+            self._supervisor.answered(index, self._seconds_of(value), more=index in self._open.values())
+            yield index, value
 
     def _lose(self, index: int, error: BaseException) -> None:
         self._open = {future: owner for future, owner in self._open.items() if owner != index}

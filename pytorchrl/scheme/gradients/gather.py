@@ -90,7 +90,8 @@ class _RemoteGather:
         self.pushes = 0
         self._num_requests = [0] * len(workers)
         # Touched by the collecting thread only, or after it has ended.
-        self._in_flight: Requests[Rollout] = Requests(runtime, supervisor, self._forget, self._ask_replacement)
+        self._in_flight: Requests[Rollout] = Requests(
+            runtime, supervisor, lambda rollout: rollout.collect_s, self._forget, self._ask_replacement)
         self._arrived: dict[int, Rollout] = {}  # of a round that is not complete yet
         self._reference: tuple[int, object] | None = None
 

@@ -73,6 +73,11 @@ def book(accounts: Accounts, parts: Sequence[Gradients], version: int, info: Map
         accounts.apply(parts, version, {**info, **applied})
 
 
+def _seconds_of(answer: Any) -> float:
+    """How long a gradient took its worker, waiting for data included; 0 for other answers."""
+    return answer.timings.get("wait", 0.0) + answer.timings.get("grad", 0.0) if isinstance(answer, Gradients) else 0.0
+
+
 class HeldMoments:
     """What normalisers learn from an item waits here until the item is used up: until then they stand still."""
 
@@ -120,7 +125,7 @@ class _RemoteRound:
         self._reference: tuple[int, Any] | None = None
         self._versions = [-1] * len(workers)
         # Touched by the thread that steps only, or after it has ended.
-        self._in_flight: Requests[Gradients] = Requests(runtime, supervisor, self._lost, self._replaced)
+        self._in_flight: Requests[Gradients] = Requests(runtime, supervisor, _seconds_of, self._lost, self._replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
         """A reference to the newest weights if the worker lacks them; it receives a `Weights`."""

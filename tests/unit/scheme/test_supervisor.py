@@ -137,6 +137,14 @@ def test_ignoring_goes_on_with_the_others(run):
     assert late == {1, 3}
 
 
+def test_an_ignored_worker_that_hangs_is_ended(make_scheme):
+    scheme = make_scheme(runtime="simulated", num_col_workers=3, on_worker_failure="ignore", faults="hang col.2 @ step 6",
+                         costs=COSTS, worker_timeout_s=3.0)
+    while scheme.version < 8:
+        scheme.step()
+    assert scheme.runtime.running == ["GWorker 0/CWorker 1", "GWorker 0/CWorker 3"]
+
+
 def test_ignoring_ends_with_the_last_worker(run):
     with pytest.raises(NoWorkersLeft, match="all 2 workers are lost"):
         run(num_col_workers=2, on_worker_failure="ignore", faults="kill col.1 @ step 6; kill col.2 @ step 14")
@@ -210,7 +218,7 @@ def test_pauses_double_up_to_half_a_minute(supervisor):
     for _ in range(10):
         pauses.append(lose_and_wait(supervisor))
         supervisor.asked(0)
-        supervisor.answered(0, more=False)
+        supervisor.answered(0, 1.0, more=False)
     for number, pause in enumerate(pauses):
         nominal = min(30.0, 0.5 * 2**number)
         assert 0.75 * nominal - 0.02 <= pause <= 1.25 * nominal + 0.02
@@ -223,7 +231,7 @@ def test_pauses_double_up_to_half_a_minute(supervisor):
 def test_the_budget_is_of_ten_minutes_and_each_workers_own(supervisor):
     for _ in range(9):
         lose_and_wait(supervisor)
-        supervisor.answered(0, more=False)
+        supervisor.answered(0, 1.0, more=False)
     assert lose_and_wait(supervisor, 1) < 0.7
     supervisor.runtime.sleep(700)
     assert lose_and_wait(supervisor) < 0.7
@@ -232,7 +240,7 @@ def test_the_budget_is_of_ten_minutes_and_each_workers_own(supervisor):
 def test_only_losses_without_a_result_in_between_are_a_crash_loop(supervisor):
     lose_and_wait(supervisor)
     lose_and_wait(supervisor)
-    supervisor.answered(0, more=False)
+    supervisor.answered(0, 1.0, more=False)
     lose_and_wait(supervisor)
     lose_and_wait(supervisor)
     with pytest.raises(CrashLoopError, match="3 times in a row"):
@@ -242,7 +250,7 @@ def test_only_losses_without_a_result_in_between_are_a_crash_loop(supervisor):
 def test_time_runs_for_the_oldest_unanswered_call(supervisor):
     supervisor.asked(0)
     supervisor.runtime.sleep(5)
-    supervisor.answered(0, more=False)
+    supervisor.answered(0, 1.0, more=False)
     supervisor.asked(0)
     supervisor.runtime.sleep(40)
     supervisor.asked(0)
@@ -252,7 +260,7 @@ def test_time_runs_for_the_oldest_unanswered_call(supervisor):
     (index, error), = supervisor.hung()
     assert index == 0
     assert "a hangs: no result for 61.0 s" in str(error)
-    supervisor.answered(0, more=True)
+    supervisor.answered(0, 1.0, more=True)
     assert supervisor.hung() == []
 
 
