@@ -18,6 +18,7 @@
     │ ├ NonFiniteDataError              in what an environment returned
     │ └ NonFiniteUpdateError            in a loss or gradient
     ├ CheckpointError                   a saved model that cannot be read
+    ├ ReplayError                       a run that does not follow its record
     ├ StoppedError                      use after stop()
     └ WeightsError                      weights that do not fit the actor
 
@@ -120,6 +121,10 @@ class NonFiniteUpdateError(NonFiniteError):
 
 class CheckpointError(PyTorchRLError):
     """A saved model is missing, damaged or of another kind."""
+
+
+class ReplayError(PyTorchRLError):
+    """A replayed run differs from its record, or is to go on beyond its end."""
 
 
 class StoppedError(PyTorchRLError):

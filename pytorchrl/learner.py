@@ -183,8 +183,11 @@ class Learner:
     def done(self) -> bool:
         """Whether `target_steps` have reached the learner. Asking changes nothing.
 
-        Where collection and learning take turns, the last rollout is also used as often as every other.
+        Where collection and learning take turns, the last rollout is also used as often as every other. A replayed run is
+        done when its record is over.
         """
+        if self.scheme.replay_is_over is not None:
+            return bool(self.scheme.replay_is_over)
         if self.env_steps < self.target_steps:
             return False
         if not self._takes_turns or self.target_steps == 0:

@@ -28,6 +28,7 @@ class FakeScheme:
         self.finished = []
         self.evaluations = []
         self._stopped = False
+        self.replay_is_over = None
 
     def start(self, target_steps):
         self.calls.append(("start", target_steps))

@@ -9,16 +9,18 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, BoundedQueue, Future, Handle, Outcome, Runtime
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.faults import FaultPlan
+from pytorchrl.runtime.journal import Journal, Part
 from pytorchrl.runtime.threads import ThreadRuntime
 
 RUNTIMES = ("ray", "threads", "simulated")
 
-__all__ = ["DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Collective", "FaultPlan", "Future", "Handle", "Outcome",
-           "Runtime", "ThreadRuntime", "make_runtime"]
+__all__ = ["DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Collective", "FaultPlan", "Future", "Handle", "Journal",
+           "Outcome", "Part", "Runtime", "ThreadRuntime", "make_runtime"]
 
 
 def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,
-                 costs: Mapping[str, Any] | None = None, faults: FaultPlan | None = None) -> Runtime:
+                 costs: Mapping[str, Any] | None = None, faults: FaultPlan | None = None, is_recording: bool = False,
+                 replay: Mapping[tuple[str, int], Part] | None = None) -> Runtime:
     """The runtime called `name`: "ray" (started at its first worker; imported only then), "threads" or "simulated".
 
     Args:
@@ -27,13 +29,15 @@ def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,
         schedule_seed: Of the simulated schedule.
         costs: Virtual seconds by operation in the simulated runtime; see `Costs`.
         faults: Failures to inject into workers.
+        is_recording: Whether workers note what depends on timing.
+        replay: Journals by worker and incarnation, to be repeated in the simulated runtime.
     """
     if name == "threads":
-        return ThreadRuntime(faults)
+        return ThreadRuntime(faults, is_recording)
     if name == "simulated":
         from pytorchrl.runtime.simulated import SimulatedRuntime
-        return SimulatedRuntime(schedule_seed, costs, faults)
+        return SimulatedRuntime(schedule_seed, costs, faults, is_recording, replay)
     if name == "ray":
         from pytorchrl.runtime.ray_runtime import RayRuntime
-        return RayRuntime(address, faults)
+        return RayRuntime(address, faults, is_recording)
     raise ConfigError(f"runtime must be one of {list(RUNTIMES)}, got {name!r}")

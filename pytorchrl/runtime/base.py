@@ -20,6 +20,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from pytorchrl.runtime.collective import Collective, GlooCollective
 from pytorchrl.runtime.faults import FaultPlan
+from pytorchrl.runtime.journal import Journal, Recording
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,6 +109,8 @@ class Runtime(ABC):
     name: str
     faults: FaultPlan | None = None
     """Failures to inject into workers."""
+    is_recording = False
+    """Whether workers note what depends on timing."""
 
     @abstractmethod
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
@@ -195,6 +198,10 @@ class Runtime(ABC):
             happen at any point, so that it costs nothing.
         """
         return None if self.faults is None else self.faults.points(worker, incarnation, self)
+
+    def journal(self, worker: str, incarnation: int = 0) -> Journal:
+        """Where a worker notes what depends on timing, or is told what to do."""
+        return Recording() if self.is_recording else Journal()
 
     def sleep(self, seconds: float) -> None:
         """Let time pass."""

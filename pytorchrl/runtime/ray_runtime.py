@@ -68,21 +68,22 @@ class RayRuntime(Runtime):
     Args:
         address: Of a running cluster; None uses an initialised Ray, else `RAY_ADDRESS`, else starts a local one.
         faults: Failures to inject.
+        is_recording: Whether workers note what depends on timing.
     """
 
     name = "ray"
 
-    def __init__(self, address: str | None = None, faults: FaultPlan | None = None) -> None:
-        self._address, self.faults = address, faults
+    def __init__(self, address: str | None = None, faults: FaultPlan | None = None, is_recording: bool = False) -> None:
+        self._address, self.faults, self.is_recording = address, faults, is_recording
         self._ray: Any = None
         self._host: Any = None
         self._own_directory: str | None = None
         self._actors: list[Any] = []
         self._threads: ThreadRuntime | None = None
 
-    def __reduce__(self) -> tuple[type[RayRuntime], tuple[None, FaultPlan | None]]:
+    def __reduce__(self) -> tuple[type[RayRuntime], tuple[None, FaultPlan | None, bool]]:
         """In another worker the runtime starts empty and joins that process's Ray."""
-        return RayRuntime, (None, self.faults)
+        return RayRuntime, (None, self.faults, self.is_recording)
 
     def _connect(self) -> Any:
         if self._ray is not None:
@@ -188,7 +189,7 @@ class RayRuntime(Runtime):
     def in_process(self) -> Runtime:
         """Threads of this process; they need no Ray."""
         if self._threads is None:
-            self._threads = ThreadRuntime(self.faults)
+            self._threads = ThreadRuntime(self.faults, self.is_recording)
         return self._threads
 
     def close(self) -> None:

@@ -92,7 +92,7 @@ class Schedule:
         self._ties = random.Random(seed)
         self._order = itertools.count()
         # (moment, tie, order, task or None, number of its wait or function to call, whether it ends a wait in vain)
-        self._agenda: list[tuple[float, float, int, Task | None, Any, bool]] = []
+        self._agenda: list[tuple[float, float, int, Task | None, Any, bool | None]] = []
         self._num_fruitless = 0  # waits in a row that ended in vain
         self._interruption: BaseException | None = None  # for the driver, when it goes on
         self._digest = hashlib.blake2b(digest_size=16)
@@ -208,16 +208,16 @@ class Schedule:
 
     # Turns
 
-    def _enter(self, moment: float, task: Task | None, what: Any, in_vain: bool = False) -> None:
+    def _enter(self, moment: float, task: Task | None, what: Any, in_vain: bool | None = False) -> None:
         heapq.heappush(self._agenda, (moment, self._ties.random(), next(self._order), task, what, in_vain))
 
     def _let_others_go_first(self) -> None:
         """Give those whose turn is at this moment too an equal chance."""
         self.check_running()
         if self._agenda and self._agenda[0][0] <= self.now:
-            self._park("its turn", [], self.now, in_vain=False)
+            self._park("its turn", [], self.now, in_vain=None)
 
-    def _park(self, what: str, signals: Iterable[Signal], deadline: float, *, in_vain: bool) -> None:
+    def _park(self, what: str, signals: Iterable[Signal], deadline: float, *, in_vain: bool | None) -> None:
         """Hand the baton on; come back when notified or at the deadline."""
         task = self.current
         if threading.current_thread() is not task.thread:
@@ -284,7 +284,8 @@ class Schedule:
         if task is not None and (task.finished or task.num_waits != what):
             return None
         self.now = max(self.now, moment)
-        self._num_fruitless = self._num_fruitless + 1 if in_vain else 0
+        if in_vain is not None:  # having let others go first says nothing yet
+            self._num_fruitless = self._num_fruitless + 1 if in_vain else 0
         if task is None:
             what()
         elif self._num_fruitless > 3 * len(self.tasks) + 3 and self._nobody_works():

@@ -16,8 +16,9 @@ from torch import Tensor
 from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import BoundedQueue, Future, Handle, Outcome, Runtime, T, W
 from pytorchrl.runtime.collective import Collective
-from pytorchrl.runtime.costs import Costs
+from pytorchrl.runtime.costs import DEFAULT_COSTS, Costs
 from pytorchrl.runtime.faults import FaultPlan
+from pytorchrl.runtime.journal import Journal, Part, Replaying
 from pytorchrl.runtime.schedule import Ended, Schedule, Signal, Task
 
 
@@ -32,6 +33,7 @@ class _Actor:
         self.early: list[Callable[[], object]] = []  # signals to a worker that is not built yet
         self.unsettled: dict[_Result, None] = {}     # a dict for its order
         self.arrived = Signal()
+        self.on_the_way: deque[Callable[[], object]] = deque()  # messages to or from it, in order
         self.last_arrival = 0.0
         self.dead = False
 
@@ -143,6 +145,8 @@ class SimulatedRuntime(Runtime):
         seed: Of the schedule: breaks ties and draws costs.
         costs: What operations take, in virtual seconds; see `Costs`.
         faults: Failures to inject.
+        is_recording: Whether workers note what they would do otherwise under another schedule.
+        replay: Journals by worker and incarnation, whose run is to be repeated; then no operation takes time.
 
     Attributes:
         schedule: Who runs when; it also keeps the events, and their digest.
@@ -150,10 +154,11 @@ class SimulatedRuntime(Runtime):
 
     name = "simulated"
 
-    def __init__(self, seed: int = 0, costs: Mapping[str, Any] | None = None, faults: FaultPlan | None = None) -> None:
-        self.faults = faults
+    def __init__(self, seed: int = 0, costs: Mapping[str, Any] | None = None, faults: FaultPlan | None = None,
+                 is_recording: bool = False, replay: Mapping[tuple[str, int], Part] | None = None) -> None:
+        self.faults, self.is_recording, self._replay = faults, is_recording, replay
         self.schedule = Schedule(seed)
-        self._costs = Costs(costs, seed)
+        self._costs = Costs(costs if replay is None else dict.fromkeys(DEFAULT_COSTS, 0.0), seed)
         self._actors: list[_Actor] = []
         self._threads: dict[threading.Thread, Task] = {}
         self._meetings: dict[int, _Meeting] = {}
@@ -200,6 +205,12 @@ class SimulatedRuntime(Runtime):
             return inject is not None and inject(operation)
 
         return point
+
+    def journal(self, worker: str, incarnation: int = 0) -> Journal:
+        """One that decides, where a record is replayed."""
+        if self._replay is None:
+            return super().journal(worker, incarnation)
+        return Replaying(worker, self._replay.get((worker, incarnation), Part([], [])), self.schedule)
 
     # Workers
 
@@ -255,7 +266,8 @@ class SimulatedRuntime(Runtime):
         """Deliver to or from a worker after the latency of a message; none overtakes another."""
         now = self.schedule.now
         actor.last_arrival = max(actor.last_arrival, now + self._costs.draw("message", actor.name))
-        self.schedule.later(actor.last_arrival - now, deliver)
+        actor.on_the_way.append(deliver)  # several may arrive at the same moment
+        self.schedule.later(actor.last_arrival - now, lambda: actor.on_the_way.popleft()())
 
     def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         """Queue a method call on a worker."""

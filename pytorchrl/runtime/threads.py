@@ -72,12 +72,13 @@ class ThreadRuntime(Runtime):
 
     Args:
         faults: Failures to inject; a thread cannot be killed, so `kill` is not among them.
+        is_recording: Whether workers note what depends on timing.
     """
 
     name = "threads"
 
-    def __init__(self, faults: FaultPlan | None = None) -> None:
-        self.faults = faults
+    def __init__(self, faults: FaultPlan | None = None, is_recording: bool = False) -> None:
+        self.faults, self.is_recording = faults, is_recording
         self._actors: list[_ThreadActor] = []
         self._pending: dict[_ThreadActor, list[cf.Future[Any]]] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -112,8 +113,26 @@ class Checks:
             self._problems.append("schedule_seed and costs are for runtime='simulated'; another would ignore them")
         elif self._options["costs"] is not None:
             self._parse("costs", lambda costs: Costs(costs, 0) and costs)
+        self._check_record()
         if self._options["faults"] is not None:
             self._parse("faults", _check_faults)
+
+    def _check_record(self) -> None:
+        options = self._options
+        for name in ("record", "replay"):
+            if options[name] is not None:
+                self._parse(name, partial(_check_path, name))
+        if options["replay"] is None:
+            return
+        if options["record"] is not None:
+            self._problems.append("record and replay are for one run each; leave one out")
+        if options["runtime"] not in (None, "simulated"):
+            self._problems.append(f"replay runs in the simulated runtime, wherever the record was made; leave out "
+                                  f"runtime={options['runtime']!r}")
+        for name in ("schedule_seed", "costs"):
+            if options[name]:
+                self._problems.append(f"{name} would be ignored: the order of events is that of the replayed record")
+        options["runtime"] = "simulated"
 
     def _check_resources(self, name: str) -> None:
         resources = self._options[name]
@@ -223,6 +242,12 @@ class Checks:
         if parts > batch:
             raise ConfigError(f"num_mini_batch must not exceed the batch: batch {batch} = {workers} collection workers "
                               f"x {num_envs} environments x {size} steps, num_mini_batch {parts}")
+
+
+def _check_path(name: str, value: Any) -> str:
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str) or not os.fspath(value):
+        raise ConfigError(f"{name} must be the path of a file or None, got {value!r}")
+    return os.path.abspath(os.path.expanduser(os.fspath(value)))
 
 
 def _check_faults(text: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytorchrl.agent.data import Episode
+from pytorchrl.runtime import Part
 from pytorchrl.scheme.ledger import LedgerSnapshot
 
 Moments = tuple[Any, Any, Any]
@@ -47,6 +48,8 @@ class Rollout:
     """For the normalisers, by name."""
     collect_s: float = 0.0
     """Seconds that collecting took."""
+    num_steps: int = 0
+    """Steps of its vector of environments."""
     preempted: bool = False
     """Whether it was told to stop before it was full."""
     bytes_raw: int = 0
@@ -82,6 +85,8 @@ class Gradients:
     counters: dict[str, int] = field(default_factory=dict)
     """Totals by name: weight pushes, bytes."""
     incarnation: int = 0
+    part: Part | None = None
+    """What its sender's journal noted since the last message."""
     fault: str = ""
     """What is not finite in its loss or its own gradient, who says so, and where the batch is kept; else empty."""
     skipped: bool = False

@@ -14,7 +14,7 @@ import torch
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import check_seed
-from pytorchrl.errors import ConfigError, StoppedError, WorkerDiedError, WorkerLostError
+from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import DEFAULT_RESOURCES, FaultPlan, Future, Handle, Runtime, make_runtime
 from pytorchrl.scheme.base.worker import PARALLEL, SYNC, Communication, Execution
 from pytorchrl.scheme.checks import Checks
@@ -23,6 +23,7 @@ from pytorchrl.scheme.evaluation import Evaluation, Evaluator
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.record import RecordWriter, read_record
 from pytorchrl.scheme.updates.u_worker import UWorker
 
 # One evaluation is begun anew so often.
@@ -73,6 +74,9 @@ class Scheme:
         address: Of a Ray cluster; None starts a local one unless RAY_ADDRESS names one.
         keep_bad_batches: Directory for the first batches of each gradient worker whose loss or gradient is not finite;
             None keeps none.
+        record: File (a new one) for what decides the run beside its seed: who came first; a line for each update.
+        replay: Such a file, of a run with the same settings wherever its workers were: the run is repeated bit for bit in
+            the simulated runtime, to its end; where it cannot be, that is an error that names the event.
 
     Attributes:
         seed: The seed in force.
@@ -95,21 +99,28 @@ class Scheme:
                  num_threads: int = 1, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
                  costs: Mapping[str, Any] | None = None, faults: str | None = None, on_worker_failure: str = "restart",
                  worker_timeout_s: float = 60.0,
-                 address: str | None = None, keep_bad_batches: str | os.PathLike[str] | None = None) -> None:
+                 address: str | None = None, keep_bad_batches: str | os.PathLike[str] | None = None,
+                 record: str | os.PathLike[str] | None = None, replay: str | os.PathLike[str] | None = None) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
         self.algo_factory, self.actor_factory, self.storage_factory = algo_factory, actor_factory, storage_factory
         self.train_envs_factory, self.test_envs_factory = train_envs_factory, test_envs_factory
         checks = Checks(given)
         self._options = checks.run()
         checks.agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
-        for text in checks.warnings:
-            warnings.warn(text, stacklevel=2)
-        self.seed = secrets.randbits(32) if seed is None else check_seed(seed)
+        self._replay = None if replay is None else read_record(replay)
+        if seed is None:
+            seed = secrets.randbits(32) if self._replay is None else self._replay.settings["seed"]
+        self.seed = check_seed(seed)
         self.settings: dict[str, Any] = {
             **{name: str(value) if isinstance(value, (Execution, Communication)) else
                dict(value) if isinstance(value, Mapping) else value for name, value in self._options.items()},
             "seed": self.seed,
         }
+        if self._replay is not None:
+            self._replay.check(self.settings, self._agent)
+            checks.warnings.extend(filter(None, [self._replay.warning()]))
+        for text in checks.warnings:
+            warnings.warn(text, stacklevel=2)
         self._runtime: Runtime | None = None
         self._worker: UWorker | None = None
         self._evaluator: Handle[Evaluator] | None = None
@@ -119,9 +130,13 @@ class Scheme:
         self._final: LedgerSnapshot | None = None
         self._threads_before: int | None = None
 
+    @property
+    def _agent(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in (
+            "algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory")}
+
     def __repr__(self) -> str:
-        agent = [f"  {name}={getattr(self, name)!r}" for name in (
-            "algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory")]
+        agent = [f"  {name}={factory!r}" for name, factory in self._agent.items()]
         return "Scheme(\n" + ",\n".join([*agent, *(f"  {k}={v!r}" for k, v in self.settings.items())]) + ")"
 
     # Life
@@ -154,17 +169,29 @@ class Scheme:
             torch.set_num_threads(self._options["num_threads"])
             options = self._options
             faults = None if options["faults"] is None else FaultPlan(options["faults"], self.seed)
-            self._runtime = make_runtime(self._runtime_name, address=options["address"], costs=options["costs"],
-                                         schedule_seed=options["schedule_seed"], faults=faults)
+            self._check_target(target_steps)
+            record = None if options["record"] is None else RecordWriter(
+                options["record"], self.settings, self._agent, target_steps)
+            self._runtime = make_runtime(
+                self._runtime_name, address=options["address"], costs=options["costs"], faults=faults,
+                schedule_seed=options["schedule_seed"], is_recording=record is not None,
+                replay=None if self._replay is None else self._replay.parts)
             try:
-                self._worker = self._build(self._runtime, target_steps)
+                self._worker = self._build(self._runtime, target_steps, record)
                 self._worker.ready()
             except BaseException:
+                if record is not None and self._worker is None:
+                    record.close(failed=True)
                 self.stop()
                 raise
         return self._worker
 
-    def _build(self, runtime: Runtime, target_steps: int) -> UWorker:
+    def _check_target(self, target_steps: int) -> None:
+        if self._replay is not None and self._replay.target_steps != target_steps:
+            raise ConfigError(f"replay {self._replay.path!r} is of a run of {self._replay.target_steps} target steps, now they "
+                              f"are {target_steps}; schedules would differ")
+
+    def _build(self, runtime: Runtime, target_steps: int, record: RecordWriter | None) -> UWorker:
         options = self._options
         num_grad, num_col = options["num_grad_workers"], options["num_col_workers"]
         grad_remote = num_grad if options["grad_execution"] is PARALLEL else 0
@@ -186,7 +213,12 @@ class Scheme:
             grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
             distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,
             target_steps=target_steps, request_timeout_s=2 * options["queue_timeout_s"],
-            on_worker_failure=options["on_worker_failure"])
+            on_worker_failure=options["on_worker_failure"], record=record, replay=self._replay)
+
+    @property
+    def replay_is_over(self) -> bool | None:
+        """Whether a replayed run has come to its end; None where none is replayed."""
+        return None if self._replay is None else self._worker is not None and self._worker.replay_is_over
 
     @property
     def update_worker(self) -> UWorker:
@@ -204,9 +236,15 @@ class Scheme:
 
         Raises:
             NonFiniteUpdateError: More than five updates in a row were left out.
+            ReplayError: A replayed run does not follow its record, or goes on beyond its end.
             Exception: Whatever ended a worker or thread.
         """
-        return (self._worker or self.start()).step()
+        try:
+            return (self._worker or self.start()).step()
+        except DeadlockError as deadlock:
+            if self._replay is None:
+                raise
+            raise ReplayError(f"the replayed run does not follow its record {self._replay.path!r}: {deadlock}") from deadlock
 
     def stop(self) -> dict[str, Any]:
         """End every worker, thread and process of this scheme. Idempotent.

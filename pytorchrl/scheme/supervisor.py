@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from pytorchrl.errors import ConfigError, CrashLoopError, NoWorkersLeft, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime import Future, Handle, Outcome, Runtime
+from pytorchrl.errors import ConfigError, CrashLoopError, NoWorkersLeft, ReplayError, WorkerDiedError, WorkerLostError
+from pytorchrl.runtime import Future, Handle, Journal, Outcome, Runtime
 
 R = TypeVar("R")
 
@@ -96,7 +96,7 @@ class Supervisor:
             raise WorkerLostError(str(error)) from error
         if self._policy == "ignore":
             if not isinstance(error, WorkerDiedError):
-                self._runtime.kill(self._workers[index])
+                self.kill(index)
             if len(self.gone) == len(self._workers):
                 raise NoWorkersLeft(f"all {len(self._workers)} workers are lost, the last one {name}: {error}") from error
             logger.warning("%s; going on with %d of %d workers", error, len(self._workers) - len(self.gone), len(self._workers))
@@ -119,11 +119,19 @@ class Supervisor:
         now = self._runtime.now()
         ready = [index for index, moment in self._due.items() if moment <= now]
         for index in ready:
-            del self._due[index]
-            self._replace(index)
-            self.gone.discard(index)
-            self.restarts += 1
+            self.replace(index)
         return ready
+
+    def replace(self, index: int) -> None:
+        """Replace a lost worker now."""
+        self._due.pop(index, None)
+        self._replace(index)
+        self.gone.discard(index)
+        self.restarts += 1
+
+    def kill(self, index: int) -> None:
+        """End a worker."""
+        self._runtime.kill(self._workers[index])
 
     @property
     def is_replacing(self) -> bool:
@@ -144,14 +152,18 @@ class Requests(Generic[R]):
     Args:
         runtime: Where they run.
         supervisor: Decides about lost workers.
+        journal: Notes in which order answers are taken; where a run is repeated, it says so.
         seconds_of: What a result says about how long it took its worker.
+        numbers_of: What of a result is the same whenever the run is repeated.
         on_lost: Called with the index of a lost worker, whose calls are forgotten: late answers find nobody.
         on_replaced: Called with its index once another worker is in its place.
     """
 
-    def __init__(self, runtime: Runtime, supervisor: Supervisor, seconds_of: Callable[[R], float],
+    def __init__(self, runtime: Runtime, supervisor: Supervisor, journal: Journal,
+                 seconds_of: Callable[[R], float], numbers_of: Callable[[R], tuple[int, ...]],
                  on_lost: Callable[[int], object], on_replaced: Callable[[int], object]) -> None:
-        self._runtime, self._supervisor, self._seconds_of = runtime, supervisor, seconds_of
+        self._runtime, self._supervisor, self._journal = runtime, supervisor, journal
+        self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
 
@@ -173,17 +185,8 @@ class Requests(Generic[R]):
         Raises:
             Exception: Whatever a worker raised; what the supervisor makes of a lost one.
         """
-        for index in self._supervisor.replaced():
-            self._on_replaced(index)
-        if not self._open:
-            self._runtime.sleep(timeout_s)
-            return
-        ready = self._runtime.wait(list(self._open), timeout_s)
-        answering = {self._open[future] for future in ready}
-        for index, error in self._supervisor.hung():
-            if index not in answering:  # its answer may have waited for us
-                self._lose(index, error)
-        for future in ready:
+        replaying = self._journal.upcoming() is not None
+        for future in self._as_recorded(timeout_s) if replaying else self._as_it_comes(timeout_s):
             if future not in self._open:  # of a worker that is lost since
                 continue
             index = self._open.pop(future)
@@ -191,11 +194,55 @@ class Requests(Generic[R]):
             if isinstance(outcome.error, WorkerDiedError):
                 self._lose(index, outcome.error)
                 continue
+            if self._journal.is_kept and not isinstance(outcome.error, ReplayError):
+                self._journal.note(*(("answer", index, *self._numbers_of(outcome.unwrap())) if outcome.error is None
+                                     else ("error", index, type(outcome.error).__name__)))
             value = outcome.unwrap()
             self._supervisor.answered(index, self._seconds_of(value), more=index in self._open.values())
             yield index, value
 
+    def _as_it_comes(self, timeout_s: float) -> list[Future[R]]:
+        """The calls that are finished, once one is; hung workers are lost, and lost ones replaced, when it is time."""
+        for index in self._supervisor.replaced():
+            self._replaced(index)
+        if not self._open:
+            self._runtime.sleep(timeout_s)
+            return []
+        ready = self._runtime.wait(list(self._open), timeout_s)
+        answering = {self._open[future] for future in ready}
+        for index, error in self._supervisor.hung():
+            if index not in answering:  # its answer may have waited for us
+                self._lose(index, error)
+        return ready
+
+    def _as_recorded(self, timeout_s: float) -> Iterator[Future[R]]:
+        """The calls whose ends come next in the record; what became of workers in between happens again."""
+        num_taken = 0
+        while (event := self._journal.upcoming()) is not None:
+            kind, index = event[:2]
+            if kind == "replaced":
+                self._supervisor.replace(index)
+                self._replaced(index)
+            elif kind == "update" or index not in self._open.values():
+                if num_taken:  # it is the turn of others
+                    return
+                self._journal.note("an answer awaited from", *sorted(set(self._open.values())))
+            elif kind == "lost":
+                self._supervisor.kill(index)
+                self._lose(index, WorkerDiedError(f"worker {index + 1} was lost in the run that is replayed"))
+            else:
+                future = next(future for future, owner in self._open.items() if owner == index)
+                if not self._runtime.wait([future], timeout_s):
+                    return
+                yield future
+            num_taken += 1
+
+    def _replaced(self, index: int) -> None:
+        self._journal.note("replaced", index)
+        self._on_replaced(index)
+
     def _lose(self, index: int, error: BaseException) -> None:
+        self._journal.note("lost", index)
         self._open = {future: owner for future, owner in self._open.items() if owner != index}
         self._on_lost(index)
         self._supervisor.lost(index, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from pytorchrl.agent.env import EnvFactory, VecEnv, check_finite
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.agent.storages.returns import discounted_sums
-from pytorchrl.runtime import Runtime, ThreadRuntime
+from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.messages import Moments, Rollout, Weights
@@ -40,6 +39,7 @@ class CWorker(Worker):
         owned_data: Whether rollouts are copies that their receiver owns; False hands out the storage's own tensors.
         compress_data_to_send: Whether rollouts are compressed, without loss.
         runtime: Owner of the clock.
+        journal: That of its GWorker, for the one whose parameters two threads use.
 
     Attributes:
         actor, algo, storage: The agent's parts.
@@ -52,7 +52,8 @@ class CWorker(Worker):
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: EnvFactory,
                  collects: bool = True, initial_weights: Weights | None = None, device: str = "cpu", seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
-                 compress_data_to_send: bool = False, runtime: Runtime | None = None) -> None:
+                 compress_data_to_send: bool = False, runtime: Runtime | None = None,
+                 journal: Journal | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -69,8 +70,8 @@ class CWorker(Worker):
         self.version = 0
         self.collected_steps = 0
         self._delivered_steps = 0
-        # Held while the parameters change or are copied, so that a snapshot never shows half an update.
-        self.lock = threading.RLock()
+        # Its lock is held while the parameters change or are copied, so that a snapshot never shows half an update.
+        self.journal = journal or Journal()
         self._snapshot: Weights | None = None
         runtime = runtime or ThreadRuntime()
         self._now = runtime.now
@@ -87,7 +88,7 @@ class CWorker(Worker):
 
     def get_weights(self) -> Weights:
         """A snapshot of the acting state and its version; made at most once per version."""
-        with self.lock:
+        with self.journal.lock:
             if self._snapshot is None or self._snapshot.version != self.version:
                 state = {key: value.numpy() for key, value in self.algo.acting_state().items()}
                 self._snapshot = Weights(self.version, state, dict(self.algo.parameters))
@@ -104,7 +105,7 @@ class CWorker(Worker):
         Raises:
             WeightsError: Names or shapes do not fit.
         """
-        with self.lock:
+        with self.journal.writing():
             state = weights.state if isinstance(weights, Weights) else weights
             # np.array copies: what came through shared memory must not be aliased.
             self.algo.load_acting_state({
@@ -127,7 +128,7 @@ class CWorker(Worker):
         version, start = self.version, self._now()
         episodes, preempted = self._fill_storage()
         data = self.storage.get_all_buffer_data(copy=self._owned_data)
-        num_env_steps = data.num_valid()
+        num_env_steps, num_steps = data.num_valid(), data.num_steps
         self.collected_steps += num_env_steps
         moments: dict[str, Moments] = {}
         if num_env_steps:
@@ -148,8 +149,8 @@ class CWorker(Worker):
         return Rollout(
             data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
             worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
-            moments=moments, collect_s=self._now() - start, preempted=preempted, bytes_raw=raw,
-            bytes_sent=sent)
+            moments=moments, collect_s=self._now() - start, num_steps=num_steps, preempted=preempted,
+            bytes_raw=raw, bytes_sent=sent)
 
     def _fill_storage(self) -> tuple[list[Episode], bool]:
         """Act and step until the storage is full or somebody says stop; (episodes that ended, whether cut)."""
@@ -193,13 +194,13 @@ class CWorker(Worker):
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Change one of the algorithm's updatable parameters."""
-        with self.lock:
+        with self.journal.writing(by_user=True):
             self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
             self._snapshot = None
 
     def merge_moments(self, parts: Iterable[dict[str, Moments]]) -> None:
         """Merge rollouts' moments into the actor's normalisers, outside an update."""
-        with self.lock:
+        with self.journal.writing():
             for part in parts:
                 self.actor.merge_moments(part)
             self._snapshot = None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from pytorchrl.agent.options import Factory
-from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
+from pytorchrl.runtime import DEFAULT_RESOURCES, Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, Communication, Execution, check_count
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker import CWorker
@@ -33,6 +33,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         initial_weights: Weights that all workers start from.
         collects: False for the GWorker that only serves parameters: no environments anywhere below it.
         first_incarnation: Of its remote workers, where their GWorker is a replacement itself.
+        journal: That of their GWorker, for the local worker.
     """
 
     def __init__(self, num_workers: int, index_parent: int, local_device: str = "cpu", *, algo_factory: Factory[Any],  # noqa: PLR0913
@@ -40,7 +41,8 @@ class CWorkerSet(WorkerSet[CWorker]):
                  worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
                  seed: int = 0, num_threads: int | None = 1, col_execution: Execution | str = CENTRAL,
                  col_communication: Communication | str = "synchronous", runtime: Runtime | None = None,
-                 initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0) -> None:
+                 initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0,
+                 journal: Journal | None = None) -> None:
         parallel, asynchronous = Execution(col_execution) is PARALLEL, Communication(col_communication) is ASYNC
         runtime = runtime or ThreadRuntime()
         self.runtime = runtime if parallel else runtime.in_process()
@@ -55,7 +57,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         super().__init__(
             CWorker, params, {} if twin else worker_resources, num_remote, runtime=self.runtime,
             name=f"GWorker {index_parent}/CWorker ", first_index=0 if twin else 1, first_incarnation=first_incarnation,
-            local_params={"device": local_device, "owned_data": False, "incarnation": first_incarnation,
+            local_params={"device": local_device, "owned_data": False, "incarnation": first_incarnation, "journal": journal,
                           "collects": collects and not parallel and not asynchronous},
             remote_params={} if twin else {"num_threads": num_threads})
 

@@ -84,7 +84,7 @@ class CollectorThread(threading.Thread):
         self.broadcast_interval = check_count("broadcast_interval", broadcast_interval)
         self.num_sent_since_broadcast = 0
         self._runtime = runtime or ThreadRuntime()
-        self._ledger = ledger or Ledger()
+        self._ledger, self._journal = ledger or Ledger(), local_worker.journal
         self._queue_timeout_s = queue_timeout_s
         self._asynchronous = Communication(col_communication) is ASYNC
         self.queue = self._runtime.make_queue(check_count("queue_size", queue_size))
@@ -95,12 +95,12 @@ class CollectorThread(threading.Thread):
         if not remote_workers:
             self._gather = LocalGather(local_worker)
         elif self._asynchronous:
-            self._gather = OnArrival(remote_workers, self._runtime, supervisor, self.broadcast_new_weights_if_due,
-                                     col_in_flight=check_count("col_in_flight", col_in_flight))
+            self._gather = OnArrival(remote_workers, self._runtime, supervisor, self._journal,
+                                     self.broadcast_new_weights_if_due, col_in_flight=check_count("col_in_flight", col_in_flight))
         else:
             steps = max(1, round(check_fraction("fraction_samples", fraction_samples) * local_worker.storage.options.size))
             self._gather = Barrier(
-                remote_workers, self._runtime, supervisor, self.broadcast_new_weights_if_due, min_steps=steps,
+                remote_workers, self._runtime, supervisor, self._journal, self.broadcast_new_weights_if_due, min_steps=steps,
                 fraction_workers=check_fraction("col_fraction_workers", col_fraction_workers), timeout_s=queue_timeout_s)
         Execution(col_execution)
 
@@ -154,8 +154,9 @@ class CollectorThread(threading.Thread):
         return version < 0 or self.local_worker.version - version >= self.broadcast_interval
 
     def _push(self, due: Callable[[int], bool], only: int | None = None) -> None:
-        if self._gather.push(self.local_worker.get_weights, due, only):
-            self.num_sent_since_broadcast = 0
+        with self._journal.reading():
+            if self._gather.push(self.local_worker.get_weights, due, only):
+                self.num_sent_since_broadcast = 0
 
     def _deliver(self, rollouts: list[Rollout]) -> None:
         """Book what arrived and queue it as one item; wait where the queue is full."""
@@ -167,8 +168,10 @@ class CollectorThread(threading.Thread):
             return
         # Booked before it is put: the learner may have used it before put() returns.
         self._ledger.move(num_steps, "in_flight", "queued")
+        with self._journal.reading():
+            version = self.local_worker.version
         while not self.stopped:  # what is not put, stop() books as dropped
-            if self.queue.put((item, self.local_worker.version), POLL_INTERVAL_S):
+            if self.queue.put((item, version), POLL_INTERVAL_S):
                 return
 
     def get(self) -> tuple[list[Rollout], int]:
@@ -206,6 +209,7 @@ class CollectorThread(threading.Thread):
     def interrupt(self) -> None:
         """Signal: end what the workers are collecting at their next step; no data comes any more."""
         self._closing.set()
+        self._journal.release()
         self.local_worker.interrupt()
         for handle in self.remote_workers:
             handle.signal(CWorker.interrupt)
@@ -264,10 +268,11 @@ class GWorker(Worker):
         self._runtime = runtime or ThreadRuntime()
         self._point = self._runtime.points(f"GWorker {index_worker}", incarnation)
         self._incarnation = incarnation
+        self._journal = self._runtime.journal(f"GWorker {index_worker}", incarnation)
         self.col_workers = col_workers_factory(
             index_parent=index_worker, local_device=check_device(device), runtime=self._runtime,
             col_execution=col_execution, col_communication=col_communication, initial_weights=initial_weights,
-            collects=collects, first_incarnation=_INCARNATIONS * incarnation)
+            collects=collects, first_incarnation=_INCARNATIONS * incarnation, journal=self._journal)
         self.local_worker: CWorker = self.col_workers.local_worker()
         self.remote_workers: list[Handle[CWorker]] = self.col_workers.remote_workers()
         self.actor, self.algo, self.storage = self.local_worker.actor, self.local_worker.algo, self.local_worker.storage
@@ -404,7 +409,7 @@ class GWorker(Worker):
         if self._point is not None and self._point("update") and gradients is not None:
             gradients = [torch.full_like(gradient, torch.nan) for gradient in gradients]
         info: dict[str, float] | None = None
-        with self.local_worker.lock:
+        with self._journal.writing():
             try:
                 info = self.algo.apply_gradients(gradients)
             except NonFiniteUpdateError:
@@ -461,7 +466,7 @@ class GWorker(Worker):
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=batch.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
-            fault=self._fault, skipped=skipped)
+            part=self._journal.take(), fault=self._fault, skipped=skipped)
 
     def skip_remaining(self) -> None:
         """Give up what is left of the current item; steps that no gradient has used are dropped."""
@@ -506,7 +511,7 @@ class GWorker(Worker):
         Returns:
             The path.
         """
-        with self.local_worker.lock:
+        with self._journal.lock:
             state = {"format": 1, "version": self.actor_version, "acting_state": self.algo.acting_state()}
         torch.save(state, fname)
         return fname

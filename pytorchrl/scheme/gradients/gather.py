@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from pytorchrl.errors import CollectionError
-from pytorchrl.runtime import Handle, Runtime
+from pytorchrl.runtime import Handle, Journal, Runtime
+from pytorchrl.scheme import codecs
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.messages import Rollout, Weights
 from pytorchrl.scheme.supervisor import Requests, Supervisor
@@ -16,6 +20,15 @@ from pytorchrl.scheme.supervisor import Requests, Supervisor
 POLL_INTERVAL_S = 0.1
 
 Deliver = Callable[[list[Rollout]], None]
+
+
+def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
+    """Env steps, version, a checksum of actions and rewards, and steps if it was cut short."""
+    checksum = 0
+    for array in (rollout.data.action, rollout.data.reward):
+        checksum = zlib.crc32(
+            array.frame if isinstance(array, codecs.Compressed) else np.ascontiguousarray(array).data, checksum)
+    return rollout.num_env_steps, rollout.weights_version, checksum, rollout.num_steps if rollout.preempted else 0
 
 
 class Gather(Protocol):
@@ -48,12 +61,15 @@ class LocalGather:
     """The local worker collects with the learner's own parameters, so there is nothing to push."""
 
     def __init__(self, local_worker: CWorker) -> None:
-        self._local_worker = local_worker
+        self._local_worker, self._journal = local_worker, local_worker.journal
         self.pushes = self.restarts = self.delivered_by_lost = 0
 
     def step(self, deliver: Deliver) -> None:
         """Collect one rollout in the caller's thread."""
-        deliver([self._local_worker.collect()])
+        rollout = self._local_worker.collect()
+        if self._journal.is_kept:
+            self._journal.note("answer", 0, *_numbers_of(rollout))
+        deliver([rollout])
 
     def push(self, weights: Callable[[], Weights], due: Callable[[int], bool], only: int | None = None) -> bool:
         """Nothing: it shares the learner's parameters."""
@@ -75,12 +91,14 @@ class _RemoteGather:
         workers: The remote workers; replacements take the place of lost ones.
         runtime: Where they run.
         supervisor: Decides about lost workers.
+        journal: That of the GWorker.
         refresh: Called with a worker's index before it is asked again: the moment for new weights.
     """
 
-    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor,
+    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, journal: Journal,
                  refresh: Callable[[int], object]) -> None:
         self._workers, self._runtime, self._supervisor, self._refresh = workers, runtime, supervisor, refresh
+        self._journal = journal
         self._delivered = [0] * len(workers)  # env steps, by the present incarnation
         self.delivered_by_lost = 0
         # Weights wait here for their worker's next request, which carries them.
@@ -91,7 +109,7 @@ class _RemoteGather:
         self._num_requests = [0] * len(workers)
         # Touched by the collecting thread only, or after it has ended.
         self._in_flight: Requests[Rollout] = Requests(
-            runtime, supervisor, lambda rollout: rollout.collect_s, self._forget, self._ask_replacement)
+            runtime, supervisor, journal, lambda rollout: rollout.collect_s, _numbers_of, self._forget, self._ask_replacement)
         self._arrived: dict[int, Rollout] = {}  # of a round that is not complete yet
         self._reference: tuple[int, object] | None = None
 
@@ -116,8 +134,15 @@ class _RemoteGather:
         weights, self._outbox[index] = self._outbox[index], None
         self._num_requests[index] += 1
         self.pushes += weights is not None
+        self._cut_as_recorded(index)
         # The reference is resolved on the way: the worker receives a `Weights`.
         self._in_flight.add(index, self._workers[index].submit(CWorker.collect, weights))  # type: ignore[arg-type]
+
+    def _cut_as_recorded(self, index: int) -> None:
+        """A rollout that was cut short in the run that is replayed ends at the same step again."""
+        recorded = self._journal.upcoming_of("answer", index)
+        if recorded is not None and recorded[-1]:
+            self._workers[index].submit(CWorker.preempt, self._num_requests[index], recorded[-1])
 
     @property
     def restarts(self) -> int:
@@ -153,16 +178,16 @@ class Barrier(_RemoteGather):
     """One rollout from each worker, all with the same weights.
 
     Args:
-        workers, runtime, supervisor, refresh: See `_RemoteGather`.
+        workers, runtime, supervisor, journal, refresh: See `_RemoteGather`.
         fraction_workers: Share of workers that must have finished before the rest are told to stop.
         min_steps: Steps in each environment that a worker told to stop collects all the same.
         timeout_s: How long a round may take.
     """
 
-    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor,
+    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, journal: Journal,
                  refresh: Callable[[int], object], *, fraction_workers: float, min_steps: int,
                  timeout_s: float = 300.0) -> None:
-        super().__init__(workers, runtime, supervisor, refresh)
+        super().__init__(workers, runtime, supervisor, journal, refresh)
         self._timeout_s = timeout_s
         self._enough = math.ceil(fraction_workers * len(workers) - 1e-9)
         self._min_steps = min_steps
@@ -184,7 +209,7 @@ class Barrier(_RemoteGather):
                 missing = ", ".join(self._workers[index].name for index in self._in_flight.owners())
                 raise CollectionError(f"no rollout from {missing} within {self._timeout_s:.1f} s; raise queue_timeout_s "
                                       "if one takes longer")
-            if len(done) >= self._enough:
+            if len(done) >= self._enough and self._journal.upcoming() is None:  # else it is known who is cut short, and where
                 for index in self._in_flight.owners():
                     self._workers[index].signal(CWorker.preempt, self._num_requests[index], self._min_steps)
         self._arrived = {}
@@ -195,13 +220,13 @@ class OnArrival(_RemoteGather):
     """Workers never wait: each is asked again as soon as its result is handed on.
 
     Args:
-        workers, runtime, supervisor, refresh: See `_RemoteGather`.
+        workers, runtime, supervisor, journal, refresh: See `_RemoteGather`.
         col_in_flight: Requests that each worker always has.
     """
 
-    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor,
+    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, journal: Journal,
                  refresh: Callable[[int], object], *, col_in_flight: int) -> None:
-        super().__init__(workers, runtime, supervisor, refresh)
+        super().__init__(workers, runtime, supervisor, journal, refresh)
         self._col_in_flight, self._started = col_in_flight, False
 
     def step(self, deliver: Deliver) -> None:

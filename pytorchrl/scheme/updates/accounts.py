@@ -12,6 +12,7 @@ import numpy as np
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.errors import NonFiniteUpdateError
+from pytorchrl.runtime import Part
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 from pytorchrl.scheme.messages import Gradients
 
@@ -43,6 +44,9 @@ class Accounts:
         self._info: dict[str, float] = {}
         self._info_weight = 0.0
         self._new_updates = 0
+        self._parts: list[tuple[str, int, Part]] = []
+        self.last_info: Mapping[str, float] = {}
+        """The algorithm's statistics of the last update; empty if it was skipped."""
         self._faults: list[str] = []  # of the updates skipped since the last one that was made
         self._skipped_in_a_row = 0
         self.updates = 0
@@ -62,6 +66,8 @@ class Accounts:
                 self._lags_collect[lag_queued] += 1
             self._episodes.extend(gradients.episodes)
             self._timings.update(gradients.timings)
+            if gradients.part is not None:
+                self._parts.append((f"GWorker {gradients.worker}", gradients.incarnation, gradients.part))
             self.grads_received += 1
         self._own.move(gradients.num_new_samples, "sent", "in_flight")
 
@@ -76,6 +82,7 @@ class Accounts:
             for part in gradients:
                 self._grad_lags[version - part.weights_version] += 1
             self.updates += 1
+            self.last_info = info
             self._new_updates += 1
             self._skipped_in_a_row = 0
             for name, value in info.items():
@@ -96,6 +103,7 @@ class Accounts:
                 self._faults = []
             self._faults += faults
             self._skipped_in_a_row += 1
+            self.last_info = {}
             self.updates_skipped_nan += 1
             self.samples_skipped_nan += sum(part.num_samples for part in gradients)
             updates, in_a_row = self.updates, self._skipped_in_a_row
@@ -142,6 +150,12 @@ class Accounts:
             info = {name: total / weight for name, total in self._info.items()}
             updates, self._new_updates, self._info, self._info_weight = self._new_updates, 0, {}, 0.0
             return updates, info
+
+    def take_parts(self) -> list[tuple[str, int, Part]]:
+        """(worker, incarnation, part) of the journals that came with gradients since the last call."""
+        with self._lock:
+            parts, self._parts = self._parts, []
+            return parts
 
     def take_episodes(self) -> list[Episode]:
         """Episodes that ended since the last call."""

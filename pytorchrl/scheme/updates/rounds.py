@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.runtime import Future, Handle, Runtime
+from pytorchrl.runtime import Future, Handle, Journal, Runtime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
+from pytorchrl.scheme.record import checksum_of
 from pytorchrl.scheme.supervisor import Requests, Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
 
@@ -73,6 +74,11 @@ def book(accounts: Accounts, parts: Sequence[Gradients], version: int, info: Map
         accounts.apply(parts, version, {**info, **applied})
 
 
+def _numbers_of(answer: Any) -> tuple[int, ...]:
+    """What of a gradient is the same whenever the run is repeated."""
+    return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
+
+
 def _seconds_of(answer: Any) -> float:
     """How long a gradient took its worker, waiting for data included; 0 for other answers."""
     return answer.timings.get("wait", 0.0) + answer.timings.get("grad", 0.0) if isinstance(answer, Gradients) else 0.0
@@ -119,13 +125,14 @@ class _RemoteRound:
     """What all rounds with remote GWorkers share: requests with weights that are put once per version."""
 
     def __init__(self, local_worker: GWorker, workers: Sequence[Handle[GWorker]], runtime: Runtime,
-                 accounts: Accounts, request_timeout_s: float, supervisor: Supervisor) -> None:
+                 accounts: Accounts, request_timeout_s: float, supervisor: Supervisor, journal: Journal) -> None:
         self._local, self._workers, self._runtime, self._accounts = local_worker, workers, runtime, accounts
         self._timeout_s, self._supervisor = request_timeout_s, supervisor
         self._reference: tuple[int, Any] | None = None
         self._versions = [-1] * len(workers)
         # Touched by the thread that steps only, or after it has ended.
-        self._in_flight: Requests[Gradients] = Requests(runtime, supervisor, _seconds_of, self._lost, self._replaced)
+        self._in_flight: Requests[Gradients] = Requests(
+            runtime, supervisor, journal, _seconds_of, _numbers_of, self._lost, self._replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
         """A reference to the newest weights if the worker lacks them; it receives a `Weights`."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pytorchrl.errors import StoppedError, WorkerLostError
+from pytorchrl.errors import ReplayError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, PARALLEL, Communication, Execution, Worker
 from pytorchrl.scheme.gradients.g_worker import GWorker
@@ -16,6 +16,7 @@ from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.record import DRIVER, Record, RecordWriter, checksum_of
 from pytorchrl.scheme.supervisor import Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
 from pytorchrl.scheme.updates.rounds import AsyncRound, CentralRound, DecentralisedRound, Round, SyncRound
@@ -43,6 +44,7 @@ class UpdaterThread(threading.Thread):
         self.progressed = runtime.make_event()
         self.failure: BaseException | None = None
         self.before_step: Callable[[], None] = lambda: None
+        self.after_step: Callable[[], None] = lambda: None
 
     @property
     def stopped(self) -> bool:
@@ -56,6 +58,7 @@ class UpdaterThread(threading.Thread):
         try:
             self.before_step()
             self._round.step()
+            self.after_step()
         except BaseException as failure:
             self.failure = failure
             raise
@@ -89,6 +92,8 @@ class UWorker(Worker):
         target_steps: End of the experiment in env steps; schedules follow the steps used so far.
         request_timeout_s: How long a gradient worker may take for one request before it is taken for hung.
         on_worker_failure: What becomes of lost gradient workers; see `Supervisor`.
+        record: The file that the run is recorded in.
+        replay: The record that the run is to follow.
 
     Attributes:
         grad_workers: The GWorkerSet.
@@ -100,7 +105,8 @@ class UWorker(Worker):
     def __init__(self, grad_workers_factory: Callable[..., GWorkerSet], index_worker: int = 0, *,  # noqa: PLR0913
                  grad_execution: Execution | str = "Central", grad_communication: Communication | str = "synchronous",
                  distribute_gradients: bool = False, device: str | None = None, runtime: Runtime | None = None,
-                 target_steps: int = 1, request_timeout_s: float = 600.0, on_worker_failure: str = "restart") -> None:
+                 target_steps: int = 1, request_timeout_s: float = 600.0, on_worker_failure: str = "restart",
+                 record: RecordWriter | None = None, replay: Record | None = None) -> None:
         super().__init__(index_worker)
         self._runtime = runtime or ThreadRuntime()
         self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
@@ -108,6 +114,8 @@ class UWorker(Worker):
         self.remote_workers = self.grad_workers.remote_workers()
         self.accounts = Accounts()
         self._target_steps = target_steps
+        self._journal = self._runtime.journal(DRIVER)
+        self._record, self._replay = record, replay
         parallel = Execution(grad_execution) is PARALLEL
         asynchronous = Communication(grad_communication) is ASYNC
         self._in_thread = asynchronous and not parallel
@@ -120,9 +128,9 @@ class UWorker(Worker):
             supervisor = Supervisor(self.remote_workers, self.grad_workers.replace, self._runtime,
                                     "raise" if distribute_gradients else on_worker_failure, request_timeout_s)
             self._round = kind(self.local_worker, self.remote_workers, self._runtime, self.accounts, request_timeout_s,
-                               supervisor)
+                               supervisor, self._journal)
         self.updater = UpdaterThread(self._round, self._runtime)
-        self.updater.before_step = self._follow_schedules
+        self.updater.before_step, self.updater.after_step = self._before_update, self._after_update
         self._final: LedgerSnapshot | None = None
 
     def ready(self) -> int:
@@ -130,11 +138,35 @@ class UWorker(Worker):
         self.grad_workers.wait_ready()
         return self.local_worker.ready()
 
-    def _follow_schedules(self) -> None:
+    @property
+    def replay_is_over(self) -> bool:
+        """Whether a replayed run has made all updates of its record, and no error is to follow."""
+        return self._replay is not None and not self._replay.failed and self._num_rounds >= self._replay.updates
+
+    @property
+    def _num_rounds(self) -> int:
+        return self.accounts.updates + self.accounts.updates_skipped_nan
+
+    def _before_update(self) -> None:
+        if self._replay is not None and self.replay_is_over:
+            raise ReplayError(f"the record {self._replay.path!r} ends after {self._replay.updates} updates")
         algo = self.local_worker.algo
-        if algo.schedules:
-            with self.local_worker.local_worker.lock:  # the user may be ending a schedule now
+        with self.local_worker.local_worker.journal.writing():  # the user may be ending a schedule now
+            if algo.schedules:
                 algo.follow_schedules(self.accounts.consumed_unique, self._target_steps)
+
+    def _after_update(self) -> None:
+        if self._journal.is_kept:
+            self._journal.note("update", self._num_rounds, checksum_of(self.accounts.last_info))
+        self._write_record()
+
+    def _write_record(self) -> None:
+        if self._record is not None:
+            for worker, incarnation, part in self.accounts.take_parts():
+                self._record.add(worker, incarnation, part)
+            own = self._journal.take()
+            assert own is not None
+            self._record.add(DRIVER, 0, own)
 
     def step(self) -> dict[str, float]:
         """Make one update; where updates are made by a thread, wait until at least one more was made.
@@ -195,6 +227,7 @@ class UWorker(Worker):
         """End all threads and workers; the final account, in which nothing is in flight or queued. Idempotent."""
         if self._final is not None:
             return self._final
+        failed = self.updater.failure is not None
         self.updater.signal_stop()
         for handle in self.remote_workers:
             handle.signal(GWorker.interrupt)
@@ -208,5 +241,8 @@ class UWorker(Worker):
             self.accounts.close(index, outcome.value)
         self.accounts.close(0, self.local_worker.stop())
         self.grad_workers.kill_remote()
+        if self._record is not None:
+            self._write_record()
+            self._record.close(failed)
         self._final = self.accounts.settle()
         return self._final

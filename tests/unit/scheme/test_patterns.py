@@ -65,7 +65,7 @@ def test_collectors_have_the_weights_of_the_server(pattern, make_scheme, one_bat
     apply = server.apply_gradients
 
     def apply_and_remember(*args, **kwargs):
-        with server.local_worker.lock:
+        with server.local_worker.journal.lock:
             info = apply(*args, **kwargs)
             states[server.actor_version] = server.get_weights().state
         return info

@@ -1,0 +1,163 @@
+"""The file that a run is recorded in and replayed from.
+
+One JSON value a line. The first says what was run; then, with each update, what workers' journals have noted since the
+last: `[worker, incarnation, events, turns]`; the last says how the run ended, if it did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytorchrl.agent.options import Factory
+from pytorchrl.errors import ConfigError
+from pytorchrl.runtime import Part
+
+FORMAT = "pytorchrl record 1"
+
+DRIVER = "UWorker"
+"""Whose journal has an event for every update."""
+
+# Where and how fast a run went, not what it computed.
+_NOT_COMPARED = {"runtime", "address", "schedule_seed", "costs", "record", "replay", "keep_bad_batches", "queue_timeout_s",
+                 "worker_timeout_s", "col_worker_resources", "grad_worker_resources"}
+
+
+def checksum_of(info: Mapping[str, float]) -> int:
+    """Of all statistics of an update, bit for bit: a gradient that differs anywhere has another norm."""
+    return zlib.crc32(struct.pack(f"{len(info)}d", *(info[name] for name in sorted(info))))
+
+
+class RecordWriter:
+    """Writes a record, a line at once, so that a killed run has all but its last update in it.
+
+    Args:
+        path: The file; it must not exist.
+        settings: Of the scheme.
+        agent: name -> factory of each part of the agent.
+        target_steps: Which schedules follow.
+
+    Raises:
+        ConfigError: It exists, or cannot be written.
+    """
+
+    def __init__(self, path: str, settings: Mapping[str, Any], agent: Mapping[str, Any], target_steps: int) -> None:
+        try:
+            self._file = open(path, "x", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by `close`
+        except FileExistsError:
+            raise ConfigError(f"record {path!r} exists already; give another name, or remove it") from None
+        except OSError as error:
+            raise ConfigError(f"record {path!r} cannot be written: {error}") from error
+        self._write({"format": FORMAT, "settings": settings, "agent": describe(agent), "target_steps": target_steps,
+                     "machine": _machine()})
+
+    def add(self, worker: str, incarnation: int, part: Part) -> None:
+        """Some of a worker's journal."""
+        if part.events or part.turns:
+            self._write([worker, incarnation, part.events, part.turns])
+
+    def close(self, failed: bool) -> None:
+        """The run has ended."""
+        self._write({"end": "failed" if failed else "stopped"})
+        self._file.close()
+
+    def _write(self, value: Any) -> None:
+        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a file says about a run."""
+
+    path: str
+    settings: dict[str, Any]
+    agent: dict[str, dict[str, str]]
+    target_steps: int
+    machine: dict[str, str]
+    parts: dict[tuple[str, int], Part]
+    """By worker and incarnation."""
+    failed: bool
+    """Whether an error ended it; it is raised again where it was raised then."""
+
+    @property
+    def updates(self) -> int:
+        """Updates made, or skipped."""
+        part = self.parts.get((DRIVER, 0), Part([], []))
+        return sum(event[0] == "update" for event in part.events)
+
+    def check(self, settings: Mapping[str, Any], agent: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` if it is of another scheme or agent: all differences, with both values."""
+        problems = [f"{name} was {self.settings.get(name)!r}, now it is {value!r}"
+                    for name, value in _as_json(settings).items()
+                    if name not in _NOT_COMPARED and self.settings.get(name) != value]
+        for part, options in describe(agent).items():
+            recorded = self.agent.get(part, {})
+            problems += [f"{part}: {name} was {recorded.get(name)}, now it is {options.get(name)}"
+                         for name in {**recorded, **options} if recorded.get(name) != options.get(name)]
+        if problems:
+            raise ConfigError(f"replay {self.path!r} is of another run: {'; '.join(problems)}")
+
+    def warning(self) -> str:
+        """Why the run may come out otherwise on this machine; empty if nothing speaks for it."""
+        now = _machine()
+        other = [f"{name} {self.machine.get(name)} instead of {now[name]}" for name in now if self.machine.get(name) != now[name]]
+        return f"the record was made with {', '.join(other)}; results may differ in their last bits" if other else ""
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """Read a record; a last line that a killed run left half written does not count.
+
+    Raises:
+        ConfigError: There is no such file, or it is no record.
+    """
+    name = os.fspath(path)
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"replay {name!r} cannot be read: {error}") from error
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+    try:
+        head, *rest = map(json.loads, lines)
+        if head["format"] != FORMAT:
+            raise ConfigError(f"replay {name!r} has the format {head['format']!r}; this version reads {FORMAT!r}")
+        failed = bool(rest) and isinstance(rest[-1], dict) and rest.pop()["end"] == "failed"
+        parts: dict[tuple[str, int], Part] = {}
+        for worker, incarnation, events, turns in rest:
+            part = parts.setdefault((worker, incarnation), Part([], []))
+            part.events.extend(map(tuple, events))
+            part.turns.extend(turns)
+        return Record(name, head["settings"], head["agent"], head["target_steps"], head["machine"], parts, failed)
+    except ConfigError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"replay {name!r} is no record of a run: {error!r}") from error
+
+
+def describe(agent: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Name -> option -> its text, of each factory; addresses in memory and folders of logs do not count."""
+    return {name: {"class": factory.cls.__name__, **{
+        key: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for key, value in vars(factory.options).items() if key != "log_dir"}}
+        for name, factory in agent.items() if isinstance(factory, Factory)}
+
+
+def _machine() -> dict[str, str]:
+    from pytorchrl import __version__
+
+    return {"pytorchrl": __version__, "torch": torch.__version__, "numpy": np.__version__,
+            "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
+
+
+def _as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))

@@ -1,0 +1,345 @@
+"""A run that was recorded, on threads or simulated, is repeated from its record: bit for bit, or the first difference is named."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+import torch
+
+from pytorchrl import ASYNC, PPO, SYNC, Learner, VecEnv, linear
+from pytorchrl.envs.testing import FaultyEnv
+from pytorchrl.errors import ConfigError, EnvError, NonFiniteUpdateError, ReplayError, WorkerLostError
+
+ALL_ASYNC = {"num_col_workers": 3, "col_communication": ASYNC, "num_grad_workers": 2, "grad_communication": ASYNC}
+ASYNC_COLLECTION = {"num_col_workers": 3, "col_communication": ASYNC}
+
+
+class Runs:
+    """Makes a run with a record, and the same again from it."""
+
+    def __init__(self, make_scheme, path):
+        self.make, self.path = make_scheme, str(path)
+
+    def record(self, updates=25, between=None, **settings):
+        """What a recorded run came to."""
+        scheme = self.make(record=self.path, **settings)
+        error = None
+        try:
+            while scheme.version < updates:
+                scheme.step()
+                if between is not None:
+                    between(scheme)
+        except (EnvError, WorkerLostError, NonFiniteUpdateError) as failure:
+            error = failure
+        return self._end(scheme, error)
+
+    def replay(self, between=None, **settings):
+        """What it came to when repeated."""
+        settings.pop("runtime", None), settings.pop("schedule_seed", None), settings.pop("costs", None)
+        scheme = self.make(runtime=None, replay=self.path, **settings)
+        error = None
+        try:
+            while not scheme.replay_is_over:
+                scheme.step()
+                if between is not None:
+                    between(scheme)
+        except (EnvError, WorkerLostError, NonFiniteUpdateError) as failure:
+            error = failure
+        return self._end(scheme, error)
+
+    def _end(self, scheme, error):
+        metrics, ledger = scheme.metrics(), scheme.stop()
+        assert ledger["in_flight"] == ledger["queued"] == 0
+        assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+        weights = scheme._worker.local_worker.get_weights()
+        if scheme._worker._in_thread:  # which went on after the user's last look
+            metrics = scheme.metrics()
+        return {"version": scheme._worker.actor_version, "error": error, "lag": metrics["policy_lag"],
+                "grad_lag": metrics["grad_lag"], "restarts": metrics["workers_restarted"],
+                "state": {name: torch.as_tensor(value) for name, value in weights.state.items()}}
+
+    def lines(self):
+        """The lines of the record after the first."""
+        with open(self.path, encoding="utf-8") as file:
+            return [json.loads(line) for line in file][1:]
+
+    def alter(self, change):
+        """Let `change(line)` change each line in place, until it returns true."""
+        with open(self.path, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        assert any(change(line) for line in lines[1:])
+        with open(self.path, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def twice(self, **settings):
+        """Record, replay, compare; both."""
+        first = self.record(**settings)
+        settings.pop("updates", None)
+        again = self.replay(**settings)
+        assert again["version"] == first["version"]
+        assert first["state"].keys() == again["state"].keys()
+        for name, value in first["state"].items():
+            assert torch.equal(value, again["state"][name]), name
+        assert (type(again["error"]), again["lag"], again["grad_lag"]) == (type(first["error"]), first["lag"], first["grad_lag"])
+        return first, again
+
+
+@pytest.fixture
+def runs(make_scheme, tmp_path):
+    return Runs(make_scheme, tmp_path / "run.jsonl")
+
+
+@pytest.mark.parametrize("runtime", ["threads", "simulated"])
+def test_every_pattern_is_repeated_bit_for_bit(runs, pattern, runtime):
+    runs.twice(runtime=runtime, **pattern)
+
+
+def test_the_record_is_what_is_repeated_not_the_schedule_of_the_simulation(runs, make_scheme):
+    """Without the record the simulated runtime would go another way."""
+    first, _ = runs.twice(runtime="simulated", schedule_seed=11, **ALL_ASYNC)
+    scheme = make_scheme(runtime="simulated", schedule_seed=12, **ALL_ASYNC)
+    while scheme.version < 25:
+        scheme.step()
+    assert not torch.equal(scheme.acting_state()["all"], first["state"]["all"])
+
+
+def scenario(seed):
+    """Settings of a random asynchronous run with a fault."""
+    rng = random.Random(f"record {seed}")
+    col, grad = rng.choice((2, 3)), rng.choice((1, 2, 3))
+    settings = {"num_col_workers": col, "num_grad_workers": grad, "grad_communication": rng.choice((SYNC, ASYNC)),
+                "col_communication": rng.choice((SYNC, ASYNC, ASYNC)), "runtime": "simulated", "schedule_seed": seed,
+                "on_worker_failure": rng.choice(("restart", "restart", "ignore", "raise")), "worker_timeout_s": 3.0}
+    if settings["col_communication"] is ASYNC:
+        settings |= {"col_in_flight": rng.choice((1, 2)), "queue_size": rng.choice((1, 4)), "broadcast_interval": rng.choice((1, 3))}
+    elif rng.random() < 0.5:
+        settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5}
+    settings["costs"] = {name: ("exponential", 10 ** rng.uniform(-4, -1)) for name in ("message", "step", "grad", "update")}
+    worker = rng.choice(("col.1", "col.2", "grad.1" if grad > 1 else "col.1"))
+    action = rng.choice(("kill", "kill", "hang", "delay", "nan"))
+    if action in ("delay", "nan") and grad > 1 and settings["grad_communication"] is SYNC:
+        settings["distribute_gradients"] = rng.random() < 0.5  # a rank that is lost ends the run, at a deadline of the others
+    settings["faults"] = {
+        "kill": f"kill {worker} p=0.03", "hang": f"hang {worker} @ {'grad' if 'grad' in worker else 'step'} {rng.randint(1, 20)}",
+        "delay": "delay col.* 2s p=0.05", "nan": "nan grad.* p=0.2"}[action]
+    return settings
+
+
+@pytest.mark.parametrize("seed", range(600))
+def test_random_runs_with_faults_are_repeated(runs, seed):
+    """Workers lost, hung, replaced or done without, rounds cut short, updates skipped, runs that end with an error."""
+    runs.twice(updates=8, **scenario(seed))
+
+
+def test_a_lost_worker_is_lost_again_at_the_same_event(runs):
+    """Also one whose loss has no cause within the run, as when a process is killed from outside."""
+    killed = []
+
+    def kill(scheme):
+        if scheme.version > 5 and not killed:
+            handle = scheme._worker.local_worker.remote_workers[1]
+            killed.append(handle.runtime.kill(handle))
+    settings = {"queue_size": 2, **ASYNC_COLLECTION}
+    first = runs.record(between=kill, updates=40, runtime="simulated", costs={"grad": 0.2}, **settings)
+    assert [event for line in runs.lines() if isinstance(line, list) for event in line[2] if event[0] in ("lost", "replaced")
+            ] == [["lost", 1], ["replaced", 1]]
+    again = runs.replay(**settings)
+    assert first["restarts"] == again["restarts"] == 1
+    assert torch.equal(first["state"]["all"], again["state"]["all"])
+
+
+def test_an_error_is_raised_again_where_it_was_raised(runs):
+    settings = {"env_fn": FaultyEnv, "env_kwargs": {"fault": "step", "at": 60}, **ALL_ASYNC}
+    first, again = runs.twice(runtime="threads", updates=1000, **settings)
+    assert isinstance(first["error"], EnvError)
+    assert str(again["error"]) == str(first["error"])
+
+
+@pytest.mark.parametrize("settings", [{**ASYNC_COLLECTION, "grad_communication": ASYNC}, ALL_ASYNC], ids=["thread", "caller"])
+def test_what_the_user_changes_is_changed_at_the_same_update(runs, settings):
+    """Where updates are made by a thread, the user's change falls between any two of them."""
+    algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-2, 0.0))
+
+    def change_once(scheme):
+        if len(versions) % 2 == 0 and scheme.version >= 5:
+            versions.append(scheme.version)
+            scheme.update_algorithm_parameter("lr", 1e-4)
+            versions.append(scheme.version)
+    versions = []
+    first = runs.record(between=lambda scheme: versions or change_once(scheme), updates=40, algo=algo, runtime="threads", **settings)
+    recorded, versions[:] = list(versions), []
+    again = runs.replay(between=lambda scheme: versions or change_once(scheme), algo=algo, **settings)
+    assert recorded
+    assert torch.equal(first["state"]["all"], again["state"]["all"])
+    unchanged = runs.make(algo=algo, runtime=None, replay=runs.path, **settings)
+    with pytest.raises(ReplayError, match="follow its record|differs from its record"):
+        for _ in range(1000):
+            unchanged.step()
+
+
+def test_a_run_that_was_killed_is_repeated_as_far_as_its_record_goes(runs):
+    """The last line may be half written."""
+    first = runs.record(runtime="threads", **ALL_ASYNC)
+    with open(runs.path, encoding="utf-8") as file:
+        whole = file.read()
+    cut = whole[:whole.rindex('["UWorker"') + 9]
+    with open(runs.path, "w", encoding="utf-8") as file:
+        file.write(cut)
+    again = runs.replay(**ALL_ASYNC)
+    assert first["version"] - 2 <= again["version"] < first["version"]
+
+
+def test_after_its_end_a_replayed_run_does_not_go_on(runs, make_scheme):
+    runs.record(updates=3, runtime="threads", **ALL_ASYNC)
+    scheme = make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC)
+    while not scheme.replay_is_over:
+        scheme.step()
+    with pytest.raises(ReplayError, match="ends after 3 updates"):
+        scheme.step()
+
+
+def test_a_replay_may_be_left_before_its_end(runs, make_scheme, check_ledger):
+    runs.record(runtime="threads", **ALL_ASYNC)
+    scheme = make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC)
+    for _ in range(5):
+        scheme.step()
+    scheme.stop()
+    check_ledger(scheme)
+
+
+# The first difference is named.
+
+
+def test_another_event_is_named(runs):
+    runs.record(runtime="threads", **ALL_ASYNC)
+
+    def change(line):  # the third answer that the driver took came from the other worker
+        if line[0] == "UWorker" and line[2][-1][:2] == ["update", 3]:
+            line[2][0][1] = 1 - line[2][0][1]
+            return True
+        return False
+    runs.alter(change)
+    with pytest.raises(ReplayError, match="differs from its record at event .* of UWorker: recorded was answer|follow its record"):
+        runs.replay(**ALL_ASYNC)
+
+
+def test_another_turn_is_named(runs):
+    runs.record(runtime="threads", **ASYNC_COLLECTION)
+
+    def change(line):
+        if line[0] == "GWorker 0" and sum(line[3]) > 0 and line[2]:
+            line[3][line[3].index(max(line[3]))] += 1000
+            return True
+        return False
+    runs.alter(change)
+    with pytest.raises(ReplayError, match="(?s)event .* of GWorker 0: recorded was|waits for its turn to write the parameters of GWorker 0"):
+        runs.replay(**ASYNC_COLLECTION)
+
+
+def test_an_environment_that_does_not_repeat_is_named(runs):
+    class Drawn(FaultyEnv):
+        offsets = iter([0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1])  # the probes' and the first run's; the second run's
+
+        def __init__(self):
+            super().__init__("step", at=10**6)
+            self._offset = next(self.offsets)
+    settings = {"envs": VecEnv.create_factory(Drawn), **ASYNC_COLLECTION}
+    runs.record(runtime="threads", **settings)
+    Drawn.offsets = iter([1] * 100)
+    with pytest.raises(ReplayError, match="at event 1 of GWorker 0: recorded was answer"):
+        runs.replay(**settings)
+
+
+def test_other_numbers_in_an_update_are_named(runs, monkeypatch):
+    runs.record(runtime="threads", **ASYNC_COLLECTION)
+    right = PPO.compute_gradients
+
+    def compute(self, batch):
+        grads, info = right(self, batch)
+        return [grad * (1 + 1e-6) for grad in grads], info
+    monkeypatch.setattr(PPO, "compute_gradients", compute)
+    with pytest.raises(ReplayError, match="at event 1 of UWorker: recorded was update 1"):
+        runs.replay(**ASYNC_COLLECTION)
+
+
+# The file.
+
+
+def test_a_record_is_of_its_run_only(runs, make_scheme):
+    runs.record(updates=3, runtime="threads", **ALL_ASYNC)
+    with pytest.raises(ConfigError, match=r"num_col_workers was 3, now it is 2.*algo_factory: lr was 0.001, now it is 0.01"):
+        make_scheme(runtime=None, replay=runs.path, algo=PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-2),
+                    **(ALL_ASYNC | {"num_col_workers": 2}))
+    with pytest.raises(ConfigError, match="seed was 1, now it is 2"):
+        make_scheme(runtime=None, replay=runs.path, seed=2, **ALL_ASYNC)
+    assert make_scheme(runtime=None, replay=runs.path, seed=None, **ALL_ASYNC).seed == 1
+    with pytest.raises(ConfigError, match="1 target steps, now they are 500"):
+        make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC).start(500)
+
+
+def test_a_record_from_another_machine_warns(runs, make_scheme):
+    runs.record(updates=3, runtime="threads", **ALL_ASYNC)
+    with open(runs.path, encoding="utf-8") as file:
+        text = file.read()
+    with open(runs.path, "w", encoding="utf-8") as file:
+        file.write(re.sub(r'"torch":"[^"]*"', '"torch":"1.0"', text))
+    with pytest.warns(UserWarning, match="made with torch 1.0 instead of"):
+        make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC)
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[1]", "nonsense\n", '{"format": "other"}\n',
+                                     '{"format": "pytorchrl record 1"}\n[1, 2]\n', "\0\n"])
+def test_what_is_no_record_is_refused(make_scheme, tmp_path, content):
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match="replay .*file"):
+        make_scheme(runtime=None, replay=path)
+
+
+def test_a_record_is_never_overwritten_and_its_place_is_checked(make_scheme, tmp_path):
+    (tmp_path / "there").write_text("precious")
+    with pytest.raises(ConfigError, match="exists already"):
+        make_scheme(record=tmp_path / "there").start()
+    assert (tmp_path / "there").read_text() == "precious"
+    with pytest.raises(ConfigError, match="cannot be written"):
+        make_scheme(record=tmp_path / "no folder" / "file").start()
+    for wrong in (3, "", True):
+        with pytest.raises(ConfigError, match="record must be the path of a file"):
+            make_scheme(record=wrong)
+
+
+def test_contradictions_are_refused(make_scheme, runs):
+    runs.record(updates=2)
+    for settings, text in (
+            ({"runtime": "threads"}, "leave out runtime='threads'"), ({"runtime": None, "record": "x"}, "leave one out"),
+            ({"runtime": None, "schedule_seed": 3}, "schedule_seed would be ignored"),
+            ({"runtime": None, "costs": {"step": 1.0}}, "costs would be ignored")):
+        with pytest.raises(ConfigError, match=text):
+            make_scheme(replay=runs.path, **settings)
+
+
+def test_a_record_is_small(runs):
+    """Some ten bytes a message, whatever the rollouts and gradients weigh."""
+    runs.record(updates=50, runtime="threads", hidden=(256, 256), **ALL_ASYNC)
+    events = sum(len(line[2]) for line in runs.lines() if isinstance(line, list))
+    with open(runs.path, encoding="utf-8") as file:
+        size = len(file.read()) - len(file.name)
+    assert events > 100
+    assert size / events < 100
+
+
+def test_a_learner_replays_to_the_end_of_the_record(make_scheme, tmp_path):
+    """With a schedule that follows the target, and evaluations beside training."""
+    algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-2, 0.0))
+    results = []
+    for settings in ({"record": tmp_path / "run.jsonl", "runtime": "threads"}, {"replay": tmp_path / "run.jsonl", "runtime": None}):
+        scheme = make_scheme(algo=algo, **ALL_ASYNC, **settings)
+        with Learner(scheme, 2_000, progress=False) as learner:
+            learner.train()
+            results.append((learner.updates, scheme.acting_state()["all"]))
+    assert results[0][0] == results[1][0] > 10
+    assert torch.equal(results[0][1], results[1][1])
