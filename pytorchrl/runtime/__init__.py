@@ -9,13 +9,13 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, BoundedQueue, Future, Handle, Outcome, Runtime
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.faults import FaultPlan
-from pytorchrl.runtime.journal import Journal, Part
+from pytorchrl.runtime.journal import Journal, Part, WorkersPart
 from pytorchrl.runtime.threads import ThreadRuntime
 
 RUNTIMES = ("ray", "threads", "simulated")
 
 __all__ = ["DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Collective", "FaultPlan", "Future", "Handle", "Journal",
-           "Outcome", "Part", "Runtime", "ThreadRuntime", "make_runtime"]
+           "Outcome", "Part", "Runtime", "ThreadRuntime", "WorkersPart", "make_runtime"]
 
 
 def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,

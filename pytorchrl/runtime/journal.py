@@ -28,6 +28,10 @@ class Part(NamedTuple):
     """How often one thread read the parameters before each write of the other; -1 - that, where the user wrote."""
 
 
+WorkersPart = tuple[str, int, Part]
+"""(worker, incarnation, part of its journal)."""
+
+
 class Journal:
     """The journal of one worker. This one notes nothing and decides nothing.
 

@@ -37,6 +37,10 @@ class _Actor:
         self.last_arrival = 0.0
         self.dead = False
 
+    def deliver_next(self) -> None:
+        """The oldest message on its way arrives."""
+        self.on_the_way.popleft()()
+
 
 class _Result:
     """What a call will have brought."""
@@ -264,10 +268,13 @@ class SimulatedRuntime(Runtime):
 
     def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
         """Deliver to or from a worker after the latency of a message; none overtakes another."""
+        if self._replay is not None:  # at once: what was sent before its sender died may have arrived
+            deliver()
+            return
         now = self.schedule.now
         actor.last_arrival = max(actor.last_arrival, now + self._costs.draw("message", actor.name))
         actor.on_the_way.append(deliver)  # several may arrive at the same moment
-        self.schedule.later(actor.last_arrival - now, lambda: actor.on_the_way.popleft()())
+        self.schedule.later(actor.last_arrival - now, actor.deliver_next)
 
     def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         """Queue a method call on a worker."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.runtime import Part
+from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.ledger import LedgerSnapshot
 
 Moments = tuple[Any, Any, Any]
@@ -85,8 +85,8 @@ class Gradients:
     counters: dict[str, int] = field(default_factory=dict)
     """Totals by name: weight pushes, bytes."""
     incarnation: int = 0
-    part: Part | None = None
-    """What its sender's journal noted since the last message."""
+    part: WorkersPart | None = None
+    """(sender, incarnation, what its journal noted since the last message)."""
     fault: str = ""
     """What is not finite in its loss or its own gradient, who says so, and where the batch is kept; else empty."""
     skipped: bool = False

@@ -1,19 +1,21 @@
 """The file that a run is recorded in and replayed from.
 
-One JSON value a line. The first says what was run; then, with each update, what workers' journals have noted since the
-last: `[worker, incarnation, events, turns]`; the last says how the run ended, if it did.
+One JSON value a line. The first says what was run; then there is one for each update: what workers' journals have noted
+since the last, `[[worker, incarnation, events, turns], ...]`; the last says how the run ended, if it did.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ import torch
 
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
-from pytorchrl.runtime import Part
+from pytorchrl.runtime import Part, WorkersPart
 
 FORMAT = "pytorchrl record 1"
+
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 DRIVER = "UWorker"
 """Whose journal has an event for every update."""
@@ -62,10 +66,9 @@ class RecordWriter:
         self._write({"format": FORMAT, "settings": settings, "agent": describe(agent), "target_steps": target_steps,
                      "machine": _machine()})
 
-    def add(self, worker: str, incarnation: int, part: Part) -> None:
-        """Some of a worker's journal."""
-        if part.events or part.turns:
-            self._write([worker, incarnation, part.events, part.turns])
+    def add(self, parts: Iterable[WorkersPart]) -> None:
+        """What journals noted since the last call."""
+        self._write([[worker, incarnation, *part] for worker, incarnation, part in parts if part.events or part.turns])
 
     def close(self, failed: bool) -> None:
         """The run has ended."""
@@ -73,7 +76,7 @@ class RecordWriter:
         self._file.close()
 
     def _write(self, value: Any) -> None:
-        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+        self._file.write(_to_json(value) + "\n")
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class Record:
     failed: bool
     """Whether an error ended it; it is raised again where it was raised then."""
 
-    @property
+    @cached_property
     def updates(self) -> int:
         """Updates made, or skipped."""
         part = self.parts.get((DRIVER, 0), Part([], []))
@@ -134,7 +137,7 @@ def read_record(path: str | os.PathLike[str]) -> Record:
             raise ConfigError(f"replay {name!r} has the format {head['format']!r}; this version reads {FORMAT!r}")
         failed = bool(rest) and isinstance(rest[-1], dict) and rest.pop()["end"] == "failed"
         parts: dict[tuple[str, int], Part] = {}
-        for worker, incarnation, events, turns in rest:
+        for worker, incarnation, events, turns in itertools.chain.from_iterable(rest):
             part = parts.setdefault((worker, incarnation), Part([], []))
             part.events.extend(map(tuple, events))
             part.turns.extend(turns)

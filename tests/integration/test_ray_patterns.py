@@ -231,6 +231,26 @@ class FixedPath(CountingEnv):
         return super().step(action)
 
 
+@pytest.mark.parametrize("settings", [
+    {"num_col_workers": 3, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 0}},
+    {"num_grad_workers": 2, "grad_communication": ASYNC},
+    {"num_col_workers": 2, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 0}, "num_grad_workers": 2,
+     "grad_communication": ASYNC, "faults": "kill col.1.2 @ step 60"},
+], ids=["collection", "gradients", "all, one killed"])
+def test_a_recorded_run_is_repeated_bit_for_bit_in_this_process(make_scheme, stop_in_balance, tmp_path, settings):
+    scheme = make_scheme(record=tmp_path / "run", **settings)
+    while scheme.version < 40 or ("faults" in settings and not scheme.metrics()["workers_restarted"]):
+        scheme.step()
+    stop_in_balance(scheme)
+    replay = make_scheme(runtime=None, replay=tmp_path / "run", **settings)
+    while not replay.replay_is_over:
+        replay.step()
+    recorded, repeated = (each._worker.local_worker.get_weights() for each in (scheme, replay))
+    assert recorded.version == repeated.version >= 40
+    assert recorded.state["all"].tobytes() == repeated.state["all"].tobytes()
+    stop_in_balance(replay)
+
+
 @pytest.mark.parametrize(("resources", "message"), [
     ({"num_gpus": 1}, "2 collection workers ask for num_gpus=1 each.*has 0"),
     ({"num_cpus": 1000}, "num_cpus=1000 each"),

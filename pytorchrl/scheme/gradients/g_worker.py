@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.data import Batch, Episode
+from pytorchrl.agent.data import Batch
 from pytorchrl.agent.storages.returns import mean_and_std
 from pytorchrl.errors import CollectionError, NonFiniteUpdateError, StoppedError
-from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
+from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import (
     ASYNC,
@@ -30,6 +31,7 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S, Barrier, Gather, LocalGather, OnArrival
+from pytorchrl.scheme.gradients.report import Report, decode
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Rollout, Weights
 from pytorchrl.scheme.supervisor import Supervisor
@@ -38,6 +40,9 @@ from pytorchrl.scheme.supervisor import Supervisor
 _INCARNATIONS = 64
 # stop() gives workers this long to end their running call; the whole of stop() promises 10 s.
 _STOP_TIMEOUT_S = 5.0
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +227,19 @@ class CollectorThread(threading.Thread):
             self._ledger.collect(rollout.num_env_steps)
 
 
+def _with_part(method: Callable[Concatenate[GWorker, P], R]) -> Callable[Concatenate[GWorker, P], R]:
+    """Let an error take along what its worker's journal has noted, for no gradient will."""
+    @functools.wraps(method)
+    def call(self: GWorker, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            error.part = self.take_part()  # type: ignore[attr-defined]
+            raise
+
+    return call
+
+
 class GWorker(Worker):
     """Computes gradients from the data that its collection workers bring.
 
@@ -289,7 +307,7 @@ class GWorker(Worker):
         self._batch: Batch | None = None
         self._item_open = False  # an item is in the storage whose batches have not been made yet
         self._unused_steps = 0   # steps of the current item that no gradient has used
-        self._report = _Report()
+        self._report = Report()
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
         self._fault = ""  # of the last gradient, before any averaging
         self._held_moments: list[dict[str, Moments]] = []  # of the current item, where ranks merge them themselves
@@ -324,10 +342,11 @@ class GWorker(Worker):
         for rollout in rollouts:
             self._report.add_rollout(rollout, version_queued, version)
         self._unused_steps = sum(rollout.num_env_steps for rollout in rollouts)
-        self.storage.insert_data_slice([_decode(rollout) for rollout in rollouts])
+        self.storage.insert_data_slice([decode(rollout) for rollout in rollouts])
         self.storage.before_gradients()
         self._item_open = True
 
+    @_with_part
     def prepare(self, weights: Weights | None = None, *, skip_remaining: bool = False) -> Moments:
         """Take the next item if the last is used up; (count, mean, M2) of its advantages.
 
@@ -421,6 +440,12 @@ class GWorker(Worker):
                 self.local_worker.merge_moments(moments)
         return info
 
+    def take_part(self) -> WorkersPart | None:
+        """(name, incarnation, part) of what its journal noted since the last part was taken; None if it keeps none."""
+        part = self._journal.take()
+        return None if part is None else (f"GWorker {self.index_worker}", self._incarnation, part)
+
+    @_with_part
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
                          parameters: Mapping[str, float] | None = None) -> Gradients:
@@ -460,13 +485,13 @@ class GWorker(Worker):
         report.counters["weight_pushes"] = self.collector.weight_pushes
         report.counters["restarts"] = self.collector.restarts
         report.counters["queued_items"] = self.inqueue.qsize()
-        self._report = _Report(report)
+        self._report = Report(report)
         return Gradients(
             vectors=vectors, num_samples=batch.num_samples, num_new_samples=batch.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=batch.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
-            part=self._journal.take(), fault=self._fault, skipped=skipped)
+            part=self.take_part(), fault=self._fault, skipped=skipped)
 
     def skip_remaining(self) -> None:
         """Give up what is left of the current item; steps that no gradient has used are dropped."""
@@ -546,38 +571,3 @@ class GWorker(Worker):
                 self._group.close()
             self._final = self.ledger.snapshot(collected)
         return self._final
-
-
-class _Report:
-    """What a GWorker tells with its next gradient; counters go on, the rest starts anew."""
-
-    def __init__(self, previous: _Report | None = None) -> None:
-        self.lags: list[tuple[int, int, int]] = []
-        self.episodes: list[Episode] = []
-        self.moments: list[dict[str, Moments]] = []
-        self.timings: dict[str, float] = {}
-        self.counters: dict[str, int] = (
-            dict(previous.counters) if previous else {"bytes_raw": 0, "bytes_sent": 0, "rollouts": 0, "preempted": 0})
-
-    def add_time(self, name: str, seconds: float) -> None:
-        self.timings[name] = self.timings.get(name, 0.0) + seconds
-
-    def add_rollout(self, rollout: Rollout, version_queued: int, version_used: int) -> None:
-        self.lags.append((rollout.worker, version_queued - rollout.weights_version,
-                          version_used - rollout.weights_version))
-        self.episodes.extend(rollout.episodes)
-        if rollout.moments:
-            self.moments.append(rollout.moments)
-        self.add_time("collect", rollout.collect_s)
-        for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1),
-                            ("preempted", int(rollout.preempted))):
-            self.counters[name] += value
-
-
-def _decode(rollout: Rollout) -> Any:
-    """The rollout's data as tensors that the learner may write; the local worker's are used as they are."""
-    data = rollout.data
-    if codecs.is_compressed(data):
-        data = codecs.decompress_rollout(data)
-    return data if isinstance(data.reward, Tensor) else data.to_torch()
-

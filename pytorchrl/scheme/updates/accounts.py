@@ -12,7 +12,7 @@ import numpy as np
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.errors import NonFiniteUpdateError
-from pytorchrl.runtime import Part
+from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 from pytorchrl.scheme.messages import Gradients
 
@@ -44,7 +44,7 @@ class Accounts:
         self._info: dict[str, float] = {}
         self._info_weight = 0.0
         self._new_updates = 0
-        self._parts: list[tuple[str, int, Part]] = []
+        self._parts: list[WorkersPart] = []
         self.last_info: Mapping[str, float] = {}
         """The algorithm's statistics of the last update; empty if it was skipped."""
         self._faults: list[str] = []  # of the updates skipped since the last one that was made
@@ -67,7 +67,7 @@ class Accounts:
             self._episodes.extend(gradients.episodes)
             self._timings.update(gradients.timings)
             if gradients.part is not None:
-                self._parts.append((f"GWorker {gradients.worker}", gradients.incarnation, gradients.part))
+                self._parts.append(gradients.part)
             self.grads_received += 1
         self._own.move(gradients.num_new_samples, "sent", "in_flight")
 
@@ -151,7 +151,7 @@ class Accounts:
             updates, self._new_updates, self._info, self._info_weight = self._new_updates, 0, {}, 0.0
             return updates, info
 
-    def take_parts(self) -> list[tuple[str, int, Part]]:
+    def take_parts(self) -> list[WorkersPart]:
         """(worker, incarnation, part) of the journals that came with gradients since the last call."""
         with self._lock:
             parts, self._parts = self._parts, []

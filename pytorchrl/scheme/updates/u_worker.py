@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pytorchrl.errors import ReplayError, StoppedError, WorkerLostError
-from pytorchrl.runtime import Runtime, ThreadRuntime
+from pytorchrl.runtime import Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme.base.worker import ASYNC, PARALLEL, Communication, Execution, Worker
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
@@ -160,13 +160,17 @@ class UWorker(Worker):
             self._journal.note("update", self._num_rounds, checksum_of(self.accounts.last_info))
         self._write_record()
 
-    def _write_record(self) -> None:
+    def _write_record(self, *more: WorkersPart | None) -> None:
         if self._record is not None:
-            for worker, incarnation, part in self.accounts.take_parts():
-                self._record.add(worker, incarnation, part)
             own = self._journal.take()
             assert own is not None
-            self._record.add(DRIVER, 0, own)
+            self._record.add([*self.accounts.take_parts(), *filter(None, more), (DRIVER, 0, own)])
+
+    def _end_record(self, failure: BaseException | None) -> None:
+        if self._record is not None:
+            # What led to an error came with no gradient.
+            self._write_record(self.local_worker.take_part(), getattr(failure, "part", None))
+            self._record.close(failed=failure is not None)
 
     def step(self) -> dict[str, float]:
         """Make one update; where updates are made by a thread, wait until at least one more was made.
@@ -227,7 +231,7 @@ class UWorker(Worker):
         """End all threads and workers; the final account, in which nothing is in flight or queued. Idempotent."""
         if self._final is not None:
             return self._final
-        failed = self.updater.failure is not None
+        failure = self.updater.failure
         self.updater.signal_stop()
         for handle in self.remote_workers:
             handle.signal(GWorker.interrupt)
@@ -241,8 +245,6 @@ class UWorker(Worker):
             self.accounts.close(index, outcome.value)
         self.accounts.close(0, self.local_worker.stop())
         self.grad_workers.kill_remote()
-        if self._record is not None:
-            self._write_record()
-            self._record.close(failed)
+        self._end_record(failure)
         self._final = self.accounts.settle()
         return self._final

@@ -17,6 +17,12 @@ ALL_ASYNC = {"num_col_workers": 3, "col_communication": ASYNC, "num_grad_workers
 ASYNC_COLLECTION = {"num_col_workers": 3, "col_communication": ASYNC}
 
 
+def run_on(scheme):
+    """More updates than any record has."""
+    for _ in range(1000):
+        scheme.step()
+
+
 class Runs:
     """Makes a run with a record, and the same again from it."""
 
@@ -62,15 +68,15 @@ class Runs:
                 "state": {name: torch.as_tensor(value) for name, value in weights.state.items()}}
 
     def lines(self):
-        """The lines of the record after the first."""
+        """[worker, incarnation, events, turns] of the whole record."""
         with open(self.path, encoding="utf-8") as file:
-            return [json.loads(line) for line in file][1:]
+            return [part for line in list(file)[1:-1] for part in json.loads(line)]
 
     def alter(self, change):
-        """Let `change(line)` change each line in place, until it returns true."""
+        """Let `change(part)` change each part of the record in place, until it returns true."""
         with open(self.path, encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
-        assert any(change(line) for line in lines[1:])
+        assert any(change(part) for line in lines[1:-1] for part in line)
         with open(self.path, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
@@ -128,7 +134,7 @@ def scenario(seed):
     return settings
 
 
-@pytest.mark.parametrize("seed", range(600))
+@pytest.mark.parametrize("seed", range(60))
 def test_random_runs_with_faults_are_repeated(runs, seed):
     """Workers lost, hung, replaced or done without, rounds cut short, updates skipped, runs that end with an error."""
     runs.twice(updates=8, **scenario(seed))
@@ -144,7 +150,7 @@ def test_a_lost_worker_is_lost_again_at_the_same_event(runs):
             killed.append(handle.runtime.kill(handle))
     settings = {"queue_size": 2, **ASYNC_COLLECTION}
     first = runs.record(between=kill, updates=40, runtime="simulated", costs={"grad": 0.2}, **settings)
-    assert [event for line in runs.lines() if isinstance(line, list) for event in line[2] if event[0] in ("lost", "replaced")
+    assert [event for part in runs.lines() for event in part[2] if event[0] in ("lost", "replaced")
             ] == [["lost", 1], ["replaced", 1]]
     again = runs.replay(**settings)
     assert first["restarts"] == again["restarts"] == 1
@@ -175,9 +181,8 @@ def test_what_the_user_changes_is_changed_at_the_same_update(runs, settings):
     assert recorded
     assert torch.equal(first["state"]["all"], again["state"]["all"])
     unchanged = runs.make(algo=algo, runtime=None, replay=runs.path, **settings)
-    with pytest.raises(ReplayError, match="follow its record|differs from its record"):
-        for _ in range(1000):
-            unchanged.step()
+    with pytest.raises(ReplayError, match=r"(follow|differs from) its record"):
+        run_on(unchanged)
 
 
 def test_a_run_that_was_killed_is_repeated_as_far_as_its_record_goes(runs):
@@ -216,26 +221,26 @@ def test_a_replay_may_be_left_before_its_end(runs, make_scheme, check_ledger):
 def test_another_event_is_named(runs):
     runs.record(runtime="threads", **ALL_ASYNC)
 
-    def change(line):  # the third answer that the driver took came from the other worker
-        if line[0] == "UWorker" and line[2][-1][:2] == ["update", 3]:
-            line[2][0][1] = 1 - line[2][0][1]
-            return True
-        return False
+    def change(part):  # one of the answers that the driver took came from the other worker
+        answers = [event for event in part[2] if part[0] == "UWorker" and event[0] == "answer"]
+        for event in answers:
+            event[1] = 1 - event[1]
+        return bool(answers)
     runs.alter(change)
-    with pytest.raises(ReplayError, match="differs from its record at event .* of UWorker: recorded was answer|follow its record"):
+    with pytest.raises(ReplayError, match=r"(differs from its record at event \d+ of UWorker: recorded was answer|follow its record)"):
         runs.replay(**ALL_ASYNC)
 
 
 def test_another_turn_is_named(runs):
     runs.record(runtime="threads", **ASYNC_COLLECTION)
 
-    def change(line):
-        if line[0] == "GWorker 0" and sum(line[3]) > 0 and line[2]:
-            line[3][line[3].index(max(line[3]))] += 1000
+    def change(part):
+        if part[0] == "GWorker 0" and sum(part[3]) > 0 and part[2]:
+            part[3][part[3].index(max(part[3]))] += 1000
             return True
         return False
     runs.alter(change)
-    with pytest.raises(ReplayError, match="(?s)event .* of GWorker 0: recorded was|waits for its turn to write the parameters of GWorker 0"):
+    with pytest.raises(ReplayError, match=r"(?s)event .* of GWorker 0: recorded was|waits for its turn to write the parameters of GWorker 0"):
         runs.replay(**ASYNC_COLLECTION)
 
 
@@ -296,7 +301,7 @@ def test_what_is_no_record_is_refused(make_scheme, tmp_path, content):
     path = tmp_path / "file"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ConfigError, match="replay .*file"):
+    with pytest.raises(ConfigError, match=r"replay .*file"):
         make_scheme(runtime=None, replay=path)
 
 
@@ -325,7 +330,7 @@ def test_contradictions_are_refused(make_scheme, runs):
 def test_a_record_is_small(runs):
     """Some ten bytes a message, whatever the rollouts and gradients weigh."""
     runs.record(updates=50, runtime="threads", hidden=(256, 256), **ALL_ASYNC)
-    events = sum(len(line[2]) for line in runs.lines() if isinstance(line, list))
+    events = sum(len(part[2]) for part in runs.lines())
     with open(runs.path, encoding="utf-8") as file:
         size = len(file.read()) - len(file.name)
     assert events > 100

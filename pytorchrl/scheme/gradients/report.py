@@ -1,0 +1,48 @@
+"""What a GWorker makes of a rollout: data to learn from, and numbers to tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from pytorchrl.agent.data import Episode
+from pytorchrl.scheme import codecs
+from pytorchrl.scheme.messages import Moments, Rollout
+
+
+class Report:
+    """What a GWorker tells with its next gradient; counters go on, the rest starts anew."""
+
+    def __init__(self, previous: Report | None = None) -> None:
+        self.lags: list[tuple[int, int, int]] = []
+        self.episodes: list[Episode] = []
+        self.moments: list[dict[str, Moments]] = []
+        self.timings: dict[str, float] = {}
+        self.counters: dict[str, int] = (
+            dict(previous.counters) if previous else {"bytes_raw": 0, "bytes_sent": 0, "rollouts": 0, "preempted": 0})
+
+    def add_time(self, name: str, seconds: float) -> None:
+        """An operation took so long."""
+        self.timings[name] = self.timings.get(name, 0.0) + seconds
+
+    def add_rollout(self, rollout: Rollout, version_queued: int, version_used: int) -> None:
+        """A rollout came into use; the learner's version when it was queued, and now."""
+        self.lags.append((rollout.worker, version_queued - rollout.weights_version,
+                          version_used - rollout.weights_version))
+        self.episodes.extend(rollout.episodes)
+        if rollout.moments:
+            self.moments.append(rollout.moments)
+        self.add_time("collect", rollout.collect_s)
+        for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1),
+                            ("preempted", int(rollout.preempted))):
+            self.counters[name] += value
+
+
+def decode(rollout: Rollout) -> Any:
+    """The rollout's data as tensors that the learner may write; the local worker's are used as they are."""
+    data = rollout.data
+    if codecs.is_compressed(data):
+        data = codecs.decompress_rollout(data)
+    return data if isinstance(data.reward, Tensor) else data.to_torch()
+
