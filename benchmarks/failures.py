@@ -1,27 +1,49 @@
-"""What a killed worker costs: seconds until it is noticed, and until another is in its place; on Ray.
+"""What a failure costs, on Ray: seconds until it is noticed, until its worker is back, what is lost, what is learned twice.
 
-    python benchmarks/failures.py [--kills 10] [--workers 4]
+    python benchmarks/failures.py [--count 20] [--rows "collection worker killed,..."] [--markdown]
     python benchmarks/failures.py --learn
 
-Kills a collection worker (its process, by SIGKILL) so many times while training goes on, then as often a gradient worker
-with its collection workers. `--learn`: PPO on CartPole-v1 with four collection workers until an evaluation reaches 475,
-once undisturbed and once while every collection worker is killed at a random step again and again.
-Prints one JSON object; asserts nothing.
+Each row is one kind of failure, injected so many times while PPO trains asynchronously: processes are killed (SIGKILL) or
+stopped (SIGSTOP) from outside, environments, gradients and evaluations fail within. Every environment step has a number of
+its own and is counted where it is made and where a learner is given it, so that lost and repeated steps show.
+
+`--learn`: PPO on CartPole-v1 with four collection workers of two gradient workers until an evaluation reaches 475; once
+undisturbed, and once while every collection worker and gradient workers are killed again and again, and environments raise.
+
+Progress on stderr; prints one JSON object (or a Markdown table); asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
+import math
 import os
 import signal
 import statistics
+import sys
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.envs.testing import CountingEnv, RaisingEnv
+from pytorchrl.errors import PyTorchRLError
 from pytorchrl.scheme.base.worker import Worker
+
+WORKER_TIMEOUT_S = 5.0
+NUM_ENVS, NUM_STEPS = 4, 32
+FREE = {"num_cpus": 0}
+COLLECTION: dict[str, Any] = {"num_col_workers": 4, "col_communication": ASYNC, "col_worker_resources": FREE}
+GRADIENTS: dict[str, Any] = {"num_col_workers": 2, "col_communication": ASYNC, "col_worker_resources": FREE,
+                             "num_grad_workers": 2, "grad_communication": ASYNC, "grad_worker_resources": FREE}
 
 
 class Noticed(logging.Handler):
@@ -30,89 +52,318 @@ class Noticed(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.at: list[float] = []
+        logging.getLogger("pytorchrl.scheme.supervisor").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.at.append(time.perf_counter())
+        self.at.append(time.time())
 
 
-def agent(num_steps: int = 64) -> tuple[Any, ...]:
-    """CartPole and a small network."""
-    envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
-    return (PPO.create_factory(num_epochs=4, num_mini_batch=4, lr=1e-3, entropy_coef=0.0),
-            OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(num_steps), envs)
+class FiledEnv(CountingEnv):
+    """Notes every step that it makes in a file of its own: the step's number is unique in the run."""
+
+    def __init__(self, directory: str, **options: Any) -> None:
+        super().__init__(**options)
+        self._path = os.path.join(directory, f"made-{os.getpid()}-{id(self)}")
+        self._out: Any = None
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.001)
+        result = super().step(action)
+        if self._out is None:
+            self._out = open(self._path, "ab", buffering=0)  # noqa: SIM115 - closed with the environment
+        self._out.write(b".")
+        return result
+
+    def close(self) -> None:
+        if self._out is not None:
+            self._out.close()
+            self._out = None
 
 
-def kill_and_wait(scheme: Scheme, level: Any, index: int, noticed: Noticed) -> dict[str, float]:
-    """Kill one worker by pid; seconds until that is noticed, and until its replacement answers."""
+class LateEnv(FiledEnv):
+    """Raises after so many steps, with the time in its text."""
+
+    def __init__(self, directory: str, at: int) -> None:
+        super().__init__(directory)
+        self._at = at
+
+    def step(self, action: Any) -> Any:
+        if self._num_steps >= self._at:
+            raise RuntimeError(f"at={time.time()}")
+        return super().step(action)
+
+
+class FiledBuffer(GAEBuffer):
+    """Notes the number of every step that a learner is given."""
+
+    directory = ""
+
+    def insert_data_slice(self, rollouts: Any) -> None:
+        with open(os.path.join(self.directory, f"learned-{os.getpid()}-{id(self)}"), "ab") as out:
+            for rollout in rollouts:
+                obs = np.asarray(rollout.obs["obs"])[:rollout.num_steps][np.asarray(rollout.valid)]
+                out.write(obs[:, :3].astype(np.int64).tobytes())
+        super().insert_data_slice(rollouts)
+
+
+def counts(directory: str) -> dict[str, int]:
+    """Steps made by environments, and given to a learner more than once."""
+    made = sum(path.stat().st_size for path in Path(directory).glob("made-*"))
+    learned: Counter[tuple[int, ...]] = Counter()
+    for path in Path(directory).glob("learned-*"):
+        learned.update(map(tuple, np.fromfile(path, np.int64).reshape(-1, 3).tolist()))
+    return {"made": made, "twice": sum(count - 1 for count in learned.values())}
+
+
+def counting_scheme(directory: str, envs: VecEnv.Options | Any = None, **settings: Any) -> Scheme:
+    """A scheme whose steps are counted in files."""
+    envs = envs or VecEnv.create_factory(FiledEnv, {"directory": directory}, NUM_ENVS)
+    FiledBuffer.directory = directory
+    storage = type("CountedBuffer", (FiledBuffer,), {"directory": directory})
+    for path in Path(directory).glob("made-*"):  # by the probe
+        path.unlink()
+    return Scheme(
+        PPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-3),
+        OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
+        storage.create_factory(NUM_STEPS), envs, envs, seed=1, worker_timeout_s=WORKER_TIMEOUT_S,
+        queue_timeout_s=120.0, **settings)
+
+
+def pid_of(handle: Any) -> int:
+    """The process of a remote worker."""
     import ray
 
-    handle = level.remote_workers[index]
-    pid = ray.get(handle.native.__ray_call__.remote(lambda _self: os.getpid()), timeout=60)
-    before, start = len(noticed.at), time.perf_counter()
-    os.kill(pid, signal.SIGKILL)
+    return int(ray.get(handle.native.__ray_call__.remote(lambda _self: os.getpid()), timeout=60))
+
+
+def settle(scheme: Scheme, updates: int = 30) -> None:
+    """Train a little."""
+    for _ in range(updates):
+        scheme.step()
+
+
+def hit(scheme: Scheme, level: Any, index: int, number: int, noticed: Noticed) -> dict[str, float]:
+    """Send a signal to one worker's process; seconds until that is noticed, and until another answers in its place."""
+    handle, before = level.remote_workers[index], len(noticed.at)
+    pid = pid_of(handle)
+    start = time.time()
+    os.kill(pid, number)
     while level.remote_workers[index] is handle:
         scheme.step()
     ready = level.remote_workers[index].submit(Worker.ready)
     while not scheme.update_worker._runtime.wait([ready], 0.0):
         scheme.step()
-    return {"noticed_s": noticed.at[before] - start, "back_s": time.perf_counter() - start}
+    return {"noticed_s": noticed.at[before] - start, "back_s": time.time() - start}
 
 
-def kills(count: int, num_workers: int) -> dict[str, Any]:
-    """Kill collection workers, then gradient workers with theirs."""
+def workers_lost(settings: dict[str, Any], number: int, count: int, directory: str) -> dict[str, Any]:
+    """Rows in which workers of the outermost remote level are hit one after the other."""
     noticed = Noticed()
-    logging.getLogger("pytorchrl.scheme.supervisor").addHandler(noticed)
-    result = {}
-    for name, settings in (
-            ("collection worker", {"num_col_workers": num_workers}),
-            ("gradient worker with two collection workers", {"num_grad_workers": 2, "num_col_workers": 2, "grad_communication": ASYNC})):
-        scheme = Scheme(*agent(), col_communication=ASYNC, seed=1, col_worker_resources={"num_cpus": 0},
-                        **({"grad_worker_resources": {"num_cpus": 0}} if "num_grad_workers" in settings else {}), **settings)
-        worker = scheme.start()
-        level = worker if "num_grad_workers" in settings else worker.local_worker
-        rows = []
-        for number in range(count):
-            for _ in range(40):
-                scheme.step()
-            rows.append(kill_and_wait(scheme, level, number % len(level.remote_workers), noticed))
-        ledger, restarts = scheme.stop(), scheme.metrics().get("workers_restarted")
-        places = ledger["consumed_unique"] + sum(ledger["dropped"].values())
-        result[name] = {
-            key: {"p50": statistics.median(row[key] for row in rows), "max": max(row[key] for row in rows)} for key in rows[0]
-        } | {"kills": count, "restarts": restarts, "steps_lost": ledger["dropped"]["worker_lost"],
-             "ledger_exact": ledger["collected"] == places}
-    return result
+    rows: list[dict[str, float]] = []
+    lost_before, balances = 0, True
+    while len(rows) < count:  # the budget of a worker allows ten losses in ten minutes
+        with tempfile.TemporaryDirectory(dir=directory) as run:
+            scheme = counting_scheme(run, **settings)
+            worker = scheme.start()
+            level: Any = worker if "num_grad_workers" in settings else worker.local_worker
+            places = len(level.remote_workers)
+            for number_of_hit in range(min(count - len(rows), 5 * places)):
+                settle(scheme)
+                rows.append(hit(scheme, level, number_of_hit % places, number, noticed))
+                print(f"  {len(rows)}: {rows[-1]}", file=sys.stderr, flush=True)
+            ledger = scheme.stop()
+            balances &= ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+            seen = counts(run)
+            lost_before += seen["made"] - ledger["collected"] + ledger["dropped"]["worker_lost"]
+            twice = seen["twice"]
+    return {"rows": rows, "lost": lost_before / count, "twice": twice, "ledger_exact": balances}
+
+
+def environment_raises(count: int, directory: str) -> dict[str, Any]:
+    """One environment raises now and then: what its restart costs."""
+    envs = VecEnv.create_factory(
+        FiledEnv, {"directory": directory}, NUM_ENVS, wrappers=(functools.partial(RaisingEnv, probability=0.001),),
+        on_env_error="restart", max_env_restarts=1000)
+    scheme = counting_scheme(directory, envs, **COLLECTION)
+    while scheme.metrics().get("envs_restarted", 0) < count:
+        scheme.step()
+    restarts = scheme.metrics()["envs_restarted"]
+    ledger = scheme.stop()
+    seen = counts(directory)
+    return {"rows": [], "injected": restarts, "lost": (seen["made"] - ledger["collected"]) / restarts, "twice": seen["twice"],
+            "ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())}
+
+
+def error_arrives(count: int, directory: str) -> dict[str, Any]:
+    """An environment that cannot be mended: seconds from its exception to the user's call, and of stopping after it."""
+    rows, balances = [], True
+    for number in range(count):
+        with tempfile.TemporaryDirectory(dir=directory) as run:
+            envs = VecEnv.create_factory(LateEnv, {"directory": run, "at": 100 + 20 * number}, NUM_ENVS, on_env_error="raise")
+            scheme = counting_scheme(run, envs, **COLLECTION)
+            try:
+                settle(scheme, 10**6)
+            except PyTorchRLError as error:
+                rows.append({"noticed_s": time.time() - float(str(error).split("at=")[1].split()[0].strip(";,)'"))})
+            start = time.time()
+            ledger = scheme.stop()
+            rows[-1]["stop_s"] = time.time() - start
+            balances &= ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+            print(f"  {len(rows)}: {rows[-1]}", file=sys.stderr, flush=True)
+    return {"rows": rows, "ledger_exact": balances}
+
+
+def nan_gradients(count: int, directory: str) -> dict[str, Any]:
+    """Gradients become NaN now and then: updates that are left out."""
+    scheme = counting_scheme(directory, faults="nan grad.* p=0.1", **GRADIENTS)
+    while scheme.metrics()["updates_skipped_nan"] < count:
+        scheme.step()
+    finite = all(bool(value.isfinite().all()) for value in scheme.acting_state().values())
+    skipped = scheme.metrics()["updates_skipped_nan"]
+    ledger = scheme.stop()
+    return {"rows": [], "injected": skipped, "lost": ledger["dropped"]["nan"] / skipped, "parameters_finite": finite,
+            "twice": counts(directory)["twice"],
+            "ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())}
+
+
+def evaluator_killed(count: int, directory: str) -> dict[str, Any]:
+    """The worker of an evaluation is killed at its work: training goes on, and the evaluation is made by another."""
+    scheme = counting_scheme(directory, **COLLECTION)
+    scheme.start()
+    rows = []
+    for _ in range(count):
+        scheme.start_evaluation(20)
+        settle(scheme, 5)
+        evaluator: Any = scheme._evaluator
+        pid, start = pid_of_busy(evaluator), time.time()
+        os.kill(pid, signal.SIGKILL)
+        evaluation = None
+        while evaluation is None:
+            scheme.step()
+            evaluation = scheme.poll_evaluation()
+        rows.append({"back_s": time.time() - start})
+        print(f"  {len(rows)}: {rows[-1]}", file=sys.stderr, flush=True)
+    ledger = scheme.stop()
+    return {"rows": rows, "twice": counts(directory)["twice"],
+            "ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())}
+
+
+def pid_of_busy(handle: Any) -> int:
+    """The process of a worker that is at work: its calls would wait, Ray's own list does not."""
+    from ray.util.state import get_actor
+
+    return int(get_actor(handle.native._actor_id.hex()).pid)
+
+
+def stopping(count: int, directory: str) -> dict[str, Any]:
+    """`stop()` at a random moment of training."""
+    rows, balances = [], True
+    for number in range(count):
+        with tempfile.TemporaryDirectory(dir=directory) as run:
+            scheme = counting_scheme(run, **(GRADIENTS if number % 2 else COLLECTION))
+            settle(scheme, 1 + number)
+            start = time.time()
+            ledger = scheme.stop()
+            rows.append({"stop_s": time.time() - start})
+            balances &= ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+            print(f"  {len(rows)}: {rows[-1]}", file=sys.stderr, flush=True)
+    return {"rows": rows, "ledger_exact": balances}
+
+
+ROWS: dict[str, Callable[[int, str], dict[str, Any]]] = {
+    "collection worker killed": functools.partial(workers_lost, COLLECTION, signal.SIGKILL),
+    "collection worker hangs": functools.partial(workers_lost, COLLECTION, signal.SIGSTOP),
+    "gradient worker with 2 collection workers killed": functools.partial(workers_lost, GRADIENTS, signal.SIGKILL),
+    "environment raises, is restarted": environment_raises,
+    "environment raises, for good": error_arrives,
+    "gradient is NaN": nan_gradients,
+    "evaluator killed": evaluator_killed,
+    "stop()": stopping,
+}
+
+
+def summary(result: dict[str, Any]) -> dict[str, Any]:
+    """p50, p95 and largest of each time, beside what was counted."""
+    rows = result.pop("rows")
+    injected = result.pop("injected", len(rows))
+    times = {}
+    for key in dict.fromkeys(key for row in rows for key in row):
+        values = sorted(row[key] for row in rows if key in row)
+        times[key] = {"p50": statistics.median(values), "p95": values[math.ceil(0.95 * len(values)) - 1], "max": values[-1]}
+    return {"injected": injected, **times, **result}
+
+
+def markdown(table: dict[str, Any]) -> str:
+    """The table of the documentation."""
+    def seconds(row: dict[str, Any], key: str) -> str:
+        return "" if key not in row else f"{row[key]['p50']:.2f} / {row[key]['p95']:.2f}"
+
+    lines = ["| failure | injected | noticed after, s | back after, s | stop(), s | env steps lost by each | learned twice | ledger |",
+             "|---|---|---|---|---|---|---|---|"]
+    for name, row in table.items():
+        lost = "" if "lost" not in row else f"{row['lost']:.0f}"
+        lines.append(f"| {name} | {row['injected']} | {seconds(row, 'noticed_s')} | {seconds(row, 'back_s')} | "
+                     f"{seconds(row, 'stop_s')} | {lost} | {row.get('twice', '')} | {'exact' if row['ledger_exact'] else 'NOT exact'} |")
+    return "\n".join(lines)
+
+
+def matrix(names: list[str], count: int) -> dict[str, Any]:
+    """All rows, on one Ray."""
+    table = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for name in names:
+            print(name, file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory(dir=directory) as own:
+                table[name] = summary(ROWS[name](count, own))
+    return table
 
 
 def learn() -> dict[str, Any]:
-    """Learn CartPole undisturbed, and under a hail of kills."""
-    result = {}
-    for name, faults in (("undisturbed", None), ("killed", "kill col.* p=0.0004")):
-        scheme = Scheme(*agent(), agent()[-1], num_col_workers=4, seed=1, col_worker_resources={"num_cpus": 0}, faults=faults)
-        start = time.perf_counter()
-        best, steps = 0.0, 0
-        while best < 475 and steps < 400_000:
+    """Learn CartPole undisturbed, and while workers are killed and environments raise."""
+    plain = VecEnv.create_factory("CartPole-v1", vec_env_size=4, backend="sync")
+    raising = VecEnv.create_factory(
+        "CartPole-v1", vec_env_size=4, backend="sync", wrappers=(functools.partial(RaisingEnv, probability=0.001),),
+        on_env_error="restart", max_env_restarts=1000)
+    result: dict[str, Any] = {}
+    for name, envs, faults in (
+            ("undisturbed", plain, None), ("disturbed", raising, "kill col.* p=0.0003; kill grad.1 @ grad 400")):
+        scheme = Scheme(
+            PPO.create_factory(num_epochs=4, num_mini_batch=4, lr=1e-3, entropy_coef=0.0),
+            OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(64), envs, plain,
+            num_col_workers=2, col_communication=ASYNC, num_grad_workers=2, seed=1, col_worker_resources=FREE,
+            grad_worker_resources=FREE, faults=faults)
+        killed = Killed()
+        start, best, steps = time.perf_counter(), 0.0, 0
+        while steps < 1_500_000 and (best < 475 or (faults is not None and not killed.all_of_them)):
             scheme.step()
-            if scheme.version % 200 == 0:
+            if scheme.version % 100 == 0:
                 scheme.start_evaluation(20)
                 best = max(best, scheme.wait_evaluation(120.0).return_mean)  # type: ignore[union-attr]
                 steps = scheme.env_steps
-        restarts, seconds = scheme.metrics()["workers_restarted"], time.perf_counter() - start
+                print(f"  {name}: {steps} steps, {best:.0f}, {dict(killed.names)}", file=sys.stderr, flush=True)
+        metrics, seconds = scheme.metrics(), time.perf_counter() - start
         ledger = scheme.stop()
-        result[name] = {"return": best, "env_steps": steps, "seconds": seconds, "env_steps_per_s": steps / seconds,
-                        "workers_restarted": restarts,
-                        "ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())}
+        result[name] = {
+            "return": best, "env_steps": steps, "seconds": seconds, "env_steps_per_s": steps / seconds,
+            "workers_restarted": metrics["workers_restarted"], "envs_restarted": metrics["envs_restarted"],
+            "ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())}
     return result
 
 
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=10, help="of each kind of worker")
-    parser.add_argument("--workers", type=int, default=4, help="collection workers while they are killed")
+    parser.add_argument("--count", type=int, default=20, help="injections of each kind")
+    parser.add_argument("--rows", default=",".join(ROWS), help="which kinds, by name")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the documentation")
     parser.add_argument("--learn", action="store_true", help="learn while workers are killed")
     options = parser.parse_args()
-    print(json.dumps(learn() if options.learn else kills(options.kills, options.workers), indent=1))
+    import ray  # one for all schemes
+
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
+    result = learn() if options.learn else matrix(options.rows.split(","), options.count)
+    ray.shutdown()
+    print(markdown(result) if options.markdown else json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

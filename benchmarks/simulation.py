@@ -1,0 +1,61 @@
+"""How large a tree the simulated runtime carries: an agent without work, asynchronous everywhere.
+
+    python benchmarks/simulation.py [--col-workers 1000] [--grad-workers 8] [--updates 500]
+
+Starts that many collection workers for each gradient worker, makes updates, stops. Prints one JSON object: seconds, virtual
+seconds, events, what the ledger says; asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from pytorchrl import ASYNC, Scheme
+from pytorchrl.agent.synthetic import synthetic_agent
+
+
+def simulate(col_workers: int, grad_workers: int, updates: int) -> dict[str, Any]:
+    """One run."""
+    scheme = Scheme(
+        *synthetic_agent(size=20), num_col_workers=col_workers, col_communication=ASYNC, col_in_flight=1, queue_size=64,
+        num_grad_workers=grad_workers, grad_communication=ASYNC, runtime="simulated", seed=1,
+        costs={"step": ("lognormal", 0.005, 0.3), "grad": 0.002})
+    start = time.perf_counter()
+    scheme.start()
+    runtime: Any = scheme.runtime
+    started, virtual = time.perf_counter(), runtime.now()
+    num_tasks, shown = len(runtime.running), 0
+    while scheme.version < updates:
+        scheme.step()
+        if scheme.version >= shown + 50:
+            shown = scheme.version
+            print(f"{shown} of {updates} updates", file=sys.stderr, flush=True)
+    trained, virtual = time.perf_counter(), runtime.now() - virtual
+    used, lag = scheme.ledger()["consumed_unique"], scheme.metrics()["policy_lag"]
+    ledger = scheme.stop()
+    places = ledger["consumed_unique"] + sum(ledger["dropped"].values())
+    return {
+        "workers_and_threads": num_tasks, "start_s": started - start, "updates": updates, "run_s": trained - started,
+        "virtual_s": virtual, "virtual_s_per_s": virtual / (trained - started), "events": runtime.schedule.num_events,
+        "env_steps_per_virtual_s": used / virtual, "policy_lag_mean": lag["mean"], "stop_s": time.perf_counter() - trained,
+        "ledger_exact": ledger["collected"] == places and not ledger["in_flight"] and not ledger["queued"],
+        "tasks_left": len(runtime.running),
+    }
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--col-workers", type=int, default=1000, help="of each gradient worker")
+    parser.add_argument("--grad-workers", type=int, default=8)
+    parser.add_argument("--updates", type=int, default=500)
+    options = parser.parse_args()
+    print(json.dumps(simulate(options.col_workers, options.grad_workers, options.updates), indent=1))
+
+
+if __name__ == "__main__":
+    main()
