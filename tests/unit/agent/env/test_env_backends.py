@@ -92,7 +92,7 @@ faulty_elsewhere.__module__ = "__main__"
 ])
 def test_failures_in_processes_surface_and_leave_none(env_fn, kwargs, match):
     before = set(multiprocessing.active_children())
-    env = VecEnv.create_factory(env_fn, kwargs, 2, backend="async")(seed=3)
+    env = VecEnv.create_factory(env_fn, kwargs, 2, backend="async", on_env_error="raise")(seed=3)
     with pytest.raises(EnvError, match=match):
         run(env)
     env.close()
