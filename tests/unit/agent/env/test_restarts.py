@@ -19,7 +19,7 @@ from gymnasium.vector import SyncVectorEnv
 from pytorchrl.agent.data import ActingStep
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.env.restarts import RESTARTS, WINDOW, RememberingEnv, RestartingEnv, Restarts
-from pytorchrl.agent.storages.returns import gae
+from pytorchrl.agent.storages.returns import discounted_sums, gae
 from pytorchrl.agent.storages.rollout_rows import RolloutRows
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv, RaisingEnv
 from pytorchrl.errors import ConfigError, EnvError
@@ -205,6 +205,10 @@ def test_advantages_across_a_cut_equal_brute_force(autoreset, cut_at):
                                for j in range(k, len(episode)))
                 assert found[t, e] == pytest.approx(expected, rel=1e-4, abs=1e-4)
                 assert returns[t, e] == pytest.approx(expected + values[k], rel=1e-4, abs=1e-4)
+    sums = discounted_sums(data, gamma, np.zeros(NUM_ENVS))
+    for e in range(NUM_ENVS):
+        for episode, _ in episodes_of(rows, e):
+            assert sums[episode[0], e] == float(data.reward[episode[0], e]), "nothing of the episode before"
     assert not found[~data.valid.numpy()].any()
     assert int(data.valid.sum()) == data.num_valid() < num_steps * NUM_ENVS
 
@@ -328,6 +332,7 @@ def test_a_constructor_that_always_fails_later_is_an_error_after_3_attempts():
         play(env, 10)
     assert [copy for copy, call in log if call == "constructor"] == [0, 1, 2, 3, 4]
     env.close()
+    assert [copy for copy, call in log if call == "close"] == [0, 1], "once, though none took its place"
 
 
 def test_rllib_error_without_arguments_is_reported_not_an_index_error(caplog):
