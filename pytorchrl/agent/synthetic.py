@@ -50,6 +50,11 @@ class SyntheticEnvs(VecEnv):
         return EnvFactory(cls, build_options(cls, {"vec_env_size": vec_env_size}), observation_space={},
                           action_space=gym.spaces.Discrete(1), has_action_mask=False)
 
+    @property
+    def num_restarts(self) -> int:
+        """None: these never raise."""
+        return 0
+
     def reset(self) -> tuple[Arrays, None]:
         """Nothing to see."""
         return {}, None

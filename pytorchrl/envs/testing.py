@@ -170,3 +170,29 @@ class FaultyEnv(CountingEnv):
 
     def _reset_without_seed(self) -> Any:
         return super().reset()
+
+
+class RaisingEnv(gym.Wrapper[Any, Any, Any, Any]):
+    """Any environment, some of whose steps raise; which, its seed decides.
+
+    Args:
+        env: The environment; `wrappers=(functools.partial(RaisingEnv, probability=0.001),)` puts this around each.
+        probability: Of a step to raise a RuntimeError instead.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], probability: float) -> None:
+        super().__init__(env)
+        self._probability = probability
+        self._generator = np.random.default_rng(0)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin an episode."""
+        if seed is not None:
+            self._generator = np.random.default_rng(seed)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """Step the environment, or raise without doing so."""
+        if self._generator.random() < self._probability:
+            raise RuntimeError("raised at random")
+        return self.env.step(action)

@@ -52,6 +52,8 @@ class Rollout:
     """Steps of its vector of environments."""
     preempted: bool = False
     """Whether it was told to stop before it was full."""
+    envs_restarted: int = 0
+    """Environments that this incarnation of the worker has replaced so far because they raised."""
     bytes_raw: int = 0
     bytes_sent: int = 0
 

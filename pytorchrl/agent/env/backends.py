@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,9 +14,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import iterate
 
 from pytorchrl.agent.env.autoreset import autoreset_mode_of
 from pytorchrl.agent.env.guard import describe
+from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 
@@ -33,7 +37,7 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
     if blueprint.backend == "envpool":
         from pytorchrl.agent.env.envpool import EnvPoolVector
 
-        _refuse_wrapping(blueprint)
+        _check_native(blueprint)
         return EnvPoolVector(blueprint), AutoresetMode.NEXT_STEP
     spec = find_spec(blueprint.env_fn) if isinstance(blueprint.env_fn, (str, EnvSpec)) else None
     native = _native_maker(blueprint, spec)
@@ -48,10 +52,10 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
     if spec is None and native is not None:
         raise ConfigError(
             f"{name_of(blueprint)} takes num_envs, so it builds a vector environment: backend={blueprint.backend!r}, "
-            "frame_stack and wrappers need a function that builds one environment")
-    makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
+            "frame_stack, wrappers and on_env_error='restart' need a function that builds one environment")
     if blueprint.backend == "async":
-        return _build_async(blueprint, makers, mode), mode
+        return _build_async(blueprint, spec, mode), mode
+    makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     try:
         return _InProcess(makers, copy=False, autoreset_mode=mode), mode
     except RuntimeError as failure:  # the environments' spaces differ
@@ -88,7 +92,7 @@ def close_vector(envs: AnyVectorEnv, failed: bool) -> None:
 def _build_native(
     blueprint: Blueprint, spec: EnvSpec | None, native: Callable[..., AnyVectorEnv],
 ) -> tuple[AnyVectorEnv, AutoresetMode]:
-    _refuse_wrapping(blueprint)
+    _check_native(blueprint)
     accepted = _parameters(native)
     kwargs = copy.deepcopy(blueprint.env_kwargs)
     if "autoreset_mode" in accepted:
@@ -123,18 +127,22 @@ def _build_native(
     return envs, mode
 
 
-def _build_async(
-    blueprint: Blueprint, makers: Sequence[Callable[[], gym.Env[Any, Any]]], mode: AutoresetMode,
-) -> AnyVectorEnv:
+def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode) -> AnyVectorEnv:
+    restarts = blueprint.restarts
+    if restarts is not None:  # each process has a budget of its own; here they are added up
+        blueprint = dataclasses.replace(blueprint, restarts=Restarts(restarts.limit, logs=False))
+    makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     first = makers[0]()
     observation_space, action_space = first.observation_space, first.action_space
     first.close()
     makers = [functools.partial(env_or_failure, maker, observation_space, action_space) for maker in makers]
     try:
         # spawn: a fork of a process with threads (torch has some) may deadlock.
-        return _Processes(makers, copy=False, context="spawn", autoreset_mode=mode)
+        envs = _Processes(makers, copy=False, context="spawn", autoreset_mode=mode)
     except (RuntimeError, ValueError, OSError, EOFError) as failure:
         raise EnvError(f"{blueprint.where}: the processes could not be started: {describe(failure)}") from failure
+    envs.restarts = restarts
+    return envs
 
 
 def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> Callable[..., AnyVectorEnv] | None:
@@ -154,7 +162,7 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> Callable[..., A
 
 def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: Callable[..., Any] | None) -> bool:
     """Whether the native vector environment can do all that is asked."""
-    if native is None or blueprint.frame_stack > 1 or blueprint.wrappers:
+    if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
         return False
     if spec is None:
         return True
@@ -173,7 +181,12 @@ def _time_limit(blueprint: Blueprint, spec: EnvSpec | None, accepted: set[str]) 
     raise ConfigError(f"max_episode_steps is not offered by {name_of(blueprint)}; use backend='sync'")
 
 
-def _refuse_wrapping(blueprint: Blueprint) -> None:
+def _check_native(blueprint: Blueprint) -> None:
+    """Refuse what a native vector environment cannot do."""
+    if blueprint.needs_restarts:
+        raise ConfigError(
+            f"on_env_error='restart' needs single environments, but {name_of(blueprint)} is built whole and cannot be "
+            "replaced in part; use backend='sync' or 'async', or on_env_error='raise'")
     if blueprint.frame_stack > 1 or blueprint.wrappers:
         raise ConfigError(
             f"frame_stack={blueprint.frame_stack} and {len(blueprint.wrappers)} wrappers need single environments, "
@@ -189,6 +202,12 @@ def _parameters(function: Any) -> set[str]:
 
 class _InProcess(SyncVectorEnv):
     """Gymnasium's, whose step costs more than acting in it; the frequent case is done here with a third of that."""
+
+    def __init__(self, makers: Sequence[Callable[[], gym.Env[Any, Any]]], **settings: Any) -> None:
+        super().__init__(makers, **settings)
+        for index, env in enumerate(self.envs):
+            if isinstance(env, RestartingEnv):
+                env.last_observation = functools.partial(self._last_observation, index)
 
     def step(self, actions: Any) -> Any:
         """Step all environments; the observations are overwritten by the next step."""
@@ -208,12 +227,29 @@ class _InProcess(SyncVectorEnv):
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
 
+    def _last_observation(self, index: int) -> Any:
+        """A copy of an environment's last observation; while it steps, its row of the buffer still holds that."""
+        rows = iterate(self.observation_space, self._observations)
+        return copy.deepcopy(next(itertools.islice(rows, index, None)))
+
+
 class _Processes(AsyncVectorEnv):
+    restarts: Restarts | None = None
+    """The budget of all environments together."""
+
+    def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
+        """As Gymnasium's; restarts are taken out and counted."""
+        if self.restarts is not None:
+            for fault in env_info.pop(RESTARTS, ()):
+                self.restarts.spend(fault, None)
+        return super()._add_info(vector_infos, env_info, env_num)
+
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
         """Raise what the processes sent as one `EnvError`; Gymnasium would raise the last and warn of the others."""
         num_failed = sum(not success for success in successes)
         if num_failed:
-            reports = sorted(self.error_queue.get()[:3] for _ in range(num_failed))
+            reports = sorted((self.error_queue.get() for _ in range(num_failed)), key=lambda report: report[0])
             more = f"; {num_failed - 1} more environments failed" if num_failed > 1 else ""
-            _, kind, failure = reports[0]
-            raise EnvError(f"{failure if issubclass(kind, EnvError) else describe(failure)}{more}")
+            _, kind, failure, trace = reports[0]
+            raise EnvError(f"{failure if issubclass(kind, EnvError) else describe(failure)}{more}") from RuntimeError(
+                f"in the environment's process:\n{trace}")

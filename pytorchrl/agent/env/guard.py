@@ -14,6 +14,8 @@ from pytorchrl.errors import EnvError, NonFiniteDataError
 
 logger = logging.getLogger(__name__)
 
+# Of the text of an exception; some environments put whole states into theirs.
+_MAX_CHARS = 2000
 _HINTS = (
     ("unexpected keyword argument 'seed'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "
      "options=None)`, and begin with `super().reset(seed=seed)`"),
@@ -56,8 +58,8 @@ class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._num_steps += 1
         try:
             result = self.env.step(action)
-        except Exception as failure:
-            raise self._error("step", failure) from failure
+        except Exception as failure:  # noqa: BLE001 - raised again, or the environment is replaced
+            return self._step_failed(failure)
         # The whole check comes at the first step; then a result of the same form needs none.
         if len(result) == 5 and self._form == (type(result[1]), _form(result[0])):
             return result
@@ -66,6 +68,9 @@ class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
             raise EnvError(f"{self._where}: step: {problem}")
         self._form = (type(result[1]), _form(result[0]))
         return result
+
+    def _step_failed(self, failure: Exception) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        raise self._error("step", failure) from failure
 
     def _error(self, call: str, failure: Exception) -> EnvError:
         return EnvError(
@@ -81,8 +86,20 @@ def _form(observation: Any) -> Any:
 
 def describe(failure: BaseException) -> str:
     """Type and text of `failure`, with a hint where it is a well-known mistake."""
-    text = f"{type(failure).__name__}: {failure}"
-    return text + "".join(f"; {hint}" for mark, hint in _HINTS if mark in text)
+    return f"{type(failure).__name__}: {_text(failure)}{hint_for(failure)}"
+
+
+def hint_for(failure: BaseException) -> str:
+    """What to correct, if `failure` looks like a well-known break of the contract of environments; else empty."""
+    text = _text(failure)
+    return "".join(f"; {hint}" for mark, hint in _HINTS if mark in text)
+
+
+def _text(failure: BaseException) -> str:
+    try:
+        return str(failure)[:_MAX_CHARS]
+    except Exception as another:  # noqa: BLE001 - an exception of others, whose text is no reason to fail
+        return f"its text cannot be had, {type(another).__name__}"
 
 
 def reset_problem(space: gym.Space[Any], result: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import importlib
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from pytorchrl.agent.env.guard import GuardedEnv, describe
+from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 
@@ -40,6 +42,10 @@ class Blueprint:
     seeds: list[int]
     where: str
     """The worker, for messages."""
+    restarts: Restarts | None = None
+    """Budget of restarts; None raises what environments raise."""
+    needs_restarts: bool = False
+    """Whether restarts were asked for, so that what cannot offer them is refused."""
 
 
 def find_spec(env_id: str | EnvSpec) -> EnvSpec:
@@ -71,6 +77,13 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
 def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> gym.Env[Any, Any]:
     """Environment `index`, wrapped as asked, with its own copy of the keyword arguments."""
     where = f"{blueprint.where}, env {index}"
+    build = functools.partial(_build_bare, blueprint, spec, where)
+    env = build()
+    return GuardedEnv(env, where) if blueprint.restarts is None else RestartingEnv(
+        env, where, build, blueprint.restarts)
+
+
+def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> gym.Env[Any, Any]:
     kwargs = copy.deepcopy(blueprint.env_kwargs)
     try:
         if spec is not None:
@@ -91,7 +104,7 @@ def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> gym.Env
         raise missing_package(spec, failure) or failure from failure
     except Exception as failure:
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
-    return GuardedEnv(env, where)
+    return env
 
 
 def _load_quietly(spec: EnvSpec) -> None:
@@ -107,7 +120,8 @@ def env_or_failure(
 ) -> gym.Env[Any, Any]:
     """The environment, or one that raises its constructor's error at reset, where the parent process hears of it."""
     try:
-        return maker()
+        env = maker()
+        return RememberingEnv(env) if isinstance(env, RestartingEnv) else env
     except PyTorchRLError as failure:
         return _FailedEnv(failure, observation_space, action_space)
 

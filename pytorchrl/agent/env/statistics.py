@@ -68,6 +68,11 @@ class EpisodeStatistics:
         self._lengths[ended] = 0
         return episodes
 
+    def forget(self, cut: np.ndarray) -> None:
+        """Start anew where `cut` (E,) bool: a fault ended those episodes, so their sums say nothing of the policy."""
+        self._returns[cut] = 0.0
+        self._lengths[cut] = 0
+
     def close(self) -> None:
         """Close the monitor file."""
         if self._monitor is not None:

@@ -18,6 +18,7 @@ from pytorchrl.agent.data import OBS_LEAF, Step
 from pytorchrl.agent.env.autoreset import NO_INDEX, make_autoreset
 from pytorchrl.agent.env.backends import build_vector, close_vector, reset_vector
 from pytorchrl.agent.env.guard import describe, observation_problem
+from pytorchrl.agent.env.restarts import Restarts, cut_in
 from pytorchrl.agent.env.single import Blueprint
 from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, action_start, flatten_action_space
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
@@ -28,6 +29,8 @@ from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
 
 # Environments see the upper 31 bits of a seed: some keep seeds as signed 32-bit integers (ALE, EnvPool).
 _SEED_SHIFT = 32
+# A fault that comes back more often than this in 1000 steps is taken for permanent.
+_MAX_RESTARTS = 3
 
 
 class VecEnv:
@@ -73,6 +76,13 @@ class VecEnv:
             "stay raw.")
         end_on_life_loss: bool = option(
             False, help="Whether a falling info['lives'] is a termination for the learner; the game goes on.")
+        on_env_error: str = option(
+            "auto", help="What an exception in one environment does: restart replaces that environment and cuts its "
+            "episode; raise ends the run. Native vector environments always raise; auto restarts all others.",
+            choices=("auto", "restart", "raise"))
+        max_env_restarts: int = option(
+            _MAX_RESTARTS, help="Restarts of one worker's environments allowed within 1000 steps of its vector; needs "
+            "on_env_error='restart'.", low=1)
         log_dir: str | None = option(None, help="Folder for one monitor CSV a worker, of finished episodes.")
         info_keywords: tuple[str, ...] = option((), help="Entries of an episode's last info written to the monitor.")
 
@@ -88,6 +98,9 @@ class VecEnv:
                     f"reward_transform must be None, 'sign', 'clip' or a number, got {self.reward_transform!r}")
             if isinstance(self.log_dir, str) and not self.log_dir:
                 raise ConfigError("log_dir must be a folder or None, got an empty text")
+            if self.max_env_restarts != _MAX_RESTARTS and self.on_env_error != "restart":
+                raise ConfigError(
+                    f"max_env_restarts={self.max_env_restarts} needs on_env_error='restart', got {self.on_env_error!r}")
             if clash := set(self.info_keywords) & set(Monitor.COLUMNS):
                 raise ConfigError(f"info_keywords must differ from the monitor's own columns, got {sorted(clash)}")
             for wrapper in self.wrappers:
@@ -142,11 +155,15 @@ class VecEnv:
             (index_grad_worker, index_col_worker, incarnation), self.num_envs)
         self._closed = False
         self._failed = False
+        self._num_steps = -1
+        self._restarts = Restarts(options.max_env_restarts, lambda: self._num_steps)
         self._envs, self.autoreset_mode = build_vector(Blueprint(
             env_fn=options.env_fn, env_kwargs=options.env_kwargs | ({} if is_training else options.test_env_kwargs),
             num_envs=self.num_envs, backend=options.backend, autoreset=options.autoreset,
             max_episode_steps=options.max_episode_steps, frame_stack=options.frame_stack, wrappers=options.wrappers,
-            num_threads=num_threads, seeds=self._seeds, where=self._where))
+            num_threads=num_threads, seeds=self._seeds, where=self._where,
+            restarts=None if options.on_env_error == "raise" else self._restarts,
+            needs_restarts=options.on_env_error == "restart"))
         single_action_space = self._envs.single_action_space
         self._reader = ObservationReader(self._envs.single_observation_space)
         self.observation_space = self._reader.space
@@ -164,10 +181,15 @@ class VecEnv:
         self._ends_on_life_loss = options.end_on_life_loss and is_training
         self._lives: np.ndarray | None = None
         self._has_info_mask = False
-        self._num_steps = -1
+        self._free_mask = np.empty(0, dtype=np.bool_)
         # What a step without an end returns; nobody writes to them.
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._none = np.zeros(self.num_envs, dtype=np.bool_)
+
+    @property
+    def num_restarts(self) -> int:
+        """Environments that were replaced so far because they raised."""
+        return self._restarts.total
 
     def reset(self) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
         """Start new episodes everywhere and forget running ones.
@@ -194,7 +216,10 @@ class VecEnv:
         self._statistics.reset()
         self._has_info_mask = not self._reader.has_mask and MASK_LEAF in info
         self._lives = self._lives_in(info)
-        return self._reader.read(observations), self._mask(observations, info)
+        mask = self._mask(observations, info)
+        if mask is not None:
+            self._free_mask = np.ones_like(mask)
+        return self._reader.read(observations), mask
 
     def step(self, action: np.ndarray) -> Step:
         """Make one step in every environment.
@@ -243,9 +268,14 @@ class VecEnv:
                 settled = self._autoreset.settle(done, observations, info)
             except Exception as failure:  # noqa: BLE001 - raised again with where it happened
                 self._fail("reset", failure)
+            cut = cut_in(info)
             observations, info, valid, first, final_index, final_obs, last_info_of = settled
+            if cut is not None:
+                valid = ~cut if valid is None else valid & ~cut
+                self._statistics.forget(cut)
+                info = self._completed(info, cut)
             self._statistics.add(reward, valid)
-            episodes = self._statistics.finish(done, terminated, last_info_of)
+            episodes = self._statistics.finish(done if cut is None else done & ~cut, terminated, last_info_of)
             truncated = truncated & ~terminated
         else:
             valid, first, final_index, final_obs, episodes = None, self._none, NO_INDEX, {}, []
@@ -264,6 +294,18 @@ class VecEnv:
             self._reader.read(observations), reward.astype(np.float32, copy=False), terminated, truncated,
             self._all if valid is None else valid, first, final_index, final_obs,
             self._settled_mask(observations, info, done), episodes)
+
+    def _completed(self, info: dict[str, Any], cut: np.ndarray) -> dict[str, Any]:
+        """`info` with what environments that raised could not say, where their last observation is still shown."""
+        if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
+            return info
+        info = dict(info)
+        if self._lives is not None:
+            info["lives"] = np.where(cut, self._lives, info.get("lives", self._lives))
+        if self._has_info_mask:
+            info[MASK_LEAF] = np.where(cut[:, None], self._free_mask, info.get(MASK_LEAF, self._free_mask))
+            info[f"_{MASK_LEAF}"] = info.get(f"_{MASK_LEAF}", self._none) | cut
+        return info
 
     def _outgoing(self, action: np.ndarray) -> np.ndarray:
         """The action as the environments expect it."""

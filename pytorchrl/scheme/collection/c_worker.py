@@ -150,7 +150,7 @@ class CWorker(Worker):
             data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
             worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
             moments=moments, collect_s=self._now() - start, num_steps=num_steps, preempted=preempted,
-            bytes_raw=raw, bytes_sent=sent)
+            bytes_raw=raw, bytes_sent=sent, envs_restarted=self.envs.num_restarts if self.envs is not None else 0)
 
     def _fill_storage(self) -> tuple[list[Episode], bool]:
         """Act and step until the storage is full or somebody says stop; (episodes that ended, whether cut)."""

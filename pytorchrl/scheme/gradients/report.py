@@ -21,6 +21,7 @@ class Report:
         self.timings: dict[str, float] = {}
         self.counters: dict[str, int] = (
             dict(previous.counters) if previous else {"bytes_raw": 0, "bytes_sent": 0, "rollouts": 0, "preempted": 0})
+        self.envs_restarted: dict[tuple[int, int], int] = dict(previous.envs_restarted) if previous else {}
 
     def add_time(self, name: str, seconds: float) -> None:
         """An operation took so long."""
@@ -34,6 +35,8 @@ class Report:
         if rollout.moments:
             self.moments.append(rollout.moments)
         self.add_time("collect", rollout.collect_s)
+        self.envs_restarted[rollout.worker, rollout.incarnation] = rollout.envs_restarted  # a total
+        self.counters["envs_restarted"] = sum(self.envs_restarted.values())
         for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1),
                             ("preempted", int(rollout.preempted))):
             self.counters[name] += value

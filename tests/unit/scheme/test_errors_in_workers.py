@@ -50,7 +50,8 @@ def _assert_stops_in_balance(scheme):
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
 @pytest.mark.parametrize(("fault", "at"), [("step", 37), ("reset", 4)])
 def test_fault_of_an_environment(make_scheme, execution, num_grad_workers, fault, at):
-    """In a later step or reset, in each way of collecting, below local and remote gradient workers."""
+    """In a later step or reset, in each way of collecting, below local and remote gradient workers; a restarted
+    environment fails again."""
     scheme = make_scheme(FaultyEnv, {"fault": fault, "at": at, "episode_length": 5}, num_grad_workers=num_grad_workers,
                          **execution)
     _assert_raises_faulty(scheme, fault)
@@ -132,7 +133,8 @@ def test_one_failing_rank_does_not_hold_the_others(make_scheme):
 
     def second_worker_fails():  # the probe is number 0, each of two workers has one environment
         return FaultyEnv("step", at=30 if next(made) == 2 else 10**6)
-    scheme = make_scheme(second_worker_fails, num_envs=1, num_grad_workers=2, distribute_gradients=True)
+    scheme = make_scheme(envs=VecEnv.create_factory(second_worker_fails, on_env_error="raise"), num_grad_workers=2,
+                         distribute_gradients=True)
     with pytest.raises(EnvError, match="faulty step"):
         _step_on(scheme)
     _assert_stops_in_balance(scheme)

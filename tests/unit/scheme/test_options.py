@@ -15,7 +15,7 @@ import torch
 from pytorchrl import A2C, ASYNC, SYNC, GAEBuffer, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv, SleepEnv
 from pytorchrl.errors import CollectionError
-from pytorchrl.runtime import DEFAULT_RESOURCES, Handle, Outcome, ThreadRuntime
+from pytorchrl.runtime import DEFAULT_RESOURCES, Handle, Journal, Outcome, ThreadRuntime
 from pytorchrl.scheme import Scheme, codecs
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.gather import Barrier, OnArrival
@@ -149,7 +149,7 @@ def _supervisor(workers, runtime):
 
 
 def _barrier(workers, runtime):
-    return Barrier(workers, runtime, _supervisor(workers, runtime), lambda index: None, fraction_workers=0.5, min_steps=3)
+    return Barrier(workers, runtime, _supervisor(workers, runtime), Journal(), lambda index: None, fraction_workers=0.5, min_steps=3)
 
 
 def test_workers_that_finish_at_the_same_moment_end_a_round_too():
@@ -177,7 +177,7 @@ def test_each_worker_has_that_many_requests(col_in_flight):
     runtime, workers = _fake_workers(2)
     runtime.done = [["0"]]
     steps = []
-    gather = OnArrival(workers, runtime, _supervisor(workers, runtime), lambda index: steps.append("refresh"),
+    gather = OnArrival(workers, runtime, _supervisor(workers, runtime), Journal(), lambda index: steps.append("refresh"),
                        col_in_flight=col_in_flight)
     gather.step(lambda item: steps.append("item"))
     # All requests of worker 0 had come back, and each was asked for again after item and refresh.

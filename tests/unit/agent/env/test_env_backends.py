@@ -3,6 +3,7 @@
 import multiprocessing
 import subprocess
 import sys
+import traceback
 import types
 
 import gymnasium as gym
@@ -92,9 +93,10 @@ faulty_elsewhere.__module__ = "__main__"
 ])
 def test_failures_in_processes_surface_and_leave_none(env_fn, kwargs, match):
     before = set(multiprocessing.active_children())
-    env = VecEnv.create_factory(env_fn, kwargs, 2, backend="async")(seed=3)
-    with pytest.raises(EnvError, match=match):
+    env = VecEnv.create_factory(env_fn, kwargs, 2, backend="async", on_env_error="raise")(seed=3)
+    with pytest.raises(EnvError, match=match) as caught:
         run(env)
+    assert "raise RuntimeError(" in "".join(traceback.format_exception(caught.value)), "the process's traceback"
     env.close()
     assert set(multiprocessing.active_children()) == before
 

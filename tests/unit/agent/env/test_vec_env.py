@@ -459,7 +459,8 @@ def test_faults_before_the_first_step_surface_when_the_factory_is_made(fault, ma
     ("reward_array", r"expected a number as reward, got an array float64 \(1,\); return float"),
 ])
 def test_faulty_steps_name_worker_and_environment(fault, match, at):
-    env = VecEnv.create_factory(FaultyEnv, {"fault": fault, "at": at}, 2)(seed=0, index_grad_worker=2)
+    env = VecEnv.create_factory(
+        FaultyEnv, {"fault": fault, "at": at}, 2, on_env_error="raise")(seed=0, index_grad_worker=2)
     env.reset()
     for _ in range(at):
         env.step(np.zeros(2, np.int64))
@@ -471,7 +472,8 @@ def test_faulty_steps_name_worker_and_environment(fault, match, at):
 
 
 def test_fault_at_a_later_reset_names_its_environment():
-    env = VecEnv.create_factory(FaultyEnv, {"fault": "reset", "at": 1, "episode_length": 2}, 1)(seed=0)
+    env = VecEnv.create_factory(
+        FaultyEnv, {"fault": "reset", "at": 1, "episode_length": 2}, 1, on_env_error="raise")(seed=0)
     env.reset()
     env.step(np.array([0]))
     with pytest.raises(EnvError, match="env 0: reset raised after 2 steps"):
