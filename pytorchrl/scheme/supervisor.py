@@ -22,6 +22,8 @@ _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 # So many losses in a row without a result in between are no accident.
 _MAX_FRUITLESS = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
+# So many replacements start at the same time: each imports torch and builds environments, on the cores of those that work.
+_MAX_STARTING = 4
 # A worker hangs if it takes this many times as long as the longest call so far; before the first, start-up counts too.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
@@ -65,6 +67,7 @@ class Supervisor:
         self._since: dict[int, float] = {}
         self._longest_s = 0.0
         self._due: dict[int, float] = {}
+        self._starting: set[int] = set()  # replacements without a first result
         self.gone: set[int] = set()
         self.restarts = 0
 
@@ -76,6 +79,7 @@ class Supervisor:
         """A worker has given a result that took it `seconds`; if there are `more` unanswered calls, their time runs."""
         self._longest_s = max(self._longest_s, seconds)
         self._fruitless[index] = 0
+        self._starting.discard(index)
         if more:
             self._since[index] = self._runtime.now()
         else:
@@ -91,6 +95,7 @@ class Supervisor:
         """
         name = self._workers[index].name
         self._since.pop(index, None)
+        self._starting.discard(index)
         self.gone.add(index)
         if self._policy == "raise":
             raise WorkerLostError(str(error)) from error
@@ -115,9 +120,10 @@ class Supervisor:
         logger.warning("%s; it is replaced in %.1f s", error, pause)
 
     def replaced(self) -> list[int]:
-        """Replace those whose pause is over; their indices."""
+        """Replace those whose pause is over, not too many at a time; their indices."""
         now = self._runtime.now()
-        ready = [index for index, moment in self._due.items() if moment <= now]
+        places = max(0, _MAX_STARTING - len(self._starting))
+        ready = [index for index, moment in self._due.items() if moment <= now][:places]
         for index in ready:
             self.replace(index)
         return ready
@@ -126,6 +132,7 @@ class Supervisor:
         """Replace a lost worker now."""
         self._due.pop(index, None)
         self._replace(index)
+        self._starting.add(index)
         self.gone.discard(index)
         self.restarts += 1
 
@@ -194,12 +201,17 @@ class Requests(Generic[R]):
             if isinstance(outcome.error, WorkerDiedError):
                 self._lose(index, outcome.error)
                 continue
-            if self._journal.is_kept and not isinstance(outcome.error, ReplayError):
-                self._journal.note(*(("answer", index, *self._numbers_of(outcome.unwrap())) if outcome.error is None
-                                     else ("error", index, type(outcome.error).__name__)))
+            if self._journal.is_kept:
+                self._note(index, outcome)
             value = outcome.unwrap()
             self._supervisor.answered(index, self._seconds_of(value), more=index in self._open.values())
             yield index, value
+
+    def _note(self, index: int, outcome: Outcome[R]) -> None:
+        if outcome.error is None:
+            self._journal.note("answer", index, *self._numbers_of(outcome.unwrap()))
+        elif not isinstance(outcome.error, ReplayError):  # which names the first difference itself
+            self._journal.note("error", index, type(outcome.error).__name__)
 
     def _as_it_comes(self, timeout_s: float) -> list[Future[R]]:
         """The calls that are finished, once one is; hung workers are lost, and lost ones replaced, when it is time."""

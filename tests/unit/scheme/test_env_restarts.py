@@ -10,7 +10,7 @@ import torch
 from pytorchrl import ASYNC, VecEnv
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv, RaisingEnv
 from pytorchrl.errors import EnvError, NonFiniteDataError
-from pytorchrl.scheme.gradients.g_worker import _Report
+from pytorchrl.scheme.gradients.report import Report
 from pytorchrl.scheme.messages import Rollout
 
 SCHEMES = {
@@ -81,11 +81,11 @@ def test_the_same_seed_repeats_a_run_with_faults(make_scheme):
 
 
 def test_restarts_of_a_rollout_that_is_dropped_are_in_the_next_total():
-    report = _Report()
+    report = Report()
     for worker, incarnation, total in ((1, 0, 2), (1, 0, 5), (2, 0, 1), (1, 1, 1)):
         report.add_rollout(Rollout(data=None, num_env_steps=1, collected_steps=1, weights_version=0, worker=worker,
                                    sequence=1, incarnation=incarnation, envs_restarted=total), 0, 0)
-        report = _Report(report)
+        report = Report(report)
     assert report.counters["envs_restarted"] == 7
 
 

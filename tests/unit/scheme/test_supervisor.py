@@ -107,6 +107,26 @@ def test_replacement_works_on_threads_too(make_scheme, check_ledger, settings):
 
 
 @pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
+def test_of_many_lost_at_once_a_few_start_at_a_time(run, monkeypatch, col_communication):
+    starting, most = set(), []
+    replace, answered = Supervisor.replace, Supervisor.answered
+
+    def counted(self, index):
+        replace(self, index)
+        starting.add(index)
+        most.append(len(starting))
+
+    def finished(self, index, seconds, more):
+        answered(self, index, seconds, more)
+        starting.discard(index)
+    monkeypatch.setattr(Supervisor, "replace", counted)
+    monkeypatch.setattr(Supervisor, "answered", finished)
+    result = run(num_col_workers=12, col_communication=col_communication, faults="kill col.* @ step 6", updates=60)
+    assert result["metrics"]["workers_restarted"] == 12
+    assert max(most) == 4
+
+
+@pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
 def test_a_hung_collector_is_replaced(run, col_communication):
     result = run(num_col_workers=2, col_communication=col_communication, faults="hang col.2 @ step 6", worker_timeout_s=3.0,
                  updates=60)
