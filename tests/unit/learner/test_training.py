@@ -31,8 +31,9 @@ OTHER = {
     "checkpoint": "model.pt", "env_kwargs": {"sutton_barto_reward": True}, "test_env_kwargs": {"a": 1},
     "num_envs": 3, "backend": "sync", "autoreset": "next_step", "max_episode_steps": 11, "frame_stack": 2,
     "wrappers": (gym.wrappers.RescaleAction,), "reward_transform": "sign", "end_on_life_loss": True,
-    "info_keywords": ("lives",),
+    "info_keywords": ("lives",), "on_env_error": "restart", "max_env_restarts": 7,
 }
+NEEDED = {"max_env_restarts": {"on_env_error": "restart"}}
 PARTS = {"algorithm": "algorithm", "storage": "storage", "actor": "actor", "environments": "train_envs"}
 
 
@@ -46,7 +47,7 @@ def test_every_option_reaches_its_part(monkeypatch, name):
     # Environments are not built anew for each option; what they would be built from is.
     monkeypatch.setattr("pytorchrl.presets.make_factory", lambda _env, **options: dataclasses.replace(
         envs, options=dataclasses.replace(envs.options, **options)))
-    agent = compose("ppo", "CartPole-v1", {name: value})[0]
+    agent = compose("ppo", "CartPole-v1", {**NEEDED.get(name, {}), name: value})[0]
     assert getattr(getattr(agent, PARTS[spec.part]).options, spec.own_name) == value
     if spec.part == "environments" and name != "num_envs":
         assert getattr(agent.test_envs.options, spec.own_name) == value
