@@ -9,12 +9,12 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, BoundedQueue, Future, Handle, Outcome, Runtime
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.faults import FaultPlan
-from pytorchrl.runtime.journal import Journal, Part, WorkersPart
+from pytorchrl.runtime.journal import Event, Journal, Part, WorkersPart
 from pytorchrl.runtime.threads import ThreadRuntime
 
 RUNTIMES = ("ray", "threads", "simulated")
 
-__all__ = ["DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Collective", "FaultPlan", "Future", "Handle", "Journal",
+__all__ = ["DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Collective", "Event", "FaultPlan", "Future", "Handle", "Journal",
            "Outcome", "Part", "Runtime", "ThreadRuntime", "WorkersPart", "make_runtime"]
 
 

@@ -182,7 +182,7 @@ class Runtime(ABC):
 
     def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float) -> Collective:
         """Become one of `size` workers that exchange tensors among themselves; see `GlooCollective`."""
-        return GlooCollective(address, port, rank, size, timeout_s)
+        return GlooCollective(address, port, rank, size, timeout_s, in_order=self.is_recording)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
         """What a worker has to call where its work has come to a named point.

@@ -1,6 +1,6 @@
 """What decides a run beside its seeds, noted by each worker while it happens, and made to happen again.
 
-Only two things depend on timing: the order in which a worker takes the answers of others, and how the two threads of a
+Two things depend on timing: the order in which a worker takes the answers of others, and how the two threads of a
 gradient worker take turns at its parameters (LeBlanc and Mellor-Crummey 1987, "Debugging parallel programs with instant
 replay": noting the order of accesses is enough, what they accessed need not be kept).
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ class Part(NamedTuple):
 
     events: list[Event]
     turns: list[int]
-    """How often one thread read the parameters before each write of the other; -1 - that, where the user wrote."""
+    """How often one thread read the parameters before each write of the other."""
 
 
 WorkersPart = tuple[str, int, Part]
@@ -49,8 +49,8 @@ class Journal:
         """The collecting thread's turn at the parameters."""
         return self.lock
 
-    def writing(self, by_user: bool = False) -> AbstractContextManager[Any]:
-        """The learning thread's turn at the parameters, or the user's."""
+    def writing(self) -> AbstractContextManager[Any]:
+        """The learning thread's turn at the parameters."""
         return self.lock
 
     def note(self, *event: Any) -> None:
@@ -67,6 +67,9 @@ class Journal:
     def take(self) -> Part | None:
         """What was noted since the last call; None where nothing is."""
         return None
+
+    def fail(self, error: BaseException) -> None:
+        """The collecting thread has ended so; who would wait for its turns for ever is told."""
 
     def release(self) -> None:
         """The worker is about to stop: what it still does decides nothing, and has to wait for no turn."""
@@ -92,11 +95,11 @@ class Recording(Journal):
             yield
 
     @contextmanager
-    def writing(self, by_user: bool = False) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """Note the reads before it; a write within a write is part of that."""
         with self.lock:
             if not self._depth and not self._released:
-                self._turns.append(-1 - self._reads if by_user else self._reads)
+                self._turns.append(self._reads)
                 self._reads = 0
             self._depth += 1
             try:
@@ -143,45 +146,53 @@ class Replaying(Journal):
         self._num_events = self._num_turns = 0  # so far
         self._reads = self._depth = 0
         self._changed = Signal()
-        self._difference: ReplayError | None = None
+        self._failure: BaseException | None = None
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Wait until the writes before it are made."""
-        self._wait(lambda: self._reads < self._reads_due, "read")
+        self._wait(lambda: self._reads < self._turns[0], "read")
         with self.lock:
             self._reads += 1
-            yield
-        self._schedule.notify(self._changed)
+            try:
+                yield
+            finally:
+                self._schedule.notify(self._changed)
 
     @contextmanager
-    def writing(self, by_user: bool = False) -> Iterator[None]:
-        """Wait until the reads before it are made, and the user's writes before it."""
+    def writing(self) -> Iterator[None]:
+        """Wait until the reads before it are made."""
         if not self._depth:
-            self._wait(lambda: self._reads == self._reads_due and (self._turns[0] < 0) == by_user, "write")
+            self._wait(lambda: self._reads == self._turns[0], "write")
         with self.lock:
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
-        if not self._depth:
-            if self._turns:
-                self._turns.popleft()
-            self._num_turns, self._reads = self._num_turns + 1, 0
-            self._schedule.notify(self._changed)
+                if not self._depth:
+                    self._end_turn()
 
-    @property
-    def _reads_due(self) -> int:
-        turn = self._turns[0]
-        return -1 - turn if turn < 0 else turn
+    def _end_turn(self) -> None:
+        if self._turns:
+            self._turns.popleft()
+        self._num_turns, self._reads = self._num_turns + 1, 0
+        self._schedule.notify(self._changed)
 
-    def _wait(self, is_its_turn: Any, what: str) -> None:
+    def _wait(self, is_its_turn: Callable[[], bool], what: str) -> None:
+        def may_go_on() -> bool:
+            return not self._turns or is_its_turn()
+
         self._schedule.wait_until(
-            lambda: not self._turns or self._difference is not None or is_its_turn(), [self._changed], float("inf"),
+            lambda: may_go_on() or self._failure is not None, [self._changed], float("inf"),
             f"its turn to {what} the parameters of {self._worker}, after write {self._num_turns} of its record")
-        if self._difference is not None:  # found by another thread, on which this one has waited
-            raise self._difference
+        if self._failure is not None and not may_go_on():
+            raise self._failure
+
+    def fail(self, error: BaseException) -> None:
+        """Wake who waits for a turn."""
+        self._failure = error
+        self._schedule.notify(self._changed)
 
     def note(self, *event: Any) -> None:
         """Compare what happened with the record.
@@ -191,22 +202,19 @@ class Replaying(Journal):
         """
         if not self._events:
             return
-        recorded = tuple(self._events.popleft())
+        recorded = self._events.popleft()
         self._num_events += 1
         if recorded != event:
-            self._difference = ReplayError(
-                f"the replayed run differs from its record at event {self._num_events} of {self._worker}: recorded was "
-                f"{_show(recorded)}, now it is {_show(event)}")
-            self._schedule.notify(self._changed)
-            raise self._difference
+            raise ReplayError(f"the replayed run differs from its record at event {self._num_events} of {self._worker}: "
+                              f"recorded was {_show(recorded)}, now it is {_show(event)}")
 
     def upcoming(self) -> Event | None:
         """The next event of the record."""
-        return tuple(self._events[0]) if self._events else None
+        return self._events[0] if self._events else None
 
     def upcoming_of(self, kind: str, index: int) -> Event | None:
         """The next event of that kind for that index."""
-        return next((tuple(event) for event in self._events if event[0] == kind and event[1] == index), None)
+        return next((event for event in self._events if event[:2] == (kind, index)), None)
 
     def release(self) -> None:
         """Forget what was still to come."""

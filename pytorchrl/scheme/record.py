@@ -6,8 +6,11 @@ since the last, `[[worker, incarnation, events, turns], ...]`; the last says how
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import logging
+import operator
 import os
 import platform
 import re
@@ -24,9 +27,11 @@ import torch
 
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
-from pytorchrl.runtime import Part, WorkersPart
+from pytorchrl.runtime import Event, Part, WorkersPart
 
 FORMAT = "pytorchrl record 1"
+
+logger = logging.getLogger(__name__)
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -39,7 +44,7 @@ _NOT_COMPARED = {"runtime", "address", "schedule_seed", "costs", "record", "repl
 
 
 def checksum_of(info: Mapping[str, float]) -> int:
-    """Of all statistics of an update, bit for bit: a gradient that differs anywhere has another norm."""
+    """Of all statistics of an update, bit for bit: the gradient's norm among them differs if the gradient does, as a rule."""
     return zlib.crc32(struct.pack(f"{len(info)}d", *(info[name] for name in sorted(info))))
 
 
@@ -57,6 +62,7 @@ class RecordWriter:
     """
 
     def __init__(self, path: str, settings: Mapping[str, Any], agent: Mapping[str, Any], target_steps: int) -> None:
+        self._path = path
         try:
             self._file = open(path, "x", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by `close`
         except FileExistsError:
@@ -70,13 +76,25 @@ class RecordWriter:
         """What journals noted since the last call."""
         self._write([[worker, incarnation, *part] for worker, incarnation, part in parts if part.events or part.turns])
 
-    def close(self, failed: bool) -> None:
-        """The run has ended."""
-        self._write({"end": "failed" if failed else "stopped"})
+    def close(self, failed: bool, checksum: int | None) -> None:
+        """The run has ended, with parameters of this checksum, if they are known."""
+        self._write({"end": "failed" if failed else "stopped", "checksum": checksum})
         self._file.close()
 
+    def discard(self) -> None:
+        """The run did not come to begin."""
+        self._file.close()
+        Path(self._path).unlink(missing_ok=True)
+
     def _write(self, value: Any) -> None:
-        self._file.write(_to_json(value) + "\n")
+        if self._file.closed:
+            return
+        try:
+            self._file.write(_to_json(value) + "\n")
+        except OSError as error:  # training matters more
+            logger.warning("the record %r ends here, it cannot be written: %s", self._path, error)
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 @dataclass(frozen=True)
@@ -92,12 +110,18 @@ class Record:
     """By worker and incarnation."""
     failed: bool
     """Whether an error ended it; it is raised again where it was raised then."""
+    checksum: int | None
+    """Of the parameters at its end."""
 
     @cached_property
     def updates(self) -> int:
         """Updates made, or skipped."""
         part = self.parts.get((DRIVER, 0), Part([], []))
         return sum(event[0] == "update" for event in part.events)
+
+    def is_over(self, updates: int) -> bool:
+        """Whether a run that repeats it has come to its end after so many updates, made or skipped."""
+        return not self.failed and updates >= self.updates
 
     def check(self, settings: Mapping[str, Any], agent: Mapping[str, Any]) -> None:
         """Raise `ConfigError` if it is of another scheme or agent: all differences, with both values."""
@@ -135,24 +159,48 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         head, *rest = map(json.loads, lines)
         if head["format"] != FORMAT:
             raise ConfigError(f"replay {name!r} has the format {head['format']!r}; this version reads {FORMAT!r}")
-        failed = bool(rest) and isinstance(rest[-1], dict) and rest.pop()["end"] == "failed"
+        end: dict[str, Any] = rest.pop() if rest and isinstance(rest[-1], dict) else {"end": "killed", "checksum": None}
         parts: dict[tuple[str, int], Part] = {}
         for worker, incarnation, events, turns in itertools.chain.from_iterable(rest):
             part = parts.setdefault((worker, incarnation), Part([], []))
-            part.events.extend(map(tuple, events))
-            part.turns.extend(turns)
-        return Record(name, head["settings"], head["agent"], head["target_steps"], head["machine"], parts, failed)
+            part.events.extend(map(_event, events))
+            part.turns.extend(map(operator.index, turns))
+        settings, agent, machine = (_mapping(head[key]) for key in ("settings", "agent", "machine"))
+        operator.index(settings["seed"])
+        return Record(
+            name, settings, {part: _mapping(options) for part, options in agent.items()}, operator.index(head["target_steps"]),
+            machine, parts, failed=end["end"] == "failed", checksum=end["checksum"])
     except ConfigError:
         raise
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"replay {name!r} is no record of a run: {error!r}") from error
+
+
+def _event(value: Any) -> Event:
+    kind, index, *_ = event = tuple(value)
+    if not isinstance(kind, str) or isinstance(index, str) != (kind == "parameter"):
+        raise ValueError(f"{value} is no event")
+    return event
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected a JSON object, got {value!r}")
+    return value
 
 
 def describe(agent: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Name -> option -> its text, of each factory; addresses in memory and folders of logs do not count."""
     return {name: {"class": factory.cls.__name__, **{
-        key: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for key, value in vars(factory.options).items() if key != "log_dir"}}
+        key: re.sub(r" at 0x[0-9a-f]+", "", _text(value)) for key, value in vars(factory.options).items() if key != "log_dir"}}
         for name, factory in agent.items() if isinstance(factory, Factory)}
+
+
+def _text(value: Any) -> str:
+    """The same text in every process: sets have no order of their own."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_text(item)}" for key, item in value.items()) + "}"
+    return repr(sorted(value, key=repr)) if isinstance(value, (set, frozenset)) else repr(value)
 
 
 def _machine() -> dict[str, str]:

@@ -180,8 +180,8 @@ class Scheme:
                 self._worker = self._build(self._runtime, target_steps, record)
                 self._worker.ready()
             except BaseException:
-                if record is not None and self._worker is None:
-                    record.close(failed=True)
+                if record is not None:
+                    record.discard()
                 self.stop()
                 raise
         return self._worker
@@ -218,7 +218,7 @@ class Scheme:
     @property
     def replay_is_over(self) -> bool | None:
         """Whether a replayed run has come to its end; None where none is replayed."""
-        return None if self._replay is None else self._worker is not None and self._worker.replay_is_over
+        return None if self._replay is None else self._replay.is_over(0 if self._worker is None else self._worker.num_rounds)
 
     @property
     def update_worker(self) -> UWorker:

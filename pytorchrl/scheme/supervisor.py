@@ -85,8 +85,13 @@ class Supervisor:
         else:
             self._since.pop(index, None)
 
-    def lost(self, index: int, error: BaseException) -> None:
+    def lost(self, index: int, error: BaseException, goes_on: bool = False) -> None:
         """A worker is dead or hung.
+
+        Args:
+            index: Which.
+            error: What is known of it.
+            goes_on: Whether it is known that it was replaced, so that no budget has to say so.
 
         Raises:
             WorkerLostError: The policy is "raise".
@@ -110,7 +115,7 @@ class Supervisor:
         while history and now - history[0] > _WINDOW_S:
             history.popleft()
         self._fruitless[index] += 1
-        if self._fruitless[index] >= _MAX_FRUITLESS or len(history) >= _MAX_RESTARTS:
+        if not goes_on and (self._fruitless[index] >= _MAX_FRUITLESS or len(history) >= _MAX_RESTARTS):
             raise CrashLoopError(
                 f"{name} was lost {self._fruitless[index]} times in a row without a result, and replaced {len(history)} "
                 f"times in {_WINDOW_S / 60:.0f} minutes; the last time: {error}") from error
@@ -232,10 +237,10 @@ class Requests(Generic[R]):
         num_taken = 0
         while (event := self._journal.upcoming()) is not None:
             kind, index = event[:2]
-            if kind == "replaced":
+            if kind == "replaced" and index in self._supervisor.gone:
                 self._supervisor.replace(index)
                 self._replaced(index)
-            elif kind == "update" or index not in self._open.values():
+            elif kind in ("update", "parameter") or index not in self._open.values():
                 if num_taken:  # it is the turn of others
                     return
                 self._journal.note("an answer awaited from", *sorted(set(self._open.values())))
@@ -257,7 +262,7 @@ class Requests(Generic[R]):
         self._journal.note("lost", index)
         self._open = {future: owner for future, owner in self._open.items() if owner != index}
         self._on_lost(index)
-        self._supervisor.lost(index, error)
+        self._supervisor.lost(index, error, goes_on=self._journal.upcoming() is not None)
 
     def finish(self, timeout_s: float) -> list[Outcome[R]]:
         """How all of them end within `timeout_s`; none is open any more."""

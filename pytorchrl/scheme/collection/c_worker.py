@@ -194,7 +194,7 @@ class CWorker(Worker):
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Change one of the algorithm's updatable parameters."""
-        with self.journal.writing(by_user=True):
+        with self.journal.writing():
             self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
             self._snapshot = None
 

@@ -121,6 +121,7 @@ class CollectorThread(threading.Thread):
                 self.step()
         except BaseException as failure:  # noqa: BLE001 - re-raised to the owner by get()
             self._failure = failure
+            self._journal.fail(failure)
 
     def step(self) -> None:
         """Collect data from the workers and put it in the queue: one round, or one poll where asynchronous."""
@@ -234,7 +235,8 @@ def _with_part(method: Callable[Concatenate[GWorker, P], R]) -> Callable[Concate
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            error.part = self.take_part()  # type: ignore[attr-defined]
+            if self.index_worker > 0:  # the local one is asked by its owner
+                error.part = self.take_part()  # type: ignore[attr-defined]
             raise
 
     return call
@@ -347,8 +349,9 @@ class GWorker(Worker):
         self._item_open = True
 
     @_with_part
-    def prepare(self, weights: Weights | None = None, *, skip_remaining: bool = False) -> Moments:
-        """Take the next item if the last is used up; (count, mean, M2) of its advantages.
+    def prepare(self, weights: Weights | None = None, *,
+                skip_remaining: bool = False) -> tuple[Moments, WorkersPart | None]:
+        """Take the next item if the last is used up; (count, mean, M2) of its advantages, and the journal's part.
 
         Synchronous gradient workers normalise over all their items together, as one worker would over the whole.
         """
@@ -358,7 +361,7 @@ class GWorker(Worker):
             self.skip_remaining()
         if not self._item_open:
             self._take_item()
-        return self.storage.advantage_moments()
+        return self.storage.advantage_moments(), self.take_part()
 
     def _open_batches(self, advantage_moments: Sequence[Moments] | None) -> None:
         if self._group is not None and self.algo.advantage_normalization == "batch":
@@ -491,7 +494,7 @@ class GWorker(Worker):
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=batch.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
-            part=self.take_part(), fault=self._fault, skipped=skipped)
+            part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped)
 
     def skip_remaining(self) -> None:
         """Give up what is left of the current item; steps that no gradient has used are dropped."""

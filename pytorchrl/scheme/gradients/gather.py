@@ -134,15 +134,8 @@ class _RemoteGather:
         weights, self._outbox[index] = self._outbox[index], None
         self._num_requests[index] += 1
         self.pushes += weights is not None
-        self._cut_as_recorded(index)
         # The reference is resolved on the way: the worker receives a `Weights`.
         self._in_flight.add(index, self._workers[index].submit(CWorker.collect, weights))  # type: ignore[arg-type]
-
-    def _cut_as_recorded(self, index: int) -> None:
-        """A rollout that was cut short in the run that is replayed ends at the same step again."""
-        recorded = self._journal.upcoming_of("answer", index)
-        if recorded is not None and recorded[-1]:
-            self._workers[index].submit(CWorker.preempt, self._num_requests[index], recorded[-1])
 
     @property
     def restarts(self) -> int:
@@ -214,6 +207,12 @@ class Barrier(_RemoteGather):
                     self._workers[index].signal(CWorker.preempt, self._num_requests[index], self._min_steps)
         self._arrived = {}
         deliver([done[index] for index in sorted(done)])
+
+    def _request(self, index: int) -> None:
+        recorded = self._journal.upcoming_of("answer", index)
+        if recorded is not None and recorded[-1]:  # cut short in the run that is replayed: at the same step again
+            self._workers[index].submit(CWorker.preempt, self._num_requests[index] + 1, recorded[-1])
+        super()._request(index)
 
 
 class OnArrival(_RemoteGather):

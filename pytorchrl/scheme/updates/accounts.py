@@ -58,6 +58,7 @@ class Accounts:
 
     def receive(self, gradients: Gradients) -> None:
         """A gradient has arrived; its new steps are in flight until it is applied or dropped."""
+        self.add_part(gradients.part)
         with self._lock:
             sender = (gradients.worker, gradients.incarnation)
             self._snapshots[sender], self._counters[sender] = gradients.ledger, gradients.counters
@@ -66,8 +67,6 @@ class Accounts:
                 self._lags_collect[lag_queued] += 1
             self._episodes.extend(gradients.episodes)
             self._timings.update(gradients.timings)
-            if gradients.part is not None:
-                self._parts.append(gradients.part)
             self.grads_received += 1
         self._own.move(gradients.num_new_samples, "sent", "in_flight")
 
@@ -151,11 +150,15 @@ class Accounts:
             updates, self._new_updates, self._info, self._info_weight = self._new_updates, 0, {}, 0.0
             return updates, info
 
+    def add_part(self, part: WorkersPart | None) -> None:
+        """What a worker's journal has noted came along."""
+        if part is not None:
+            self._parts.append(part)
+
     def take_parts(self) -> list[WorkersPart]:
         """(worker, incarnation, part) of the journals that came with gradients since the last call."""
-        with self._lock:
-            parts, self._parts = self._parts, []
-            return parts
+        parts, self._parts = self._parts, []
+        return parts
 
     def take_episodes(self) -> list[Episode]:
         """Episodes that ended since the last call."""

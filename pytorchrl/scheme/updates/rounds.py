@@ -158,7 +158,7 @@ class _RemoteRound:
         """Another worker is in its place."""
         self._accounts.restarts = self._supervisor.restarts
 
-    def _gather_all(self) -> list[Gradients]:
+    def _gather_all(self) -> list[Any]:
         """Every request in flight, in worker order; the first error is raised."""
         done: dict[int, Gradients] = {}
         while len(self._in_flight) or self._supervisor.is_replacing:
@@ -196,6 +196,9 @@ class SyncRound(_RemoteRound):
             if index not in self._supervisor.gone:
                 self._in_flight.add(index, handle.submit(method, self._weights_for(index), skip_remaining=self._skip, **kwargs))
         answers = self._gather_all()
+        for answer in answers:
+            if not isinstance(answer, Gradients):
+                self._accounts.add_part(answer[1])
         if not self._was_lost:
             return answers
         for answer in answers:
@@ -209,9 +212,10 @@ class SyncRound(_RemoteRound):
     def _ask_for_gradients(self) -> list[Gradients] | None:
         advantage_moments: list[Moments] | None = None
         if self._used_up and self._local.algo.advantage_normalization == "batch":
-            advantage_moments = self._ask(GWorker.prepare)
-            if advantage_moments is None:
+            prepared = self._ask(GWorker.prepare)
+            if prepared is None:
                 return None
+            advantage_moments = [moments for moments, _ in prepared]
             self._skip = False
         return self._ask(GWorker.collect_and_grad, advantage_moments=advantage_moments)
 

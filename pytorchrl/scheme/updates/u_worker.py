@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
+import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
-from pytorchrl.errors import ReplayError, StoppedError, WorkerLostError
-from pytorchrl.runtime import Runtime, ThreadRuntime, WorkersPart
+from pytorchrl.errors import ConfigError, ReplayError, StoppedError, WorkerLostError
+from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, PARALLEL, Communication, Execution, Worker
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
@@ -45,6 +47,7 @@ class UpdaterThread(threading.Thread):
         self.failure: BaseException | None = None
         self.before_step: Callable[[], None] = lambda: None
         self.after_step: Callable[[], None] = lambda: None
+        self.is_over: Callable[[], bool] = lambda: False
 
     @property
     def stopped(self) -> bool:
@@ -66,7 +69,7 @@ class UpdaterThread(threading.Thread):
     def run(self) -> None:
         """Make updates until closed. An exception ends the thread; the user's next call raises it."""
         try:
-            while not self.stopped:
+            while not self.stopped and not self.is_over():
                 self.step()
                 self.progressed.set()
         except BaseException:
@@ -131,6 +134,7 @@ class UWorker(Worker):
                                supervisor, self._journal)
         self.updater = UpdaterThread(self._round, self._runtime)
         self.updater.before_step, self.updater.after_step = self._before_update, self._after_update
+        self.updater.is_over = lambda: self._replay_is_over
         self._final: LedgerSnapshot | None = None
 
     def ready(self) -> int:
@@ -139,38 +143,56 @@ class UWorker(Worker):
         return self.local_worker.ready()
 
     @property
-    def replay_is_over(self) -> bool:
-        """Whether a replayed run has made all updates of its record, and no error is to follow."""
-        return self._replay is not None and not self._replay.failed and self._num_rounds >= self._replay.updates
-
-    @property
-    def _num_rounds(self) -> int:
+    def num_rounds(self) -> int:
+        """Updates made or skipped."""
         return self.accounts.updates + self.accounts.updates_skipped_nan
 
+    @property
+    def _replay_is_over(self) -> bool:
+        return self._replay is not None and self._replay.is_over(self.num_rounds)
+
+    def _refuse_to_go_on(self) -> NoReturn:
+        assert self._replay is not None
+        raise ReplayError(f"the record {self._replay.path!r} ends after {self._replay.updates} updates")
+
     def _before_update(self) -> None:
-        if self._replay is not None and self.replay_is_over:
-            raise ReplayError(f"the record {self._replay.path!r} ends after {self._replay.updates} updates")
+        if self._replay_is_over:
+            self._refuse_to_go_on()
         algo = self.local_worker.algo
-        with self.local_worker.local_worker.journal.writing():  # the user may be ending a schedule now
+        with self.local_worker.local_worker.journal.writing():
             if algo.schedules:
                 algo.follow_schedules(self.accounts.consumed_unique, self._target_steps)
 
     def _after_update(self) -> None:
         if self._journal.is_kept:
-            self._journal.note("update", self._num_rounds, checksum_of(self.accounts.last_info))
-        self._write_record()
-
-    def _write_record(self, *more: WorkersPart | None) -> None:
+            self._journal.note("update", self.num_rounds, checksum_of(self.accounts.last_info))
         if self._record is not None:
-            own = self._journal.take()
-            assert own is not None
-            self._record.add([*self.accounts.take_parts(), *filter(None, more), (DRIVER, 0, own)])
+            self._write_record()
+        if self._replay is not None:
+            self._compare_end(self._replay)
 
-    def _end_record(self, failure: BaseException | None) -> None:
-        if self._record is not None:
-            # What led to an error came with no gradient.
-            self._write_record(self.local_worker.take_part(), getattr(failure, "part", None))
-            self._record.close(failed=failure is not None)
+    def _compare_end(self, replay: Record) -> None:
+        """After the last update: whether what it came to is the same, and whether there was to be one."""
+        if replay.failed and self.num_rounds > replay.updates:
+            raise ReplayError(f"the error that ended the run of {replay.path!r} after {replay.updates} updates did not come "
+                              "again; it may have been about time, or the machine")
+        if self._replay_is_over and replay.checksum is not None:
+            self._pull_weights()
+            if self._checksum() != replay.checksum:
+                raise ReplayError(f"the replayed run ends with other parameters than that of {replay.path!r}")
+
+    def _checksum(self) -> int:
+        """Of all parameters and normalisers, bit for bit."""
+        state = self.local_worker.get_weights().state
+        return functools.reduce(lambda checksum, name: zlib.crc32(state[name].tobytes(), checksum), sorted(state), 0)
+
+    def _write_record(self, failure: BaseException | None = None) -> None:
+        # What led to an error came with no gradient.
+        own = self._journal.take()
+        assert self._record is not None
+        assert own is not None
+        parts = [*self.accounts.take_parts(), getattr(failure, "part", None), self.local_worker.take_part(), (DRIVER, 0, own)]
+        self._record.add(part for part in parts if part is not None)
 
     def step(self) -> dict[str, float]:
         """Make one update; where updates are made by a thread, wait until at least one more was made.
@@ -191,12 +213,17 @@ class UWorker(Worker):
             return self.accounts.take_info()[1]
         if self.updater.ident is None:
             self._runtime.start_thread(self.updater)
+        was_over = self._replay_is_over
         while True:
             self.updater.progressed.wait(POLL_INTERVAL_S)
             self.updater.progressed.clear()
             updates, info = self.accounts.take_info()
             if updates:
                 return info
+            if self._replay_is_over:
+                if was_over:
+                    self._refuse_to_go_on()
+                return info  # all that were left were skipped
             if self.updater.failure is not None:
                 raise self.updater.failure
             if not self.updater.is_alive():
@@ -222,7 +249,18 @@ class UWorker(Worker):
             self._round.pull_weights(timeout_s)
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
-        """Change a parameter of the algorithm in every worker; it replaces a schedule."""
+        """Change a parameter of the algorithm in every worker; it replaces a schedule.
+
+        Raises:
+            ConfigError: Updates are made by a thread, and the run is recorded or replayed: nobody could say between which
+                gradients the change came.
+        """
+        if self._journal.is_kept:
+            if self._in_thread:
+                raise ConfigError(
+                    f"{parameter_name} cannot be changed from outside while a run is recorded or replayed whose central "
+                    "gradients are asynchronous; give it a schedule, or grad_communication='synchronous'")
+            self._journal.note("parameter", parameter_name, repr(new_parameter_value))
         self.local_worker.update_algorithm_parameter(parameter_name, new_parameter_value)
         if self.remote_workers and not isinstance(self._round, DecentralisedRound):
             self._round.forget_weights()
@@ -245,6 +283,9 @@ class UWorker(Worker):
             self.accounts.close(index, outcome.value)
         self.accounts.close(0, self.local_worker.stop())
         self.grad_workers.kill_remote()
-        self._end_record(failure)
         self._final = self.accounts.settle()
+        if self._record is not None:
+            self._write_record(failure)
+            has_failed = isinstance(failure, Exception) and not isinstance(failure, StoppedError)
+            self._record.close(has_failed, None if failure is not None else self._checksum())
         return self._final

@@ -23,6 +23,9 @@ def run_on(scheme):
         scheme.step()
 
 
+HEAD = '{"format":"pytorchrl record 1","settings":%s,"agent":{},"machine":{},"target_steps":1}\n'
+
+
 class Runs:
     """Makes a run with a record, and the same again from it."""
 
@@ -134,6 +137,22 @@ def scenario(seed):
     return settings
 
 
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_ranks_sum_in_the_same_order(runs, size):
+    """Over gloo, whose own order is another from four ranks on."""
+    runs.twice(runtime="threads", num_grad_workers=size, distribute_gradients=True, updates=12)
+
+
+@pytest.mark.parametrize("communication", [SYNC, ASYNC])
+def test_advantages_normalised_over_all_workers(runs, communication):
+    """What a worker has told of its advantages holds for the others also if it is lost before its gradient."""
+    algo = PPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-3, advantage_normalization="batch")
+    for number in range(1, 7):
+        runs.path = f"{runs.path}{number}"
+        runs.twice(runtime="simulated", algo=algo, num_grad_workers=2, num_col_workers=2, col_communication=communication,
+                   faults=f"kill grad.1 @ grad {number}")
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_runs_with_faults_are_repeated(runs, seed):
     """Workers lost, hung, replaced or done without, rounds cut short, updates skipped, runs that end with an error."""
@@ -164,25 +183,39 @@ def test_an_error_is_raised_again_where_it_was_raised(runs):
     assert str(again["error"]) == str(first["error"])
 
 
-@pytest.mark.parametrize("settings", [{**ASYNC_COLLECTION, "grad_communication": ASYNC}, ALL_ASYNC], ids=["thread", "caller"])
-def test_what_the_user_changes_is_changed_at_the_same_update(runs, settings):
-    """Where updates are made by a thread, the user's change falls between any two of them."""
+@pytest.mark.parametrize("workers", [
+    ALL_ASYNC, ASYNC_COLLECTION, {"num_grad_workers": 2}, {"num_col_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
+], ids=["all-async", "async-collection", "parallel", "parallel-collection", "decentralised"])
+@pytest.mark.parametrize("name", ["lr", "entropy_coef"])
+def test_what_the_user_changes_is_changed_at_the_same_update(runs, workers, name):
+    """Also where the user looks at the weights in one of the runs only, and where a change is refused."""
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-2, 0.0))
 
-    def change_once(scheme):
-        if len(versions) % 2 == 0 and scheme.version >= 5:
-            versions.append(scheme.version)
-            scheme.update_algorithm_parameter("lr", 1e-4)
-            versions.append(scheme.version)
-    versions = []
-    first = runs.record(between=lambda scheme: versions or change_once(scheme), updates=40, algo=algo, runtime="threads", **settings)
-    recorded, versions[:] = list(versions), []
-    again = runs.replay(between=lambda scheme: versions or change_once(scheme), algo=algo, **settings)
-    assert recorded
+    def change(scheme):
+        if scheme.version == 5:
+            scheme.update_algorithm_parameter(name, 1e-4)
+            with pytest.raises(ConfigError):
+                scheme.update_algorithm_parameter(name, -1.0)
+
+    def look_and_change(scheme):
+        scheme.acting_state()
+        change(scheme)
+    first = runs.record(between=look_and_change, algo=algo, runtime="threads", **workers)
+    again = runs.replay(between=change, algo=algo, **workers)
     assert torch.equal(first["state"]["all"], again["state"]["all"])
-    unchanged = runs.make(algo=algo, runtime=None, replay=runs.path, **settings)
-    with pytest.raises(ReplayError, match=r"(follow|differs from) its record"):
-        run_on(unchanged)
+    with pytest.raises(ReplayError, match=f"recorded was parameter {name} 0.0001, now"):
+        runs.replay(algo=algo, **workers)
+    with pytest.raises(ReplayError, match=f"recorded was .*, now it is parameter {name} 0.0001"):
+        runs.replay(between=lambda scheme: scheme.update_algorithm_parameter(name, 1e-4) if scheme.version == 3 else None,
+                    algo=algo, **workers)
+
+
+def test_what_cannot_be_placed_between_two_updates_is_refused(make_scheme, tmp_path):
+    """Gradients are computed beside the user's call, which would fall into the middle of one."""
+    scheme = make_scheme(record=tmp_path / "run", grad_communication=ASYNC)
+    scheme.step()
+    with pytest.raises(ConfigError, match="entropy_coef cannot be changed from outside while a run is recorded"):
+        scheme.update_algorithm_parameter("entropy_coef", 0.1)
 
 
 def test_a_run_that_was_killed_is_repeated_as_far_as_its_record_goes(runs):
@@ -204,6 +237,69 @@ def test_after_its_end_a_replayed_run_does_not_go_on(runs, make_scheme):
         scheme.step()
     with pytest.raises(ReplayError, match="ends after 3 updates"):
         scheme.step()
+
+
+@pytest.mark.parametrize("workers", [{}, {"grad_communication": ASYNC}, ALL_ASYNC], ids=["sync", "thread", "all"])
+def test_a_run_that_ends_with_skipped_updates_ends_there(runs, workers):
+    first = runs.record(runtime="simulated", schedule_seed=5, faults="nan grad.* p=0.5", updates=6, **workers)
+    again = runs.replay(faults="nan grad.* p=0.5", **workers)
+    assert first["version"] == again["version"]
+
+
+def test_a_record_without_an_update_is_over_at_once(runs, make_scheme):
+    make_scheme(record=runs.path).start().stop()
+    scheme = make_scheme(runtime=None, replay=runs.path)
+    assert scheme.replay_is_over
+    with pytest.raises(ReplayError, match="ends after 0 updates"):
+        scheme.step()
+
+
+@pytest.mark.parametrize("workers", [{}, ALL_ASYNC], ids=["sync", "all"])
+def test_an_interrupted_run_is_over_at_its_last_update(runs, make_scheme, workers):
+    scheme = make_scheme(record=runs.path, **workers)
+    for _ in range(4):
+        scheme.step()
+    scheme._worker.updater.before_step = _interrupt
+    with pytest.raises(KeyboardInterrupt):
+        scheme.step()
+    scheme.stop()
+    assert runs.replay(**workers)["version"] == 4
+
+
+def _interrupt():
+    raise KeyboardInterrupt
+
+
+def test_an_error_that_does_not_come_again_is_told(runs, monkeypatch):
+    """It was about the machine, or time; the replay does not go on without it for ever."""
+    right = PPO.compute_gradients
+
+    calls = iter(range(10**6))
+
+    def compute(self, batch):
+        if next(calls) == 9:
+            raise EnvError("out of memory, say")
+        return right(self, batch)
+    with monkeypatch.context() as patch:
+        patch.setattr(PPO, "compute_gradients", compute)
+        assert runs.record()["error"] is not None
+    with pytest.raises(ReplayError, match="after 9 updates did not come again"):
+        runs.replay()
+
+
+def test_a_worker_may_be_replaced_as_often_as_time_allowed(runs):
+    """In a replayed run no time passes, so its budget of restarts would be spent too soon."""
+    settings = {"num_col_workers": 2, "faults": "kill col.2 p=0.02"}
+    first = runs.record(runtime="simulated", costs={"grad": 30.0}, updates=400, **settings)
+    assert first["restarts"] > 11
+    assert runs.replay(**settings)["restarts"] == first["restarts"]
+
+
+def test_an_error_of_the_collecting_thread_is_not_hidden_by_a_turn(runs, monkeypatch):
+    runs.record(runtime="threads", **ASYNC_COLLECTION)
+    monkeypatch.setattr("pytorchrl.scheme.gradients.gather._numbers_of", lambda rollout: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        runs.replay(**ASYNC_COLLECTION)
 
 
 def test_a_replay_may_be_left_before_its_end(runs, make_scheme, check_ledger):
@@ -258,6 +354,23 @@ def test_an_environment_that_does_not_repeat_is_named(runs):
         runs.replay(**settings)
 
 
+def test_other_parameters_at_the_end_are_told(runs):
+    runs.record(runtime="threads", **ALL_ASYNC)
+    with open(runs.path, encoding="utf-8") as file:
+        text = file.read()
+    with open(runs.path, "w", encoding="utf-8") as file:
+        file.write(re.sub(r'"checksum":\d+', '"checksum":1', text))
+    with pytest.raises(ReplayError, match="ends with other parameters"):
+        runs.replay(**ALL_ASYNC)
+
+
+def test_a_worker_that_is_not_there_is_named(runs):
+    runs.record(runtime="threads", **ASYNC_COLLECTION)
+    runs.alter(lambda part: part[0] == "GWorker 0" and (part[2].insert(0, ["replaced", 99]) or True))
+    with pytest.raises(ReplayError, match="recorded was replaced 99"):
+        runs.replay(**ASYNC_COLLECTION)
+
+
 def test_other_numbers_in_an_update_are_named(runs, monkeypatch):
     runs.record(runtime="threads", **ASYNC_COLLECTION)
     right = PPO.compute_gradients
@@ -296,7 +409,13 @@ def test_a_record_from_another_machine_warns(runs, make_scheme):
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "[1]", "nonsense\n", '{"format": "other"}\n',
-                                     '{"format": "pytorchrl record 1"}\n[1, 2]\n', "\0\n"])
+                                     '{"format": "pytorchrl record 1"}\n[1, 2]\n', "\0\n", HEAD % '[]', HEAD % '{}',
+                                     HEAD % '{"seed":"1"}', HEAD % '{"seed":1}' + '[["UWorker",0,[["update"]],[]]]\n',
+                                     HEAD % '{"seed":1}' + '[["UWorker",0,[["update","x"]],[]]]\n',
+                                     HEAD % '{"seed":1}' + '[["UWorker",0,[],["x"]]]\n',
+                                     HEAD % '{"seed":1}' + '[["UWorker",[],[],[]]]\n',
+                                     HEAD.replace('"agent":{}', '"agent":{"algo_factory":[]}') % '{"seed":1}',
+                                     HEAD.replace('"machine":{}', '"machine":null') % '{"seed":1}'])
 def test_what_is_no_record_is_refused(make_scheme, tmp_path, content):
     path = tmp_path / "file"
     if content is not None:
@@ -317,6 +436,29 @@ def test_a_record_is_never_overwritten_and_its_place_is_checked(make_scheme, tmp
             make_scheme(record=wrong)
 
 
+def test_a_start_that_fails_leaves_no_record(make_scheme, tmp_path):
+    class WorksOnce:
+        made = 0
+
+        def __call__(self):
+            WorksOnce.made += 1
+            return FaultyEnv("constructor" if WorksOnce.made > 1 else "step", at=10**6)
+    scheme = make_scheme(WorksOnce(), record=tmp_path / "run", **ALL_ASYNC)
+    with pytest.raises(EnvError):
+        scheme.step()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_ends_the_record_not_the_run(make_scheme, caplog, tmp_path):
+    scheme = make_scheme(record=tmp_path / "run")
+    scheme.start()
+    scheme._worker._record._file.close()
+    scheme._worker._record._file = open("/dev/full", "w", buffering=1)  # noqa: SIM115 - closed by the record
+    scheme.step()
+    scheme.stop()
+    assert "cannot be written" in caplog.text
+
+
 def test_contradictions_are_refused(make_scheme, runs):
     runs.record(updates=2)
     for settings, text in (
@@ -328,7 +470,7 @@ def test_contradictions_are_refused(make_scheme, runs):
 
 
 def test_a_record_is_small(runs):
-    """Some ten bytes a message, whatever the rollouts and gradients weigh."""
+    """Less than a hundred bytes an event, whatever the rollouts and gradients weigh."""
     runs.record(updates=50, runtime="threads", hidden=(256, 256), **ALL_ASYNC)
     events = sum(len(part[2]) for part in runs.lines())
     with open(runs.path, encoding="utf-8") as file:
@@ -338,7 +480,7 @@ def test_a_record_is_small(runs):
 
 
 def test_a_learner_replays_to_the_end_of_the_record(make_scheme, tmp_path):
-    """With a schedule that follows the target, and evaluations beside training."""
+    """With a schedule that follows the target."""
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-2, 0.0))
     results = []
     for settings in ({"record": tmp_path / "run.jsonl", "runtime": "threads"}, {"replay": tmp_path / "run.jsonl", "runtime": None}):
