@@ -150,10 +150,14 @@ class Supervisor:
         """Whether a replacement is still to come."""
         return bool(self._due)
 
+    @property
+    def deadline_s(self) -> float:
+        """How long a worker may take for an answer."""
+        return max(self._timeout_s, _HANG_FACTOR * self._longest_s) if self._longest_s else _FIRST_CALL_FACTOR * self._timeout_s
+
     def hung(self) -> list[tuple[int, WorkerLostError]]:
         """Those that have not answered for too long, and what to say of them."""
-        now = self._runtime.now()
-        limit = max(self._timeout_s, _HANG_FACTOR * self._longest_s) if self._longest_s else _FIRST_CALL_FACTOR * self._timeout_s
+        now, limit = self._runtime.now(), self.deadline_s
         return [(index, WorkerLostError(f"{self._workers[index].name} hangs: no result for {now - since:.1f} s"))
                 for index, since in self._since.items() if now - since > limit]
 

@@ -289,8 +289,9 @@ def test_an_error_that_does_not_come_again_is_told(runs, monkeypatch):
 
 def test_a_worker_may_be_replaced_as_often_as_time_allowed(runs):
     """In a replayed run no time passes, so its budget of restarts would be spent too soon."""
-    settings = {"num_col_workers": 2, "faults": "kill col.2 p=0.02"}
-    first = runs.record(runtime="simulated", costs={"grad": 30.0}, updates=400, **settings)
+    settings = {"num_col_workers": 2, "faults": "kill col.2 p=0.01"}
+    first = runs.record(runtime="simulated", costs={"grad": 30.0}, updates=1200, **settings)
+    assert first["error"] is None
     assert first["restarts"] > 11
     assert runs.replay(**settings)["restarts"] == first["restarts"]
 
