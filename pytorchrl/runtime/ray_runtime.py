@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
+import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +23,14 @@ import torch
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, Future, Handle, Outcome, Runtime, W
 from pytorchrl.runtime.faults import FaultPlan
+from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.threads import ThreadRuntime
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
+# Ending what Ray leaves takes a tenth of a second; on a busy machine longer.
+_REAP_TIMEOUT_S = 5.0
 
 
 class _Host:
@@ -76,7 +80,7 @@ class RayRuntime(Runtime):
         self._address, self.faults = address, faults
         self._ray: Any = None
         self._host: Any = None
-        self._own_directory: str | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None  # of the Ray that we started, if we did
         self._actors: list[Any] = []
         self._threads: ThreadRuntime | None = None
 
@@ -101,7 +105,8 @@ class RayRuntime(Runtime):
             else:
                 _check_reachable(address)
                 try:
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                    with _our_sigterm_handler():
+                        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
                 except Exception as error:
                     raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
         self._host = ray.remote(concurrency_groups={"control": 1})(_make_host(ray))
@@ -114,18 +119,26 @@ class RayRuntime(Runtime):
         return not is_running and (self._address or os.environ.get("RAY_ADDRESS")) in (None, "local")
 
     def _start_local(self, ray: Any) -> None:
-        # Socket paths allow 107 bytes, so the directory is a short one of our own; close() removes it.
+        # Socket paths allow 107 bytes, so the directory is a short one of our own; the reaper removes it.
         directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
+        self._reaper = start_reaper(directory)
         try:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                     _temp_dir=os.path.join(directory, "r"))  # Ray opens its own folder to everybody; ours stays closed
+            with _our_sigterm_handler():
+                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+                         _temp_dir=os.path.join(directory, "r"))  # Ray opens its own folder to everybody; ours stays closed
         except BaseException as error:
-            shutil.rmtree(directory, ignore_errors=True)
+            self._end_local(ray)
             if isinstance(error, Exception):
                 raise RayConnectionError(
                     f"Ray did not start on this machine: {error}; a very busy machine or a full disk can be why") from error
             raise
-        self._own_directory = directory
+
+    def _end_local(self, ray: Any) -> None:
+        reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            ray.shutdown()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on by itself
+                reaper.communicate(timeout=_REAP_TIMEOUT_S)
 
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
@@ -200,10 +213,7 @@ class RayRuntime(Runtime):
         for actor in self._actors:
             self._ray.kill(actor, no_restart=True)
         self._actors.clear()
-        if self._own_directory is not None:
-            self._ray.shutdown()
-            shutil.rmtree(self._own_directory, ignore_errors=True)
-            self._own_directory = None
+        self._end_local(self._ray)
         self._ray = self._host = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
@@ -255,6 +265,19 @@ def _check_this_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]]
             wanted = " and ".join(f"{count} {name} x {key}={amount:g}" for name, count, amount in asked)
             raise InsufficientResourcesError(
                 f"{wanted} were asked for; this machine has {present}; ask for less or use fewer workers")
+
+
+@contextlib.contextmanager
+def _our_sigterm_handler() -> Iterator[None]:
+    """Ray puts in handlers of its own, which end the process with codes of their own; ours is put back."""
+    found = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit:  # one of Ray's came first
+        raise SystemExit(128 + signal.SIGTERM) from None
+    finally:
+        if threading.current_thread() is threading.main_thread() and found is not None:
+            signal.signal(signal.SIGTERM, found)
 
 
 def _check_reachable(address: str) -> None:
