@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -94,6 +93,8 @@ class RayRuntime(Runtime):
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+        # Its native handler of SIGTERM would abort the process; Python's handlers, and stacks after a crash, stay.
+        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         import ray as ray_module
 
         ray: Any = ray_module
@@ -105,7 +106,7 @@ class RayRuntime(Runtime):
             else:
                 _check_reachable(address)
                 try:
-                    with _our_sigterm_handler():
+                    with _without_handlers_of(ray):
                         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
                 except Exception as error:
                     raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
@@ -123,7 +124,7 @@ class RayRuntime(Runtime):
         directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
         self._reaper = start_reaper(directory)
         try:
-            with _our_sigterm_handler():
+            with _without_handlers_of(ray):
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
                          _temp_dir=os.path.join(directory, "r"))  # Ray opens its own folder to everybody; ours stays closed
         except BaseException as error:
@@ -268,16 +269,15 @@ def _check_this_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]]
 
 
 @contextlib.contextmanager
-def _our_sigterm_handler() -> Iterator[None]:
-    """Ray puts in handlers of its own, which end the process with codes of their own; ours is put back."""
-    found = signal.getsignal(signal.SIGTERM)
+def _without_handlers_of(ray: Any) -> Iterator[None]:
+    """While Ray starts it would put in handlers of SIGTERM, which end the process with codes of their own, or a crash."""
+    utils = ray._private.utils
+    found = getattr(utils, "set_sigterm_handler", None)
+    utils.set_sigterm_handler = lambda handler: None
     try:
         yield
-    except SystemExit:  # one of Ray's came first
-        raise SystemExit(128 + signal.SIGTERM) from None
     finally:
-        if threading.current_thread() is threading.main_thread() and found is not None:
-            signal.signal(signal.SIGTERM, found)
+        utils.set_sigterm_handler = found
 
 
 def _check_reachable(address: str) -> None:
