@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    found = _catch_signals(end_at_once=argv is None)
+    found = _catch_signals(end_at_once=argv is None and arguments[:1] == ["train"])
     try:
         with warnings.catch_warnings():
             # Ours are for the user, whatever Python was told to do with those of programs.
@@ -99,8 +99,8 @@ def _catch_signals(*, end_at_once: bool) -> dict[int, Any]:
     """Let signals end the command; `train` puts in other handlers while there is something to save.
 
     Args:
-        end_at_once: Whether the process is ours to end. An exception could be lost in an import or in native code. What
-            is left of Ray has somebody who ends it.
+        end_at_once: Whether the process is ours to end, and there is nothing to lose. An exception could be lost, in an
+            import or in native code.
 
     Returns:
         The handlers found; none outside the main thread, where the program around us decides.

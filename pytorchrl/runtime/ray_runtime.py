@@ -93,6 +93,8 @@ class RayRuntime(Runtime):
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+        # A call after the end (of a start that was interrupted, say) must not start another Ray, with Ray's own defaults.
+        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
         # Its native handler of SIGTERM would abort the process; Python's handlers, and stacks after a crash, stay.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         import ray as ray_module

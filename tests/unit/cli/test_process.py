@@ -87,7 +87,7 @@ def test_a_signal_that_an_import_would_swallow_ends_the_command(start_python, nu
               "        pass\n"
               "    return 0\n"
               "cli._run = run\n"
-              "sys.exit(cli.main())")
+              "sys.exit(cli.main())", "train")
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (code, "")
 
