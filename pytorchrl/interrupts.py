@@ -30,13 +30,18 @@ class Interrupts:
         """Whether a second one came: everything is left as it is."""
         self._found: dict[int, Any] = {}
         self._active = threading.current_thread() is threading.main_thread()
-        self._waiting = True
+        self._starting = self._waiting = True
         self._forcing = False
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> Interrupts:
         self.install()
         return self
+
+    def finish_starting(self) -> None:
+        """From here on a first signal lets the running update end; until then there is nothing to wait for or to save."""
+        self._starting = False
+        self.install()
 
     def install(self) -> None:
         """Put in the handlers, also again after a library has replaced them; the first found are those put back."""
@@ -69,14 +74,18 @@ class Interrupts:
             self._forcing = False
             if self._waiting:
                 raise Unblocked
-        elif self.received is None:
+        elif self.received is None and not self._starting:
             self.received = number
             if self._waiting:
                 self._timer = threading.Timer(_GRACE_S, self._unblock)
                 self._timer.daemon = True
                 self._timer.start()
         else:
-            self.twice = True
+            self.twice = self.received is not None
+            self.received = self.received or number
+            found = self._found[number]
+            if callable(found):  # that of the command ends the process, whatever it is doing
+                found(number, frame)
             self.raise_received()
 
     def _unblock(self) -> None:

@@ -206,7 +206,8 @@ class Learner:
         another runs is left out. The last one is of the final weights, once the model is saved.
 
         The first Ctrl-C (or SIGTERM) ends it cleanly: the model is saved, the scheme stopped, and `KeyboardInterrupt`
-        (`SystemExit(143)`) raised. A second one does so at once. The signal handlers found are put back.
+        (`SystemExit(143)`) raised. A second one, or one while workers start, does so at once. The signal handlers found
+        are put back.
 
         Returns:
             The `summary()` of the run so far.
@@ -230,7 +231,7 @@ class Learner:
     def _train(self, interrupts: Interrupts) -> None:
         try:
             self.start()
-            interrupts.install()  # Ray, if it was started just now, has put in handlers of its own
+            interrupts.finish_starting()
             while not interrupts.received and not self.done():
                 self.step()
             if not interrupts.received:
@@ -239,6 +240,11 @@ class Learner:
                     self._take_evaluation(self.evaluate(self.options.eval_episodes))
         except Unblocked:
             logger.debug("the update that was under way at the interruption has been left")
+        except Exception as error:
+            if interrupts.received is None:
+                raise
+            # Native code makes other exceptions of `Unblocked`, and the signal may have ended what we need.
+            logger.warning("what was under way at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
             if self._started:

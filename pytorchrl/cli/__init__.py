@@ -10,6 +10,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    found = _catch_sigterm()
+    found = _catch_signals(end_at_once=argv is None and arguments[:1] == ["train"])
     try:
         with warnings.catch_warnings():
             # Ours are for the user, whatever Python was told to do with those of programs.
@@ -53,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the outermost place: every error becomes a line and a code
         return _report(error, debug=debug)
     finally:
-        if found is not None:
-            signal.signal(signal.SIGTERM, found)
+        for number, handler in found.items():
+            signal.signal(number, handler)
 
 
 def _run(arguments: list[str]) -> int:
@@ -94,14 +95,24 @@ def _show_warning(message: Warning | str, *_args: Any, **_kwargs: Any) -> None:
     print(f"pytorchrl: warning: {message}", file=sys.stderr)
 
 
-def _catch_sigterm() -> Any:
-    """Let SIGTERM end the process as Ctrl-C does; returns the handler found, None outside the main thread."""
+def _catch_signals(*, end_at_once: bool) -> dict[int, Any]:
+    """Let signals end the command; `train` puts in other handlers while there is something to save.
+
+    Args:
+        end_at_once: Whether the process is ours to end, and there is nothing to lose. An exception could be lost, in an
+            import or in native code.
+
+    Returns:
+        The handlers found; none outside the main thread, where the program around us decides.
+    """
     def end(number: int, frame: FrameType | None) -> None:
+        if end_at_once:
+            os._exit(128 + number)
         raise SystemExit(128 + number)
-    try:
-        return signal.signal(signal.SIGTERM, end)
-    except ValueError:  # not the main thread: the program around us decides
-        return None
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    numbers = [signal.SIGTERM, signal.SIGINT] if end_at_once else [signal.SIGTERM]
+    return {number: signal.signal(number, end) for number in numbers}
 
 
 def _code_of(ended: SystemExit) -> int:

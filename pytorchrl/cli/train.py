@@ -11,7 +11,7 @@ from pytorchrl.composition import ALGORITHMS, SYNONYMS, option_specs
 from pytorchrl.errors import EnvError, StartError
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
-from pytorchrl.reporting import to_json
+from pytorchrl.reporting import MODEL_NAME, to_json
 from pytorchrl.training import make_learner
 
 _USAGE = "pytorchrl train {ppo,a2c} --env ID [flags]"
@@ -65,7 +65,7 @@ def _show(learner: Learner, *, as_json: bool) -> None:
           f"({summary['env_steps_per_s']:,.0f} steps/s), seed {summary['seed']}")
     if returns is not None:
         print(f"mean return of the last {summary['return_episodes']} training episodes: {returns:.1f}")
-    if learner.log_dir is not None:
+    if learner.log_dir is not None and (learner.log_dir / f"{MODEL_NAME}.pt").exists():
         print(f"saved in {learner.log_dir}: try `pytorchrl enjoy {learner.log_dir}`")
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,14 @@ import torch
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, Future, Handle, Outcome, Runtime, W
 from pytorchrl.runtime.faults import FaultPlan
+from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.threads import ThreadRuntime
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
+# Ending what Ray leaves takes a tenth of a second; on a busy machine longer.
+_REAP_TIMEOUT_S = 5.0
 
 
 class _Host:
@@ -77,7 +80,7 @@ class RayRuntime(Runtime):
         self._address, self.faults, self.is_recording = address, faults, is_recording
         self._ray: Any = None
         self._host: Any = None
-        self._own_directory: str | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None  # of the Ray that we started, if we did
         self._actors: list[Any] = []
         self._threads: ThreadRuntime | None = None
 
@@ -91,6 +94,10 @@ class RayRuntime(Runtime):
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+        # A call after the end (of a start that was interrupted, say) must not start another Ray, with Ray's own defaults.
+        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+        # Its native handler of SIGTERM would abort the process; Python's handlers, and stacks after a crash, stay.
+        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         import ray as ray_module
 
         ray: Any = ray_module
@@ -102,7 +109,8 @@ class RayRuntime(Runtime):
             else:
                 _check_reachable(address)
                 try:
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                    with _without_handlers_of(ray):
+                        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
                 except Exception as error:
                     raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
         self._host = ray.remote(concurrency_groups={"control": 1})(_make_host(ray))
@@ -115,18 +123,26 @@ class RayRuntime(Runtime):
         return not is_running and (self._address or os.environ.get("RAY_ADDRESS")) in (None, "local")
 
     def _start_local(self, ray: Any) -> None:
-        # Socket paths allow 107 bytes, so the directory is a short one of our own; close() removes it.
+        # Socket paths allow 107 bytes, so the directory is a short one of our own; the reaper removes it.
         directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
+        self._reaper = start_reaper(directory)
         try:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                     _temp_dir=os.path.join(directory, "r"))  # Ray opens its own folder to everybody; ours stays closed
+            with _without_handlers_of(ray):
+                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+                         _temp_dir=os.path.join(directory, "r"))  # Ray opens its own folder to everybody; ours stays closed
         except BaseException as error:
-            shutil.rmtree(directory, ignore_errors=True)
+            self._end_local(ray)
             if isinstance(error, Exception):
                 raise RayConnectionError(
                     f"Ray did not start on this machine: {error}; a very busy machine or a full disk can be why") from error
             raise
-        self._own_directory = directory
+
+    def _end_local(self, ray: Any) -> None:
+        reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            ray.shutdown()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on by itself
+                reaper.communicate(timeout=_REAP_TIMEOUT_S)
 
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
@@ -201,10 +217,7 @@ class RayRuntime(Runtime):
         for actor in self._actors:
             self._ray.kill(actor, no_restart=True)
         self._actors.clear()
-        if self._own_directory is not None:
-            self._ray.shutdown()
-            shutil.rmtree(self._own_directory, ignore_errors=True)
-            self._own_directory = None
+        self._end_local(self._ray)
         self._ray = self._host = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
@@ -256,6 +269,18 @@ def _check_this_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]]
             wanted = " and ".join(f"{count} {name} x {key}={amount:g}" for name, count, amount in asked)
             raise InsufficientResourcesError(
                 f"{wanted} were asked for; this machine has {present}; ask for less or use fewer workers")
+
+
+@contextlib.contextmanager
+def _without_handlers_of(ray: Any) -> Iterator[None]:
+    """While Ray starts it would put in handlers of SIGTERM, which end the process with codes of their own, or a crash."""
+    utils = ray._private.utils
+    found = getattr(utils, "set_sigterm_handler", None)
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = found
 
 
 def _check_reachable(address: str) -> None:

@@ -19,7 +19,6 @@ scheme = Scheme(
     PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
     GAEBuffer.create_factory(16), envs, seed=1, num_col_workers=2, **json.loads(sys.argv[1]))
 assert "ray" not in sys.modules
-before = set(glob.glob("/tmp/prl-*"))
 start = time.monotonic()
 try:
     scheme.step()
@@ -27,11 +26,19 @@ except StartError as error:
     print(json.dumps({"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - start}))
     scheme.stop()
     sys.exit()
-during = sorted(set(glob.glob("/tmp/prl-*")) - before)
+during = [name for name in glob.glob("/tmp/prl-*") if glob.glob(f"{name}/r/session_*_{os.getpid()}")]  # others may run too
 modes = [oct(os.stat(name).st_mode & 0o777) for name in during]
 start = time.monotonic()
 ledger = scheme.stop()
-print(json.dumps({"directories": during, "modes": modes, "seconds": time.monotonic() - start, "ledger": ledger}))
+seconds = time.monotonic() - start
+import ray
+try:
+    ray.put(1)
+except Exception as error:
+    after = str(error)
+else:
+    after = "started"
+print(json.dumps({"directories": during, "modes": modes, "seconds": seconds, "ledger": ledger, "after": after}))
 """
 
 
@@ -47,6 +54,7 @@ def test_a_local_ray_leaves_nothing(run_python, child_processes):
     assert len(told["directories"]) == 1
     assert told["modes"] == ["0o700"]
     assert told["seconds"] <= 10
+    assert "Ray has not been started" in told["after"]
     assert told["ledger"]["collected"] == told["ledger"]["consumed_unique"] + told["ledger"]["dropped"]["shutdown"]
     assert not set(glob.glob("/tmp/prl-*")) & set(told["directories"])
     deadline = time.monotonic() + 10

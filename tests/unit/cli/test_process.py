@@ -73,6 +73,25 @@ def test_a_signal_before_training_ends_quietly(start_python):
     assert err == ""
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_an_import_would_swallow_ends_the_command(start_python, number, code):
+    """Native code of an import loses what a handler raises; so the process is ended without raising anything."""
+    process = start_python(
+        "-c", "import os, sys, time\n"
+              "import pytorchrl.cli as cli\n"
+              "def run(arguments):\n"
+              "    try:\n"
+              f"        os.kill(os.getpid(), {int(number)})\n"
+              "        time.sleep(20)\n"
+              "    except BaseException:\n"
+              "        pass\n"
+              "    return 0\n"
+              "cli._run = run\n"
+              "sys.exit(cli.main())", "train")
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (code, "")
+
+
 @pytest.mark.parametrize("streams", [">&- 2>&-", "| true"])
 def test_closed_streams_and_no_home_do_not_end_the_run(tmp_path, streams):
     command = " ".join([sys.executable, *TRAIN, "--target-steps", "128", "--log-dir", "run", "--json"])
@@ -95,9 +114,12 @@ def test_a_second_signal_ends_at_once_whatever_still_runs(start_python):
               "from pytorchrl.scheme import Scheme\n"
               "def stop(self):\n"
               "    print('stopping', file=sys.stderr, flush=True)\n"
-              "    time.sleep(60)\n"
+              "    try:\n"
+              "        time.sleep(60)\n"
+              "    except BaseException:\n"  # lost, as in native code
+              "        time.sleep(60)\n"
               "Scheme.stop = stop\n"
-              f"sys.exit(main({[*TRAIN[2:], '--target-steps', '100000000']}))")
+              "sys.exit(main())", *TRAIN[2:], "--target-steps", "100000000")
     wait_for_line(process, "steps/s")
     process.send_signal(signal.SIGINT)
     wait_for_line(process, "stopping")

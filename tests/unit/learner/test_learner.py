@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -402,6 +403,32 @@ def test_signal_while_starting_saves_nothing(fake_scheme, tmp_path, monkeypatch)
         make(scheme, 100, tmp_path).train()
     assert [call[0] for call in scheme.calls] == ["start", "stop"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_that_is_lost_while_starting_ends_training_all_the_same(fake_scheme, tmp_path, number):
+    """Native code may swallow what a handler raises."""
+    def start():
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), number)
+            threading.Event().wait(30)
+    scheme = fake_scheme(on_start=start)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        make(scheme, 100, tmp_path).train()
+    assert (scheme.version, scheme.calls[-1]) == (0, ("stop",))
+
+
+def test_an_error_after_a_signal_is_a_consequence_and_hides_neither_model_nor_signal(fake_scheme, tmp_path, caplog):
+    """As when native code is interrupted, or the terminal's Ctrl-C has ended the environments' processes too."""
+    def fail(scheme):
+        if scheme.version == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            raise SystemError("returned a result with an exception set")
+    scheme = fake_scheme(on_step=fail)
+    with pytest.raises(KeyboardInterrupt):
+        make(scheme, 100, tmp_path).train()
+    assert [call[0] for call in scheme.calls] == ["start", "save_model", "stop"]
+    assert "returned a result with an exception set" in caplog.text
 
 
 def test_handlers_that_a_library_puts_in_while_starting_are_replaced(fake_scheme):

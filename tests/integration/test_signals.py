@@ -1,0 +1,57 @@
+"""Ctrl-C, SIGTERM and SIGKILL at random moments: the right exit code, nothing left, every file sound."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "signals.py"
+# A signal that comes before Python runs our code ends the process itself; a shell calls that 130 and 143, too.
+CODES = {"SIGINT": {"130", "-2"}, "SIGTERM": {"143", "-15"}, "SIGKILL": {"-9"}, "SIGINT twice": {"130", "-2"},
+         "SIGTERM, SIGKILL": {"-9", "143", "-15"}}
+
+
+def check(start_python, *arguments, timeout_s):
+    """Run the benchmark and look at each form and kind of signal."""
+    process = start_python(BENCHMARK, *arguments)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    finally:
+        if process.poll() is None:  # it ends the training that it has started
+            process.terminate()
+            process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    told = json.loads(out)
+    for form, kinds in told.items():
+        for kind, codes in CODES.items():
+            if kind in kinds:
+                found, where = kinds[kind], f"{form} {kind}\n{err}"
+                assert set(found["exit_codes"]) <= codes, where
+                assert (found["runs_with_processes_left"], found["runs_with_files_left"]) == (0, 0), where
+                assert found["flaws"] == {}, where
+                # Ten seconds, and two for a second signal, on a machine that is twice as slow.
+                assert found["exit_s"] is None or found["exit_s"]["max"] < (4 if "twice" in kind else 20), where
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_signals_at_random_moments_of_central_training(start_python):
+    told = check(start_python, "--count", 2, "--twice", 1, "--forms", "central", "--start-up", 2.5, timeout_s=140)
+    assert told["central"].keys() == {"start_up_s", *CODES}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_signals_at_random_moments_of_training_on_ray(start_python):
+    check(start_python, "--count", 1, "--forms", "ray", "--start-up", 10, "--kinds", "SIGINT", "SIGTERM", "SIGKILL", timeout_s=260)
+
+
+@pytest.mark.ray
+@pytest.mark.chaos
+@pytest.mark.timeout(7200)
+def test_many_signals_at_random_moments(start_python):
+    check(start_python, "--count", 20, "--twice", 10, timeout_s=7100)

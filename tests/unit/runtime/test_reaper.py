@@ -1,0 +1,88 @@
+"""The reaper of a local Ray: what it ends, what it spares, what it removes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytorchrl.runtime import reaper as module
+
+FOLDER = Path(module.__file__).parent
+pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds processes by /proc")
+
+DRIVER = """
+import os, subprocess, sys, time
+sys.path.insert(0, sys.argv[3])  # as a file beside it: the package imports torch
+from reaper import start_reaper
+directory = sys.argv[1]
+reaper = start_reaper(directory)
+holder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=open(directory + "/log", "w"))
+named = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", directory])
+own = open(directory + "/own", "w")
+print(reaper.pid, holder.pid, named.pid, flush=True)
+if sys.argv[2] == "close":
+    reaper.communicate()
+    print("alive", flush=True)
+time.sleep(60)
+"""
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """One that holds a link to a file elsewhere and one to a folder elsewhere."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "thesis").write_text("years of work")
+    path = tmp_path / "prl-test"
+    path.mkdir()
+    (path / "file").symlink_to(tmp_path / "elsewhere" / "thesis")
+    (path / "folder").symlink_to(tmp_path / "elsewhere")
+    return path
+
+
+@pytest.mark.parametrize("end", ["kill", "close"])
+def test_what_ray_leaves_is_ended_and_removed_and_nothing_else(start_python, directory, end):
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(directory)], start_new_session=True)
+    try:
+        driver = start_python("-c", DRIVER, str(directory), end, FOLDER)
+        reaper, *left = map(int, driver.stdout.readline().split())
+        assert all(is_alive(pid) for pid in (reaper, *left))
+        if end == "kill":
+            driver.kill()
+        else:
+            assert driver.stdout.readline() == "alive\n"
+        assert wait_until(lambda: not any(is_alive(pid) for pid in (reaper, *left)))
+        assert not directory.exists()
+        assert (directory.parent / "elsewhere" / "thesis").read_text() == "years of work"
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_it(start_python, directory):
+    driver = start_python("-c", DRIVER, str(directory), "kill", FOLDER)
+    reaper, *_ = map(int, driver.stdout.readline().split())
+    os.killpg(driver.pid, signal.SIGINT)
+    driver.wait(20)
+    assert wait_until(lambda: not is_alive(reaper))
+    assert not directory.exists()
