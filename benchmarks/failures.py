@@ -150,7 +150,7 @@ def hit(scheme: Scheme, level: Any, index: int, number: int, noticed: Noticed) -
     handle, before = level.remote_workers[index], len(noticed.at)
     pid = pid_of(handle)
     # A hung worker is one that has missed a deadline, which follows the longest rollout so far.
-    deadline_s = level.collector._gather._supervisor.deadline_s if number == signal.SIGSTOP else 0.0
+    deadline_s = level.collector._gather._supervisor.deadline_s(index) if number == signal.SIGSTOP else 0.0
     start = time.time()
     os.kill(pid, number)
     while level.remote_workers[index] is handle:
@@ -165,7 +165,7 @@ def workers_lost(settings: dict[str, Any], number: int, count: int, directory: s
     """Rows in which workers of the outermost remote level are hit one after the other."""
     noticed = Noticed()
     rows: list[dict[str, float]] = []
-    lost_before, balances = 0, True
+    lost, twice, balances = 0, 0, True
     while len(rows) < count:  # the budget of a worker allows ten losses in ten minutes
         with tempfile.TemporaryDirectory(dir=directory) as run:
             scheme = counting_scheme(run, **settings)
@@ -179,9 +179,9 @@ def workers_lost(settings: dict[str, Any], number: int, count: int, directory: s
             ledger = scheme.stop()
             balances &= ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
             seen = counts(run)
-            lost_before += seen["made"] - ledger["collected"] + ledger["dropped"]["worker_lost"]
-            twice = seen["twice"]
-    return {"rows": rows, "lost": lost_before / count, "twice": twice, "ledger_exact": balances}
+            lost += seen["made"] - ledger["collected"] + ledger["dropped"]["worker_lost"]
+            twice += seen["twice"]
+    return {"rows": rows, "lost": lost / count, "twice": twice, "ledger_exact": balances}
 
 
 def environment_raises(count: int, directory: str) -> dict[str, Any]:
@@ -313,6 +313,7 @@ def matrix(names: list[str], count: int) -> dict[str, Any]:
             print(name, file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory(dir=directory) as own:
                 table[name] = summary(ROWS[name](count, own))
+                print(json.dumps(table[name]), file=sys.stderr, flush=True)
     return table
 
 

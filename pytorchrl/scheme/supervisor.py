@@ -24,7 +24,7 @@ _MAX_FRUITLESS = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
 # So many replacements start at the same time: each imports torch and builds environments, on the cores of those that work.
 _MAX_STARTING = 4
-# A worker hangs if it takes this many times as long as the longest call so far; before the first, start-up counts too.
+# A worker hangs if it takes this many times as long as the longest call so far; its start counts in its own first call.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Supervisor:
         runtime: Owner of the clock.
         policy: "restart", "ignore" (go on with the others) or "raise".
         timeout_s: A worker that gives no result for this long, or for ten times the longest call so far if that is
-            more, is taken for hung and killed.
+            more, is taken for hung and killed; five times as long for its first result.
         seed: Of the jitter of pauses.
 
     Attributes:
@@ -67,7 +67,7 @@ class Supervisor:
         self._since: dict[int, float] = {}
         self._longest_s = 0.0
         self._due: dict[int, float] = {}
-        self._starting: set[int] = set()  # replacements without a first result
+        self._untried = set(range(len(workers)))  # those without a first result
         self.gone: set[int] = set()
         self.restarts = 0
 
@@ -79,7 +79,7 @@ class Supervisor:
         """A worker has given a result that took it `seconds`; if there are `more` unanswered calls, their time runs."""
         self._longest_s = max(self._longest_s, seconds)
         self._fruitless[index] = 0
-        self._starting.discard(index)
+        self._untried.discard(index)
         if more:
             self._since[index] = self._runtime.now()
         else:
@@ -100,7 +100,7 @@ class Supervisor:
         """
         name = self._workers[index].name
         self._since.pop(index, None)
-        self._starting.discard(index)
+        self._untried.discard(index)
         self.gone.add(index)
         if self._policy == "raise":
             raise WorkerLostError(str(error)) from error
@@ -127,7 +127,7 @@ class Supervisor:
     def replaced(self) -> list[int]:
         """Replace those whose pause is over, not too many at a time; their indices."""
         now = self._runtime.now()
-        places = max(0, _MAX_STARTING - len(self._starting))
+        places = max(0, _MAX_STARTING - len(self._untried))
         ready = [index for index, moment in self._due.items() if moment <= now][:places]
         for index in ready:
             self.replace(index)
@@ -137,7 +137,7 @@ class Supervisor:
         """Replace a lost worker now."""
         self._due.pop(index, None)
         self._replace(index)
-        self._starting.add(index)
+        self._untried.add(index)
         self.gone.discard(index)
         self.restarts += 1
 
@@ -150,16 +150,16 @@ class Supervisor:
         """Whether a replacement is still to come."""
         return bool(self._due)
 
-    @property
-    def deadline_s(self) -> float:
-        """How long a worker may take for an answer."""
-        return max(self._timeout_s, _HANG_FACTOR * self._longest_s) if self._longest_s else _FIRST_CALL_FACTOR * self._timeout_s
+    def deadline_s(self, index: int) -> float:
+        """How long a worker may take for its next answer."""
+        timeout_s = self._timeout_s * (_FIRST_CALL_FACTOR if index in self._untried else 1.0)
+        return max(timeout_s, _HANG_FACTOR * self._longest_s)
 
     def hung(self) -> list[tuple[int, WorkerLostError]]:
         """Those that have not answered for too long, and what to say of them."""
-        now, limit = self._runtime.now(), self.deadline_s
+        now = self._runtime.now()
         return [(index, WorkerLostError(f"{self._workers[index].name} hangs: no result for {now - since:.1f} s"))
-                for index, since in self._since.items() if now - since > limit]
+                for index, since in self._since.items() if now - since > self.deadline_s(index)]
 
 
 class Requests(Generic[R]):

@@ -127,6 +127,16 @@ def test_of_many_lost_at_once_a_few_start_at_a_time(run, monkeypatch, col_commun
 
 
 @pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
+@pytest.mark.parametrize("fault", ["kill col.2 @ step 6", "kill grad.1 @ grad 3"])
+def test_a_replacement_has_time_to_start(run, col_communication, fault):
+    """Starting takes longer than a call may: importing torch on a busy machine."""
+    result = run(num_col_workers=2, num_grad_workers=2, col_communication=col_communication, grad_communication=ASYNC,
+                 faults=fault, worker_timeout_s=3.0, updates=60,
+                 costs=COSTS | {"start": 2.0, "start@*/CWorker 2": 10.0})
+    assert result["metrics"]["workers_restarted"] == (2 if "col" in fault else 1)
+
+
+@pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
 def test_a_hung_collector_is_replaced(run, col_communication):
     result = run(num_col_workers=2, col_communication=col_communication, faults="hang col.2 @ step 6", worker_timeout_s=3.0,
                  updates=60)
