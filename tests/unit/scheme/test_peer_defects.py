@@ -31,7 +31,7 @@ from pytorchrl.errors import (
     WorkerLostError,
 )
 from pytorchrl.reporting import prepare_log_dir
-from pytorchrl.runtime import DEFAULT_RESOURCES, Future, Outcome
+from pytorchrl.runtime import DEFAULT_RESOURCES, Future, Journal, Outcome
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.messages import Weights
@@ -122,7 +122,8 @@ def supervised():
     runtime.wait = lambda futures, timeout_s: [future for future in futures if future in runtime.done]
     runtime.outcome = lambda future, timeout_s: Outcome(future.worker, f"result of {future.native}")
     supervisor = Supervisor([SimpleNamespace(name="a")], replaced.append, runtime)
-    yield Requests(runtime, supervisor, lambda value: 1.0, lambda index: None, lambda index: None), runtime, replaced
+    yield Requests(runtime, supervisor, Journal(), lambda value: 1.0, lambda value: (), lambda index: None,
+                   lambda index: None), runtime, replaced
     runtime.close()
 
 
@@ -196,7 +197,7 @@ def test_gymnasium_1_4_0_has_an_error_that_does_not_pickle():
 def test_stable_baselines3_2_9_2_reports_an_error_of_a_subprocess_as_a_bare_eof_error():
     """The pipe's end is all one hears. Here it is an `EnvError` with worker, environment and text."""
     before = set(multiprocessing.active_children())
-    envs = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 1}, 2, backend="async")(seed=1)
+    envs = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 1}, 2, backend="async", on_env_error="raise")(seed=1)
     envs.reset()
     envs.step(np.zeros(2, np.int64))
     with pytest.raises(EnvError, match=r"env 0: step raised.*RuntimeError: faulty step"):
