@@ -17,7 +17,8 @@ FOLDER = Path(module.__file__).parent
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds processes by /proc")
 
 DRIVER = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever runs the tests may ignore it
 sys.path.insert(0, sys.argv[3])  # as a file beside it: the package imports torch
 from reaper import start_reaper
 directory = sys.argv[1]
