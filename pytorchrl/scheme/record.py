@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import struct
+import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Event, Part, WorkersPart
 
 FORMAT = "pytorchrl record 1"
+
+# Each write lets other threads go first, which may take them milliseconds.
+_FLUSH_INTERVAL_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +53,7 @@ def checksum_of(info: Mapping[str, float]) -> int:
 
 
 class RecordWriter:
-    """Writes a record, a line at once, so that a killed run has all but its last update in it.
+    """Writes a record; a killed run has all but the last moment in it.
 
     Args:
         path: The file; it must not exist.
@@ -62,9 +66,9 @@ class RecordWriter:
     """
 
     def __init__(self, path: str, settings: Mapping[str, Any], agent: Mapping[str, Any], target_steps: int) -> None:
-        self._path = path
+        self._path, self._next_flush = path, 0.0
         try:
-            self._file = open(path, "x", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed by `close`
+            self._file = open(path, "x", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         except FileExistsError:
             raise ConfigError(f"record {path!r} exists already; give another name, or remove it") from None
         except OSError as error:
@@ -78,8 +82,10 @@ class RecordWriter:
 
     def close(self, failed: bool, checksum: int | None) -> None:
         """The run has ended, with parameters of this checksum, if they are known."""
+        self._next_flush = 0.0
         self._write({"end": "failed" if failed else "stopped", "checksum": checksum})
-        self._file.close()
+        with contextlib.suppress(OSError):  # which was told when it was written
+            self._file.close()
 
     def discard(self) -> None:
         """The run did not come to begin."""
@@ -91,6 +97,10 @@ class RecordWriter:
             return
         try:
             self._file.write(_to_json(value) + "\n")
+            now = time.monotonic()
+            if now >= self._next_flush:
+                self._next_flush = now + _FLUSH_INTERVAL_S
+                self._file.flush()
         except OSError as error:  # training matters more
             logger.warning("the record %r ends here, it cannot be written: %s", self._path, error)
             with contextlib.suppress(OSError):
