@@ -35,23 +35,18 @@ class Runs:
     def record(self, updates=25, between=None, **settings):
         """What a recorded run came to."""
         scheme = self.make(record=self.path, **settings)
-        error = None
-        try:
-            while scheme.version < updates:
-                scheme.step()
-                if between is not None:
-                    between(scheme)
-        except (EnvError, WorkerLostError, NonFiniteUpdateError) as failure:
-            error = failure
-        return self._end(scheme, error)
+        return self._run(scheme, lambda: scheme.version >= updates, between)
 
     def replay(self, between=None, **settings):
         """What it came to when repeated."""
         settings.pop("runtime", None), settings.pop("schedule_seed", None), settings.pop("costs", None)
         scheme = self.make(runtime=None, replay=self.path, **settings)
+        return self._run(scheme, lambda: scheme.replay_is_over, between)
+
+    def _run(self, scheme, is_over, between):
         error = None
         try:
-            while not scheme.replay_is_over:
+            while not is_over():
                 scheme.step()
                 if between is not None:
                     between(scheme)
