@@ -159,8 +159,8 @@ class UWorker(Worker):
         if self._replay_is_over:
             self._refuse_to_go_on()
         algo = self.local_worker.algo
-        with self.local_worker.local_worker.journal.writing():
-            if algo.schedules:
+        if algo.schedules:
+            with self.local_worker.local_worker.journal.writing():  # the user may be ending a schedule now
                 algo.follow_schedules(self.accounts.consumed_unique, self._target_steps)
 
     def _after_update(self) -> None:
