@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,11 @@ def counts(directory: str) -> dict[str, int]:
     return {"made": made, "twice": sum(count - 1 for count in learned.values())}
 
 
+def is_exact(ledger: Mapping[str, Any]) -> bool:
+    """Whether every step that was collected was used or has a reason why not."""
+    return bool(ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values()))
+
+
 def counting_scheme(directory: str, envs: VecEnv.Options | Any = None, **settings: Any) -> Scheme:
     """A scheme whose steps are counted in files."""
     envs = envs or VecEnv.create_factory(FiledEnv, {"directory": directory}, NUM_ENVS)
@@ -177,7 +182,7 @@ def workers_lost(settings: dict[str, Any], number: int, count: int, directory: s
                 rows.append(hit(scheme, level, number_of_hit % places, number, noticed))
                 print(f"  {len(rows)}: {rows[-1]}", file=sys.stderr, flush=True)
             ledger = scheme.stop()
-            balances &= ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+            balances &= is_exact(ledger)
             seen = counts(run)
             lost += seen["made"] - ledger["collected"] + ledger["dropped"]["worker_lost"]
             twice += seen["twice"]
@@ -196,7 +201,7 @@ def environment_raises(count: int, directory: str) -> dict[str, Any]:
     ledger = scheme.stop()
     seen = counts(directory)
     return {"rows": [], "injected": restarts, "lost": (seen["made"] - ledger["collected"]) / restarts, "twice": seen["twice"],
-            "ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())}
+            "ledger_exact": is_exact(ledger)}
 
 
 def error_arrives(count: int, directory: str) -> dict[str, Any]:
@@ -213,7 +218,7 @@ def error_arrives(count: int, directory: str) -> dict[str, Any]:
             start = time.time()
             ledger = scheme.stop()
             rows[-1]["stop_s"] = time.time() - start
-            balances &= ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+            balances &= is_exact(ledger)
             print(f"  {len(rows)}: {rows[-1]}", file=sys.stderr, flush=True)
     return {"rows": rows, "ledger_exact": balances}
 
@@ -228,7 +233,7 @@ def nan_gradients(count: int, directory: str) -> dict[str, Any]:
     ledger = scheme.stop()
     return {"rows": [], "injected": skipped, "lost": ledger["dropped"]["nan"] / skipped, "parameters_finite": finite,
             "twice": counts(directory)["twice"],
-            "ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())}
+            "ledger_exact": is_exact(ledger)}
 
 
 def evaluator_killed(count: int, directory: str) -> dict[str, Any]:
@@ -250,7 +255,7 @@ def evaluator_killed(count: int, directory: str) -> dict[str, Any]:
         print(f"  {len(rows)}: {rows[-1]}", file=sys.stderr, flush=True)
     ledger = scheme.stop()
     return {"rows": rows, "twice": counts(directory)["twice"],
-            "ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())}
+            "ledger_exact": is_exact(ledger)}
 
 
 def stopping(count: int, directory: str) -> dict[str, Any]:
@@ -263,7 +268,7 @@ def stopping(count: int, directory: str) -> dict[str, Any]:
             start = time.time()
             ledger = scheme.stop()
             rows.append({"stop_s": time.time() - start})
-            balances &= ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+            balances &= is_exact(ledger)
             print(f"  {len(rows)}: {rows[-1]}", file=sys.stderr, flush=True)
     return {"rows": rows, "ledger_exact": balances}
 
@@ -344,7 +349,7 @@ def learn() -> dict[str, Any]:
         result[name] = {
             "return": best, "env_steps": steps, "seconds": seconds, "env_steps_per_s": steps / seconds,
             "workers_restarted": metrics["workers_restarted"], "envs_restarted": metrics["envs_restarted"],
-            "ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())}
+            "ledger_exact": is_exact(ledger)}
     return result
 
 

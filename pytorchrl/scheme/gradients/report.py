@@ -48,4 +48,3 @@ def decode(rollout: Rollout) -> Any:
     if codecs.is_compressed(data):
         data = codecs.decompress_rollout(data)
     return data if isinstance(data.reward, Tensor) else data.to_torch()
-
