@@ -1,7 +1,7 @@
 """The file that a run is recorded in and replayed from.
 
-One JSON value a line. The first says what was run; then there is one for each update: what workers' journals have noted
-since the last, `[[worker, incarnation, events, turns], ...]`; the last says how the run ended, if it did.
+One JSON value a line. The first says what was run; then there are some a second, each after an update: what workers' journals
+have noted since the last, `[[worker, incarnation, events, turns], ...]`; the last says how the run ended, if it did.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from pytorchrl.runtime import Event, Part, WorkersPart
 
 FORMAT = "pytorchrl record 1"
 
-# Each write lets other threads go first, which may take them milliseconds.
-_FLUSH_INTERVAL_S = 0.25
+# One line at each update would cost two percent of fast ones: each write lets other threads go first.
+_WRITE_INTERVAL_S = 0.25
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,8 @@ class RecordWriter:
     """
 
     def __init__(self, path: str, settings: Mapping[str, Any], agent: Mapping[str, Any], target_steps: int) -> None:
-        self._path, self._next_flush = path, 0.0
+        self._path, self._next_write = path, 0.0
+        self._noted: dict[tuple[str, int], Part] = {}  # not written yet
         try:
             self._file = open(path, "x", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         except FileExistsError:
@@ -77,12 +78,18 @@ class RecordWriter:
                      "machine": _machine()})
 
     def add(self, parts: Iterable[WorkersPart]) -> None:
-        """What journals noted since the last call."""
-        self._write([[worker, incarnation, *part] for worker, incarnation, part in parts if part.events or part.turns])
+        """What journals noted since the last call; written from time to time."""
+        for worker, incarnation, part in parts:
+            noted = self._noted.setdefault((worker, incarnation), Part([], []))
+            noted.events.extend(part.events)
+            noted.turns.extend(part.turns)
+        if time.monotonic() >= self._next_write:
+            self._write_noted()
+            self._next_write = time.monotonic() + _WRITE_INTERVAL_S
 
     def close(self, failed: bool, checksum: int | None) -> None:
         """The run has ended, with parameters of this checksum, if they are known."""
-        self._next_flush = 0.0
+        self._write_noted()
         self._write({"end": "failed" if failed else "stopped", "checksum": checksum})
         with contextlib.suppress(OSError):  # which was told when it was written
             self._file.close()
@@ -92,15 +99,16 @@ class RecordWriter:
         self._file.close()
         Path(self._path).unlink(missing_ok=True)
 
+    def _write_noted(self) -> None:
+        noted, self._noted = self._noted, {}
+        self._write([[*place, *part] for place, part in noted.items() if part.events or part.turns])
+
     def _write(self, value: Any) -> None:
         if self._file.closed:
             return
         try:
             self._file.write(_to_json(value) + "\n")
-            now = time.monotonic()
-            if now >= self._next_flush:
-                self._next_flush = now + _FLUSH_INTERVAL_S
-                self._file.flush()
+            self._file.flush()
         except OSError as error:  # training matters more
             logger.warning("the record %r ends here, it cannot be written: %s", self._path, error)
             with contextlib.suppress(OSError):

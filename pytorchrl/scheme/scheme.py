@@ -74,7 +74,7 @@ class Scheme:
         address: Of a Ray cluster; None starts a local one unless RAY_ADDRESS names one.
         keep_bad_batches: Directory for the first batches of each gradient worker whose loss or gradient is not finite;
             None keeps none.
-        record: File (a new one) for what decides the run beside its seed: who came first; a line for each update.
+        record: File (a new one) for what decides the run beside its seed: who came first; written four times a second.
         replay: Such a file, of a run with the same settings wherever its workers were: the run is repeated bit for bit in
             the simulated runtime, to its end; where it cannot be, that is an error that names the event.
 

@@ -213,8 +213,9 @@ def test_what_cannot_be_placed_between_two_updates_is_refused(make_scheme, tmp_p
         scheme.update_algorithm_parameter("entropy_coef", 0.1)
 
 
-def test_a_run_that_was_killed_is_repeated_as_far_as_its_record_goes(runs):
+def test_a_run_that_was_killed_is_repeated_as_far_as_its_record_goes(runs, monkeypatch):
     """The last line may be half written."""
+    monkeypatch.setattr("pytorchrl.scheme.record._WRITE_INTERVAL_S", 0.0)
     first = runs.record(runtime="threads", **ALL_ASYNC)
     with open(runs.path, encoding="utf-8") as file:
         whole = file.read()
