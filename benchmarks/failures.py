@@ -171,15 +171,15 @@ def workers_lost(settings: dict[str, Any], number: int, count: int, directory: s
     noticed = Noticed()
     rows: list[dict[str, float]] = []
     lost, twice, balances = 0, 0, True
-    while len(rows) < count:  # the budget of a worker allows ten losses in ten minutes
+    while len(rows) < count:  # each worker once: the pause before it is replaced doubles with each loss
         with tempfile.TemporaryDirectory(dir=directory) as run:
             scheme = counting_scheme(run, **settings)
             worker = scheme.start()
             level: Any = worker if "num_grad_workers" in settings else worker.local_worker
             places = len(level.remote_workers)
-            for number_of_hit in range(min(count - len(rows), 5 * places)):
+            for index in range(min(count - len(rows), places)):
                 settle(scheme)
-                rows.append(hit(scheme, level, number_of_hit % places, number, noticed))
+                rows.append(hit(scheme, level, index, number, noticed))
                 print(f"  {len(rows)}: {rows[-1]}", file=sys.stderr, flush=True)
             ledger = scheme.stop()
             balances &= is_exact(ledger)
