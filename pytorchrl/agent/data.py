@@ -165,3 +165,33 @@ class Batch:
     """Those of them that no earlier batch used (ledger: unique)."""
     last: bool = False
     """Whether the rollouts behind it are used up after this batch."""
+
+
+@dataclass(slots=True)
+class ReplayBatch:
+    """Transitions drawn from replay, for one gradient: (B, ...) leaves."""
+
+    obs: Obs
+    """Leaf -> (B, ...), o."""
+    action: Tensor
+    """(B, ...) int64 or float32, a, as the algorithm chose it."""
+    ret: Tensor
+    """(B,) float32, R: the sum of m <= n rewards after o, discounted."""
+    discount: Tensor
+    """(B,) float32: gamma^m, 0 after a termination; what a target at `next_obs` counts."""
+    next_obs: Obs
+    """Leaf -> (B, ...), the true observation after those m steps, also at an episode's end."""
+    weight: Tensor
+    """(B,) float32 importance weights, at most 1; 1 without priorities."""
+    ids: Tensor
+    """(B,) int64, where in replay they are, generation included; for priorities."""
+    mask: Tensor | None = None
+    """(B, n) bool, allowed actions at o."""
+    next_mask: Tensor | None = None
+    """(B, n) bool, allowed actions at `next_obs`."""
+    num_samples: int = 0
+    """Transitions in it, B."""
+    num_new_samples: int = 0
+    """0: a drawn transition is a copy and stays where it is (ledger: resident)."""
+    last: bool = False
+    """Whether no further batch is drawn before new data come."""

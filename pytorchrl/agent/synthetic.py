@@ -107,7 +107,7 @@ class SyntheticAlgorithm(Algorithm):
     gamma = 1.0
 
     def __init__(self, options: Any, *, actor: SyntheticActor, seed: int, device: str = "cpu") -> None:
-        self.options, self.actor, self.device = options, actor, torch.device(device)  # type: ignore[assignment]
+        self.options, self.actor, self.device = options, actor, torch.device(device)
         self.num_epochs, self.num_mini_batch = options.num_epochs, options.num_mini_batch
         self.schedules, self.parameters = {}, {}
         self.count = torch.zeros(1, dtype=torch.float64)
@@ -129,9 +129,9 @@ class SyntheticAlgorithm(Algorithm):
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Nothing to add."""
 
-    def terms(self, *_args: Any) -> tuple[list[Tensor], list[Tensor]]:
-        """There is no loss."""
-        return [], []
+    def batches(self, storage: Storage) -> Iterator[Batch]:
+        """Every step once a pass."""
+        return storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
         """One."""

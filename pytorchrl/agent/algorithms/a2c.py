@@ -8,20 +8,20 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from pytorchrl.agent.algorithms.base import Algorithm, Recorded
+from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, Recorded
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS
 from pytorchrl.agent.options import Schedule, option
 
 
-class A2C(Algorithm):
+class A2C(OnPolicyAlgorithm):
     """Policy gradient with a value baseline; one optimiser over the whole actor.
 
     loss = -mean log pi(a|o) A + value_loss_coef * mean (V - R)^2 / 2 - entropy_coef * H.
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(Algorithm.Options):
-        """Options of `A2C`; other defaults than those of `Algorithm`."""
+    class Options(OnPolicyAlgorithm.Options):
+        """Options of `A2C`; other defaults than those of `OnPolicyAlgorithm`."""
 
         lr: float | Schedule = option(7e-4, help="Learning rate.", low=0.0, updatable=True)
         optimizer: str = option("rmsprop_tf", help="Kind of optimiser.", choices=OPTIMIZERS)
@@ -35,7 +35,7 @@ class A2C(Algorithm):
     def terms(
         self, logp: Tensor, entropy: Tensor, value: Tensor, recorded: Recorded, parameters: Mapping[str, Any]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """See `Algorithm`."""
+        """See `OnPolicyAlgorithm`."""
         advantage = recorded.advantage
         if self.advantage_normalization == "minibatch":
             advantage = recorded.normalized_advantage()

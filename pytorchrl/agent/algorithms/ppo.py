@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.algorithms.base import Algorithm, Recorded
+from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, Recorded
 from pytorchrl.agent.data import Batch
 from pytorchrl.agent.options import Schedule, option
 from pytorchrl.errors import ConfigError
@@ -18,7 +18,7 @@ _KL_TOLERANCE = 1.5
 """An epoch's remaining batches are left out once KL exceeds this multiple of `target_kl`."""
 
 
-class PPO(Algorithm):
+class PPO(OnPolicyAlgorithm):
     """Clipped surrogate objective with a value loss and an entropy bonus.
 
     With ratio = exp(log pi(a|o) - logp):
@@ -26,7 +26,7 @@ class PPO(Algorithm):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(Algorithm.Options):
+    class Options(OnPolicyAlgorithm.Options):
         """Options of `PPO`."""
 
         clip_param: float | Schedule = option(
@@ -51,14 +51,14 @@ class PPO(Algorithm):
     info_names: ClassVar[tuple[str, ...]] = ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
 
     def __init__(self, options: Any, **context: Any) -> None:
-        """Use `create_factory`; `context` as of `Algorithm`."""
+        """Use `create_factory`; `context` as of `OnPolicyAlgorithm`."""
         super().__init__(options, **context)
         self.recompute_advantages = options.recompute_advantages
 
     def terms(
         self, logp: Tensor, entropy: Tensor, value: Tensor, recorded: Recorded, parameters: Mapping[str, Any]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """See `Algorithm`; the further measures are KL and whether the ratio was clipped."""
+        """See `OnPolicyAlgorithm`; the further measures are KL and whether the ratio was clipped."""
         clip, advantage = parameters["clip_param"], recorded.advantage
         if self.advantage_normalization == "minibatch":
             advantage = recorded.normalized_advantage()
@@ -82,7 +82,7 @@ class PPO(Algorithm):
         return [-surrogate, 0.5 * error, entropy], [kl, is_clipped]
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """As of `Algorithm`; with `target_kl`, `info["skip_remaining"]` is 1.0 where KL is above its limit."""
+        """As of `OnPolicyAlgorithm`; with `target_kl`, `info["skip_remaining"]` is 1.0 where KL is above its limit."""
         gradients, info = super().compute_gradients(batch)
         if "target_kl" in self.parameters:
             info["skip_remaining"] = float(self.skip_remaining(info))

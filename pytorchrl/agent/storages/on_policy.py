@@ -22,7 +22,7 @@ from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from pytorchrl.agent.actors import OnPolicyActor
-    from pytorchrl.agent.algorithms.base import Algorithm
+    from pytorchrl.agent.algorithms import OnPolicyAlgorithm
 
 _REWARD_CLIP = 10.0
 """Largest absolute value of a normalised reward."""
@@ -45,7 +45,7 @@ class VanillaOnPolicyBuffer(Storage):
         return Factory(cls, build_options(cls, {"size": size, **options}))
 
     def __init__(
-        self, options: Any, *, actor: OnPolicyActor, algorithm: Algorithm, num_envs: int, seed: int,
+        self, options: Any, *, actor: OnPolicyActor, algorithm: OnPolicyAlgorithm, num_envs: int, seed: int,
         device: str = "cpu",
     ) -> None:
         """Use `create_factory`.

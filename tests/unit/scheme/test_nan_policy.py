@@ -96,7 +96,7 @@ def state(scheme):
     """Copies of all that an update may change in each worker that makes it."""
     return [
         {"parameters": worker.algo.groups["all"].data.clone(), "version": torch.tensor(worker.actor_version),
-         **{name: part.clone() for name, part in worker.algo._optimizer.state_dict().items()}}
+         **{name: part.clone() for name, part in worker.algo._optimizers["all"].state_dict().items()}}
         for worker in applying(scheme)]
 
 

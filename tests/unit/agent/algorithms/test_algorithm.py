@@ -202,7 +202,7 @@ def test_values_of_a_large_rollout_are_computed_in_chunks(build, collect, made_u
     parts = build(PPO, actor={**MEMORY, "shared_policy_value_network": True})
     rollout = collect(parts, made_up_steps(4))
     whole = parts.algorithm.compute_values(rollout)
-    monkeypatch.setattr("pytorchrl.agent.algorithms.base._CHUNK_BYTES", 5 * 4 * 3)
+    monkeypatch.setattr("pytorchrl.agent.algorithms.on_policy._CHUNK_BYTES", 5 * 4 * 3)
     for chunked, expected in zip(parts.algorithm.compute_values(rollout), whole, strict=True):
         torch.testing.assert_close(chunked, expected)
     torch.testing.assert_close(rollout.other["value"], whole[0])  # from acting, but for the last row
@@ -256,8 +256,8 @@ def test_receiving_weights_ten_times_leaves_all_else_alone(train, build):
         parts.algorithm.load_acting_state(sender.algorithm.acting_state())
     after = parts.algorithm.state_dict()
     assert torch.equal(params_of(parts), params_of(sender))
-    for name, moment in before["optimizer"].items():
-        assert torch.equal(moment, after["optimizer"][name])
+    for name, moment in before["optimizers"]["all"].items():
+        assert torch.equal(moment, after["optimizers"]["all"][name])
     assert before["gradient"]["parameters"] == after["gradient"]["parameters"]
     assert torch.equal(before["generator"], after["generator"])
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.algorithms import A2C, PPO
-from pytorchrl.agent.algorithms.base import Recorded
+from pytorchrl.agent.algorithms.on_policy import Recorded
 
 CLIP, VALUE_COEF, ENTROPY_COEF = 0.2, 0.7, 0.03
 
