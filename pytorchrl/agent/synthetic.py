@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -240,7 +240,48 @@ class SyntheticStorage(Storage):
         return {"inserted": sum(map(len, self.inserted)), "resident": len(self._drawn_from), "sampled": 0}
 
 
-def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_mini_batch: int = 1) -> Iterable[Any]:
+class SyntheticReplay(SyntheticStorage):
+    """Keeps the numbers of the newest steps, and hands out batches of them once there are enough."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(SyntheticStorage.Options):
+        """Settings."""
+
+        capacity: int = option(100, help="Steps that stay.", low=1)
+        learning_starts: int = option(0, help="Steps that must have come before any is handed out.", low=0)
+
+    keeps: ClassVar[bool] = True
+
+    @classmethod
+    def create_factory(cls, size: int, **options: Any) -> Factory[SyntheticReplay]:  # type: ignore[override] # with options
+        """A factory of replays for rollouts of `size` steps."""
+        return Factory(cls, build_options(cls, {"size": size, **options}))
+
+    def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
+        """Append steps; the oldest give way."""
+        kept = self._drawn_from
+        super().insert_data_slice(rollouts)
+        self._drawn_from = np.concatenate([kept, self._drawn_from])[-self.options.capacity:]
+
+    def generate_batches(self, num_mini_batch: int, mini_batch_size: int | None = None,
+                         num_epochs: int = 1) -> Iterator[Batch]:
+        """Everything it has, as often as parts are asked for."""
+        if self.counters["inserted"] < self.options.learning_starts:
+            return
+        for number in range(num_mini_batch):
+            for batch in super().generate_batches(1):
+                batch.num_new_samples, batch.last = 0, number == num_mini_batch - 1
+                yield batch
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Steps inserted so far, held now, given up."""
+        found = super().counters
+        return {**found, "evicted": found["inserted"] - found["resident"]}
+
+
+def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_mini_batch: int = 1,
+                    **replay: int) -> Iterable[Any]:
     """Factories of algorithm, actor, storage and environments, in the order in which `Scheme` takes them.
 
     Args:
@@ -248,6 +289,8 @@ def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_m
         num_envs: Environments of a worker.
         num_epochs: Passes over each rollout.
         num_mini_batch: Parts of a pass.
+        **replay: Options of `SyntheticReplay`; none takes a `SyntheticStorage`.
     """
+    storage = SyntheticReplay.create_factory(size, **replay) if replay else SyntheticStorage.create_factory(size)
     return (SyntheticAlgorithm.create_factory(num_epochs=num_epochs, num_mini_batch=num_mini_batch),
-            SyntheticActor.create_factory(), SyntheticStorage.create_factory(size), SyntheticEnvs.create_factory(num_envs))
+            SyntheticActor.create_factory(), storage, SyntheticEnvs.create_factory(num_envs))

@@ -90,7 +90,7 @@ class Ledger:
             self._places["in_flight"] += num_steps
 
     def move(self, num_steps: int, source: str, target: str) -> None:
-        """Move steps between two of in_flight, queued, sent, consumed_unique."""
+        """Move steps between two of in_flight, queued, sent, consumed_unique, resident, evicted."""
         with self._lock:
             self._places[source] -= num_steps
             self._places[target] += num_steps
@@ -127,14 +127,12 @@ def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSna
     What gradient workers sent is, on this side, in flight (received, not applied), consumed or dropped. The update
     worker takes what it receives out of `sent`, so the sum of `sent` is what is still on its way between them.
     """
-    dropped = Counter(own.dropped)
-    collected, in_flight, queued, sent = own.collected, own.in_flight, own.queued, own.sent
-    for snapshot in snapshots:
-        collected += snapshot.collected
-        in_flight += snapshot.in_flight
-        queued += snapshot.queued
-        sent += snapshot.sent
-        dropped.update(snapshot.dropped)
+    parts = [own, *snapshots]
+    places = {name: sum(getattr(part, name) for part in parts)
+              for name in ("collected", "in_flight", "queued", "resident", "evicted", "sent")}
+    places["in_flight"] += places.pop("sent")
+    dropped: Counter[str] = Counter()
+    for part in parts:
+        dropped.update(part.dropped)
     return LedgerSnapshot(
-        collected=collected, in_flight=in_flight + sent, queued=queued,
-        consumed_unique=own.consumed_unique, consumed=own.consumed, dropped=dict(dropped))
+        consumed_unique=own.consumed_unique, consumed=own.consumed, dropped=dict(dropped), **places)

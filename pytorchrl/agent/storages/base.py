@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ class Storage(ABC):
     A collector fills its storage row by row and takes the rollout out; a learner puts rollouts in and draws batches.
     One object may do both when collector and learner take turns. Memory is allocated at the first transition only.
     """
+
+    keeps: ClassVar[bool] = False
+    """Whether transitions stay, to be drawn again, until newer ones take their place: replay. `counters` then has `evicted`."""
 
     @abstractmethod
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:

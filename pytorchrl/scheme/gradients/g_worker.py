@@ -120,6 +120,7 @@ class GWorker(Worker):
         self._batch: Batch | None = None
         self._item_open = False  # an item is in the storage whose batches have not been made yet
         self._unused_steps = 0   # steps of the current item that no gradient has used
+        self._evicted = 0        # steps that replay has given up for newer ones
         self._report = Report()
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
         self._fault = ""  # of the last gradient, before any averaging
@@ -139,13 +140,15 @@ class GWorker(Worker):
 
     def get_data(self) -> Batch:
         """Take the next batch; when the last item is used up, wait for the next one from `collector.queue`."""
-        if self._batches is None:
+        batch = None if self._batches is None else next(self._batches, None)
+        while batch is None:  # a replay that learning has not started from gives none
             if not self._item_open:
                 self._take_item()
             self._open_batches(None)
-        assert self._batches is not None
-        self._batch = next(self._batches)
-        return self._batch
+            assert self._batches is not None
+            batch = next(self._batches, None)
+        self._batch = batch
+        return batch
 
     def _take_item(self) -> None:
         start = self._runtime.now()
@@ -154,10 +157,21 @@ class GWorker(Worker):
         version = self.actor_version
         for rollout in rollouts:
             self._report.add_rollout(rollout, version_queued, version)
-        self._unused_steps = sum(rollout.num_env_steps for rollout in rollouts)
+        num_steps = sum(rollout.num_env_steps for rollout in rollouts)
         self.storage.insert_data_slice([decode(rollout) for rollout in rollouts])
         self.storage.before_gradients()
         self._item_open = True
+        if self.storage.keeps:
+            self._book_as_resident(num_steps)
+        else:
+            self._unused_steps = num_steps
+
+    def _book_as_resident(self, num_steps: int) -> None:
+        """Steps have come into replay; for those that it gave up for them, it counts itself."""
+        evicted = self.storage.counters["evicted"]
+        self.ledger.move(num_steps, "queued", "resident")
+        self.ledger.move(evicted - self._evicted, "resident", "evicted")
+        self._evicted = evicted
 
     @_with_part
     def prepare(self, weights: Weights | None = None, *,
@@ -195,6 +209,7 @@ class GWorker(Worker):
         batch = self._batch
         grads, info = self.compute_gradients(batch, distribute_gradients)
         self.storage.after_gradients(batch, info)
+        info.pop("errors", None)  # of single samples: for priorities, not for reports
         self.ledger.move(batch.num_new_samples, "queued", "sent")
         self._unused_steps -= batch.num_new_samples
         if batch.last:

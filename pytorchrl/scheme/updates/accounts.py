@@ -128,8 +128,9 @@ class Accounts:
                 return
             last = self._snapshots.get(place, LedgerSnapshot())
             lost = Counter(last.dropped)
-            lost[DropReason.WORKER_LOST.value] += last.in_flight + last.queued
-            self._snapshots[place] = LedgerSnapshot(collected=last.collected, sent=last.sent, dropped=dict(lost))
+            lost[DropReason.WORKER_LOST.value] += last.in_flight + last.queued + last.resident
+            self._snapshots[place] = LedgerSnapshot(
+                collected=last.collected, sent=last.sent, evicted=last.evicted, dropped=dict(lost))
 
     def lose(self, worker: int) -> None:
         """A gradient worker is lost; whoever takes its place starts an account of its own."""
@@ -172,9 +173,10 @@ class Accounts:
             return merge(self._snapshots.values(), self._own.snapshot())
 
     @property
-    def consumed_unique(self) -> int:
-        """Env steps that updates have used so far."""
-        return self._own.snapshot().consumed_unique
+    def env_steps(self) -> int:
+        """Env steps that updates have used so far, or could: those that came into replay."""
+        ledger = self.ledger()
+        return ledger.consumed_unique + ledger.resident + ledger.evicted
 
     @property
     def collected(self) -> int:

@@ -161,7 +161,7 @@ class UWorker(Worker):
         algo = self.local_worker.algo
         if algo.schedules:
             with self.local_worker.local_worker.journal.writing():  # the user may be ending a schedule now
-                algo.follow_schedules(self.accounts.consumed_unique, self._target_steps)
+                algo.follow_schedules(self.accounts.env_steps, self._target_steps)
 
     def _after_update(self) -> None:
         if self._journal.is_kept:

@@ -11,7 +11,8 @@ import threading
 import pytest
 
 from pytorchrl import ASYNC, SYNC, Scheme
-from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.synthetic import SyntheticReplay, SyntheticStorage, synthetic_agent
 from pytorchrl.errors import InjectedFault, NonFiniteUpdateError, WorkerLostError
 from pytorchrl.scheme.gradients.g_worker import CollectorThread, GWorker
 from pytorchrl.scheme.gradients.gather import OnArrival
@@ -70,6 +71,10 @@ class Watch:
         self.version = self.scheme.version
         names = [actor.name for actor in self.scheme.runtime._actors]
         hold(len(names) == len(set(names)), "two live workers in one place", names)
+        for worker in self.grad_workers():
+            if worker.storage.keeps:
+                resident, kept = worker.ledger.snapshot().resident, worker.storage.counters["resident"]
+                hold(resident == kept, "resident steps are not those that replay keeps:", resident, "instead of", kept)
         for worker in self.workers():
             hold(abs(float(worker.algo.count) - worker.version) < 1e-6, "weights are not those of their version:",
                  worker.version, float(worker.algo.count))
@@ -156,6 +161,8 @@ def scenario(seed, faulty=True):
     elif action in ("delay", "stall"):  # a stall is longer than stop() waits
         settings["faults"] = f"delay {where} {0.2 if action == 'delay' else 30}s p=0.2"
     agent = {"size": rng.choice((2, 4)), "num_epochs": rng.choice((1, 2)), "num_mini_batch": rng.choice((1, 2))}
+    if rng.random() < 0.25:
+        agent |= {"capacity": rng.choice((6, 1000)), "learning_starts": rng.choice((0, 10))}
     return settings, agent, action
 
 
@@ -164,14 +171,14 @@ def run(seed, updates=5, faulty=True):
     settings, agent, action = scenario(seed, faulty)
     watch = None
 
-    class WatchedStorage(SyntheticStorage):
+    class WatchedStorage(SyntheticReplay if "capacity" in agent else SyntheticStorage):
         def insert_data_slice(self, rollouts):
             super().insert_data_slice(rollouts)
             for numbers in self.inserted[-len(rollouts):]:
                 watch.learn(numbers.tolist())
 
-    algo, actor, _, envs = synthetic_agent(**agent)
-    scheme = Scheme(algo, actor, WatchedStorage.create_factory(agent["size"]), envs, seed=1, runtime="simulated",
+    algo, actor, storage, envs = synthetic_agent(**agent)
+    scheme = Scheme(algo, actor, Factory(WatchedStorage, storage.options), envs, seed=1, runtime="simulated",
                     schedule_seed=seed, **settings)
     try:
         try:
@@ -201,7 +208,8 @@ def check_end(final, left, runtime, watch, action):
     places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
     hold(final["collected"] == places + sum(final["dropped"].values()), "the final ledger does not balance:", final)
     hold(final["in_flight"] == final["queued"] == 0, "steps are underway after stop():", final)
-    hold(final["consumed_unique"] <= len(watch.learned), "more steps consumed than learners were given:", final)
+    used = final["consumed_unique"] + final["resident"] + final["evicted"]
+    hold(used <= len(watch.learned), "more steps consumed, or in replay, than learners were given:", final)
     # Ranks that wait for one that has failed are killed at the end, with what they hold.
     if action not in ("kill", "hang", "stall") and not (action == "raise" and watch.settings["distribute_gradients"]):
         hold(final["dropped"]["worker_lost"] == 0, "steps were lost, but no worker was:", final)

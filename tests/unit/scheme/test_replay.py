@@ -1,0 +1,77 @@
+"""Steps that stay in a gradient worker's replay: where they are booked, and when learning begins. Counted, not learned from."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytorchrl import ASYNC, Scheme
+from pytorchrl.agent.synthetic import synthetic_agent
+
+
+@pytest.fixture
+def make_replay_scheme():
+    """A function from options of the replay and settings to a simulated scheme of the synthetic agent."""
+    schemes = []
+
+    def make(agent, **settings):
+        algo, actor, storage, envs = synthetic_agent(**agent)
+        scheme = Scheme(algo, actor, storage, envs, **{"seed": 1, "runtime": "simulated", **settings})
+        schemes.append(scheme)
+        return scheme
+    yield make
+    for scheme in schemes:
+        scheme.stop()
+
+
+def make_updates(scheme, count):
+    while scheme.version < count:
+        scheme.step()
+
+
+@pytest.mark.parametrize("runtime", ["threads", "simulated"])
+def test_steps_are_resident_until_newer_ones_take_their_place(make_replay_scheme, check_ledger, pattern, runtime):
+    scheme = make_replay_scheme({"size": 4, "capacity": 10, "num_mini_batch": 2}, runtime=runtime, **pattern)
+    make_updates(scheme, 30)
+    ledger = check_ledger(scheme)
+    places = scheme.settings["num_grad_workers"] if scheme.settings["grad_execution"] == "Parallel" else 1
+    assert 0 < ledger["resident"] <= 10 * places
+    assert ledger["evicted"] > 0
+    assert ledger["consumed_unique"] == 0
+    assert ledger["consumed"] > ledger["resident"]
+    final = scheme.stop()
+    assert final["in_flight"] == final["queued"] == 0
+    assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
+
+
+def test_there_is_no_update_before_learning_starts(make_replay_scheme):
+    scheme = make_replay_scheme({"size": 4, "capacity": 100, "learning_starts": 21})
+    scheme.step()
+    ledger = scheme.ledger()
+    assert ledger["collected"] == ledger["resident"] == 24
+    assert scheme.env_steps == 24
+    scheme.step()
+    assert scheme.ledger()["collected"] == 28
+
+
+def test_schedules_follow_the_steps_that_came_into_replay(make_replay_scheme):
+    scheme = make_replay_scheme({"size": 4, "capacity": 10})
+    scheme.start(100)
+    algo, seen = scheme.update_worker.local_worker.algo, []
+    algo.schedules = {"epsilon": None}
+    algo.follow_schedules = lambda env_steps, target_steps: seen.append((env_steps, target_steps))
+    for _ in range(5):
+        scheme.step()
+    assert seen == [(4 * number, 100) for number in range(5)]
+
+
+def test_a_lost_gradient_worker_takes_its_replay_along(make_replay_scheme, check_ledger):
+    """With it are gone the steps that it kept, not those that it had given up for newer ones before."""
+    scheme = make_replay_scheme({"size": 4, "capacity": 10}, num_grad_workers=2, grad_communication=ASYNC,
+                                faults="kill grad.1 @ grad 9")
+    make_updates(scheme, 60)
+    assert scheme.metrics()["workers_restarted"] == 1
+    ledger = check_ledger(scheme)
+    assert ledger["dropped"]["worker_lost"] >= 10
+    assert ledger["evicted"] > 20
+    scheme.stop()
+    check_ledger(scheme)
