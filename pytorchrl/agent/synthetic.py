@@ -6,6 +6,7 @@ a number of its own, and the only parameter is the number of updates that made i
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -245,33 +246,58 @@ class SyntheticReplay(SyntheticStorage):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SyntheticStorage.Options):
-        """Settings."""
+        """Settings; `size` is that of the replay."""
 
-        capacity: int = option(100, help="Steps that stay.", low=1)
+        rollout_size: int = option(4, help="Steps of each environment in a rollout.", low=1)
         learning_starts: int = option(0, help="Steps that must have come before any is handed out.", low=0)
 
     keeps: ClassVar[bool] = True
 
+    def __init__(self, options: Any, **context: Any) -> None:
+        super().__init__(options, **context)
+        self.told: list[tuple[np.ndarray, np.ndarray]] = []
+
     @classmethod
     def create_factory(cls, size: int, **options: Any) -> Factory[SyntheticReplay]:  # type: ignore[override] # with options
-        """A factory of replays for rollouts of `size` steps."""
+        """A factory of replays of `size` steps."""
         return Factory(cls, build_options(cls, {"size": size, **options}))
 
-    def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
+    @property
+    def full(self) -> bool:
+        """Whether the rollout is complete."""
+        return self.num_steps >= self.options.rollout_size
+
+    def insert_data_slice(self, rollouts: list[RolloutData], sources: Any = None) -> None:
         """Append steps; the oldest give way."""
         kept = self._drawn_from
         super().insert_data_slice(rollouts)
-        self._drawn_from = np.concatenate([kept, self._drawn_from])[-self.options.capacity:]
+        self._drawn_from = np.concatenate([kept, self._drawn_from])[-self.options.size:]
 
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int | None = None,
                          num_epochs: int = 1) -> Iterator[Batch]:
-        """Everything it has, as often as parts are asked for."""
+        """The same batch as often as parts are asked for: everything, or so many steps, again from the oldest if need be."""
         if self.counters["inserted"] < self.options.learning_starts:
             return
-        for number in range(num_mini_batch):
-            for batch in super().generate_batches(1):
-                batch.num_new_samples, batch.last = 0, number == num_mini_batch - 1
-                yield batch
+        kept = self._drawn_from
+        self._drawn_from = kept if mini_batch_size is None else np.resize(kept, mini_batch_size)
+        batches = list(super().generate_batches(1)) * num_mini_batch
+        self._drawn_from = kept
+        for number, batch in enumerate(batches, start=1):
+            yield dataclasses.replace(batch, num_new_samples=0, last=number == num_mini_batch)
+
+    @property
+    def mass(self) -> float:
+        """Every step is as likely as another."""
+        return float(len(self._drawn_from))
+
+    @property
+    def smallest(self) -> float:
+        """See `mass`."""
+        return 1.0
+
+    def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
+        """Keep them, for tests to look at."""
+        self.told.append((ids, errors))
 
     @property
     def counters(self) -> dict[str, int]:
@@ -281,7 +307,7 @@ class SyntheticReplay(SyntheticStorage):
 
 
 def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_mini_batch: int = 1,
-                    **replay: int) -> Iterable[Any]:
+                    capacity: int | None = None, learning_starts: int = 0) -> Iterable[Any]:
     """Factories of algorithm, actor, storage and environments, in the order in which `Scheme` takes them.
 
     Args:
@@ -289,8 +315,11 @@ def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_m
         num_envs: Environments of a worker.
         num_epochs: Passes over each rollout.
         num_mini_batch: Parts of a pass.
-        **replay: Options of `SyntheticReplay`; none takes a `SyntheticStorage`.
+        capacity: Steps that a replay keeps; None for a storage that keeps none.
+        learning_starts: Steps that a replay must have been given before it hands out any.
     """
-    storage = SyntheticReplay.create_factory(size, **replay) if replay else SyntheticStorage.create_factory(size)
+    storage: Factory[Any] = SyntheticStorage.create_factory(size)
+    if capacity is not None:
+        storage = SyntheticReplay.create_factory(capacity, rollout_size=size, learning_starts=learning_starts)
     return (SyntheticAlgorithm.create_factory(num_epochs=num_epochs, num_mini_batch=num_mini_batch),
             SyntheticActor.create_factory(), storage, SyntheticEnvs.create_factory(num_envs))

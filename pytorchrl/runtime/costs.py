@@ -17,6 +17,9 @@ DEFAULT_COSTS: Mapping[str, Any] = {
     "step": ("uniform", 0.0005, 0.0015),
     "grad": ("uniform", 0.005, 0.015),
     "update": ("uniform", 0.0005, 0.0015),
+    "add": ("uniform", 0.0002, 0.0006),
+    "sample": ("uniform", 0.001, 0.003),
+    "priorities": ("uniform", 0.0002, 0.0006),
 }
 
 _DISTRIBUTIONS: dict[str, tuple[int, Callable[..., Callable[[random.Random], float]]]] = {
@@ -30,7 +33,8 @@ class Costs:
     """Virtual seconds of each operation.
 
     Operations: "start" (building a worker), "message" (a call or a result on its way), "step" (one step of a vector of
-    environments with acting), "grad" (one gradient), "update" (applying one).
+    environments with acting), "grad" (one gradient), "update" (applying one), "add", "sample" and "priorities" (a call of
+    a replay shard).
 
     Args:
         costs: Operation, or "operation@worker" with a pattern for the worker's name (`*` and `?`), to a number of

@@ -16,7 +16,7 @@ from typing import Protocol
 from pytorchrl.errors import ConfigError, InjectedFault
 
 ACTIONS = ("kill", "hang", "delay", "raise", "nan")
-POINTS = {"col": ("step",), "grad": ("grad", "update")}
+POINTS = {"col": ("step",), "grad": ("grad", "update"), "shard": ("add", "sample", "priorities")}
 """Points of each kind of worker; a fault that names none happens at the first."""
 
 _SYNTAX = re.compile(
@@ -64,10 +64,11 @@ class Fault:
 class FaultPlan:
     """All faults of a run.
 
-    Targets: `col.I` is collection worker I (of every gradient worker), `col.J.I` that of gradient worker J, `grad.J`
-    gradient worker J; `*` and `?` stand for any. Index 0 is the worker inside its parent. Points: `step` of collection
-    workers counts steps of their vector of environments; `grad` and `update` of gradient workers count gradients
-    computed and updates applied. `nan` spoils a gradient at either.
+    Targets: `col.I` is collection worker I (of every gradient worker), `col.J.I` that of gradient worker J, `shard.I` and
+    `shard.J.I` are replay shards in the same way, `grad.J` is gradient worker J; `*` and `?` stand for any. Index 0 is the
+    worker inside its parent. Points: `step` of collection workers counts steps of their vector of environments; `grad` and
+    `update` of gradient workers count gradients computed and updates applied; `add`, `sample` and `priorities` of shards
+    count calls. `nan` spoils a gradient at `grad` or `update`.
 
     Args:
         text: Faults separated by `;`.
@@ -125,14 +126,14 @@ def parse_fault(text: str) -> Fault:
     probability = None if match["probability"] is None else float(match["probability"])
     problems = [problem for wrong, problem in (
         (action not in ACTIONS, f"the action must be one of {list(ACTIONS)}"),
-        (not points or not 2 <= target.count(".") + 1 <= (3 if kind == "col" else 2),
-         "the target must be col.I, col.J.I or grad.J"),
+        (not points or not 2 <= target.count(".") + 1 <= (2 if kind == "grad" else 3),
+         "the target must be col.I, col.J.I, shard.I, shard.J.I or grad.J"),
         (bool(points) and match["point"] is not None and match["point"] not in points,
          f"{kind} has the points {list(points)}"),
         (match["count"] is not None and int(match["count"]) == 0, "points are counted from 1"),
         (action == "delay" and match["seconds"] is None, "a delay needs its seconds, such as 2s"),
         (action not in ("delay", "hang") and match["seconds"] is not None, f"{action} takes no seconds"),
-        (action == "nan" and kind == "col", "nan spoils gradients; the target must be grad.J"),
+        (action == "nan" and kind != "grad", "nan spoils gradients; the target must be grad.J"),
         (probability is not None and not 0.0 < probability <= 1.0, "p must be in (0, 1]"),
     ) if wrong]
     if problems:
@@ -144,8 +145,9 @@ def parse_fault(text: str) -> Fault:
 def _addresses(worker: str) -> tuple[str, list[str]]:
     """Kind of worker, and the names by which a plan may call it."""
     numbers = re.findall(r"\d+", worker)
-    if "CWorker" in worker:
-        return "col", [f"col.{numbers[1]}", f"col.{numbers[0]}.{numbers[1]}"]
+    for mark, kind in (("CWorker", "col"), ("RWorker", "shard")):
+        if mark in worker:
+            return kind, [f"{kind}.{numbers[1]}", f"{kind}.{numbers[0]}.{numbers[1]}"]
     return "grad", [f"grad.{numbers[0]}"]
 
 

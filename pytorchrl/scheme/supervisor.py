@@ -262,6 +262,11 @@ class Requests(Generic[R]):
         self._journal.note("replaced", index)
         self._on_replaced(index)
 
+    def lose(self, index: int, error: BaseException) -> None:
+        """A worker is lost, as somebody else has found."""
+        if index not in self._supervisor.gone:
+            self._lose(index, error)
+
     def _lose(self, index: int, error: BaseException) -> None:
         self._journal.note("lost", index)
         self._open = {future: owner for future, owner in self._open.items() if owner != index}

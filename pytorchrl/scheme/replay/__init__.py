@@ -1,0 +1,1 @@
+"""The replay level of the worker tree: shards between collection and gradients."""

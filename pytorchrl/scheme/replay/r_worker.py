@@ -1,0 +1,125 @@
+"""A shard of replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.runtime import Runtime, ThreadRuntime
+from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.gradients.report import decode
+from pytorchrl.scheme.messages import Rollout
+
+
+class ShardState(NamedTuple):
+    """What a shard holds; it comes with each of its answers."""
+
+    answers: int = 0
+    """Calls answered so far: the larger, the newer."""
+    resident: int = 0
+    """Env steps."""
+    evicted: int = 0
+    """Env steps given up for newer ones, since it began."""
+    mass: float = 0.0
+    """Sum of what its transitions are drawn in proportion to."""
+    smallest: float = float("inf")
+    """The smallest of those."""
+    counters: Mapping[str, int] = MappingProxyType({})
+    """The storage's own."""
+
+
+class RWorker(Worker):
+    """Keeps a share of an agent's replay, in the agent's own storage.
+
+    The storage is built with the first rollout; a shard that is never asked costs nothing.
+
+    Args:
+        index_worker: Index in its set.
+        index_parent: Index of its GWorker.
+        algo_factory, actor_factory, storage_factory: The agent's.
+        num_shards: Of which this is one: it has that share of the storage's size.
+        seed: The experiment's seed.
+        incarnation: How often its place was filled before.
+        num_threads: Torch threads of its process; None leaves them alone.
+        runtime: Where it runs.
+    """
+
+    def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Any],  # noqa: PLR0913
+                 actor_factory: Factory[Any], storage_factory: Factory[Any], num_shards: int = 1, seed: int = 0,
+                 incarnation: int = 0, num_threads: int | None = None, runtime: Runtime | None = None) -> None:
+        super().__init__(index_worker)
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        self._factories = algo_factory, actor_factory, share_of(storage_factory, max(0, index_worker - 1), num_shards)
+        self._seed = derive_seed(seed, Stream.BATCHES, index_parent, index_worker, incarnation)
+        self._point = (runtime or ThreadRuntime()).points(f"GWorker {index_parent}/RWorker {index_worker}", incarnation)
+        self._storage: Any = None
+        self._answers = 0
+
+    def add(self, rollout: Rollout) -> ShardState:
+        """Keep a rollout; what it overwrites is evicted."""
+        self._arrive("add")
+        if self._storage is None:
+            self._storage = self._build(rollout)
+        self._storage.insert_data_slice([decode(rollout)], sources=[(rollout.worker, rollout.incarnation)])
+        return self._state()
+
+    def sample(self, size: int, smallest: float) -> tuple[Any, ShardState]:
+        """Draw a batch.
+
+        Args:
+            size: Transitions.
+            smallest: Of what transitions of all shards are drawn in proportion to; importance weights are relative to it.
+
+        Returns:
+            The batch, None if there is nothing to draw from.
+        """
+        self._arrive("sample")
+        batch = None
+        if self._storage is not None:
+            batch = next(self._storage.generate_batches(1, size), None)
+        return batch, self._state()
+
+    def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> ShardState:
+        """Take over what a learner found out about transitions; those that are no longer there are counted and left out.
+
+        Args:
+            ids: (B,) int64, as drawn; a later one counts more.
+            errors: (B,) float32, absolute TD errors.
+        """
+        self._arrive("priorities")
+        if self._storage is not None:
+            self._storage.update_priorities(ids, errors)
+        return self._state()
+
+    def _arrive(self, point: str) -> None:
+        if self._point is not None:
+            self._point(point)
+
+    def _build(self, rollout: Rollout) -> Any:
+        algo_factory, actor_factory, storage_factory = self._factories
+        actor = actor_factory(device="cpu", seed=0)
+        algorithm = algo_factory(device="cpu", actor=actor, seed=0)
+        return storage_factory(device="cpu", actor=actor, algorithm=algorithm, num_envs=rollout.data.num_envs, seed=self._seed)
+
+    def _state(self) -> ShardState:
+        self._answers += 1
+        if self._storage is None:
+            return ShardState(self._answers)
+        counters = self._storage.counters
+        return ShardState(self._answers, counters["resident"], counters["evicted"], self._storage.mass,
+                          self._storage.smallest, counters)
+
+
+def share_of(storage_factory: Factory[Any], index: int, num_shards: int) -> Factory[Any]:
+    """The storage's factory for one of several shards, from 0: equal sizes, the first ones larger by one if need be."""
+    size = storage_factory.options.size
+    share = size // num_shards + (index < size % num_shards)
+    return replace(storage_factory, options=replace(storage_factory.options, size=share))

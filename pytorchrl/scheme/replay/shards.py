@@ -1,0 +1,297 @@
+"""Replay as one GWorker sees it: two threads, one adds rollouts to shards, the other learns from what it draws."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerDiedError, WorkerLostError
+from pytorchrl.runtime import Future, Journal
+from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
+from pytorchrl.scheme.ledger import DropReason, Ledger
+from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.replay.r_worker import RWorker, ShardState
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+from pytorchrl.scheme.supervisor import Requests, Supervisor
+
+ROUTINGS = ("round_robin", "least_loaded", "by_stream")
+
+
+class _Draw(NamedTuple):
+    """A batch that was asked for."""
+
+    shard: int
+    incarnation: int
+    future: Future[tuple[Any, ShardState]]
+    asked: float
+
+
+class Shards:
+    """Adds, draws and priorities of one GWorker's shards.
+
+    Nothing is drawn that is not wanted, and nothing drawn is thrown away: a batch is asked for only while fewer than
+    `prefetch` a shard are on their way or wait. A shard is drawn in proportion to its mass, as it last said. What replay
+    holds is booked when a shard has confirmed it.
+
+    Args:
+        workers: The shards.
+        ledger: The GWorker's account.
+        supervisor: Decides about lost shards; used by the collecting thread only.
+        batch_size: Transitions of a batch.
+        learning_starts: Env steps that must have come, over all shards, before anything is drawn.
+        prefetch: Batches asked for or waiting, a shard.
+        add_in_flight: Adds that a shard has not confirmed; a rollout waits for room.
+        routing: Which shard a rollout goes to: "round_robin", "least_loaded", or "by_stream": always the same one for the
+            same collection worker.
+        min_ratio: Env steps consumed for one collected since learning began: collection waits for learning below it.
+        max_ratio: The same, learning waits for collection above it; None bounds nothing.
+        timeout_s: How long learning waits for a batch before it raises.
+        worker_timeout_s: A shard that takes longer to draw is taken for hung.
+        seed: Of the choice of shards.
+    """
+
+    def __init__(self, workers: RWorkerSet, ledger: Ledger, supervisor: Supervisor, *, batch_size: int,  # noqa: PLR0913
+                 learning_starts: int = 0, prefetch: int = 4, add_in_flight: int = 2, routing: str = "round_robin",
+                 min_ratio: float | None = None, max_ratio: float | None = None, timeout_s: float = 300.0,
+                 worker_timeout_s: float = 60.0, seed: int = 0) -> None:
+        self._runtime, self._handles, self._ledger = workers.runtime, workers.remote_workers(), ledger
+        self._batch_size, self._learning_starts, self._timeout_s = batch_size, learning_starts, timeout_s
+        self._worker_timeout_s = worker_timeout_s
+        self._max_draws, self._max_adds, self._routing = prefetch * len(self._handles), add_in_flight, routing
+        self._min_ratio, self._max_ratio = min_ratio or 0.0, max_ratio
+        self._rng = np.random.default_rng(seed)
+        self._changed = self._runtime.make_event()
+        # Both threads read and write, each in a moment.
+        self._lock = threading.Lock()
+        self._states = [ShardState() for _ in self._handles]
+        self._incarnations = [0] * len(self._handles)
+        self._added = self._trained = 0
+        self._headers: deque[Rollout] = deque()
+        self._lost: deque[tuple[int, int, WorkerLostError]] = deque()
+        # Of the collecting thread.
+        self._supervisor = supervisor
+        self._adds: Requests[ShardState] = Requests(
+            self._runtime, supervisor, Journal(), lambda state: 0.0, lambda state: (), self._lose, lambda index: None)
+        self._on_their_way: list[deque[Rollout]] = [deque() for _ in self._handles]
+        self._evicted, self._resident = [0] * len(self._handles), [0] * len(self._handles)
+        self._next_shard = 0
+        # Of the learning thread.
+        self._draws: deque[_Draw] = deque()
+        self._current: _Draw | None = None
+        self._found_out: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in self._handles]
+        self._telling: list[tuple[int, Future[ShardState]] | None] = [None] * len(self._handles)
+
+    # The collecting thread
+
+    def add(self, rollout: Rollout, is_stopped: Callable[[], bool]) -> None:
+        """Send a rollout, in flight in the ledger, to a shard; wait while none has room, or learning is to catch up."""
+        while not is_stopped():
+            self.poll(0.0)
+            place = self._place(rollout)
+            if place is not None and not self._learning_lags():
+                self._on_their_way[place].append(rollout)
+                self._adds.add(place, self._handles[place].submit(RWorker.add, rollout))
+                return
+            self.poll(POLL_INTERVAL_S)
+
+    def _place(self, rollout: Rollout) -> int | None:
+        free = [index for index, adds in enumerate(self._on_their_way)
+                if len(adds) < self._max_adds and index not in self._supervisor.gone]
+        if self._routing == "by_stream":
+            own = rollout.worker % len(self._handles)
+            return own if own in free else None
+        if not free:
+            return None
+        if self._routing == "least_loaded":
+            return min(free, key=lambda index: (self._states[index].resident, len(self._on_their_way[index])))
+        place = min(free, key=lambda index: (index - self._next_shard) % len(self._handles))
+        self._next_shard = place + 1
+        return place
+
+    def _learning_lags(self) -> bool:
+        counted = self._added - self._learning_starts
+        return counted > 0 and self._trained + self._batch_size <= self._min_ratio * counted
+
+    def poll(self, timeout_s: float) -> None:
+        """Take the confirmations that are there, once one is; book what they say. Lost shards are replaced.
+
+        Raises:
+            Exception: Whatever a shard raised; what the supervisor makes of a lost one.
+        """
+        while self._lost:  # as the learning thread has found
+            index, incarnation, error = self._lost.popleft()
+            if incarnation == self._incarnations[index]:
+                self._adds.lose(index, error)
+        for index, state in self._adds.poll(timeout_s):
+            self._confirm(index, state)
+
+    def _confirm(self, index: int, state: ShardState) -> None:
+        rollout = self._on_their_way[index].popleft()
+        steps, evicted = rollout.num_env_steps, state.evicted - self._evicted[index]
+        self._ledger.move(steps, "in_flight", "resident")
+        self._ledger.move(evicted, "resident", "evicted")
+        self._evicted[index] = state.evicted
+        self._resident[index] += steps - evicted
+        with self._lock:
+            self._added += steps
+            self._headers.append(replace(rollout, data=None))
+        self._take(index, self._incarnations[index], state)
+        self._changed.set()
+
+    def _lose(self, index: int) -> None:
+        """A shard is lost with all that it held; what was drawn from it, or is found out about that, is for nobody."""
+        self._ledger.drop(sum(rollout.num_env_steps for rollout in self._on_their_way[index]), "in_flight",
+                          DropReason.WORKER_LOST)
+        self._ledger.drop(self._resident[index], "resident", DropReason.WORKER_LOST)
+        self._on_their_way[index].clear()
+        self._evicted[index] = self._resident[index] = 0
+        with self._lock:
+            self._incarnations[index] += 1
+            self._states[index] = ShardState()
+        self._changed.set()
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for what is on its way; what no shard confirms in time stays in flight."""
+        owners = self._adds.owners()
+        for index, outcome in zip(owners, self._adds.finish(timeout_s), strict=True):
+            if outcome.value is not None:
+                self._confirm(index, outcome.value)
+
+    # Both
+
+    def _take(self, index: int, incarnation: int, state: ShardState) -> None:
+        """What a shard says of itself, if it is the newest word of the one that is there now."""
+        with self._lock:
+            if incarnation == self._incarnations[index] and state.answers > self._states[index].answers:
+                self._states[index] = state
+
+    @property
+    def states(self) -> list[ShardState]:
+        """What each shard last said."""
+        with self._lock:
+            return list(self._states)
+
+    # The learning thread
+
+    def get(self, is_stopped: Callable[[], bool], failure: Callable[[], BaseException | None]) -> Any:
+        """The next batch, in the order in which they were asked for.
+
+        Args:
+            is_stopped: Whether to give up.
+            failure: What has ended the collecting thread, if something has.
+
+        Raises:
+            StoppedError: `is_stopped`.
+            LearnerStarvedError: There was none within `timeout_s`.
+            Exception: `failure`, or whatever a shard raised.
+        """
+        deadline = self._runtime.now() + self._timeout_s
+        while self._runtime.now() < deadline:
+            if is_stopped():
+                raise StoppedError("replay has been stopped")
+            if (error := failure()) is not None:
+                raise error
+            self._ask()
+            if not self._draws:
+                self._changed.wait(POLL_INTERVAL_S)
+                self._changed.clear()
+            elif (batch := self._take_draw()) is not None:
+                return batch
+        raise LearnerStarvedError(
+            f"no batch from replay for {self._timeout_s:.1f} s: {self._added} env steps have come, learning starts at "
+            f"{self._learning_starts}; {len(self._draws)} batches are asked for; raise queue_timeout_s if that takes longer")
+
+    def _ask(self) -> None:
+        """Ask for as many batches as may be on their way."""
+        with self._lock:
+            states, added = list(self._states), self._added
+            incarnations = list(self._incarnations)
+        masses = np.array([state.mass for state in states])
+        total = masses.sum()
+        if added < self._learning_starts or not total > 0.0:
+            return
+        smallest = min(state.smallest for state in states)
+        while len(self._draws) < self._max_draws and self._may_ask(added):
+            index = int(self._rng.choice(len(masses), p=masses / total))
+            self._draws.append(_Draw(index, incarnations[index], self._handles[index].submit(
+                RWorker.sample, self._batch_size, smallest), self._runtime.now()))
+
+    def _may_ask(self, added: int) -> bool:
+        if self._max_ratio is None:
+            return True
+        asked = self._trained + len(self._draws) * self._batch_size
+        return asked + self._batch_size <= self._max_ratio * (added - self._learning_starts)
+
+    def _take_draw(self) -> Any:
+        """The batch of the oldest draw; None if it has not come yet, or will not."""
+        draw = self._draws[0]
+        if not self._runtime.wait([draw.future], POLL_INTERVAL_S):
+            if self._runtime.now() - draw.asked > self._worker_timeout_s:
+                self._report(draw.shard, draw.incarnation, WorkerLostError(
+                    f"{self._handles[draw.shard].name} hangs: no batch for {self._worker_timeout_s:.1f} s"))
+                self._draws.popleft()
+            return None
+        self._draws.popleft()
+        outcome = self._runtime.outcome(draw.future, POLL_INTERVAL_S)
+        if isinstance(outcome.error, WorkerDiedError):
+            self._report(draw.shard, draw.incarnation, outcome.error)
+            return None
+        batch, state = outcome.unwrap()
+        self._take(draw.shard, draw.incarnation, state)
+        if batch is not None:
+            self._current = draw
+            with self._lock:
+                self._trained += batch.num_samples
+        return batch
+
+    def _report(self, index: int, incarnation: int, error: WorkerLostError) -> None:
+        """A shard is lost; the collecting thread sees to it. Until then nothing is drawn from it."""
+        with self._lock:
+            if incarnation == self._incarnations[index]:
+                self._states[index] = ShardState(self._states[index].answers + 2**32)
+        self._lost.append((index, incarnation, error))
+
+    def learned(self, ids: Any, errors: Any) -> None:
+        """What the last batch showed of its transitions: absolute TD errors (B,) by id (B,). Never waits.
+
+        A shard is told once it has confirmed the last message; meanwhile messages become one.
+        """
+        draw = self._current
+        assert draw is not None, "get() comes first"
+        if draw.incarnation == self._incarnations[draw.shard]:
+            self._found_out[draw.shard].append((np.asarray(ids), np.asarray(errors, np.float32)))
+        for index in range(len(self._handles)):
+            self._tell(index)
+
+    def _tell(self, index: int) -> None:
+        telling = self._telling[index]
+        if telling is not None:
+            incarnation, future = telling
+            if incarnation != self._incarnations[index]:
+                self._found_out[index].clear()
+            elif not self._runtime.wait([future], 0.0):
+                return
+            else:
+                outcome = self._runtime.outcome(future, POLL_INTERVAL_S)
+                if isinstance(outcome.error, WorkerDiedError):
+                    self._report(index, incarnation, outcome.error)
+                    self._found_out[index].clear()
+                else:
+                    self._take(index, incarnation, outcome.unwrap())
+            self._telling[index] = None
+        if self._found_out[index]:
+            ids, errors = (np.concatenate(parts) for parts in zip(*self._found_out[index], strict=True))
+            self._found_out[index].clear()
+            self._telling[index] = (self._incarnations[index], self._handles[index].submit(
+                RWorker.update_priorities, ids, errors))
+
+    def take_headers(self) -> list[Rollout]:
+        """Rollouts that came into replay since the last call, without their data."""
+        with self._lock:
+            headers, self._headers = list(self._headers), deque()
+            return headers

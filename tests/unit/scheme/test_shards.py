@@ -1,0 +1,276 @@
+"""Shards of one gradient worker on the virtual clock: two threads, what they ask for, what is booked, what a loss does."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from pytorchrl.agent.data import RolloutData
+from pytorchrl.agent.synthetic import SyntheticReplay, synthetic_agent
+from pytorchrl.errors import LearnerStarvedError, StoppedError
+from pytorchrl.runtime import FaultPlan
+from pytorchrl.runtime.simulated import SimulatedRuntime
+from pytorchrl.scheme.ledger import DropReason, Ledger
+from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+from pytorchrl.scheme.replay.shards import Shards
+from pytorchrl.scheme.supervisor import Supervisor
+
+SIZE = 10  # steps of a rollout
+
+
+def rollout(number, worker=1):
+    """The numbers of `SIZE` steps."""
+    steps = (number * SIZE + np.arange(SIZE, dtype=np.int64)).reshape(SIZE, 1)
+    no = np.zeros((SIZE, 1), bool)
+    data = RolloutData(obs={}, done=no, rhs={}, mask=None, action=np.zeros(0), reward=steps, terminated=no, truncated=no,
+                       valid=~no, final_index=np.zeros((0, 2), np.int64), final_obs={})
+    return Rollout(data=data, num_env_steps=SIZE, collected_steps=SIZE, weights_version=0, worker=worker, sequence=number)
+
+
+class Collector(threading.Thread):
+    """Adds rollouts, one every `interval_s`."""
+
+    def __init__(self, shards, runtime, ledger, interval_s, num_workers, limit):
+        super().__init__(name="Collector", daemon=True)
+        self.shards, self.runtime, self.ledger, self.interval_s = shards, runtime, ledger, interval_s
+        self.num_workers, self.limit = num_workers, limit
+        self.failure, self.stopped, self.number = None, False, 0
+
+    def run(self):
+        try:
+            while not self.stopped:
+                if self.number < self.limit:
+                    self.ledger.collect(SIZE)
+                    self.shards.add(rollout(self.number, 1 + self.number % self.num_workers), lambda: self.stopped)
+                    self.number += 1
+                    self.runtime.sleep(self.interval_s)
+                self.shards.poll(self.interval_s)
+        except BaseException as failure:  # noqa: BLE001 - raised again by get()
+            self.failure = failure
+
+
+class Side:
+    """Both sides of replay."""
+
+    def __init__(self, num_shards, capacity, faults, costs, interval_s, num_workers, limit, policy, seed, **options):
+        self.runtime = SimulatedRuntime(seed, costs, None if faults is None else FaultPlan(faults, 0))
+        algo, actor, storage, _ = synthetic_agent(SIZE, capacity=capacity)
+        self.workers = RWorkerSet(num_shards, 0, algo_factory=algo, actor_factory=actor, storage_factory=storage,
+                                  worker_resources={}, runtime=self.runtime)
+        self.ledger = Ledger()
+        self.shards = Shards(
+            self.workers, self.ledger, Supervisor(self.workers.remote_workers(), self.workers.replace, self.runtime, policy, 5.0),
+            **{"batch_size": 16, "timeout_s": 20.0, "worker_timeout_s": 5.0} | options)
+        self.workers.wait_ready()
+        self.collector = Collector(self.shards, self.runtime, self.ledger, interval_s, num_workers, limit)
+        self.runtime.start_thread(self.collector)
+
+    def get(self):
+        batch = self.shards.get(lambda: False, lambda: self.collector.failure)
+        self.ledger.snapshot().check()
+        return batch
+
+    def storages(self):
+        return [handle.native.worker._storage for handle in self.workers.remote_workers()]
+
+    def stop(self):
+        self.collector.stopped = True
+        assert self.runtime.join_thread(self.collector, 5.0)
+        self.shards.finish(5.0)
+        self.ledger.drop_all(DropReason.SHUTDOWN)
+        snapshot = self.ledger.snapshot().check()
+        assert snapshot.in_flight == 0
+        return snapshot
+
+
+@pytest.fixture
+def make():
+    """A function that starts both sides."""
+    sides = []
+
+    def make_(num_shards=2, capacity=1000, faults=None, costs=None, interval_s=0.01, num_workers=2, limit=10**6,
+              policy="restart", seed=0, **options):
+        sides.append(Side(num_shards, capacity, faults, costs, interval_s, num_workers, limit, policy, seed, **options))
+        return sides[-1]
+    yield make_
+    for side in sides:
+        side.collector.stopped = True
+        side.runtime.close()
+
+
+def numbers(batch):
+    return set(batch.action.tolist())
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+def test_what_is_added_is_drawn_and_what_is_kept_is_resident(make, num_shards):
+    side = make(num_shards, capacity=100)
+    drawn = set()
+    while side.collector.number < 30:
+        drawn |= numbers(side.get())
+    final = side.stop()
+    assert max(drawn) > 100
+    kept = [storage.counters["resident"] for storage in side.storages()]
+    assert final.resident == sum(kept) == 100
+    assert sorted(kept) == sorted(100 // num_shards + (index < 100 % num_shards) for index in range(num_shards))
+    assert final.collected == final.resident + final.evicted
+
+
+def test_nothing_is_drawn_before_learning_starts_and_then_at_once(make):
+    side = make(learning_starts=55)
+    side.get()
+    assert 60 <= sum(state.resident for state in side.shards.states) <= 80
+
+
+def test_a_learner_that_gets_nothing_in_time_is_told_why(make):
+    side = make(learning_starts=100, limit=3)
+    with pytest.raises(LearnerStarvedError, match=r"no batch from replay for 20.0 s: 30 env steps have come, learning starts at 100"):
+        side.get()
+
+
+def test_stopping_ends_a_wait(make):
+    side = make(limit=0)
+    with pytest.raises(StoppedError):
+        side.shards.get(lambda: side.runtime.now() > 1.0, lambda: None)
+
+
+def test_no_more_is_asked_for_than_may_be_on_the_way(make):
+    side = make(num_shards=2, prefetch=3)
+    asked = []
+    for _ in range(30):
+        side.get()
+        side.runtime.sleep(0.1)  # a slow learner
+        asked.append(len(side.shards._draws))
+        assert sum(state.counters["sampled"] for state in side.shards.states) == 0
+    assert max(asked) <= 6
+
+
+def test_adds_wait_for_room(make):
+    """A shard that is slow to add holds collection up, however fast that is."""
+    side = make(num_shards=1, add_in_flight=2, costs={"add": 1.0}, interval_s=0.001)
+    side.runtime.sleep(10.0)
+    assert 8 <= side.collector.number <= 13
+    assert side.ledger.snapshot().in_flight <= 3 * SIZE
+
+
+@pytest.mark.parametrize(("routing", "expected"), [
+    ("round_robin", [{1, 2, 3}, {1, 2, 3}]), ("by_stream", [{2}, {1, 3}])])
+def test_routing(make, routing, expected):
+    side = make(num_shards=2, routing=routing, num_workers=3, capacity=10**6)
+    while side.collector.number < 60:
+        side.get()
+    side.stop()
+    workers = [{1 + int(step) // SIZE % 3 for part in storage.inserted for step in part} for storage in side.storages()]
+    assert workers == expected
+
+
+@pytest.mark.parametrize(("routing", "is_even"), [("least_loaded", True), ("round_robin", False)])
+def test_the_least_loaded_shard_is_chosen(make, routing, is_even):
+    """One shard comes back empty, and is filled first."""
+    side = make(num_shards=2, routing=routing, capacity=10**6, faults="kill shard.1 @ add 20")
+    while side.collector.number < 400:
+        side.get()
+    loads = [state.resident for state in side.shards.states]
+    assert (abs(loads[0] - loads[1]) <= 4 * SIZE) == is_even
+
+
+def test_shards_are_drawn_in_proportion_to_their_mass(make, monkeypatch):
+    monkeypatch.setattr(SyntheticReplay, "mass", property(
+        lambda storage: 1.0 if storage.inserted and storage.inserted[0][0] == 0 else 3.0))
+    side = make(num_shards=2, limit=2, capacity=10**4)
+    for _ in range(20):
+        side.get()
+    seen = [bool(numbers(side.get()) & {0}) for _ in range(400)]
+    assert 0.19 < np.mean(seen) < 0.31
+
+
+def test_collection_waits_for_learning_and_learning_for_collection(make):
+    """Ratios of steps consumed to steps that came since learning began; the numbers are those of the specification."""
+    side = make(num_shards=1, learning_starts=1000, batch_size=512, max_ratio=8.0, interval_s=0.1, timeout_s=30.0, capacity=10**5)
+    added = []
+    for _ in range(3):
+        side.get()
+        added.append(side.shards._added)
+    assert added == [1070, 1130, 1200]  # the first rollouts from 1064, 1128 and 1192 on
+
+    side = make(num_shards=1, learning_starts=1000, batch_size=512, min_ratio=4.0, interval_s=0.001, capacity=10**5)
+    side.runtime.sleep(50.0)
+    assert side.shards._added + SIZE * len(side.shards._on_their_way[0]) == 1130  # from 1128 on held
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_shards_are_told_what_learning_found(make, num_shards):
+    side = make(num_shards)
+    told = 0
+    for _ in range(50):
+        batch = side.get()
+        ids = np.asarray(batch.action)
+        side.shards.learned(ids, ids + 0.5)
+        told += len(ids)
+        side.runtime.sleep(0.01)
+    side.runtime.sleep(1.0)
+    for index in range(num_shards):
+        side.shards._tell(index)
+    side.runtime.sleep(1.0)
+    heard = [pair for storage in side.storages() for pair in storage.told]
+    assert sum(len(ids) for ids, _ in heard) == told
+    for storage in side.storages():
+        for ids, errors in storage.told:
+            assert set(ids.tolist()) <= set(np.concatenate(storage.inserted).tolist())
+            np.testing.assert_allclose(errors, ids + 0.5)
+
+
+def test_messages_to_a_slow_shard_become_one(make):
+    side = make(1, costs={"priorities": 2.0})
+    for _ in range(40):
+        batch = side.get()
+        side.shards.learned(np.asarray(batch.action), np.asarray(batch.action))
+        assert side.runtime.now() < 1000.0
+    assert len(side.storages()[0].told) < 40
+
+
+@pytest.mark.parametrize("point", ["add 4", "sample 3", "priorities 2"])
+@pytest.mark.parametrize("action", ["kill", "hang"])
+def test_a_lost_shard_leaves_the_draw_at_once_and_comes_back_empty(make, action, point):
+    side = make(2, capacity=200, faults=f"{action} shard.1 @ {point}", prefetch=2)
+    longest, told_wrong = 0.0, []
+    for _ in range(600):
+        start = side.runtime.now()
+        batch = side.get()
+        longest = max(longest, side.runtime.now() - start)
+        ids = np.asarray(batch.action)
+        side.shards.learned(ids, ids)
+        side.runtime.sleep(0.02)
+    assert longest <= (2.0 if action == "kill" else 8.0)
+    final = side.stop()
+    assert final.dropped["worker_lost"] > 0
+    assert side.shards._supervisor.restarts == 1
+    for storage in side.storages():
+        own = set(np.concatenate(storage.inserted).tolist())
+        told_wrong += [step for ids, _ in storage.told for step in ids.tolist() if step not in own]
+    assert not told_wrong
+    assert final.resident == sum(storage.counters["resident"] for storage in side.storages())
+
+
+def test_a_shards_error_reaches_the_learner(make):
+    side = make(2, faults="raise shard.2 @ add 3")
+    with pytest.raises(Exception, match="injected into GWorker 0/RWorker 2 at add 3"):
+        for _ in range(1000):
+            side.get()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_schedules_keep_the_account(make, seed):
+    rng = np.random.default_rng(seed)
+    costs = {name: ("exponential", float(10 ** rng.uniform(-4, -1))) for name in ("message", "add", "sample", "priorities")}
+    fault = rng.choice(["kill shard.* p=0.02", "kill shard.1 @ add 3", "delay shard.* 1s p=0.05", ""])
+    side = make(int(rng.integers(1, 4)), capacity=int(rng.choice([40, 1000])), faults=str(fault) or None, costs=costs, seed=seed,
+                interval_s=float(10 ** rng.uniform(-3, -1)), prefetch=int(rng.integers(1, 4)),
+                routing=str(rng.choice(["round_robin", "least_loaded", "by_stream"])), policy="restart")
+    for _ in range(60):
+        batch = side.get()
+        side.shards.learned(np.asarray(batch.action), np.asarray(batch.action))
+    side.stop()
