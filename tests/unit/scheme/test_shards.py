@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
 
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.synthetic import SyntheticReplay, synthetic_agent
-from pytorchrl.errors import LearnerStarvedError, StoppedError
+from pytorchrl.errors import InjectedFault, LearnerStarvedError, StoppedError
 from pytorchrl.runtime import FaultPlan
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.ledger import DropReason, Ledger
@@ -257,9 +258,9 @@ def test_a_lost_shard_leaves_the_draw_at_once_and_comes_back_empty(make, action,
 
 def test_a_shards_error_reaches_the_learner(make):
     side = make(2, faults="raise shard.2 @ add 3")
-    with pytest.raises(Exception, match="injected into GWorker 0/RWorker 2 at add 3"):
-        for _ in range(1000):
-            side.get()
+    batches = (side.get() for _ in range(1000))
+    with pytest.raises(InjectedFault, match="injected into GWorker 0/RWorker 2 at add 3"):
+        deque(batches, maxlen=0)
 
 
 @pytest.mark.parametrize("seed", range(40))
