@@ -12,7 +12,8 @@
     │ └ StartTimeoutError               a worker did not come up in time
     ├ WorkerError                       something failed in a worker
     │ ├ EnvError                        an environment raised or broke its contract
-    │ ├ CollectionError                 the collector thread ended or gave nothing in time
+    │ ├ CollectionError                 workers gave no rollout in time
+    │ ├ LearnerStarvedError (TimeoutError)  asynchronous collection gave a learner nothing in time
     │ └ WorkerLostError                 a worker died or does not answer
     ├ NonFiniteError                    NaN or infinity
     │ ├ NonFiniteDataError              in what an environment returned
@@ -77,7 +78,11 @@ class EnvError(WorkerError):
 
 
 class CollectionError(WorkerError):
-    """No data arrives any more: the collector thread ended, or gave nothing within its deadline."""
+    """No data arrives any more: workers gave nothing within their deadline."""
+
+
+class LearnerStarvedError(WorkerError, TimeoutError):
+    """A learner with asynchronous collection had to wait for data longer than `queue_timeout_s`."""
 
 
 class WorkerLostError(WorkerError):
