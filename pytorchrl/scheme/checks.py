@@ -32,10 +32,15 @@ from pytorchrl.scheme.base.worker import (
     check_fraction,
 )
 from pytorchrl.scheme.gradients.bad_batches import check_directory
+from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
 from pytorchrl.scheme.supervisor import check_policy
 
 _FRACTION_SAMPLES = 0.25
-_ASYNC_ONLY = {"col_in_flight": 2, "queue_size": 16, "broadcast_interval": 1}
+_ASYNC_ONLY = {
+    "col_in_flight": 2, "queue_size": 16, "queue_policy": "block", "on_starved": "raise", "train_batch_size": None,
+    "minibatch_buffer_size": 1, "num_passes": 1, "ramp": None, "buffer": "ring", "replay_proportion": 0.0, "replay_slots": 0,
+    "max_policy_lag": None, "on_policy_lag": "drop", "broadcast_interval": 1, "max_weight_sync_delay": None}
+_CHOICES = {"queue_policy": QUEUE_POLICIES, "on_starved": STARVED_POLICIES, "buffer": BUFFERS, "on_policy_lag": LAG_POLICIES}
 _LARGE_BYTES = 10 * 2**20
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
 
@@ -56,8 +61,9 @@ class Checks:
         """The settings, parsed, with what was left open filled in; raises `ConfigError` if any is wrong."""
         options = self._options
         for name in ("num_col_workers", "num_grad_workers", "col_in_flight", "queue_size", "broadcast_interval",
-                     "num_threads"):
+                     "minibatch_buffer_size", "num_passes", "num_threads"):
             self._parse(name, partial(check_count, name))
+        self._check_learner()
         for name in ("col_fraction_workers", "fraction_samples"):
             self._parse(name, partial(check_fraction, name))
         for name in ("compress_data_to_send", "compress_grads_to_send", "distribute_gradients"):
@@ -101,6 +107,23 @@ class Checks:
             value = self._options[name]
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
                 self._problems.append(f"{name} must be a number of seconds > 0, got {value!r}")
+
+    def _check_learner(self) -> None:
+        """What becomes of items between an asynchronous learner's queue and its updates."""
+        options = self._options
+        for name, low in (("train_batch_size", 1), ("max_weight_sync_delay", 1), ("max_policy_lag", 0), ("replay_slots", 0)):
+            if options[name] is not None or name == "replay_slots":
+                self._parse(name, partial(check_count, name, low=low))
+        for name, choices in _CHOICES.items():
+            if options[name] not in choices:
+                self._problems.append(f"{name} must be one of {', '.join(choices)}, got {options[name]!r}")
+        if options["ramp"] is not None and not isinstance(options["ramp"], bool):
+            self._problems.append(f"ramp must be True, False or None, got {options['ramp']!r}")
+        proportion, slots = options["replay_proportion"], options["replay_slots"]
+        if isinstance(proportion, bool) or not isinstance(proportion, (int, float)) or not 0 <= proportion < math.inf:
+            self._problems.append(f"replay_proportion must be a number >= 0, got {proportion!r}")
+        elif (proportion > 0) != bool(slots):
+            self._problems.append(f"replay_proportion={proportion} and replay_slots={slots!r} go together; give both or none")
 
     def _check_runtime(self) -> None:
         runtime = self._options["runtime"]
@@ -181,6 +204,16 @@ class Checks:
              "faults kill a worker, but there is no remote one; a thread cannot be killed"),
             (options["runtime"] == "threads" and _kills(options["faults"]),
              "faults kill a worker, but a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
+            (options["ramp"] is not None and options["buffer"] == "circular",
+             f"ramp={options['ramp']} is for buffer='ring'; buffer='circular' would ignore it"),
+            (options["on_policy_lag"] == "wait" and options["max_policy_lag"] is None,
+             "on_policy_lag='wait' needs max_policy_lag, got None"),
+            (options["on_policy_lag"] == "wait" and (options["broadcast_interval"], options["max_weight_sync_delay"]) != (1, None),
+             "on_policy_lag='wait' counts from the newest weights; leave out broadcast_interval and max_weight_sync_delay"),
+            (options["on_policy_lag"] == "wait" and options["buffer"] == "circular",
+             "on_policy_lag='wait' counts uses to come, which buffer='circular' does not know; give on_policy_lag='drop'"),
+            (options["max_weight_sync_delay"] is not None and options["broadcast_interval"] != 1,
+             "max_weight_sync_delay takes the place of broadcast_interval; give one of them"),
             (fraction and async_col,
              "col_fraction_workers < 1 ends synchronous rounds early; col_communication='asynchronous' has none"),
             (not fraction and options["fraction_samples"] != _FRACTION_SAMPLES,
@@ -239,9 +272,13 @@ class Checks:
         asynchronous = self._options["col_communication"] is ASYNC
         workers = 1 if asynchronous else self._options["num_col_workers"]
         batch = size * num_envs * workers
-        if parts > batch:
+        wanted, slots = self._options["train_batch_size"] or 0, self._options["replay_slots"]
+        if parts > max(batch, wanted):
             raise ConfigError(f"num_mini_batch must not exceed the batch: batch {batch} = {workers} collection workers "
                               f"x {num_envs} environments x {size} steps, num_mini_batch {parts}")
+        if slots and slots * batch <= (wanted or batch):
+            raise ConfigError(f"replay_slots {slots} · rollout {batch} = {slots * batch} must exceed train_batch_size "
+                              f"{wanted or batch}")
 
 
 def _check_path(name: str, value: Any) -> str:

@@ -93,3 +93,5 @@ class Gradients:
     """What is not finite in its loss or its own gradient, who says so, and where the batch is kept; else empty."""
     skipped: bool = False
     """Where it applied the mean itself: whether it left the update out, as all ranks then did."""
+    queue_levels: tuple[int, ...] = ()
+    """Items in its queue whenever one was taken for use since the last message."""

@@ -53,9 +53,24 @@ class Scheme:
         compress_grads_to_send: Send gradients compressed, without loss (needs lz4).
         distribute_gradients: Gradient workers average gradients among themselves (gloo) and each applies the update.
         col_in_flight: Requests that each asynchronous collection worker always has.
-        queue_size: Rollouts that may wait for an asynchronous learner before collection waits for it.
-        queue_timeout_s: Seconds that a learner waits for data before it raises.
+        queue_size: Items (rollouts, or train batches) that may wait for an asynchronous learner.
+        queue_policy: Where the queue is full: "block": collection waits; "drop_oldest", "drop_newest": an item is given up.
+        queue_timeout_s: Seconds that a learner waits for data before it raises, or does what `on_starved` says.
+        on_starved: Then, with asynchronous collection: "raise", "warn" (once, and wait on) or "wait".
+        train_batch_size: Env steps that an asynchronous learner is given at once, at least, in whole rollouts; None: one
+            rollout.
+        minibatch_buffer_size: Items that an asynchronous learner uses in turn, each `num_passes` times.
+        num_passes: Uses of an item; each makes an update for every epoch and mini-batch of the algorithm.
+        ramp: Whether the first items get 1, 2, ... uses, so that new ones come at equal intervals; None: if
+            minibatch_buffer_size > 1.
+        buffer: "ring": items take turns; "circular": the newest minibatch_buffer_size items are held, and drawn from.
+        replay_proportion: Old rollouts that are mixed into train batches for each new one.
+        replay_slots: New rollouts that are kept for that.
+        max_policy_lag: Updates by which a rollout's weights may be old when an asynchronous learner uses it first, and
+            those of an item when it is used again; None: any.
+        on_policy_lag: "drop": what is older is given up; "wait": workers are also not asked for what would be.
         broadcast_interval: Updates after which an asynchronous collection worker is given new weights.
+        max_weight_sync_delay: Env steps after which it is given the newest weights, in place of broadcast_interval.
         col_worker_resources: Ray resources of each remote collection worker; the default shrinks to what there is.
         grad_worker_resources: Ray resources of each remote gradient worker; the default shrinks to what there is.
         device: Device of the learner, "cpu" or "cuda:N"; None is the CPU.
@@ -93,7 +108,11 @@ class Scheme:
                  fraction_samples: float = 0.25, compress_data_to_send: bool = False, num_grad_workers: int = 1,
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
                  compress_grads_to_send: bool = False, distribute_gradients: bool = False, col_in_flight: int = 2,
-                 queue_size: int = 16, queue_timeout_s: float = 300.0, broadcast_interval: int = 1,
+                 queue_size: int = 16, queue_policy: str = "block", queue_timeout_s: float = 300.0, on_starved: str = "raise",
+                 train_batch_size: int | None = None, minibatch_buffer_size: int = 1, num_passes: int = 1,
+                 ramp: bool | None = None, buffer: str = "ring", replay_proportion: float = 0.0, replay_slots: int = 0,
+                 max_policy_lag: int | None = None, on_policy_lag: str = "drop", broadcast_interval: int = 1,
+                 max_weight_sync_delay: int | None = None,
                  col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
                  num_threads: int = 1, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
@@ -207,8 +226,10 @@ class Scheme:
             num_grad, col_factory, options["col_fraction_workers"], options["col_execution"],
             options["col_communication"], options["compress_grads_to_send"], grad_resources,
             num_threads=options["num_threads"], **{name: options[name] for name in (
-                "fraction_samples", "col_in_flight", "queue_size", "queue_timeout_s", "broadcast_interval",
-                "keep_bad_batches", "on_worker_failure", "worker_timeout_s")})
+                "fraction_samples", "col_in_flight", "queue_size", "queue_policy", "queue_timeout_s", "on_starved",
+                "train_batch_size", "minibatch_buffer_size", "num_passes", "ramp", "buffer", "replay_proportion", "replay_slots",
+                "max_policy_lag", "on_policy_lag", "broadcast_interval", "max_weight_sync_delay", "keep_bad_batches",
+                "on_worker_failure", "worker_timeout_s")})
         return UWorker(
             grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
             distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,

@@ -44,6 +44,7 @@ class CWorker(Worker):
     Attributes:
         actor, algo, storage: The agent's parts.
         envs: The vector of environments, or None.
+        num_envs: Environments in it, or in those of its remote siblings.
         version: Number of updates that its weights have seen.
         collected_steps: Env steps made so far, of delivered rollouts.
     """
@@ -58,7 +59,7 @@ class CWorker(Worker):
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         path = (index_parent, index_worker, incarnation)
-        self.index_parent, self.incarnation = index_parent, incarnation
+        self.index_parent, self.incarnation, self.num_envs = index_parent, incarnation, train_envs_factory.num_envs
         self.actor = actor_factory(device=device, seed=derive_seed(seed, Stream.INIT))
         self.algo = algo_factory(device=device, actor=self.actor, seed=derive_seed(seed, Stream.ACTING, *path))
         self.storage = storage_factory(
@@ -82,7 +83,7 @@ class CWorker(Worker):
         self._interrupted = False
         self._preemption: tuple[int, int] = (0, 0)
         self._reset_pending = True
-        self._running_returns = np.zeros(train_envs_factory.num_envs)
+        self._running_returns = np.zeros(self.num_envs)
         if initial_weights is not None:
             self.set_weights(initial_weights)
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from collections.abc import Callable
+from typing import Any
 
-from pytorchrl.errors import CollectionError, StoppedError
+from pytorchrl.errors import LearnerStarvedError, StoppedError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, check_count, check_fraction
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S, Barrier, Gather, LocalGather, OnArrival
+from pytorchrl.scheme.gradients.feed import Feed
+from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S, Barrier, Due, Gather, LocalGather, OnArrival, OnDemand
+from pytorchrl.scheme.gradients.minibatch_buffer import Item
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
 
 
 class CollectorThread(threading.Thread):
@@ -34,13 +39,18 @@ class CollectorThread(threading.Thread):
         ledger: The GWorker's account.
         fraction_samples: Share of its rollout that a worker told to stop collects all the same.
         col_in_flight: Requests that each worker always has; asynchronous collection.
-        queue_size: Bound of the queue, in rollouts (asynchronous) or rounds.
-        queue_timeout_s: How long `get` waits for data before it raises.
+        queue_size: Bound of the queue, in items.
+        queue_timeout_s: How long `get` waits for data before it does what `on_starved` says.
+        on_starved: "raise", "warn" (once, and wait on) or "wait"; asynchronous collection.
+        max_weight_sync_delay: Env steps after which a worker is given new weights, in place of `broadcast_interval`.
+        on_policy_lag: "drop" or "wait"; see `Feed`.
         supervisor: Decides about lost workers; None raises.
+        feed_options: Further options of `Feed`.
 
     Attributes:
         stopped: Whether it has been told to end.
-        queue: Bounded queue of items, each a list of rollouts.
+        queue: Bounded queue of items.
+        feed: What lies between the two threads.
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
         num_workers: Number of remote workers.
         num_sent_since_broadcast: Rollouts received since the last broadcast of weights.
@@ -51,7 +61,8 @@ class CollectorThread(threading.Thread):
                  col_execution: Execution | str = "Central", broadcast_interval: int = 1, *,
                  runtime: Runtime | None = None, ledger: Ledger | None = None, fraction_samples: float = 0.25,
                  col_in_flight: int = 2, queue_size: int = 16, queue_timeout_s: float = 300.0,
-                 supervisor: Supervisor | None = None) -> None:
+                 on_starved: str = "raise", max_weight_sync_delay: int | None = None, on_policy_lag: str = "drop",
+                 supervisor: Supervisor | None = None, **feed_options: Any) -> None:
         super().__init__(name=f"CollectorThread {index_worker}", daemon=True)
         self.index_worker, self.local_worker, self.remote_workers = index_worker, local_worker, remote_workers
         self.num_workers = len(remote_workers)
@@ -59,15 +70,20 @@ class CollectorThread(threading.Thread):
         self.num_sent_since_broadcast = 0
         self._runtime = runtime or ThreadRuntime()
         self._ledger, self._journal = ledger or Ledger(), local_worker.journal
-        self._queue_timeout_s = queue_timeout_s
+        self._queue_timeout_s, self._on_starved, self._max_sync_delay = queue_timeout_s, on_starved, max_weight_sync_delay
         self._asynchronous = Communication(col_communication) is ASYNC
-        self.queue = self._runtime.make_queue(check_count("queue_size", queue_size))
         self._closing = self._runtime.make_event()
+        self.feed = Feed(local_worker, self._runtime, self._ledger, self._closing, on_policy_lag=on_policy_lag,
+                         queue_size=check_count("queue_size", queue_size), **feed_options)
+        self.queue = self.feed.queue
         self._failure: BaseException | None = None
         self._gather: Gather
         supervisor = supervisor or Supervisor(remote_workers, lambda place: None, self._runtime, "raise")
         if not remote_workers:
             self._gather = LocalGather(local_worker)
+        elif self._asynchronous and on_policy_lag == "wait":
+            self._gather = OnDemand(remote_workers, self._runtime, supervisor, self._journal, self.broadcast_new_weights_if_due,
+                                    col_in_flight=check_count("col_in_flight", col_in_flight), may_ask=self.feed.may_ask)
         elif self._asynchronous:
             self._gather = OnArrival(remote_workers, self._runtime, supervisor, self._journal,
                                      self.broadcast_new_weights_if_due, col_in_flight=check_count("col_in_flight", col_in_flight))
@@ -99,15 +115,15 @@ class CollectorThread(threading.Thread):
         self._gather.step(self._deliver)
 
     def should_broadcast(self) -> bool:
-        """Whether some worker's weights are `broadcast_interval` or more updates old."""
-        return any(self._due(version) for version in self._gather.versions())
+        """Whether it is time to give some worker new weights."""
+        return any(self._due(*age) for age in self._gather.ages())
 
     def broadcast_new_weights(self) -> None:
         """Give the local worker's weights to every remote worker whose own are older, with its next request."""
-        self._push(lambda version: version < self.local_worker.version)
+        self._push(lambda version, num_steps: version < self.local_worker.version)
 
     def broadcast_new_weights_if_due(self, only: int | None = None) -> None:
-        """Give new weights to those workers (or to one) for which `broadcast_interval` updates have passed."""
+        """Give new weights to those workers (or to one) for which it is time."""
         self._push(self._due, only)
 
     @property
@@ -125,61 +141,67 @@ class CollectorThread(threading.Thread):
         """Env steps in the rollouts of collection workers that were lost since."""
         return self._gather.delivered_by_lost
 
-    def _due(self, version: int) -> bool:
-        return version < 0 or self.local_worker.version - version >= self.broadcast_interval
+    def _due(self, version: int, num_steps: int) -> bool:
+        age = self.local_worker.version - version
+        if self._max_sync_delay is None:
+            return version < 0 or age >= self.broadcast_interval
+        return version < 0 or (age > 0 and num_steps >= self._max_sync_delay)
 
-    def _push(self, due: Callable[[int], bool], only: int | None = None) -> None:
+    def _push(self, due: Due, only: int | None = None) -> None:
         with self._journal.reading():
             if self._gather.push(self.local_worker.get_weights, due, only):
                 self.num_sent_since_broadcast = 0
 
     def _deliver(self, rollouts: list[Rollout]) -> None:
-        """Book what arrived and queue it as one item; wait where the queue is full."""
+        """Book what arrived and hand it on; wait where the queue is full."""
         num_steps = sum(rollout.num_env_steps for rollout in rollouts)
         self._ledger.collect(num_steps)
         self.num_sent_since_broadcast += len(rollouts)
-        item = [rollout for rollout in rollouts if rollout.num_env_steps]
-        if not item:
-            return
-        # Booked before it is put: the learner may have used it before put() returns.
-        self._ledger.move(num_steps, "in_flight", "queued")
-        with self._journal.reading():
-            version = self.local_worker.version
-        while not self.stopped:  # what is not put, stop() books as dropped
-            if self.queue.put((item, version), POLL_INTERVAL_S):
-                return
+        rollouts = [rollout for rollout in rollouts if rollout.num_env_steps]
+        if rollouts:
+            # Booked before it is put: the learner may have used it before put() returns.
+            self._ledger.move(num_steps, "in_flight", "queued")
+            self.feed.put(rollouts)
 
-    def get(self) -> tuple[list[Rollout], int]:
-        """The oldest item and the version when it was queued.
+    def get(self) -> Item:
+        """The item to use next; `uses` tells how often it has been given, this time included.
 
         Raises:
             StoppedError: The thread has been closed.
-            CollectionError: Nothing came within `queue_timeout_s`.
+            LearnerStarvedError: Nothing came within `queue_timeout_s`, and `on_starved` is "raise".
             Exception: Whatever ended the thread.
         """
         if not self._asynchronous:
-            while self.queue.empty() and not self.stopped:  # a rollout may hold no valid step at all
+            while not self.feed.is_ready and not self.stopped:  # a rollout may hold no valid step at all
                 self.step()
             try:
-                return self.queue.get(0.0)
+                return self.feed.take(0.0)
             except queue.Empty:
                 raise StoppedError(f"collection of GWorker {self.index_worker} has been stopped") from None
         if self.ident is None:
             self._runtime.start_thread(self)
         deadline = self._runtime.now() + self._queue_timeout_s
-        while self._runtime.now() < deadline:
+        while True:
             if self.stopped:
                 raise StoppedError(f"collection of GWorker {self.index_worker} has been stopped")
             try:
-                return self.queue.get(POLL_INTERVAL_S)
+                return self.feed.take(POLL_INTERVAL_S)
             except queue.Empty:
                 pass
-            # A dead thread never puts again, so empty() is exact here. Raised outside the handler: its cause stays.
-            if self._failure is not None and self.queue.empty():
+            # A dead thread never puts again, so this is exact. Raised outside the handler: its cause stays.
+            if self._failure is not None and not self.feed.is_ready:
                 raise self._failure
-        raise CollectionError(
-            f"GWorker {self.index_worker} got no data for {self._queue_timeout_s:.1f} s from {self.num_workers} "
-            "collection workers; raise queue_timeout_s if a rollout takes longer")
+            if self._runtime.now() >= deadline and self._on_starved != "wait":
+                deadline = float("inf")
+                self._tell_starved()
+
+    def _tell_starved(self) -> None:
+        alive, num_asked = self._gather.state()
+        text = (f"no item for {self._queue_timeout_s:.1f} s: {alive} of {self.num_workers} collectors alive, {num_asked} "
+                "requests in flight")
+        if self._on_starved == "raise":
+            raise LearnerStarvedError(f"{text}; raise queue_timeout_s if a rollout takes longer")
+        logger.warning("GWorker %d goes on waiting: %s", self.index_worker, text)
 
     def interrupt(self) -> None:
         """Signal: end what the workers are collecting at their next step; no data comes any more."""

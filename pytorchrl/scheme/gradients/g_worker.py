@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.collector_thread import CollectorThread
+from pytorchrl.scheme.gradients.minibatch_buffer import Item
 from pytorchrl.scheme.gradients.report import Report, decode
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
@@ -68,6 +70,7 @@ class GWorker(Worker):
         runtime: Where its remote collection workers run.
         collects: False for the one that only serves parameters and applies gradients.
         fraction_samples, col_in_flight, queue_size, queue_timeout_s, broadcast_interval: See `CollectorThread`.
+        collector_options: Further options of `CollectorThread`.
         num_threads: Torch threads of this process; None leaves them alone.
         keep_bad_batches: Directory for batches whose loss or gradient is not finite; None keeps none.
         incarnation: How often its place in the tree was filled before.
@@ -89,7 +92,7 @@ class GWorker(Worker):
                  collects: bool = True, fraction_samples: float = 0.25, col_in_flight: int = 2, queue_size: int = 16,
                  queue_timeout_s: float = 300.0, broadcast_interval: int = 1, num_threads: int | None = None,
                  keep_bad_batches: str | None = None, incarnation: int = 0, on_worker_failure: str = "restart",
-                 worker_timeout_s: float = 60.0) -> None:
+                 worker_timeout_s: float = 60.0, **collector_options: Any) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -114,12 +117,14 @@ class GWorker(Worker):
             fraction_samples=fraction_samples, col_in_flight=col_in_flight, queue_size=queue_size,
             queue_timeout_s=queue_timeout_s, supervisor=Supervisor(
                 self.remote_workers, self.col_workers.replace, self.col_workers.runtime, on_worker_failure, worker_timeout_s,
-                seed=index_worker))
+                seed=index_worker), **collector_options)
         self.inqueue = self.collector.queue
         self._batches: Iterator[Batch] | None = None
         self._batch: Batch | None = None
         self._item_open = False  # an item is in the storage whose batches have not been made yet
-        self._unused_steps = 0   # steps of the current item that no gradient has used
+        self._item: Item | None = None  # the current one
+        self._unused_steps = 0   # new steps of the current item that no gradient has used
+        self._drawn_steps = 0    # steps of the current item that batches have drawn for the first time in this pass
         self._evicted = 0        # steps that replay has given up for newer ones
         self._report = Report()
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
@@ -147,31 +152,47 @@ class GWorker(Worker):
             self._open_batches(None)
             assert self._batches is not None
             batch = next(self._batches, None)
+        batch.num_new_samples = self._count_new(batch.num_new_samples)
         self._batch = batch
         return batch
 
     def _take_item(self) -> None:
         start = self._runtime.now()
-        rollouts, version_queued = self.collector.get()
+        item = self._item = self.collector.get()
         self._report.add_time("wait", self._runtime.now() - start)
-        version = self.actor_version
-        for rollout in rollouts:
-            self._report.add_rollout(rollout, version_queued, version)
-        num_steps = sum(rollout.num_env_steps for rollout in rollouts)
-        self.storage.insert_data_slice([decode(rollout) for rollout in rollouts])
+        self._unused_steps = self._drawn_steps = 0
+        if item.uses == 1:
+            for part in item.parts:
+                if not part.is_old:
+                    self._report.add_rollout(part.rollout, part.version_queued, self.actor_version)
+            self._unused_steps = item.num_new_steps
+            # Later uses find tensors.
+            item.parts = [part._replace(rollout=replace(part.rollout, data=decode(part.rollout))) for part in item.parts]
+        self.storage.insert_data_slice([part.rollout.data for part in item.parts])
         self.storage.before_gradients()
         self._item_open = True
         if self.storage.keeps:
-            self._book_as_resident(num_steps)
-        else:
-            self._unused_steps = num_steps
+            self._book_as_resident()
 
-    def _book_as_resident(self, num_steps: int) -> None:
-        """Steps have come into replay; for those that it gave up for them, it counts itself."""
+    def _book_as_resident(self) -> None:
+        """The item's steps have come into replay; those that it gave up for them, it counts itself."""
         evicted = self.storage.counters["evicted"]
-        self.ledger.move(num_steps, "queued", "resident")
+        self.ledger.move(self._unused_steps, "queued", "resident")
+        self._unused_steps = 0
         self.ledger.move(evicted - self._evicted, "resident", "evicted")
         self._evicted = evicted
+
+    def _count_new(self, num_drawn: int) -> int:
+        """Env steps that a batch uses for the first time, of those that it draws for the first time in this pass.
+
+        Old rollouts were counted with an earlier item. Batches mix them with new ones, so that each counts its share.
+        """
+        assert self._item is not None
+        if self._item.uses > 1 or not num_drawn:
+            return 0
+        new, total, before = self._item.num_new_steps, self._item.num_steps, self._drawn_steps
+        self._drawn_steps += num_drawn
+        return self._drawn_steps * new // total - before * new // total
 
     @_with_part
     def prepare(self, weights: Weights | None = None, *,
@@ -208,6 +229,8 @@ class GWorker(Worker):
         assert self._batch is not None, "get_data() comes first"
         batch = self._batch
         grads, info = self.compute_gradients(batch, distribute_gradients)
+        if self._fault:
+            self._give_up_item()
         self.storage.after_gradients(batch, info)
         info.pop("errors", None)  # of single samples: for priorities, not for reports
         self.ledger.move(batch.num_new_samples, "queued", "sent")
@@ -313,21 +336,30 @@ class GWorker(Worker):
         report.counters["weight_pushes"] = self.collector.weight_pushes
         report.counters["restarts"] = self.collector.restarts
         report.counters["queued_items"] = self.inqueue.qsize()
+        report.counters["dropped_items"] = self.collector.feed.dropped_items
+        report.counters["passes_cancelled"] = self.collector.feed.passes_cancelled
         self._report = Report(report)
         return Gradients(
             vectors=vectors, num_samples=batch.num_samples, num_new_samples=batch.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=batch.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
-            part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped)
+            part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
+            queue_levels=self.collector.feed.take_levels())
 
     def skip_remaining(self) -> None:
         """Give up what is left of the current item; steps that no gradient has used are dropped."""
+        self._give_up_item()
         if self._batches is not None:
             self._batches = None
             self.ledger.drop(self._unused_steps, "queued", DropReason.EARLY_STOP)
         if self._held_moments:
             self.local_worker.merge_moments(self._gather_held())
+
+    def _give_up_item(self) -> None:
+        """Use the current item in no later pass."""
+        if self._item is not None:
+            self.collector.feed.discard(self._item)
 
     def _gather_held(self) -> tuple[dict[str, Moments], ...]:
         """The moments of all ranks' current items; every rank calls it at the same update."""

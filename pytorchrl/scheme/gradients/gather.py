@@ -1,9 +1,10 @@
-"""The three ways in which a CollectorThread gets rollouts: from the local worker, at a barrier, or as they arrive."""
+"""The ways in which a CollectorThread gets rollouts: from the local worker, at a barrier, as they arrive, or as they are needed."""
 
 from __future__ import annotations
 
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -18,8 +19,12 @@ from pytorchrl.scheme.supervisor import Requests, Supervisor
 
 # A waiting thread looks up this often to see whether it should end; results wake it at once.
 POLL_INTERVAL_S = 0.1
+# While workers are held back until the learner has gone on, which wakes nobody.
+_HELD_BACK_INTERVAL_S = 0.01
 
 Deliver = Callable[[list[Rollout]], None]
+Due = Callable[[int, int], bool]
+"""Whether a worker is to be given new weights: of the version it has, and the env steps it has delivered with it."""
 
 
 def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
@@ -40,11 +45,14 @@ class Gather(Protocol):
     pushes: int
     """Weights given to single workers so far."""
 
-    def push(self, weights: Callable[[], Weights], due: Callable[[int], bool], only: int | None = None) -> bool:
-        """Attach new weights to the next request of every worker (or of one) for which `due(its version)`."""
+    def push(self, weights: Callable[[], Weights], due: Due, only: int | None = None) -> bool:
+        """Attach new weights to the next request of every worker (or of one) for which they are due."""
 
-    def versions(self) -> list[int]:
-        """Version of the weights that each worker was last given."""
+    def ages(self) -> list[tuple[int, int]]:
+        """Version of the weights that each worker was last given, and env steps it has delivered since."""
+
+    def state(self) -> tuple[int, int]:
+        """Live workers, and requests in flight."""
 
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Wait for what is still in flight; dead workers have nothing."""
@@ -71,13 +79,17 @@ class LocalGather:
             self._journal.note("answer", 0, *_numbers_of(rollout))
         deliver([rollout])
 
-    def push(self, weights: Callable[[], Weights], due: Callable[[int], bool], only: int | None = None) -> bool:
+    def push(self, weights: Callable[[], Weights], due: Due, only: int | None = None) -> bool:
         """Nothing: it shares the learner's parameters."""
         return False
 
-    def versions(self) -> list[int]:
+    def ages(self) -> list[tuple[int, int]]:
         """The learner's own version."""
-        return [self._local_worker.version]
+        return [(self._local_worker.version, 0)]
+
+    def state(self) -> tuple[int, int]:
+        """There is one, at work only within a step."""
+        return 1, 0
 
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Nothing is ever in flight between two steps."""
@@ -105,6 +117,7 @@ class _RemoteGather:
         self._outbox: list[object | None] = [None] * len(workers)
         # -1: not even the first weights, so that equal starts do not rest on equal initialisation everywhere.
         self._versions = [-1] * len(workers)
+        self._steps_since_push = [0] * len(workers)
         self.pushes = 0
         self._num_requests = [0] * len(workers)
         # Touched by the collecting thread only, or after it has ended.
@@ -113,14 +126,18 @@ class _RemoteGather:
         self._arrived: dict[int, Rollout] = {}  # of a round that is not complete yet
         self._reference: tuple[int, object] | None = None
 
-    def versions(self) -> list[int]:
-        """Version last given to each worker."""
-        return list(self._versions)
+    def ages(self) -> list[tuple[int, int]]:
+        """Version last given to each worker, and env steps since."""
+        return list(zip(self._versions, self._steps_since_push, strict=True))
 
-    def push(self, weights: Callable[[], Weights], due: Callable[[int], bool], only: int | None = None) -> bool:
+    def state(self) -> tuple[int, int]:
+        """Live workers, and requests in flight."""
+        return len(self._workers) - len(self._supervisor.gone), len(self._in_flight)
+
+    def push(self, weights: Callable[[], Weights], due: Due, only: int | None = None) -> bool:
         """Put the weights once, and attach them to the next request of each worker that is due."""
         candidates = range(len(self._workers)) if only is None else (only,)
-        chosen = [index for index in candidates if due(self._versions[index])]
+        chosen = [index for index in candidates if due(self._versions[index], self._steps_since_push[index])]
         if not chosen:
             return False
         snapshot = weights()
@@ -128,6 +145,7 @@ class _RemoteGather:
             self._reference = (snapshot.version, self._runtime.put(snapshot))
         for index in chosen:
             self._outbox[index], self._versions[index] = self._reference[1], snapshot.version
+            self._steps_since_push[index] = 0
         return True
 
     def _request(self, index: int) -> None:
@@ -142,15 +160,17 @@ class _RemoteGather:
         """Workers replaced so far."""
         return self._supervisor.restarts
 
-    def _poll(self) -> Iterator[tuple[int, Rollout]]:
+    def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, Rollout]]:
         """(worker, rollout) of each request that is finished, after at most a moment."""
-        for index, rollout in self._in_flight.poll(POLL_INTERVAL_S):
+        for index, rollout in self._in_flight.poll(timeout_s):
             self._delivered[index] += rollout.num_env_steps
+            self._steps_since_push[index] += rollout.num_env_steps
             yield index, rollout
 
     def _forget(self, index: int) -> None:
         """A worker is lost: what takes its place knows nothing."""
         self._outbox[index], self._versions[index], self._num_requests[index] = None, -1, 0
+        self._steps_since_push[index] = 0
         self.delivered_by_lost += self._delivered[index]
         self._delivered[index] = 0
 
@@ -244,3 +264,51 @@ class OnArrival(_RemoteGather):
     def _ask_replacement(self, index: int) -> None:
         for _ in range(self._col_in_flight):
             super()._ask_replacement(index)
+
+
+class OnDemand(_RemoteGather):
+    """As `OnArrival`, but a worker is asked only for what would not be too old when it is used.
+
+    That depends on how far the learner has come, so each request is noted in the journal.
+
+    Args:
+        workers, runtime, supervisor, journal, refresh: See `_RemoteGather`.
+        col_in_flight: Requests that each worker has at most.
+        may_ask: Whether one more request may be made, of the number of those in flight.
+    """
+
+    def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, journal: Journal,
+                 refresh: Callable[[int], object], *, col_in_flight: int, may_ask: Callable[[int], bool]) -> None:
+        super().__init__(workers, runtime, supervisor, journal, refresh)
+        self._col_in_flight, self._may_ask = col_in_flight, may_ask
+
+    def step(self, deliver: Deliver) -> None:
+        """One poll: take all finished results; after each, ask whoever may be asked."""
+        held_back = self._ask()
+        for _, rollout in self._poll(_HELD_BACK_INTERVAL_S if held_back else POLL_INTERVAL_S):
+            deliver([rollout])
+            self._ask()
+
+    def _ask(self) -> bool:
+        """Ask as long as it is allowed; whether a worker that could do more is held back."""
+        while free := self._free():
+            index = self._asked_next_in_record() if self._journal.upcoming() else free[0]
+            if index is None or (not self._journal.upcoming() and not self._may_ask(len(self._in_flight))):
+                return True
+            self._journal.note("ask", index)
+            self._refresh(index)
+            self._request(index)
+        return False
+
+    def _asked_next_in_record(self) -> int | None:
+        event = self._journal.upcoming()
+        return event[1] if event is not None and event[0] == "ask" else None
+
+    def _free(self) -> list[int]:
+        """Workers with less than all their requests, those with the fewest first."""
+        counts = Counter(self._in_flight.owners())
+        live = (index for index in range(len(self._workers)) if index not in self._supervisor.gone)
+        return sorted((index for index in live if counts[index] < self._col_in_flight), key=lambda index: counts[index])
+
+    def _ask_replacement(self, index: int) -> None:
+        """It is asked like any other."""

@@ -15,6 +15,7 @@ from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 from pytorchrl.scheme.messages import Gradients
+from pytorchrl.scheme.window_stat import WindowStat
 
 # A rare bad batch is survived. So many in a row are no accident, and the parameters that made them do not change.
 _MAX_SKIPPED_IN_A_ROW = 5
@@ -39,6 +40,7 @@ class Accounts:
         self._lags: Counter[int] = Counter()
         self._lags_collect: Counter[int] = Counter()
         self._grad_lags: Counter[int] = Counter()
+        self._queue_levels = WindowStat("queue", 50)
         self._episodes: list[Episode] = []
         self._timings: Counter[str] = Counter()
         self._info: dict[str, float] = {}
@@ -65,6 +67,8 @@ class Accounts:
             for _, lag_queued, lag_used in gradients.lags:
                 self._lags[lag_used] += 1
                 self._lags_collect[lag_queued] += 1
+            for level in gradients.queue_levels:
+                self._queue_levels.push(level)
             self._episodes.extend(gradients.episodes)
             self._timings.update(gradients.timings)
             self.grads_received += 1
@@ -198,7 +202,8 @@ class Accounts:
                 "workers_restarted": counters["restarts"] + self.restarts, "envs_restarted": counters["envs_restarted"],
                 "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"],
                 "bytes_in": counters["bytes_sent"], "bytes_in_raw": counters["bytes_raw"],
-                "queue_size": counters["queued_items"], "policy_lag": summary(self._lags),
+                "queue_size": counters["queued_items"], "queue": self._queue_levels.stats(),
+                "dropped_items": counters["dropped_items"], "passes_cancelled": counters["passes_cancelled"], "policy_lag": summary(self._lags),
                 "policy_lag_collect_mean": summary(self._lags_collect)["mean"], "grad_lag": summary(self._grad_lags),
                 "time_s": {name: round(seconds, 6) for name, seconds in sorted(self._timings.items())},
             }

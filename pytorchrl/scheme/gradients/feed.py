@@ -1,0 +1,201 @@
+"""What lies between the two threads of a gradient worker: the queue, and the buffer from which items are used."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+
+from pytorchrl.runtime import BoundedQueue, Runtime
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
+from pytorchrl.scheme.gradients.minibatch_buffer import CircularBuffer, Item, MinibatchBuffer, TrainBatches
+from pytorchrl.scheme.ledger import DropReason, Ledger
+from pytorchrl.scheme.messages import Rollout
+
+QUEUE_POLICIES = ("block", "drop_oldest", "drop_newest")
+STARVED_POLICIES = ("raise", "warn", "wait")
+LAG_POLICIES = ("drop", "wait")
+BUFFERS = ("ring", "circular")
+
+
+class _OldestFirst:
+    """Serves the item of the oldest version; for one reader, who keeps writers out meanwhile."""
+
+    def __init__(self, items: BoundedQueue[Item]) -> None:
+        self._items = items
+        self.empty = items.empty
+
+    def get(self, timeout_s: float) -> Item:
+        """The item made with the oldest weights, the first of them that came."""
+        items = [self._items.get(timeout_s), *(self._items.get(0.0) for _ in range(self._items.qsize()))]
+        oldest = min(items, key=lambda item: item.version)
+        for item in items:
+            if item is not oldest:
+                self._items.put(item, 0.0)
+        return oldest
+
+
+class Feed:
+    """Items on their way from the collecting thread, which calls `put`, to the learning one, which calls `take`.
+
+    What becomes of an item depends on who comes first. Each change is a turn of its thread in the journal, and what a
+    thread does next follows from what it found in its turns, so that a replayed run repeats it.
+
+    Args:
+        worker: The local collection worker, whose version counts.
+        runtime: Owner of queue and events.
+        ledger: The GWorker's account.
+        closing: Set once the collector is to end.
+        queue_size: Bound of the queue, in items.
+        train_batch_size: Env steps of an item, at least; None makes an item of whatever arrives at once.
+        queue_policy: Where the queue is full: "block" waits, "drop_oldest" and "drop_newest" give an item up.
+        minibatch_buffer_size: Items held at once.
+        num_passes: Uses of an item; each is one update for every epoch and mini-batch of the algorithm.
+        ramp: Whether the first items get 1, 2, ... uses; None: if `minibatch_buffer_size` > 1.
+        buffer: "ring" or "circular".
+        replay_proportion, replay_slots: Old rollouts for each new one, and rollouts kept for that; see `TrainBatches`.
+        max_policy_lag: Updates by which a rollout may be old at its first use, and an item at a later one; None: any.
+        on_policy_lag: "drop" gives up what is older; "wait" also asks no worker for what would be.
+
+    Attributes:
+        queue: The bounded queue.
+        dropped_items: Items given up before use.
+        passes_cancelled: Later uses of items given up.
+    """
+
+    def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event, *,  # noqa: PLR0913
+                 queue_size: int = 16, train_batch_size: int | None = None, queue_policy: str = "block",
+                 minibatch_buffer_size: int = 1, num_passes: int = 1, ramp: bool | None = None, buffer: str = "ring",
+                 replay_proportion: float = 0.0, replay_slots: int = 0, max_policy_lag: int | None = None,
+                 on_policy_lag: str = "drop") -> None:
+        self._worker, self._journal, self._ledger, self._closing = worker, worker.journal, ledger, closing
+        self.queue: BoundedQueue[Item] = runtime.make_queue(queue_size)
+        self._arrived, self._room = runtime.make_event(), runtime.make_event()
+        seed = worker.storage.generator.initial_seed()  # another for each place in the tree
+        self._batches = TrainBatches(train_batch_size, replay_proportion, replay_slots, seed)
+        self._queue_policy, self._num_passes, self._max_lag = queue_policy, num_passes, max_policy_lag
+        if ramp is None:
+            ramp = minibatch_buffer_size > 1
+        self._buffer: MinibatchBuffer | CircularBuffer
+        if buffer == "circular":
+            self._buffer = CircularBuffer(minibatch_buffer_size, num_passes, seed)
+        else:
+            source = _OldestFirst(self.queue) if on_policy_lag == "wait" else self.queue
+            self._buffer = MinibatchBuffer(source, minibatch_buffer_size, 0.0, num_passes, 1 if ramp else num_passes)
+        self.dropped_items = self.passes_cancelled = 0
+        self._levels: list[int] = []
+        self._updates_per_use = getattr(worker.algo, "num_epochs", 1) * getattr(worker.algo, "num_mini_batch", 1)
+        self._in_use_since: int | None = None  # version; None: the learner waits
+        rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + replay_proportion)
+        self._items_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0
+
+    # The collecting thread
+
+    def put(self, rollouts: list[Rollout]) -> None:
+        """Queue the items that these rollouts complete; wait for room where the policy says so, unless it closes."""
+        with self._journal.reading():
+            version = self._worker.version
+        for item in self._batches.add(rollouts, version):
+            self._put(item)
+
+    def _put(self, item: Item) -> None:
+        while self._queue_policy == "block" and self.queue.qsize() == self.queue.maxsize:
+            if self._closing.is_set():  # it stays queued, and is given up with all that is
+                return
+            self._room.clear()
+            if self.queue.qsize() == self.queue.maxsize:
+                self._room.wait(POLL_INTERVAL_S)
+        with self._journal.reading():
+            if self.queue.qsize() < self.queue.maxsize:
+                self.queue.put(item, 0.0)
+            elif self._queue_policy == "drop_oldest":
+                self._drop(self.queue.get(0.0))
+                self.queue.put(item, 0.0)
+            else:
+                self._drop(item)
+        self._arrived.set()
+
+    def _drop(self, item: Item) -> None:
+        self.dropped_items += 1
+        self._ledger.drop(item.num_new_steps, "queued", DropReason.QUEUE_FULL)
+
+    def may_ask(self, num_asked: int) -> bool:
+        """Whether a rollout asked for now would not be too old at its first use, behind `num_asked` that were asked for.
+
+        It counts the updates still owed to whatever is ahead of it.
+        """
+        if self._max_lag is None:
+            return True
+        with self._journal.lock:
+            # Its own item is not ahead of it.
+            items = math.floor(self._batches.share_open + num_asked * self._items_per_rollout + 1e-9) + self.queue.qsize()
+            owed = (items * self._num_passes + self._buffer.uses_left) * self._updates_per_use
+            if self._in_use_since is not None:
+                owed += max(0, self._updates_per_use - (self._worker.version - self._in_use_since))
+        return owed <= self._max_lag
+
+    # The learning thread
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is anything to take."""
+        return self._buffer.is_ready or not self.queue.empty()
+
+    def take(self, timeout_s: float) -> Item:
+        """The item to use next; raises `queue.Empty` if there is none within `timeout_s`."""
+        self._arrived.clear()
+        if not self.is_ready:
+            self._in_use_since = None
+            self._arrived.wait(timeout_s)
+            if not self.is_ready:
+                raise queue.Empty
+        with self._journal.writing():
+            item = self._next()
+            self._in_use_since = self._worker.version
+        self._room.set()
+        return item
+
+    def _next(self) -> Item:
+        while True:
+            if isinstance(self._buffer, CircularBuffer):
+                self._move_to(self._buffer)
+            item, _ = self._buffer.get()
+            self._levels.append(self.queue.qsize())
+            if self._max_lag is None or self._admit(item, self._worker.version - self._max_lag):
+                return item
+
+    def _move_to(self, buffer: CircularBuffer) -> None:
+        """Everything that is queued; what has to go for it was used, or not."""
+        while not self.queue.empty():
+            replaced = buffer.add(self.queue.get(0.0))
+            if replaced is not None and replaced[0].uses:
+                self.passes_cancelled += replaced[1]
+            elif replaced is not None:
+                self._drop(replaced[0])
+
+    def _admit(self, item: Item, oldest_version: int) -> bool:
+        """Whether an item may be used now: at its first use without what is too old, later as a whole or not at all."""
+        if item.uses > 1:
+            if item.version >= oldest_version:
+                return True
+            self.passes_cancelled += 1 + self._buffer.discard(item)
+            return False
+        kept = [part for part in item.parts if part.rollout.weights_version >= oldest_version]
+        new_steps = item.num_new_steps
+        item.parts = kept
+        self._ledger.drop(new_steps - item.num_new_steps, "queued", DropReason.POLICY_LAG)
+        if not kept:
+            self._buffer.discard(item)
+            self.dropped_items += 1
+        return bool(kept)
+
+    def discard(self, item: Item) -> None:
+        """Give up the later uses of an item."""
+        with self._journal.lock:
+            self.passes_cancelled += self._buffer.discard(item)
+
+    def take_levels(self) -> tuple[int, ...]:
+        """Items in the queue after each `take` since the last call."""
+        levels, self._levels = tuple(self._levels), []
+        return levels

@@ -1,0 +1,36 @@
+"""Statistics of the last events of a kind."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+_QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
+
+
+class WindowStat:
+    """Mean, standard deviation (of the window itself, not a sample's) and quantiles of the last `n` numbers.
+
+    Args:
+        name: What they are.
+        n: Numbers in the window.
+    """
+
+    def __init__(self, name: str, n: int) -> None:
+        self.name, self._count = name, 0
+        self._window: deque[float] = deque(maxlen=n)
+
+    def push(self, number: float) -> None:
+        """Another one."""
+        self._count += 1
+        self._window.append(number)
+
+    def stats(self) -> dict[str, Any]:
+        """`count` of all numbers so far; `mean`, `std` and `quantiles` (0, 10, 50, 90, 100 %) of the window, None if empty."""
+        if not self._window:
+            return {"count": 0, "mean": None, "std": None, "quantiles": None}
+        window = np.array(self._window)
+        return {"count": self._count, "mean": float(window.mean()), "std": float(window.std()),
+                "quantiles": np.quantile(window, _QUANTILES).tolist()}
