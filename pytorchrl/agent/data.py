@@ -7,8 +7,9 @@ Time comes first, environment second; there is no trailing axis of one. Observat
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,19 @@ OBS_LEAF = "obs"
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
+
+
+D = TypeVar("D")
+
+
+def map_tensors(data: D, function: Callable[[Any], Any]) -> D:
+    """A copy of a dataclass with `function` applied to every tensor or array in it, also those in dictionaries."""
+    def apply(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: apply(part) for key, part in value.items()}
+        return function(value) if isinstance(value, (Tensor, np.ndarray)) else value
+    return dataclasses.replace(data, **{  # type: ignore[type-var]
+        field.name: apply(getattr(data, field.name)) for field in dataclasses.fields(data)})  # type: ignore[arg-type]
 
 
 class Episode(NamedTuple):
@@ -120,11 +134,7 @@ class RolloutData:
 
     def map(self, function: Any) -> RolloutData:
         """A copy with `function` applied to every tensor (or array)."""
-        def apply(value: Any) -> Any:
-            if value is None:
-                return None
-            return {k: function(v) for k, v in value.items()} if isinstance(value, dict) else function(value)
-        return RolloutData(**{f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self)})
+        return map_tensors(self, function)
 
     def to_numpy(self) -> RolloutData:
         """The same memory as numpy arrays, which cross processes with one copy."""

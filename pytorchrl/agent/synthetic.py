@@ -290,11 +290,6 @@ class SyntheticReplay(SyntheticStorage):
         """Every step is as likely as another."""
         return float(len(self._drawn_from))
 
-    @property
-    def smallest(self) -> float:
-        """See `mass`."""
-        return 1.0
-
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
         """Keep them, for tests to look at."""
         self.told.append((ids, errors))

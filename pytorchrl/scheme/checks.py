@@ -33,6 +33,8 @@ from pytorchrl.scheme.base.worker import (
 )
 from pytorchrl.scheme.gradients.bad_batches import check_directory
 from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
+from pytorchrl.scheme.replay.r_worker_set import FREE
+from pytorchrl.scheme.replay.shards import ROUTINGS
 from pytorchrl.scheme.supervisor import check_policy
 
 _FRACTION_SAMPLES = 0.25
@@ -40,6 +42,13 @@ _ASYNC_ONLY = {
     "col_in_flight": 2, "queue_size": 16, "queue_policy": "block", "on_starved": "raise", "train_batch_size": None,
     "minibatch_buffer_size": 1, "num_passes": 1, "ramp": None, "buffer": "ring", "replay_proportion": 0.0, "replay_slots": 0,
     "max_policy_lag": None, "on_policy_lag": "drop", "broadcast_interval": 1, "max_weight_sync_delay": None}
+_REPLAY_ONLY = {"learning_starts": None, "prefetch": None, "add_in_flight": 2, "routing": "round_robin",
+                "min_replay_ratio": None, "max_replay_ratio": None, "replay_worker_resources": FREE}
+_QUEUE_ONLY = {"queue_size": 16, "queue_policy": "block", "minibatch_buffer_size": 1, "num_passes": 1, "ramp": None,
+               "buffer": "ring", "replay_proportion": 0.0, "replay_slots": 0, "max_policy_lag": None, "on_policy_lag": "drop",
+               "on_starved": "raise"}
+_RATIOS = ("min_replay_ratio", "max_replay_ratio")
+_PREFETCH = 4
 _CHOICES = {"queue_policy": QUEUE_POLICIES, "on_starved": STARVED_POLICIES, "buffer": BUFFERS, "on_policy_lag": LAG_POLICIES}
 _LARGE_BYTES = 10 * 2**20
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
@@ -64,6 +73,7 @@ class Checks:
                      "minibatch_buffer_size", "num_passes", "num_threads"):
             self._parse(name, partial(check_count, name))
         self._check_learner()
+        self._check_replay_level()
         for name in ("col_fraction_workers", "fraction_samples"):
             self._parse(name, partial(check_fraction, name))
         for name in ("compress_data_to_send", "compress_grads_to_send", "distribute_gradients"):
@@ -124,6 +134,63 @@ class Checks:
             self._problems.append(f"replay_proportion must be a number >= 0, got {proportion!r}")
         elif (proportion > 0) != bool(slots):
             self._problems.append(f"replay_proportion={proportion} and replay_slots={slots!r} go together; give both or none")
+
+    def _check_replay_level(self) -> None:
+        """Options of shards between collection and gradients."""
+        options, num_shards = self._options, self._options["num_replay_workers"]
+        for name, low in (("num_replay_workers", 1), ("learning_starts", 0), ("prefetch", 1)):
+            if options[name] is not None:
+                self._parse(name, partial(check_count, name, low=low))
+        self._parse("add_in_flight", partial(check_count, "add_in_flight"))
+        if options["routing"] not in ROUTINGS:
+            self._problems.append(f"routing must be one of {', '.join(ROUTINGS)}, got {options['routing']!r}")
+        for name in _RATIOS:
+            value = options[name]
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf):
+                self._problems.append(f"{name} must be a number > 0 or None, got {value!r}")
+        self._check_resources("replay_worker_resources")
+        self._raise()
+        low, high = (options[name] for name in _RATIOS)
+        asynchronous = Communication(options["col_communication"]) is ASYNC
+        self._problems += [text for wrong, text in (
+            *((num_shards is None and options[name] != default,
+               f"{name}={options[name]} is for a replay level; give num_replay_workers, or leave it out")
+              for name, default in _REPLAY_ONLY.items()),
+            *((num_shards is not None and options[name] != default,
+               f"{name}={options[name]} is for items of a queue; with num_replay_workers there is none")
+              for name, default in _QUEUE_ONLY.items()),
+            (num_shards is not None and not asynchronous,
+             "num_replay_workers needs col_communication='asynchronous': shards are filled beside learning"),
+            (num_shards == 1 and dict(options["replay_worker_resources"]) != FREE,
+             "replay_worker_resources is for remote shards; num_replay_workers=1 is a thread of the learner's process"),
+            (num_shards is not None and (options["record"] is not None or options["replay"] is not None),
+             "a run with num_replay_workers cannot be recorded or replayed; leave one of them out"),
+            (None not in (low, high) and low > high,
+             f"min_replay_ratio {low} exceeds max_replay_ratio {high}; collection and learning would wait for each other"),
+        ) if wrong]
+
+    def _replay_level(self, algo: Any, storage: Any, train_envs: Any) -> None:
+        """Refuse shards that nothing can be drawn from; settle what is left to the algorithm."""
+        options, num_shards = self._options, self._options["num_replay_workers"]
+        if num_shards is None:
+            return
+        if not storage.cls.keeps:
+            raise ConfigError(f"num_replay_workers={num_shards} needs a storage that keeps transitions, such as ReplayBuffer, "
+                              f"got {storage.cls.__name__}")
+        size, own = storage.options.size, storage.options.size // num_shards
+        rollout = getattr(storage.options, "rollout_size", 1) * train_envs.num_envs
+        if options["train_batch_size"] is None:
+            options["train_batch_size"] = getattr(algo.options, "mini_batch_size", rollout)
+        if options["learning_starts"] is None:
+            options["learning_starts"] = getattr(algo.options, "start_steps", 0)
+        options["prefetch"] = options["prefetch"] or _PREFETCH
+        for wrong, text in (
+                (own < options["train_batch_size"],
+                 f"size {size} over {num_shards} shards is {own} each, less than train_batch_size {options['train_batch_size']}"),
+                (own < rollout, f"a shard must hold a rollout of {rollout} steps, size {size} over {num_shards} shards is {own} each"),
+                (options["learning_starts"] > size, f"learning_starts {options['learning_starts']} exceeds size {size}")):
+            if wrong:
+                raise ConfigError(f"{text}; raise the storage's size")
 
     def _check_runtime(self) -> None:
         runtime = self._options["runtime"]
@@ -248,6 +315,7 @@ class Checks:
                 ours, theirs = getattr(train_envs, what), getattr(test_envs, what)
                 if ours != theirs:
                     raise SpaceError(f"{what} differs: training environments have {ours}, test environments {theirs}")
+        self._replay_level(algo, storage, train_envs)
         self._check_batch(algo, storage, train_envs)
         self._check_precision(algo)
         if PARALLEL in (self._options["col_execution"], self._options["grad_execution"]) \
@@ -266,6 +334,8 @@ class Checks:
 
     def _check_batch(self, algo: Any, storage: Any, train_envs: Any) -> None:
         size, num_envs = getattr(storage.options, "size", None), train_envs.num_envs
+        if storage.cls.keeps:
+            return
         parts = getattr(algo.options, "num_mini_batch", 1)
         if size is None:
             return

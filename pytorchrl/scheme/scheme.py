@@ -24,6 +24,7 @@ from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.messages import Weights
 from pytorchrl.scheme.record import RecordWriter, read_record
+from pytorchrl.scheme.replay.r_worker_set import FREE, RWorkerSet
 from pytorchrl.scheme.updates.u_worker import UWorker
 
 # One evaluation is begun anew so often.
@@ -47,6 +48,16 @@ class Scheme:
         col_fraction_workers: Share of collection workers after which a synchronous round stops the rest.
         fraction_samples: Share of its rollout that a worker so stopped collects all the same.
         compress_data_to_send: Send rollouts compressed, without loss (needs lz4).
+        num_replay_workers: Shards of replay between collection and gradients, each with its share of the storage's size;
+            1 is a thread of the learner's process. Needs asynchronous collection. None: transitions that are kept stay
+            with the learner, which draws from them between rollouts.
+        replay_worker_resources: Ray resources of each remote shard.
+        learning_starts: Env steps that must have come into replay before learning begins; None: the algorithm's start_steps.
+        prefetch: Batches asked of each shard ahead of use; None: 4.
+        add_in_flight: Rollouts on their way to each shard, before collection waits.
+        routing: Shard of a rollout: "round_robin", "least_loaded", or "by_stream" (one for each collection worker).
+        min_replay_ratio: Env steps consumed for each collected, below which collection waits for learning; None: never.
+        max_replay_ratio: The same, above which learning waits for collection; None: never.
         num_grad_workers: Gradient workers; 1 means the local one, 2 or more are remote.
         grad_execution: "Central" or "Parallel" gradients; None follows num_grad_workers.
         grad_communication: "synchronous": one update from all gradients; "asynchronous": each as it comes.
@@ -105,7 +116,11 @@ class Scheme:
                  train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, *,
                  num_col_workers: int = 1, col_execution: Execution | str | None = None,
                  col_communication: Communication | str = SYNC, col_fraction_workers: float = 1.0,
-                 fraction_samples: float = 0.25, compress_data_to_send: bool = False, num_grad_workers: int = 1,
+                 fraction_samples: float = 0.25, compress_data_to_send: bool = False,
+                 num_replay_workers: int | None = None, replay_worker_resources: Mapping[str, float] = FREE,
+                 learning_starts: int | None = None, prefetch: int | None = None, add_in_flight: int = 2,
+                 routing: str = "round_robin", min_replay_ratio: float | None = None, max_replay_ratio: float | None = None,
+                 num_grad_workers: int = 1,
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
                  compress_grads_to_send: bool = False, distribute_gradients: bool = False, col_in_flight: int = 2,
                  queue_size: int = 16, queue_policy: str = "block", queue_timeout_s: float = 300.0, on_starved: str = "raise",
@@ -173,7 +188,8 @@ class Scheme:
     @property
     def has_remote_workers(self) -> bool:
         """Whether any worker runs outside this process."""
-        return PARALLEL in (self._options["col_execution"], self._options["grad_execution"])
+        return PARALLEL in (self._options["col_execution"], self._options["grad_execution"]) \
+            or (self._options["num_replay_workers"] or 0) > 1
 
     def start(self, target_steps: int = 1) -> UWorker:
         """Build the worker tree; `step` does it too. Schedules follow `target_steps` env steps.
@@ -215,17 +231,28 @@ class Scheme:
         num_grad, num_col = options["num_grad_workers"], options["num_col_workers"]
         grad_remote = num_grad if options["grad_execution"] is PARALLEL else 0
         col_remote = num_col * max(1, grad_remote) if options["col_execution"] is PARALLEL else 0
-        grad_resources, col_resources = runtime.fit_resources([
+        num_shards = options["num_replay_workers"]
+        shards_remote = num_shards * max(1, grad_remote) if (num_shards or 0) > 1 else 0
+        grad_resources, col_resources, shard_resources = runtime.fit_resources([
             ("gradient workers", grad_remote, options["grad_worker_resources"]),
-            ("collection workers", col_remote, options["col_worker_resources"])])
+            ("collection workers", col_remote, options["col_worker_resources"]),
+            ("replay shards", shards_remote, options["replay_worker_resources"])])
         col_factory = CWorkerSet.create_factory(
             num_col, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory,
             worker_resources=col_resources, compress_data_to_send=options["compress_data_to_send"], seed=self.seed,
             num_threads=options["num_threads"])
+        replay_level: dict[str, Any] = {}
+        if num_shards is not None:
+            replay_level["replay_workers_factory"] = RWorkerSet.create_factory(
+                num_shards, self.algo_factory, self.actor_factory, self.storage_factory, shard_resources, self.seed,
+                options["num_threads"])
+            replay_level["replay_options"] = {"batch_size": options["train_batch_size"], **{name: options[name] for name in (
+                "learning_starts", "prefetch", "add_in_flight", "routing")},
+                "min_ratio": options["min_replay_ratio"], "max_ratio": options["max_replay_ratio"]}
         grad_factory = GWorkerSet.create_factory(
             num_grad, col_factory, options["col_fraction_workers"], options["col_execution"],
             options["col_communication"], options["compress_grads_to_send"], grad_resources,
-            num_threads=options["num_threads"], **{name: options[name] for name in (
+            num_threads=options["num_threads"], **replay_level, **{name: options[name] for name in (
                 "fraction_samples", "col_in_flight", "queue_size", "queue_policy", "queue_timeout_s", "on_starved",
                 "train_batch_size", "minibatch_buffer_size", "num_passes", "ramp", "buffer", "replay_proportion", "replay_slots",
                 "max_policy_lag", "on_policy_lag", "broadcast_interval", "max_weight_sync_delay", "keep_bad_batches",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, RolloutData, Step
+from pytorchrl.agent.options import Schedule
 
 ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
 """obs, rhs, done, mask of the row to act on, each (E, ...)."""
@@ -24,6 +26,15 @@ class Storage(ABC):
 
     keeps: ClassVar[bool] = False
     """Whether transitions stay, to be drawn again, until newer ones take their place: replay. `counters` then has `evicted`."""
+
+    schedules: Mapping[str, Schedule] = MappingProxyType({})
+    """Of its parameters that change with the experiment's env steps."""
+    parameters: Mapping[str, float] = MappingProxyType({})
+    """Those parameters' values in force."""
+
+    def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
+        """Set each scheduled parameter to its value after `env_steps` of the whole experiment; returns those set."""
+        return {}
 
     @abstractmethod
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:

@@ -16,6 +16,7 @@ from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S, Barrier, Due, Gat
 from pytorchrl.scheme.gradients.minibatch_buffer import Item
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -45,10 +46,12 @@ class CollectorThread(threading.Thread):
         max_weight_sync_delay: Env steps after which a worker is given new weights, in place of `broadcast_interval`.
         on_policy_lag: "drop" or "wait"; see `Feed`.
         supervisor: Decides about lost workers; None raises.
+        shards: Replay, where rollouts go instead of the queue.
         feed_options: Further options of `Feed`.
 
     Attributes:
         stopped: Whether it has been told to end.
+        failure: What has ended it, if something has.
         queue: Bounded queue of items.
         feed: What lies between the two threads.
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
@@ -62,7 +65,7 @@ class CollectorThread(threading.Thread):
                  runtime: Runtime | None = None, ledger: Ledger | None = None, fraction_samples: float = 0.25,
                  col_in_flight: int = 2, queue_size: int = 16, queue_timeout_s: float = 300.0,
                  on_starved: str = "raise", max_weight_sync_delay: int | None = None, on_policy_lag: str = "drop",
-                 supervisor: Supervisor | None = None, **feed_options: Any) -> None:
+                 supervisor: Supervisor | None = None, shards: Shards | None = None, **feed_options: Any) -> None:
         super().__init__(name=f"CollectorThread {index_worker}", daemon=True)
         self.index_worker, self.local_worker, self.remote_workers = index_worker, local_worker, remote_workers
         self.num_workers = len(remote_workers)
@@ -76,7 +79,8 @@ class CollectorThread(threading.Thread):
         self.feed = Feed(local_worker, self._runtime, self._ledger, self._closing, on_policy_lag=on_policy_lag,
                          queue_size=check_count("queue_size", queue_size), **feed_options)
         self.queue = self.feed.queue
-        self._failure: BaseException | None = None
+        self._shards = shards
+        self.failure: BaseException | None = None
         self._gather: Gather
         supervisor = supervisor or Supervisor(remote_workers, lambda place: None, self._runtime, "raise")
         if not remote_workers:
@@ -105,13 +109,15 @@ class CollectorThread(threading.Thread):
             while not self.stopped:
                 self.step()
         except BaseException as failure:  # noqa: BLE001 - re-raised to the owner by get()
-            self._failure = failure
+            self.failure = failure
             self._journal.fail(failure)
 
     def step(self) -> None:
         """Collect data from the workers and put it in the queue: one round, or one poll where asynchronous."""
         if not self._asynchronous:
             self.broadcast_new_weights_if_due()
+        if self._shards is not None:
+            self._shards.poll(0.0)
         self._gather.step(self._deliver)
 
     def should_broadcast(self) -> bool:
@@ -158,7 +164,10 @@ class CollectorThread(threading.Thread):
         self._ledger.collect(num_steps)
         self.num_sent_since_broadcast += len(rollouts)
         rollouts = [rollout for rollout in rollouts if rollout.num_env_steps]
-        if rollouts:
+        if self._shards is not None:
+            for rollout in rollouts:
+                self._shards.add(rollout, lambda: self.stopped)
+        elif rollouts:
             # Booked before it is put: the learner may have used it before put() returns.
             self._ledger.move(num_steps, "in_flight", "queued")
             self.feed.put(rollouts)
@@ -178,8 +187,7 @@ class CollectorThread(threading.Thread):
                 return self.feed.take(0.0)
             except queue.Empty:
                 raise StoppedError(f"collection of GWorker {self.index_worker} has been stopped") from None
-        if self.ident is None:
-            self._runtime.start_thread(self)
+        self.ensure_started()
         deadline = self._runtime.now() + self._queue_timeout_s
         while True:
             if self.stopped:
@@ -189,11 +197,16 @@ class CollectorThread(threading.Thread):
             except queue.Empty:
                 pass
             # A dead thread never puts again, so this is exact. Raised outside the handler: its cause stays.
-            if self._failure is not None and not self.feed.is_ready:
-                raise self._failure
+            if self.failure is not None and not self.feed.is_ready:
+                raise self.failure
             if self._runtime.now() >= deadline and self._on_starved != "wait":
                 deadline = float("inf")
                 self._tell_starved()
+
+    def ensure_started(self) -> None:
+        """Begin to collect, if it has not begun."""
+        if self.ident is None:
+            self._runtime.start_thread(self)
 
     def _tell_starved(self) -> None:
         alive, num_asked = self._gather.state()

@@ -26,6 +26,8 @@ from pytorchrl.scheme.gradients.minibatch_buffer import Item
 from pytorchrl.scheme.gradients.report import Report, decode
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervisor import Supervisor
 
 # A replaced GWorker's collection workers count their incarnations from a multiple of this, so that none is used twice.
@@ -75,6 +77,8 @@ class GWorker(Worker):
         keep_bad_batches: Directory for batches whose loss or gradient is not finite; None keeps none.
         incarnation: How often its place in the tree was filled before.
         on_worker_failure, worker_timeout_s: See `Supervisor`.
+        replay_workers_factory: Makes its set of replay shards; None for no replay level.
+        replay_options: Further arguments of `Shards`.
 
     Attributes:
         index_worker, col_communication, compress_grads_to_send: As given.
@@ -83,6 +87,7 @@ class GWorker(Worker):
         actor, algo, storage: The agent's parts, those of the local collection worker.
         inqueue: Queue of incoming data, that of `collector`.
         collector: The CollectorThread.
+        replay_workers, shards: The RWorkerSet and what is on its way to and from it; None without a replay level.
     """
 
     def __init__(self, index_worker: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913 - the public signature
@@ -92,7 +97,8 @@ class GWorker(Worker):
                  collects: bool = True, fraction_samples: float = 0.25, col_in_flight: int = 2, queue_size: int = 16,
                  queue_timeout_s: float = 300.0, broadcast_interval: int = 1, num_threads: int | None = None,
                  keep_bad_batches: str | None = None, incarnation: int = 0, on_worker_failure: str = "restart",
-                 worker_timeout_s: float = 60.0, **collector_options: Any) -> None:
+                 worker_timeout_s: float = 60.0, replay_workers_factory: Callable[..., RWorkerSet] | None = None,
+                 replay_options: Mapping[str, Any] | None = None, **collector_options: Any) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -111,11 +117,22 @@ class GWorker(Worker):
         self.remote_workers: list[Handle[CWorker]] = self.col_workers.remote_workers()
         self.actor, self.algo, self.storage = self.local_worker.actor, self.local_worker.algo, self.local_worker.storage
         self.ledger = Ledger()
+        self.replay_workers: RWorkerSet | None = None
+        self.shards: Shards | None = None
+        if replay_workers_factory is not None and collects:
+            self.replay_workers = replay_workers_factory(
+                index_parent=index_worker, runtime=self._runtime, first_incarnation=_INCARNATIONS * incarnation)
+            self.shards = Shards(
+                self.replay_workers, self.ledger, Supervisor(
+                    self.replay_workers.remote_workers(), self.replay_workers.replace, self.replay_workers.runtime,
+                    on_worker_failure, worker_timeout_s, seed=index_worker),
+                timeout_s=queue_timeout_s, worker_timeout_s=worker_timeout_s,
+                seed=self.storage.generator.initial_seed(), **(replay_options or {}))
         self.collector = CollectorThread(
             index_worker, self.local_worker, self.remote_workers, col_fraction_workers, col_communication,
             col_execution, broadcast_interval, runtime=self.col_workers.runtime, ledger=self.ledger,
             fraction_samples=fraction_samples, col_in_flight=col_in_flight, queue_size=queue_size,
-            queue_timeout_s=queue_timeout_s, supervisor=Supervisor(
+            queue_timeout_s=queue_timeout_s, shards=self.shards, supervisor=Supervisor(
                 self.remote_workers, self.col_workers.replace, self.col_workers.runtime, on_worker_failure, worker_timeout_s,
                 seed=index_worker), **collector_options)
         self.inqueue = self.collector.queue
@@ -136,6 +153,8 @@ class GWorker(Worker):
     def ready(self) -> int:
         """Answer once this worker and its collection workers are built."""
         self.col_workers.wait_ready()
+        if self.replay_workers is not None:
+            self.replay_workers.wait_ready()
         return self.index_worker
 
     @property
@@ -144,7 +163,13 @@ class GWorker(Worker):
         return self.local_worker.version
 
     def get_data(self) -> Batch:
-        """Take the next batch; when the last item is used up, wait for the next one from `collector.queue`."""
+        """Take the next batch; when the last item is used up, wait for the next one from `collector.queue`.
+
+        With a replay level, the next one drawn from it.
+        """
+        if self.shards is not None:
+            self._batch = self._draw(self.shards)
+            return self._batch
         batch = None if self._batches is None else next(self._batches, None)
         while batch is None:  # a replay that learning has not started from gives none
             if not self._item_open:
@@ -154,6 +179,15 @@ class GWorker(Worker):
             batch = next(self._batches, None)
         batch.num_new_samples = self._count_new(batch.num_new_samples)
         self._batch = batch
+        return batch
+
+    def _draw(self, shards: Shards) -> Any:
+        start = self._runtime.now()
+        self.collector.ensure_started()
+        batch = shards.get(lambda: self.collector.stopped, lambda: self.collector.failure, self.storage.parameters)
+        self._report.add_time("wait", self._runtime.now() - start)
+        for rollout in shards.take_headers():
+            self._report.add_rollout(rollout, self.actor_version, self.actor_version)
         return batch
 
     def _take_item(self) -> None:
@@ -227,12 +261,15 @@ class GWorker(Worker):
             One flat float32 gradient per optimised group, and the algorithm's statistics.
         """
         assert self._batch is not None, "get_data() comes first"
-        batch = self._batch
+        batch: Any = self._batch
         grads, info = self.compute_gradients(batch, distribute_gradients)
         if self._fault:
             self._give_up_item()
-        self.storage.after_gradients(batch, info)
-        info.pop("errors", None)  # of single samples: for priorities, not for reports
+        if self.shards is None:
+            self.storage.after_gradients(batch, info)
+        errors = info.pop("errors", None)  # of single samples: for priorities, not for reports
+        if self.shards is not None and errors is not None and not self._fault:
+            self.shards.learned(batch.ids, errors)
         self.ledger.move(batch.num_new_samples, "queued", "sent")
         self._unused_steps -= batch.num_new_samples
         if batch.last:
@@ -334,7 +371,7 @@ class GWorker(Worker):
                 vectors = [codecs.compress(vector) for vector in vectors]
             report.counters["bytes_sent"] += codecs.num_bytes(vectors)
         report.counters["weight_pushes"] = self.collector.weight_pushes
-        report.counters["restarts"] = self.collector.restarts
+        report.counters["restarts"] = self.collector.restarts + (self.shards.restarts if self.shards is not None else 0)
         report.counters["queued_items"] = self.inqueue.qsize()
         report.counters["dropped_items"] = self.collector.feed.dropped_items
         report.counters["passes_cancelled"] = self.collector.feed.passes_cancelled
@@ -383,6 +420,13 @@ class GWorker(Worker):
         """Become a rank of the group that averages gradients among the gradient workers."""
         self._group = GradientGroup(self._runtime.join_ranks(address, port, rank, size, timeout_s))
 
+    def follow_schedules(self, env_steps: int, target_steps: int) -> None:
+        """Set what is scheduled, of algorithm and storage, to its value after `env_steps` of the whole experiment."""
+        for part in (self.algo, self.storage):
+            if part.schedules:
+                with self._journal.writing():  # the user may be ending a schedule now
+                    part.follow_schedules(env_steps, target_steps)
+
     def get_weights(self) -> Weights:
         """A snapshot of the acting state and its version."""
         return self.local_worker.get_weights()
@@ -419,6 +463,8 @@ class GWorker(Worker):
             self.collector.close(_STOP_TIMEOUT_S)
             closing = [handle.submit(CWorker.close) for handle in self.remote_workers]
             outcomes = self.col_workers.runtime.get_all(closing, _STOP_TIMEOUT_S)
+            if self.shards is not None:
+                self.shards.close(_STOP_TIMEOUT_S)
             counts = [self.local_worker.close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
             self.ledger.collect(sum(undelivered for _, undelivered in counts))
             self.ledger.drop_all(DropReason.SHUTDOWN)

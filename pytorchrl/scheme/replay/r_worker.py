@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from pytorchrl.agent.data import map_tensors
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import Runtime, ThreadRuntime
@@ -45,6 +46,7 @@ class RWorker(Worker):
         index_parent: Index of its GWorker.
         algo_factory, actor_factory, storage_factory: The agent's.
         num_shards: Of which this is one: it has that share of the storage's size.
+        is_beside_learner: Whether it runs in the learner's process, so that batches need not cross.
         seed: The experiment's seed.
         incarnation: How often its place was filled before.
         num_threads: Torch threads of its process; None leaves them alone.
@@ -52,7 +54,8 @@ class RWorker(Worker):
     """
 
     def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Any],  # noqa: PLR0913
-                 actor_factory: Factory[Any], storage_factory: Factory[Any], num_shards: int = 1, seed: int = 0,
+                 actor_factory: Factory[Any], storage_factory: Factory[Any], num_shards: int = 1,
+                 is_beside_learner: bool = True, seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, runtime: Runtime | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
@@ -60,6 +63,7 @@ class RWorker(Worker):
         self._factories = algo_factory, actor_factory, share_of(storage_factory, max(0, index_worker - 1), num_shards)
         self._seed = derive_seed(seed, Stream.BATCHES, index_parent, index_worker, incarnation)
         self._point = (runtime or ThreadRuntime()).points(f"GWorker {index_parent}/RWorker {index_worker}", incarnation)
+        self._stays_here = is_beside_learner
         self._storage: Any = None
         self._answers = 0
 
@@ -71,12 +75,13 @@ class RWorker(Worker):
         self._storage.insert_data_slice([decode(rollout)], sources=[(rollout.worker, rollout.incarnation)])
         return self._state()
 
-    def sample(self, size: int, smallest: float) -> tuple[Any, ShardState]:
+    def sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> tuple[Any, ShardState]:
         """Draw a batch.
 
         Args:
             size: Transitions.
-            smallest: Of what transitions of all shards are drawn in proportion to; importance weights are relative to it.
+            smallest: What the least likely transition of all shards is drawn in proportion to.
+            parameters: Of the storage, by name, as they are now.
 
         Returns:
             The batch, None if there is nothing to draw from.
@@ -84,8 +89,17 @@ class RWorker(Worker):
         self._arrive("sample")
         batch = None
         if self._storage is not None:
+            self._storage.parameters = {**self._storage.parameters, **parameters}
             batch = next(self._storage.generate_batches(1, size), None)
+            if batch is not None:
+                batch = self._for_learner(batch, smallest)
         return batch, self._state()
+
+    def _for_learner(self, batch: Any, smallest: float) -> Any:
+        """The batch with weights relative to the largest of all shards, where they are relative to this shard's."""
+        if getattr(self._storage.options, "weight_norm", None) == "buffer":
+            batch.weight *= (smallest / self._storage.leaf_min) ** self._storage.parameters["beta"]
+        return batch if self._stays_here else map_tensors(batch, lambda tensor: tensor.numpy())
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> ShardState:
         """Take over what a learner found out about transitions; those that are no longer there are counted and left out.
@@ -115,7 +129,7 @@ class RWorker(Worker):
             return ShardState(self._answers)
         counters = self._storage.counters
         return ShardState(self._answers, counters["resident"], counters["evicted"], self._storage.mass,
-                          self._storage.smallest, counters)
+                          getattr(self._storage, "leaf_min", 1.0), counters)
 
 
 def share_of(storage_factory: Factory[Any], index: int, num_shards: int) -> Factory[Any]:

@@ -12,6 +12,9 @@ from pytorchrl.scheme.base.worker import check_count
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.replay.r_worker import RWorker
 
+FREE = {"num_cpus": 0}
+"""A shard works only when it is asked."""
+
 
 class RWorkerSet(WorkerSet[RWorker]):
     """The shards of one GWorker: one beside it, in a thread of its process, or several that run elsewhere.
@@ -34,7 +37,8 @@ class RWorkerSet(WorkerSet[RWorker]):
         is_remote = num_workers > 1
         self.runtime = runtime if is_remote else runtime.in_process()
         params = {"index_parent": index_parent, "algo_factory": algo_factory, "actor_factory": actor_factory,
-                  "storage_factory": storage_factory, "num_shards": num_workers, "seed": seed, "runtime": self.runtime}
+                  "storage_factory": storage_factory, "num_shards": num_workers, "is_beside_learner": not is_remote, "seed": seed,
+                  "runtime": self.runtime}
         super().__init__(
             RWorker, params, worker_resources if is_remote else {}, num_workers, runtime=self.runtime,
             name=f"GWorker {index_parent}/RWorker ", local_params={}, remote_params={"num_threads": num_threads} if is_remote else {},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from pytorchrl.agent.data import map_tensors
 from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Future, Journal
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
@@ -155,12 +157,19 @@ class Shards:
             self._states[index] = ShardState()
         self._changed.set()
 
-    def finish(self, timeout_s: float) -> None:
-        """Wait for what is on its way; what no shard confirms in time stays in flight."""
+    @property
+    def restarts(self) -> int:
+        """Lost shards that were replaced."""
+        return self._supervisor.restarts
+
+    def close(self, timeout_s: float) -> None:
+        """End the shards, once both threads have ended; what none confirms in time stays in flight."""
         owners = self._adds.owners()
         for index, outcome in zip(owners, self._adds.finish(timeout_s), strict=True):
             if outcome.value is not None:
                 self._confirm(index, outcome.value)
+        for handle in self._handles:
+            self._runtime.kill(handle)
 
     # Both
 
@@ -178,12 +187,14 @@ class Shards:
 
     # The learning thread
 
-    def get(self, is_stopped: Callable[[], bool], failure: Callable[[], BaseException | None]) -> Any:
+    def get(self, is_stopped: Callable[[], bool], failure: Callable[[], BaseException | None],
+            parameters: Mapping[str, float]) -> Any:
         """The next batch, in the order in which they were asked for.
 
         Args:
             is_stopped: Whether to give up.
             failure: What has ended the collecting thread, if something has.
+            parameters: Of the storage, by name, as they are now.
 
         Raises:
             StoppedError: `is_stopped`.
@@ -196,7 +207,7 @@ class Shards:
                 raise StoppedError("replay has been stopped")
             if (error := failure()) is not None:
                 raise error
-            self._ask()
+            self._ask(parameters)
             if not self._draws:
                 self._changed.wait(POLL_INTERVAL_S)
                 self._changed.clear()
@@ -206,7 +217,7 @@ class Shards:
             f"no batch from replay for {self._timeout_s:.1f} s: {self._added} env steps have come, learning starts at "
             f"{self._learning_starts}; {len(self._draws)} batches are asked for; raise queue_timeout_s if that takes longer")
 
-    def _ask(self) -> None:
+    def _ask(self, parameters: Mapping[str, float]) -> None:
         """Ask for as many batches as may be on their way."""
         with self._lock:
             states, added = list(self._states), self._added
@@ -219,7 +230,7 @@ class Shards:
         while len(self._draws) < self._max_draws and self._may_ask(added):
             index = int(self._rng.choice(len(masses), p=masses / total))
             self._draws.append(_Draw(index, incarnations[index], self._handles[index].submit(
-                RWorker.sample, self._batch_size, smallest), self._runtime.now()))
+                RWorker.sample, self._batch_size, smallest, dict(parameters)), self._runtime.now()))
 
     def _may_ask(self, added: int) -> bool:
         if self._max_ratio is None:
@@ -244,6 +255,7 @@ class Shards:
         batch, state = outcome.unwrap()
         self._take(draw.shard, draw.incarnation, state)
         if batch is not None:
+            batch = map_tensors(batch, _as_tensor)
             self._current = draw
             with self._lock:
                 self._trained += batch.num_samples
@@ -295,3 +307,8 @@ class Shards:
         with self._lock:
             headers, self._headers = list(self._headers), deque()
             return headers
+
+
+def _as_tensor(value: Any) -> Any:
+    """A tensor of its own for an array, which may be read-only shared memory."""
+    return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value

@@ -158,10 +158,7 @@ class UWorker(Worker):
     def _before_update(self) -> None:
         if self._replay_is_over:
             self._refuse_to_go_on()
-        algo = self.local_worker.algo
-        if algo.schedules:
-            with self.local_worker.local_worker.journal.writing():  # the user may be ending a schedule now
-                algo.follow_schedules(self.accounts.env_steps, self._target_steps)
+        self.local_worker.follow_schedules(self.accounts.env_steps, self._target_steps)
 
     def _after_update(self) -> None:
         if self._journal.is_kept:

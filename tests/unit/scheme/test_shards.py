@@ -70,7 +70,7 @@ class Side:
         self.runtime.start_thread(self.collector)
 
     def get(self):
-        batch = self.shards.get(lambda: False, lambda: self.collector.failure)
+        batch = self.shards.get(lambda: False, lambda: self.collector.failure, {})
         self.ledger.snapshot().check()
         return batch
 
@@ -80,7 +80,9 @@ class Side:
     def stop(self):
         self.collector.stopped = True
         assert self.runtime.join_thread(self.collector, 5.0)
-        self.shards.finish(5.0)
+        shards = [handle.native.worker for handle in self.workers.remote_workers()]
+        self.shards.close(5.0)
+        self.left = [shard._storage for shard in shards if shard is not None and shard._storage is not None]
         self.ledger.drop_all(DropReason.SHUTDOWN)
         snapshot = self.ledger.snapshot().check()
         assert snapshot.in_flight == 0
@@ -114,7 +116,7 @@ def test_what_is_added_is_drawn_and_what_is_kept_is_resident(make, num_shards):
         drawn |= numbers(side.get())
     final = side.stop()
     assert max(drawn) > 100
-    kept = [storage.counters["resident"] for storage in side.storages()]
+    kept = [storage.counters["resident"] for storage in side.left]
     assert final.resident == sum(kept) == 100
     assert sorted(kept) == sorted(100 // num_shards + (index < 100 % num_shards) for index in range(num_shards))
     assert final.collected == final.resident + final.evicted
@@ -135,7 +137,7 @@ def test_a_learner_that_gets_nothing_in_time_is_told_why(make):
 def test_stopping_ends_a_wait(make):
     side = make(limit=0)
     with pytest.raises(StoppedError):
-        side.shards.get(lambda: side.runtime.now() > 1.0, lambda: None)
+        side.shards.get(lambda: side.runtime.now() > 1.0, lambda: None, {})
 
 
 def test_no_more_is_asked_for_than_may_be_on_the_way(make):
@@ -164,7 +166,7 @@ def test_routing(make, routing, expected):
     while side.collector.number < 60:
         side.get()
     side.stop()
-    workers = [{1 + int(step) // SIZE % 3 for part in storage.inserted for step in part} for storage in side.storages()]
+    workers = [{1 + int(step) // SIZE % 3 for part in storage.inserted for step in part} for storage in side.left]
     assert workers == expected
 
 
@@ -249,11 +251,11 @@ def test_a_lost_shard_leaves_the_draw_at_once_and_comes_back_empty(make, action,
     final = side.stop()
     assert final.dropped["worker_lost"] > 0
     assert side.shards._supervisor.restarts == 1
-    for storage in side.storages():
+    for storage in side.left:
         own = set(np.concatenate(storage.inserted).tolist())
         told_wrong += [step for ids, _ in storage.told for step in ids.tolist() if step not in own]
     assert not told_wrong
-    assert final.resident == sum(storage.counters["resident"] for storage in side.storages())
+    assert final.resident == sum(storage.counters["resident"] for storage in side.left)
 
 
 def test_a_shards_error_reaches_the_learner(make):

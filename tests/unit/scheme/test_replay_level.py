@@ -1,0 +1,132 @@
+"""Schemes with replay shards between collection and gradients: whole, of an agent that counts; which settings are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytorchrl import ASYNC, PPO, Scheme
+from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.errors import ConfigError, InjectedFault
+
+APEX = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC, "num_replay_workers": 2, "train_batch_size": 8}
+
+
+@pytest.fixture
+def make_level():
+    """A function from settings to a scheme of the synthetic agent with replay shards."""
+    schemes = []
+
+    def make(agent=None, **settings):
+        algo, actor, storage, envs = synthetic_agent(**({"size": 4, "capacity": 400} | (agent or {})))
+        schemes.append(Scheme(algo, actor, storage, envs, **{"seed": 1, "runtime": "simulated", **APEX, **settings}))
+        return schemes[-1]
+    yield make
+    for scheme in schemes:
+        scheme.stop()
+
+
+def make_updates(scheme, count):
+    while scheme.version < count:
+        scheme.step()
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"num_replay_workers": 1}, {"num_col_workers": 1}, {"grad_communication": "synchronous"}, {"num_grad_workers": 2},
+    {"num_grad_workers": 2, "grad_communication": "synchronous"}, {"runtime": "threads"},
+    {"runtime": "threads", "num_replay_workers": 1, "num_col_workers": 1}],
+    ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "parallel", "threads", "threads-all-local"])
+def test_updates_are_made_of_what_is_drawn(make_level, check_ledger, settings):
+    scheme = make_level(**settings)
+    make_updates(scheme, 40)
+    ledger = check_ledger(scheme)
+    assert ledger["resident"] > 0
+    assert ledger["consumed_unique"] == ledger["queued"] == 0
+    assert ledger["consumed"] >= 40 * 8
+    final = scheme.stop()
+    assert final["in_flight"] == 0
+    assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
+
+
+def test_learning_starts_with_the_steps_of_all_shards(make_level):
+    scheme = make_level(learning_starts=100)
+    scheme.step()
+    assert scheme.ledger()["resident"] >= 100
+
+
+def test_learning_starts_follows_the_algorithm_if_not_given(make_level, monkeypatch):
+    scheme = make_level()
+    assert scheme.settings["learning_starts"] == 0
+    assert scheme.settings["prefetch"] == 4
+
+
+def test_ratios_bound_how_often_a_step_is_used(make_level):
+    def used(updates, **settings):
+        scheme = make_level(**settings)
+        make_updates(scheme, updates)
+        ledger = scheme.ledger()
+        return ledger["consumed"] / (ledger["resident"] + ledger["evicted"])
+    slow_learner, fast_learner = {"grad": 1.0}, {"grad": 1e-4, "step": 1e-2}
+    assert used(20, costs=slow_learner) < 0.1
+    assert used(20, costs=slow_learner, min_replay_ratio=1.0) > 0.5
+    assert used(60, costs=fast_learner) > 2.0
+    assert used(60, costs=fast_learner, max_replay_ratio=0.5) <= 0.5
+
+
+def test_a_lost_shard_is_replaced_and_its_steps_are_booked(make_level, check_ledger):
+    scheme = make_level(faults="kill shard.1 @ sample 5")
+    make_updates(scheme, 120)
+    assert scheme.metrics()["workers_restarted"] == 1
+    assert check_ledger(scheme)["dropped"]["worker_lost"] > 0
+
+
+@pytest.mark.parametrize("faults", ["kill col.2 @ step 9", "delay shard.2 0.5s p=0.3", "kill shard.* p=0.01; kill col.* p=0.005"])
+def test_the_account_holds_under_faults(make_level, check_ledger, faults):
+    scheme = make_level(faults=faults)
+    for _ in range(12):
+        make_updates(scheme, scheme.version + 10)
+        check_ledger(scheme)
+    final = scheme.stop()
+    places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
+    assert final["collected"] == places + sum(final["dropped"].values())
+
+
+def test_a_shards_error_is_raised_by_the_next_call(make_level):
+    scheme = make_level(faults="raise shard.2 @ add 3")
+    with pytest.raises(InjectedFault, match="injected into GWorker 0/RWorker 2 at add 3"):
+        make_updates(scheme, 1000)
+
+
+def test_the_same_schedule_twice_is_the_same_run(make_level):
+    def run(seed):
+        scheme = make_level(schedule_seed=seed)
+        make_updates(scheme, 30)
+        digest, ledger = scheme.runtime.schedule.digest, scheme.ledger()
+        scheme.stop()
+        return digest, str(ledger)
+    assert run(3) == run(3) != run(4)
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    ({"num_replay_workers": 0}, "num_replay_workers must be a whole number >= 1, got 0"),
+    ({"num_replay_workers": None, "routing": "by_stream"}, "routing=by_stream is for a replay level"),
+    ({"num_replay_workers": None, "learning_starts": 5}, "learning_starts=5 is for a replay level"),
+    ({"col_communication": "synchronous"}, "num_replay_workers needs col_communication='asynchronous'"),
+    ({"num_passes": 2}, "num_passes=2 is for items of a queue"),
+    ({"queue_size": 3}, "queue_size=3 is for items of a queue"),
+    ({"routing": "random"}, "routing must be one of round_robin, least_loaded, by_stream, got 'random'"),
+    ({"add_in_flight": 0}, "add_in_flight must be a whole number >= 1, got 0"),
+    ({"min_replay_ratio": 0.0}, r"min_replay_ratio must be a number > 0 or None, got 0\.0"),
+    ({"min_replay_ratio": 4.0, "max_replay_ratio": 2.0}, "min_replay_ratio 4.0 exceeds max_replay_ratio 2.0"),
+    ({"train_batch_size": 512}, "size 400 over 2 shards is 200 each, less than train_batch_size 512"),
+    ({"learning_starts": 20000}, "learning_starts 20000 exceeds size 400"),
+    ({"record": "run.jsonl"}, "a run with num_replay_workers cannot be recorded"),
+    ({"num_replay_workers": 1, "replay_worker_resources": {"num_cpus": 1}}, "replay_worker_resources is for remote shards"),
+])
+def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        make_level(**settings)
+
+
+def test_a_storage_that_keeps_nothing_is_refused(make_scheme):
+    with pytest.raises(ConfigError, match="num_replay_workers=2 needs a storage that keeps transitions, such as ReplayBuffer"):
+        make_scheme(algo=PPO.create_factory(), num_replay_workers=2, col_communication=ASYNC)
