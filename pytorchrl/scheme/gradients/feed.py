@@ -100,12 +100,12 @@ class Feed:
             self._put(item)
 
     def _put(self, item: Item) -> None:
-        while self._queue_policy == "block" and self.queue.qsize() == self.queue.maxsize:
-            if self._closing.is_set():  # it stays queued, and is given up with all that is
-                return
+        while self._queue_policy == "block" and self.queue.qsize() == self.queue.maxsize and not self._closing.is_set():
             self._room.clear()
             if self.queue.qsize() == self.queue.maxsize:
                 self._room.wait(POLL_INTERVAL_S)
+        if self._closing.is_set():  # it stays queued, and is given up with all that is
+            return
         with self._journal.reading():
             if self.queue.qsize() < self.queue.maxsize:
                 self.queue.put(item, 0.0)
@@ -143,7 +143,7 @@ class Feed:
         return self._buffer.is_ready or not self.queue.empty()
 
     def take(self, timeout_s: float) -> Item:
-        """The item to use next; raises `queue.Empty` if there is none within `timeout_s`."""
+        """The item to use next; raises `queue.Empty` if there is none within `timeout_s`, or it closes."""
         self._arrived.clear()
         if not self.is_ready:
             self._in_use_since = None
@@ -151,6 +151,8 @@ class Feed:
             if not self.is_ready:
                 raise queue.Empty
         with self._journal.writing():
+            if self._closing.is_set():  # turns are not noted any more
+                raise queue.Empty
             item = self._next()
             self._in_use_since = self._worker.version
         self._room.set()

@@ -13,7 +13,9 @@ from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, DeviceError, FactoryError, FactorySerializationError, SpaceError
 
 PARALLEL = {"num_col_workers": 2, "num_grad_workers": 2}
-COUNTS = ("num_col_workers", "num_grad_workers", "col_in_flight", "queue_size", "broadcast_interval", "num_threads")
+COUNTS = ("num_col_workers", "num_grad_workers", "col_in_flight", "queue_size", "broadcast_interval", "num_threads",
+          "minibatch_buffer_size", "num_passes")
+WAIT = {"col_communication": "asynchronous", "max_policy_lag": 3, "on_policy_lag": "wait"}
 NAN = float("nan")
 
 # settings, error, what its message says
@@ -68,7 +70,33 @@ ROWS = [
     ({"num_col_workers": 2, "col_fraction_workers": 0.5, "col_communication": "asynchronous"}, ConfigError,
      "col_fraction_workers.*col_communication"),
     *(({"num_col_workers": 2, name: 3}, ConfigError, f"{name}=3.*col_communication") for name in (
-        "col_in_flight", "queue_size", "broadcast_interval")),
+        "col_in_flight", "queue_size", "broadcast_interval", "train_batch_size", "minibatch_buffer_size", "num_passes",
+        "max_policy_lag", "max_weight_sync_delay")),
+    *(({name: value}, ConfigError, f"{name}={value}.*col_communication") for name, value in (
+        ("queue_policy", "drop_oldest"), ("on_starved", "warn"), ("ramp", True), ("buffer", "circular"),
+        ("on_policy_lag", "wait"))),
+    ({"queue_policy": "drop"}, ConfigError, "queue_policy must be one of block, drop_oldest, drop_newest, got 'drop'"),
+    ({"on_starved": "ignore"}, ConfigError, "on_starved must be one of raise, warn, wait, got 'ignore'"),
+    ({"buffer": "square"}, ConfigError, "buffer must be one of ring, circular, got 'square'"),
+    ({"on_policy_lag": None}, ConfigError, "on_policy_lag must be one of drop, wait, got None"),
+    ({"ramp": 1}, ConfigError, "ramp must be True, False or None, got 1"),
+    *(({name: value}, ConfigError, f"{name} must be a whole number >= {low}, got {value}") for name, value, low in (
+        ("train_batch_size", 0, 1), ("max_weight_sync_delay", 0, 1), ("max_weight_sync_delay", True, 1),
+        ("max_policy_lag", -1, 0), ("max_policy_lag", False, 0), ("replay_slots", -1, 0), ("replay_slots", None, 0))),
+    *(({"replay_proportion": value}, ConfigError, "replay_proportion must be a number >= 0, got") for value in (
+        -0.5, True, "1", float("inf"), float("nan"))),
+    ({"replay_proportion": 0.5}, ConfigError, "replay_proportion=0.5 and replay_slots=0 go together"),
+    ({"replay_slots": 5}, ConfigError, "replay_proportion=0.0 and replay_slots=5 go together"),
+    ({"col_communication": "asynchronous", "train_batch_size": 80, "replay_proportion": 1.0, "replay_slots": 5}, ConfigError,
+     "replay_slots 5 · rollout 16 = 80 must exceed train_batch_size 80"),
+    ({"col_communication": "asynchronous", "replay_proportion": 1.0, "replay_slots": 1}, ConfigError, "must exceed train_batch_size 16"),
+    ({"col_communication": "asynchronous", "buffer": "circular", "ramp": False}, ConfigError, "ramp=False is for buffer='ring'"),
+    ({"col_communication": "asynchronous", "on_policy_lag": "wait"}, ConfigError, "on_policy_lag='wait' needs max_policy_lag, got None"),
+    ({**WAIT, "broadcast_interval": 2}, ConfigError, "leave out broadcast_interval"),
+    ({**WAIT, "max_weight_sync_delay": 50}, ConfigError, "leave out broadcast_interval and max_weight_sync_delay"),
+    ({**WAIT, "buffer": "circular"}, ConfigError, "which buffer='circular' does not know"),
+    ({"col_communication": "asynchronous", "max_weight_sync_delay": 50, "broadcast_interval": 2}, ConfigError,
+     "max_weight_sync_delay takes the place of broadcast_interval"),
 ]
 
 
@@ -119,7 +147,9 @@ def test_a_misspelt_setting_is_refused(parts):
     {"num_col_workers": 2, "col_execution": "Parallel", "col_fraction_workers": 0.5, "fraction_samples": 0.5},
     {"num_grad_workers": 2, "distribute_gradients": True}, {"seed": 0}, {"seed": 2**63 - 1}, {"device": "cpu"},
     {"num_col_workers": 2, "col_worker_resources": {"num_cpus": 0}}, {"num_col_workers": 2, "col_worker_resources": {"num_gpus": 2.0, "special": 1}},
-    {**PARALLEL, "compress_grads_to_send": True, "compress_data_to_send": True},
+    {**PARALLEL, "compress_grads_to_send": True, "compress_data_to_send": True}, WAIT,
+    {"col_communication": "asynchronous", "train_batch_size": 80, "replay_proportion": 1, "replay_slots": 6, "max_policy_lag": 0,
+     "num_passes": 2, "minibatch_buffer_size": 3, "ramp": False, "queue_policy": "drop_newest", "on_starved": "wait"},
 ], ids=str)
 def test_right_settings_are_accepted(parts, settings):
     Scheme(*parts, **settings)

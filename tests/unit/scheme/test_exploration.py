@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 
 import pytest
 
@@ -35,7 +36,7 @@ class Watch:
 
     def __init__(self, scheme):
         self.scheme, self.settings = scheme, scheme.settings
-        self.learned, self.version, self.chains, self.broken = set(), 0, {}, None
+        self.learned, self.version, self.chains, self.broken = Counter(), 0, {}, None
         self.root = scheme.start(10**6)
         self.schedule = scheme.runtime.schedule
         accounts = self.root.accounts
@@ -52,7 +53,7 @@ class Watch:
 
         def request(index):
             lag = worker.actor_version - gather._versions[index]
-            self.note(lag < interval, "a collector was asked with weights", lag, "updates old, interval", interval)
+            self.note(lag < interval or self.settings["max_weight_sync_delay"], "a collector was asked with weights", lag, "updates old, interval", interval)
             right(index)
         gather._request = request
 
@@ -78,6 +79,9 @@ class Watch:
         for worker in self.workers():
             hold(abs(float(worker.algo.count) - worker.version) < 1e-6, "weights are not those of their version:",
                  worker.version, float(worker.algo.count))
+        for worker in self.grad_workers():
+            waiting = worker.inqueue.qsize()
+            hold(waiting <= self.settings["queue_size"], "there are", waiting, "items in the queue")
 
     def grad_workers(self):
         yield self.root.local_worker
@@ -116,9 +120,9 @@ class Watch:
 
     def learn(self, numbers):
         """A learner was given these steps."""
-        twice = self.learned.intersection(numbers)
-        self.note(not twice, "learned twice from steps", sorted(twice)[:3])
         self.learned.update(numbers)
+        too_often = [number for number in numbers if self.learned[number] > self.settings["num_passes"]]
+        self.note(not too_often or self.settings["replay_slots"], "learned twice from steps", too_often[:3])
 
     def check_chains(self):
         """Between two steps every gradient worker is at work, has a gradient ready, or is being replaced."""
@@ -132,6 +136,20 @@ class Watch:
             raise self.broken
 
 
+def between_queue_and_learner(rng):
+    """Random settings of what lies there."""
+    settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")), "num_passes": rng.choice((1, 2, 3)),
+                "minibatch_buffer_size": rng.choice((1, 2, 3)), "buffer": rng.choice(("ring", "ring", "circular")),
+                "train_batch_size": rng.choice((None, 6, 8)), "max_policy_lag": rng.choice((None, 1, 8)), "broadcast_interval": 1}
+    if settings["max_policy_lag"] is not None and settings["buffer"] == "ring" and rng.random() < 0.5:
+        settings["on_policy_lag"] = "wait"
+    else:
+        settings["max_weight_sync_delay"] = rng.choice((None, 5))
+    if rng.random() < 0.3:
+        settings |= {"replay_proportion": rng.choice((0.5, 2.0)), "replay_slots": 5}
+    return settings
+
+
 def scenario(seed, faulty=True):
     """A random small scheme, with random costs and perhaps a fault; all from the seed."""
     rng = random.Random(f"scenario {seed}")
@@ -142,6 +160,8 @@ def scenario(seed, faulty=True):
     if col_async is ASYNC:
         settings |= {"col_in_flight": rng.choice((1, 2, 3)), "queue_size": rng.choice((1, 2, 5)),
                      "broadcast_interval": rng.choice((1, 1, 3))}
+        if rng.random() < 0.5:
+            settings |= between_queue_and_learner(rng)
     elif col > 1 and rng.random() < 0.3:
         settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5}
     if grad > 1 and grad_async is SYNC and rng.random() < 0.2:

@@ -57,7 +57,7 @@ def test_the_hierarchy_of_errors():
     for parent, children in {
             errors.ConfigError: ["FactoryError", "FactorySerializationError", "DeviceError", "SpaceError"],
             errors.StartError: ["InsufficientResourcesError", "RayConnectionError", "StartTimeoutError"],
-            errors.WorkerError: ["EnvError", "CollectionError", "WorkerLostError"],
+            errors.WorkerError: ["EnvError", "CollectionError", "LearnerStarvedError", "WorkerLostError"],
             errors.NonFiniteError: ["NonFiniteDataError", "NonFiniteUpdateError"]}.items():
         for child in children:
             assert issubclass(getattr(errors, child), parent)

@@ -14,7 +14,7 @@ import torch
 
 from pytorchrl import A2C, ASYNC, SYNC, GAEBuffer, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv, SleepEnv
-from pytorchrl.errors import CollectionError
+from pytorchrl.errors import LearnerStarvedError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Handle, Journal, Outcome, ThreadRuntime
 from pytorchrl.scheme import Scheme, codecs
 from pytorchrl.scheme.collection.c_worker import CWorker
@@ -242,7 +242,7 @@ def test_queue_timeout_s(make_scheme):
     scheme = make_scheme(SleepEnv, {"step_s": 0.1}, num_envs=1, size=20, num_col_workers=2, col_communication=ASYNC,
                          queue_timeout_s=0.3)
     start = time.monotonic()
-    with pytest.raises(CollectionError, match=r"0.3 s.*queue_timeout_s"):
+    with pytest.raises(LearnerStarvedError, match=r"0.3 s.*queue_timeout_s"):
         scheme.step()
     assert time.monotonic() - start < 1.5
 

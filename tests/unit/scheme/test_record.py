@@ -62,7 +62,8 @@ class Runs:
         if scheme._worker._in_thread:  # which went on after the user's last look
             metrics = scheme.metrics()
         return {"version": scheme._worker.actor_version, "error": error, "lag": metrics["policy_lag"],
-                "grad_lag": metrics["grad_lag"], "restarts": metrics["workers_restarted"],
+                "grad_lag": metrics["grad_lag"], "numbers": [metrics[name] for name in ("queue", "dropped_items", "passes_cancelled")],
+                "restarts": metrics["workers_restarted"],
                 "state": {name: torch.as_tensor(value) for name, value in weights.state.items()}}
 
     def lines(self):
@@ -110,6 +111,23 @@ def test_the_record_is_what_is_repeated_not_the_schedule_of_the_simulation(runs,
     assert not torch.equal(scheme.acting_state()["all"], first["state"]["all"])
 
 
+def between_queue_and_learner(rng):
+    """Random settings of what lies there; what it does depends on who comes first."""
+    settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")), "queue_size": rng.choice((1, 2, 4)),
+                "col_in_flight": rng.choice((1, 2)), "num_passes": rng.choice((1, 2, 3)),
+                "minibatch_buffer_size": rng.choice((1, 2, 3)), "buffer": rng.choice(("ring", "ring", "circular")),
+                "train_batch_size": rng.choice((None, 20, 40)), "max_policy_lag": rng.choice((None, 6, 20))}
+    if settings["buffer"] == "ring":
+        settings["ramp"] = rng.choice((None, True, False))
+        if settings["max_policy_lag"] is not None:
+            settings["on_policy_lag"] = rng.choice(("drop", "wait"))
+    if settings.get("on_policy_lag") != "wait":
+        settings["max_weight_sync_delay"] = rng.choice((None, 30))
+    if rng.random() < 0.5:
+        settings |= {"replay_proportion": rng.choice((0.5, 2.0)), "replay_slots": 4}
+    return settings
+
+
 def scenario(seed):
     """Settings of a random asynchronous run with a fault."""
     rng = random.Random(f"record {seed}")
@@ -130,6 +148,23 @@ def scenario(seed):
         "kill": f"kill {worker} p=0.03", "hang": f"hang {worker} @ {'grad' if 'grad' in worker else 'step'} {rng.randint(1, 20)}",
         "delay": "delay col.* 2s p=0.05", "nan": "nan grad.* p=0.2"}[action]
     return settings
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_runs_of_the_learners_buffers_are_repeated(runs, seed):
+    """Which item was dropped, which slot had one, who was asked: all of it follows from the turns, and happens again."""
+    rng = random.Random(f"buffers {seed}")
+    settings = {"num_col_workers": rng.choice((2, 3)), "col_communication": ASYNC, "grad_communication": ASYNC,
+                "num_grad_workers": rng.choice((1, 1, 2)), **between_queue_and_learner(rng)}
+    where = {"runtime": "simulated", "schedule_seed": seed, "costs": {
+        name: ("exponential", 10 ** rng.uniform(-4, -1)) for name in ("message", "step", "grad", "update")}}
+    if rng.random() < 0.5:
+        settings["faults"] = rng.choice(("kill col.1 p=0.01", "nan grad.* p=0.1", "delay col.* 2s p=0.05"))
+    if rng.random() < 0.2 and "kill" not in settings.get("faults", ""):
+        where = {"runtime": "threads"}
+    first, again = runs.twice(updates=40, **settings, **where)
+    if settings["num_grad_workers"] == 1:
+        assert again["numbers"] == first["numbers"]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
