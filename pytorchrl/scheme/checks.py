@@ -31,10 +31,12 @@ from pytorchrl.scheme.base.worker import (
     check_device,
     check_fraction,
 )
+from pytorchrl.scheme.gradients.accumulator import why_all_is_kept
 from pytorchrl.scheme.gradients.bad_batches import check_directory
 from pytorchrl.scheme.supervisor import check_policy
 
 _FRACTION_SAMPLES = 0.25
+_NORM_OVER = ("batch", "microbatch")
 _ASYNC_ONLY = {"col_in_flight": 2, "queue_size": 16, "broadcast_interval": 1}
 _LARGE_BYTES = 10 * 2**20
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
@@ -82,6 +84,7 @@ class Checks:
             remote = PARALLEL in (options["col_execution"], options["grad_execution"])
             options["runtime"] = "ray" if remote else "threads"
         self._contradictions()
+        self._check_microbatches()
         self._raise()
         return options
 
@@ -200,6 +203,52 @@ class Checks:
         for name in ("compress_grads_to_send", "compress_data_to_send"):
             self._parse(name, partial(codecs.require_lz4, name))
 
+    def _check_microbatches(self) -> None:
+        options = self._options
+        for name in ("train_batch_size", "microbatch_size"):
+            if options[name] is not None:
+                self._parse(name, partial(check_count, name))
+        prefetch, norm_over = options["prefetch"], options["norm_over"]
+        if prefetch is not None and (isinstance(prefetch, bool) or prefetch not in (0, 1)):
+            self._problems.append(f"prefetch must be 0, 1 or None, got {prefetch!r}")
+        if norm_over not in _NORM_OVER:
+            self._problems.append(f"norm_over must be one of {list(_NORM_OVER)}, got {norm_over!r}")
+        self._raise()
+        train, micro = options["train_batch_size"], options["microbatch_size"]
+        asynchronous = options["col_communication"] is ASYNC
+        by_pieces = train is not None and micro is not None and not asynchronous
+        self._problems += [text for wrong, text in (
+            (train is not None and asynchronous,
+             f"train_batch_size={train} is for col_communication='synchronous'"),
+            (train is not None and micro is not None and micro > train,
+             f"microbatch_size must not exceed train_batch_size, got {micro} > {train}"),
+            *((given and not by_pieces,
+               f"{text} is for synchronous collection by pieces; give train_batch_size and microbatch_size, or leave it out")
+              for text, given in ((f"prefetch={prefetch}", prefetch is not None),
+                                  (f"norm_over={norm_over!r}", norm_over != _NORM_OVER[0]))),
+            (prefetch == 1 and options["col_execution"] is CENTRAL,
+             "prefetch=1 needs num_col_workers >= 2: the local worker collects in the learner's own time"),
+            (prefetch == 1 and options["col_fraction_workers"] < 1.0,
+             "prefetch=1 contradicts col_fraction_workers < 1: nobody looks who is slow while a gradient is computed"),
+        ) if wrong]
+
+    def microbatches(self, algo: Any) -> None:
+        """Refuse what would keep an algorithm from forgetting microbatches though asked to; settle what is left open."""
+        options = self._options
+        norm_over, prefetch = options["norm_over"], options["prefetch"]
+        reason = why_all_is_kept(algo.options, norm_over)
+        if norm_over == "microbatch" and reason:
+            raise ConfigError(f"norm_over='microbatch' contradicts {algo.cls.__name__}: {reason}; set num_epochs=1 and "
+                              "num_mini_batch=1, or norm_over='batch'")
+        if prefetch == 1 and reason:
+            raise ConfigError(f"prefetch=1 has nothing to overlap: the train batch is complete before it is differentiated, "
+                              f"because {reason}; leave prefetch out")
+        if norm_over == "microbatch" and getattr(algo.options, "advantage_normalization", "none") == "none":
+            self.warnings.append(f"norm_over='microbatch' has no effect with {algo.cls.__name__}, which normalises nothing")
+        may = (options["train_batch_size"] is not None and options["microbatch_size"] is not None and not reason
+               and options["col_execution"] is PARALLEL and options["col_fraction_workers"] == 1.0)
+        options["prefetch"] = int(may) if prefetch is None else prefetch
+
     def agent(self, algo: Any, actor: Any, storage: Any, train_envs: Any, test_envs: Any) -> None:
         """Refuse parts that are no factories, that do not fit together, or that cannot travel."""
         parts = {"algo_factory": (algo, Algorithm, "PPO"), "actor_factory": (actor, nn.Module, "OnPolicyActor"),
@@ -238,7 +287,7 @@ class Checks:
             return
         asynchronous = self._options["col_communication"] is ASYNC
         workers = 1 if asynchronous else self._options["num_col_workers"]
-        batch = size * num_envs * workers
+        batch = max(size * num_envs * workers, self._options["train_batch_size"] or 0)
         if parts > batch:
             raise ConfigError(f"num_mini_batch must not exceed the batch: batch {batch} = {workers} collection workers "
                               f"x {num_envs} environments x {size} steps, num_mini_batch {parts}")

@@ -56,6 +56,15 @@ class Scheme:
         queue_size: Rollouts that may wait for an asynchronous learner before collection waits for it.
         queue_timeout_s: Seconds that a learner waits for data before it raises.
         broadcast_interval: Updates after which an asynchronous collection worker is given new weights.
+        train_batch_size: Env steps that each gradient worker collects for its next gradients, in whole rounds; None: those
+            of one round.
+        microbatch_size: Most env steps of one backward pass; a larger batch is differentiated in slices, to the same
+            result. None: no limit. With train_batch_size it is also collected so, and forgotten piece by piece where the
+            algorithm needs it once only.
+        prefetch: Microbatches, 0 or 1, that remote collection workers make while one is differentiated; None: 1 where
+            there are any to make.
+        norm_over: What an algorithm normalises over where it is collected by pieces, e.g. advantages: "batch" keeps the
+            whole train batch in host memory, "microbatch" does not.
         col_worker_resources: Ray resources of each remote collection worker; the default shrinks to what there is.
         grad_worker_resources: Ray resources of each remote gradient worker; the default shrinks to what there is.
         device: Device of the learner, "cpu" or "cuda:N"; None is the CPU.
@@ -94,6 +103,8 @@ class Scheme:
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
                  compress_grads_to_send: bool = False, distribute_gradients: bool = False, col_in_flight: int = 2,
                  queue_size: int = 16, queue_timeout_s: float = 300.0, broadcast_interval: int = 1,
+                 train_batch_size: int | None = None, microbatch_size: int | None = None, prefetch: int | None = None,
+                 norm_over: str = "batch",
                  col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
                  num_threads: int = 1, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
@@ -107,6 +118,7 @@ class Scheme:
         checks = Checks(given)
         self._options = checks.run()
         checks.agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        checks.microbatches(algo_factory)
         self._replay = None if replay is None else read_record(replay)
         if seed is None:
             seed = secrets.randbits(32) if self._replay is None else self._replay.settings["seed"]
@@ -208,7 +220,8 @@ class Scheme:
             options["col_communication"], options["compress_grads_to_send"], grad_resources,
             num_threads=options["num_threads"], **{name: options[name] for name in (
                 "fraction_samples", "col_in_flight", "queue_size", "queue_timeout_s", "broadcast_interval",
-                "keep_bad_batches", "on_worker_failure", "worker_timeout_s")})
+                "keep_bad_batches", "on_worker_failure", "worker_timeout_s", "microbatch_size", "train_batch_size", "prefetch",
+                "norm_over")})
         return UWorker(
             grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
             distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,

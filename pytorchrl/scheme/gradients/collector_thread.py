@@ -98,6 +98,12 @@ class CollectorThread(threading.Thread):
             self.broadcast_new_weights_if_due()
         self._gather.step(self._deliver)
 
+    def ask_ahead(self, num_rounds: int) -> None:
+        """Let the remote workers begin so many synchronous rounds, which later steps take; the local one has no time."""
+        if isinstance(self._gather, Barrier):
+            self.broadcast_new_weights_if_due()
+            self._gather.ask(num_rounds)
+
     def should_broadcast(self) -> bool:
         """Whether some worker's weights are `broadcast_interval` or more updates old."""
         return any(self._due(version) for version in self._gather.versions())

@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorchrl.agent.data import Batch
 from pytorchrl.agent.storages.returns import mean_and_std
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme import codecs
-from pytorchrl.scheme.base.worker import Communication, Execution, Worker, check_device
+from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count, check_device
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.gradients.accumulator import GradAccumulator, why_all_is_kept
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.collector_thread import CollectorThread
-from pytorchrl.scheme.gradients.report import Report, decode
+from pytorchrl.scheme.gradients.report import Report, decode, merge_parts, own
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
-from pytorchrl.scheme.messages import Gradients, Moments, Weights
+from pytorchrl.scheme.messages import Gradients, Moments, Rollout, Weights
 from pytorchrl.scheme.supervisor import Supervisor
 
 # A replaced GWorker's collection workers count their incarnations from a multiple of this, so that none is used twice.
 _INCARNATIONS = 64
 # stop() gives workers this long to end their running call; the whole of stop() promises 10 s.
 _STOP_TIMEOUT_S = 5.0
+
+
+class _Used(NamedTuple):
+    """What is behind the last gradient."""
+
+    num_samples: int
+    num_new_samples: int
+    last: bool
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +84,10 @@ class GWorker(Worker):
         keep_bad_batches: Directory for batches whose loss or gradient is not finite; None keeps none.
         incarnation: How often its place in the tree was filled before.
         on_worker_failure, worker_timeout_s: See `Supervisor`.
+        microbatch_size: Most env steps of a backward pass; None: a batch is differentiated at once.
+        train_batch_size: Env steps that an update waits for, where collection is synchronous; None: those of one round.
+        prefetch: Microbatches that remote workers collect while one is differentiated, 0 or 1.
+        norm_over: "batch" or "microbatch": what an algorithm normalises over where batches are collected by pieces.
 
     Attributes:
         index_worker, col_communication, compress_grads_to_send: As given.
@@ -89,7 +105,8 @@ class GWorker(Worker):
                  collects: bool = True, fraction_samples: float = 0.25, col_in_flight: int = 2, queue_size: int = 16,
                  queue_timeout_s: float = 300.0, broadcast_interval: int = 1, num_threads: int | None = None,
                  keep_bad_batches: str | None = None, incarnation: int = 0, on_worker_failure: str = "restart",
-                 worker_timeout_s: float = 60.0) -> None:
+                 worker_timeout_s: float = 60.0, microbatch_size: int | None = None, train_batch_size: int | None = None,
+                 prefetch: int = 0, norm_over: str = "batch") -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -123,6 +140,17 @@ class GWorker(Worker):
         self._report = Report()
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
         self._fault = ""  # of the last gradient, before any averaging
+        self._grads: list[Tensor] | None = None  # the last ones computed
+        self._used = _Used(0, 0, True)
+        self._microbatch_size = None if microbatch_size is None else check_count("microbatch_size", microbatch_size)
+        self._train_batch_size = None if train_batch_size is None else check_count("train_batch_size", train_batch_size)
+        self._prefetch = prefetch
+        self._forgets = False  # each microbatch as soon as it has been differentiated
+        if microbatch_size is not None:
+            # Batches stay in host memory; one slice at a time goes to the device.
+            self.storage.device = torch.device("cpu")
+            self._forgets = train_batch_size is not None and not why_all_is_kept(self.algo.options, norm_over)
+            self._warn_of_batch_norm()
         self._held_moments: list[dict[str, Moments]] = []  # of the current item, where ranks merge them themselves
         self._group: GradientGroup | None = None
         self._final: LedgerSnapshot | None = None
@@ -131,6 +159,11 @@ class GWorker(Worker):
         """Answer once this worker and its collection workers are built."""
         self.col_workers.wait_ready()
         return self.index_worker
+
+    def _warn_of_batch_norm(self) -> None:
+        if self.index_worker == 0 and any(isinstance(module, _BatchNorm) for module in self.actor.modules()):
+            warnings.warn("the actor has batch normalisation layers, which normalise over each slice of microbatch_size "
+                          "env steps, not over the batch; use layer normalisation, or leave microbatch_size out", stacklevel=2)
 
     @property
     def actor_version(self) -> int:
@@ -149,15 +182,37 @@ class GWorker(Worker):
 
     def _take_item(self) -> None:
         start = self._runtime.now()
-        rollouts, version_queued = self.collector.get()
+        rollouts, version = self._collect(), self.actor_version
         self._report.add_time("wait", self._runtime.now() - start)
-        version = self.actor_version
-        for rollout in rollouts:
+        for rollout, version_queued in rollouts:
             self._report.add_rollout(rollout, version_queued, version)
-        self._unused_steps = sum(rollout.num_env_steps for rollout in rollouts)
-        self.storage.insert_data_slice([decode(rollout) for rollout in rollouts])
+        self._unused_steps = sum(rollout.num_env_steps for rollout, _ in rollouts)
+        self.storage.insert_data_slice([decode(rollout) for rollout, _ in rollouts])
         self.storage.before_gradients()
         self._item_open = True
+
+    def _collect(self) -> list[tuple[Rollout, int]]:
+        """(rollout, version when it was queued) of the next item.
+
+        An item is what the collector queued as one. Where synchronous collection makes larger train batches, it is whole
+        rounds: a microbatch where it is forgotten after its use, else as many of those as the train batch takes.
+        """
+        if self._train_batch_size is None or self.col_communication is ASYNC:
+            rollouts, version = self.collector.get()
+            return [(rollout, version) for rollout in rollouts]
+        microbatch = self._microbatch_size or self._train_batch_size
+        target = microbatch if self._forgets else self._train_batch_size
+        item: list[tuple[Rollout, int]] = []
+        num_steps, goal = 0, microbatch
+        while True:
+            rollouts, version = self.collector.get()
+            num_steps += sum(rollout.num_env_steps for rollout in rollouts)
+            if num_steps >= goal:
+                if num_steps >= target:
+                    return [*item, *((rollout, version) for rollout in rollouts)]
+                goal = num_steps + microbatch
+            # The local worker hands out its storage's own rows, which its next rollout overwrites.
+            item += [(own(rollout), version) for rollout in rollouts]
 
     @_with_part
     def prepare(self, weights: Weights | None = None, *,
@@ -175,7 +230,9 @@ class GWorker(Worker):
         return self.storage.advantage_moments(), self.take_part()
 
     def _open_batches(self, advantage_moments: Sequence[Moments] | None) -> None:
-        if self._group is not None and self.algo.advantage_normalization == "batch":
+        if self._forgets:  # then each microbatch is normalised by itself, if at all
+            advantage_moments = None
+        elif self._group is not None and self.algo.advantage_normalization == "batch":
             advantage_moments = self._group.gather_all(self.storage.advantage_moments())
         if advantage_moments is not None:
             self.storage.normalize_advantages(*mean_and_std(advantage_moments))
@@ -193,13 +250,51 @@ class GWorker(Worker):
         """
         assert self._batch is not None, "get_data() comes first"
         batch = self._batch
-        grads, info = self.compute_gradients(batch, distribute_gradients)
-        self.storage.after_gradients(batch, info)
-        self.ledger.move(batch.num_new_samples, "queued", "sent")
-        self._unused_steps -= batch.num_new_samples
-        if batch.last:
+        self._fault = ""
+        if self._forgets:
+            grads, info = self._accumulate_microbatches(distribute_gradients)
+        else:
+            grads, info = self.compute_gradients(batch, distribute_gradients)
+            self.storage.after_gradients(batch, info)
+            self._used = _Used(batch.num_samples, batch.num_new_samples, batch.last)
+            self._unused_steps -= batch.num_new_samples
+        self.ledger.move(self._used.num_new_samples, "queued", "sent")
+        if self._used.last:
             self._batches = None
+        self._grads = grads
         return grads, info
+
+    def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[list[Tensor], dict[str, float]]:
+        """The gradient of a whole train batch, of which no more than a microbatch is held at a time."""
+        assert self._train_batch_size is not None
+        total = GradAccumulator(self._microbatch_size, self.algo.loss_reduction)
+        num_new = 0
+        while True:
+            batch = self._batch
+            assert batch is not None
+            num_new += batch.num_new_samples
+            is_enough = num_new >= self._train_batch_size
+            if self._prefetch and not is_enough:
+                self.collector.ask_ahead(self._least_rounds())
+            grads, info = self.compute_gradients(batch, False)
+            self.storage.after_gradients(batch, info)
+            total.add(grads, batch.num_samples, info)
+            self._unused_steps -= batch.num_new_samples
+            self._batches = None
+            if is_enough:
+                break
+            self.get_data()
+        self._used = _Used(total.num_samples, num_new, True)
+        grads = total.result()
+        if distribute_gradients:
+            grads = self._mean_of_ranks(grads, total.num_samples)
+        return grads, self._decided(total.info())
+
+    def _least_rounds(self) -> int:
+        """Rounds without which there is no further microbatch; there may have to be more."""
+        assert self._microbatch_size is not None
+        largest = self.collector.num_workers * self.local_worker.num_envs * int(self.storage.options.size)
+        return -(-self._microbatch_size // largest)
 
     def step(self, distribute_gradients: bool = False) -> tuple[list[Tensor], dict[str, float]]:
         """Take the next batch and compute its gradients; see `get_grads`."""
@@ -218,26 +313,55 @@ class GWorker(Worker):
             One flat float32 gradient per optimised group, and the algorithm's statistics.
         """
         start = self._runtime.now()
-        grads, info = self.algo.compute_gradients(batch)
+        grads, info = self._differentiate(batch)
         if self._point is not None and self._point("grad"):
             grads = [torch.full_like(grad, torch.nan) for grad in grads]
-        self._fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
+        fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
+        self._fault = self._fault or fault
         if distribute_gradients:
-            if self._group is None:
-                raise RuntimeError("distribute_gradients=True needs join_group() first")
-            grads = self._group.mean(grads, batch.num_samples)
+            grads = self._mean_of_ranks(grads, batch.num_samples)
         self.iter += 1
         self._report.add_time("grad", self._runtime.now() - start)
         return grads, info
+
+    def _differentiate(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
+        """The gradient of a batch, made in one backward pass or in several."""
+        counters = self._report.counters
+        counters["microbatch_steps"] = batch.num_samples
+        if self._microbatch_size is None:
+            counters["backward_passes"] += 1
+            return self.algo.compute_gradients(batch)
+        accumulator = GradAccumulator(self._microbatch_size, self.algo.loss_reduction)
+        for part in accumulator.slices(self.algo.prepare_batch(batch), self.algo.device):
+            grads, info = self.algo.compute_gradients(part)
+            accumulator.add(grads, part.num_samples, info)
+        counters["backward_passes"] += accumulator.num_parts
+        return accumulator.result(), self._decided(accumulator.info())
+
+    def _decided(self, info: dict[str, float]) -> dict[str, float]:
+        """Statistics of several parts: what the algorithm decides, it decides by their means."""
+        if "skip_remaining" in info:
+            info["skip_remaining"] = float(self.algo.skip_remaining(info))
+        return info
+
+    def _mean_of_ranks(self, grads: list[Tensor], num_samples: int) -> list[Tensor]:
+        if self._group is None:
+            raise RuntimeError("distribute_gradients=True needs join_group() first")
+        return self._group.mean(grads, num_samples)
 
     def apply_gradients(self, gradients: list[Tensor] | None = None, *,
                         moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float] | None:
         """Make one update of the actor, and merge `moments` into its normalisers.
 
+        Args:
+            gradients: One gradient per optimised group; None takes those that `get_grads` gave last.
+            moments: Of rollouts, for the normalisers.
+
         Returns:
             The algorithm's statistics; None if the gradient is not finite, so that no update was made: parameters,
             optimiser and version are as before. Whoever asked counts that.
         """
+        gradients = self._grads if gradients is None else gradients
         if self._point is not None and self._point("update") and gradients is not None:
             gradients = [torch.full_like(gradient, torch.nan) for gradient in gradients]
         info: dict[str, float] | None = None
@@ -280,14 +404,14 @@ class GWorker(Worker):
         if self._item_open and advantage_moments is not None:
             self._open_batches(advantage_moments)
         version = self.actor_version
-        batch = self.get_data()
+        self.get_data()
         grads, info = self.get_grads(distribute_gradients)
-        report = self._report
+        report, used = self._report, self._used
         vectors: Any = grads
         skipped = False
         if distribute_gradients:
             self._held_moments += report.moments
-            applied = self.apply_gradients(grads, moments=self._gather_held() if batch.last else ())
+            applied = self.apply_gradients(grads, moments=self._gather_held() if used.last else ())
             vectors, skipped, info = None, applied is None, {**info, **(applied or {})}
         elif self.index_worker > 0:
             vectors = [np.array(grad.detach().cpu().numpy()) for grad in grads]
@@ -300,9 +424,9 @@ class GWorker(Worker):
         report.counters["queued_items"] = self.inqueue.qsize()
         self._report = Report(report)
         return Gradients(
-            vectors=vectors, num_samples=batch.num_samples, num_new_samples=batch.num_new_samples,
+            vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
-            ledger=self.ledger.snapshot(), last=batch.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
+            ledger=self.ledger.snapshot(), last=used.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped)
 
@@ -318,6 +442,8 @@ class GWorker(Worker):
         """The moments of all ranks' current items; every rank calls it at the same update."""
         assert self._group is not None
         held, self._held_moments = self._held_moments, []
+        if self._train_batch_size is not None:  # ranks may have taken different numbers of rollouts
+            held = merge_parts(held)
         return self._group.gather_moments(held)
 
     def set_weights(self, actor_weights: Weights | Mapping[str, Any]) -> None:
