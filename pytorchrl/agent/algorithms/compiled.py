@@ -60,8 +60,8 @@ class CompiledGradient:
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
         def gradient(tensors: tuple[Any, ...], values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-            batch = Batch(*tensors, is_normalized=is_normalized)
-            loss, measured = self._loss(batch, dict(zip(names, values.unbind(), strict=True)), weights)
+            fields = (*tensors, 0, 0, False, is_normalized)
+            loss, measured = self._loss(Batch(*fields), dict(zip(names, values.unbind(), strict=True)), weights)
             parts = torch.autograd.grad(loss, self._params, materialize_grads=True)
             return torch.cat([part.reshape(-1) for part in parts]), measured
 
