@@ -92,7 +92,7 @@ def test_any_cut_gives_the_gradient_of_the_whole(make_batch, cls, kind, steps, n
 
 
 @pytest.mark.parametrize("steps", STEPS)
-@pytest.mark.parametrize("kind", ACTORS)
+@pytest.mark.parametrize("kind", ["feed-forward", "gru"])
 @pytest.mark.parametrize("cls", [PPO, A2C])
 def test_in_float64_gradients_agree_to_twelve_digits(make_batch, monkeypatch, cls, kind, steps):
     parts, batch = make_batch(cls, kind, STEPS[steps], advantage_normalization="minibatch")
@@ -144,7 +144,7 @@ def test_batches_of_other_normalisations_are_left_alone(make_batch):
 
 
 def test_sequences_are_never_cut(make_batch):
-    parts, batch = make_batch(PPO, "gru", STEPS["ragged"])
+    _, batch = make_batch(PPO, "gru", STEPS["ragged"])
     for microbatch_size, columns in ((1, 1), (7, 1), (14, 2), (15, 2), (21, 3), (1000, 8)):
         slices = list(GradAccumulator(microbatch_size).slices(batch, CPU))
         widths = [part.done.shape[1] for part in slices]
@@ -157,6 +157,7 @@ def test_sequences_are_never_cut(make_batch):
             assert part.num_samples == int(part.valid.sum())
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_a_compiled_loss_takes_slices_too(make_batch):
     plain, batch = make_batch(PPO)
     compiled, _ = make_batch(PPO, compile=True)
