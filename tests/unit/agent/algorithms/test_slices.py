@@ -155,14 +155,3 @@ def test_sequences_are_never_cut(make_batch):
             assert part.done.shape[0] == batch.done.shape[0] == 7
             assert {state.shape[0] for state in part.rhs.values()} == {part.done.shape[1]}
             assert part.num_samples == int(part.valid.sum())
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_a_compiled_loss_takes_slices_too(make_batch):
-    plain, batch = make_batch(PPO)
-    compiled, _ = make_batch(PPO, compile=True)
-    expected, *_ = in_slices(plain.algorithm, batch, 10)
-    gradients, *_ = in_slices(compiled.algorithm, batch, 10)
-    torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=1e-6)
-    whole, _ = in_one(compiled.algorithm, batch)  # not normalised before: another graph
-    torch.testing.assert_close(whole, in_one(plain.algorithm, batch)[0], rtol=1e-5, atol=1e-6)
