@@ -175,6 +175,8 @@ class Batch:
     """Those of them that no earlier batch used (ledger: unique)."""
     last: bool = False
     """Whether the rollouts behind it are used up after this batch."""
+    is_normalized: bool = False
+    """Whether `advantage` was normalised over a larger batch, of which this is a part."""
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from pytorchrl.scheme.base.worker import (
     check_device,
     check_fraction,
 )
+from pytorchrl.scheme.gradients.accumulator import why_all_is_kept
 from pytorchrl.scheme.gradients.bad_batches import check_directory
 from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
 from pytorchrl.scheme.replay.r_worker_set import FREE
@@ -38,11 +39,12 @@ from pytorchrl.scheme.replay.shards import ROUTINGS
 from pytorchrl.scheme.supervisor import check_policy
 
 _FRACTION_SAMPLES = 0.25
+_NORM_OVER = ("batch", "microbatch")
 _ASYNC_ONLY = {
-    "col_in_flight": 2, "queue_size": 16, "queue_policy": "block", "on_starved": "raise", "train_batch_size": None,
+    "col_in_flight": 2, "queue_size": 16, "queue_policy": "block", "on_starved": "raise",
     "minibatch_buffer_size": 1, "num_passes": 1, "ramp": None, "buffer": "ring", "replay_proportion": 0.0, "replay_slots": 0,
     "max_policy_lag": None, "on_policy_lag": "drop", "broadcast_interval": 1, "max_weight_sync_delay": None}
-_REPLAY_ONLY = {"learning_starts": None, "prefetch": None, "add_in_flight": 2, "routing": "round_robin",
+_REPLAY_ONLY = {"learning_starts": None, "add_in_flight": 2, "routing": "round_robin",
                 "min_replay_ratio": None, "max_replay_ratio": None, "replay_worker_resources": FREE}
 _QUEUE_ONLY = {"queue_size": 16, "queue_policy": "block", "minibatch_buffer_size": 1, "num_passes": 1, "ramp": None,
                "buffer": "ring", "replay_proportion": 0.0, "replay_slots": 0, "max_policy_lag": None, "on_policy_lag": "drop",
@@ -95,9 +97,10 @@ class Checks:
             self._derive_execution(level)
         self._raise()
         if options["runtime"] is None:
-            remote = PARALLEL in (options["col_execution"], options["grad_execution"])
+            remote = PARALLEL in (options["col_execution"], options["grad_execution"]) or (options["num_replay_workers"] or 0) > 1
             options["runtime"] = "ray" if remote else "threads"
         self._contradictions()
+        self._check_microbatches()
         self._raise()
         return options
 
@@ -121,7 +124,7 @@ class Checks:
     def _check_learner(self) -> None:
         """What becomes of items between an asynchronous learner's queue and its updates."""
         options = self._options
-        for name, low in (("train_batch_size", 1), ("max_weight_sync_delay", 1), ("max_policy_lag", 0), ("replay_slots", 0)):
+        for name, low in (("max_weight_sync_delay", 1), ("max_policy_lag", 0), ("replay_slots", 0)):
             if options[name] is not None or name == "replay_slots":
                 self._parse(name, partial(check_count, name, low=low))
         for name, choices in _CHOICES.items():
@@ -138,7 +141,7 @@ class Checks:
     def _check_replay_level(self) -> None:
         """Options of shards between collection and gradients."""
         options, num_shards = self._options, self._options["num_replay_workers"]
-        for name, low in (("num_replay_workers", 1), ("learning_starts", 0), ("prefetch", 1)):
+        for name, low in (("num_replay_workers", 1), ("learning_starts", 0)):
             if options[name] is not None:
                 self._parse(name, partial(check_count, name, low=low))
         self._parse("add_in_flight", partial(check_count, "add_in_flight"))
@@ -299,6 +302,54 @@ class Checks:
             self.warnings.append("col_fraction_workers < 1 has no effect with num_col_workers=1")
         for name in ("compress_grads_to_send", "compress_data_to_send"):
             self._parse(name, partial(codecs.require_lz4, name))
+
+    def _check_microbatches(self) -> None:
+        options = self._options
+        for name in ("train_batch_size", "microbatch_size"):
+            if options[name] is not None:
+                self._parse(name, partial(check_count, name))
+        prefetch, norm_over, has_shards = options["prefetch"], options["norm_over"], options["num_replay_workers"] is not None
+        if prefetch is not None and has_shards:
+            self._parse("prefetch", partial(check_count, "prefetch"))
+        elif prefetch is not None and (isinstance(prefetch, bool) or prefetch not in (0, 1)):
+            self._problems.append(f"prefetch must be 0, 1 or None, got {prefetch!r}")
+        if norm_over not in _NORM_OVER:
+            self._problems.append(f"norm_over must be one of {list(_NORM_OVER)}, got {norm_over!r}")
+        self._raise()
+        train, micro = options["train_batch_size"], options["microbatch_size"]
+        asynchronous = options["col_communication"] is ASYNC
+        by_pieces = train is not None and micro is not None and not asynchronous
+        self._problems += [text for wrong, text in (
+            (train is not None and micro is not None and micro > train,
+             f"microbatch_size must not exceed train_batch_size, got {micro} > {train}"),
+            *((given and not by_pieces,
+               f"{text} is for synchronous collection by pieces; give train_batch_size and microbatch_size, or leave it out")
+              for text, given in ((f"prefetch={prefetch}", prefetch is not None and not has_shards),
+                                  (f"norm_over={norm_over!r}", norm_over != _NORM_OVER[0]))),
+            (prefetch == 1 and not has_shards and options["col_execution"] is CENTRAL,
+             "prefetch=1 needs num_col_workers >= 2: the local worker collects in the learner's own time"),
+            (prefetch == 1 and options["col_fraction_workers"] < 1.0,
+             "prefetch=1 contradicts col_fraction_workers < 1: nobody looks who is slow while a gradient is computed"),
+        ) if wrong]
+
+    def microbatches(self, algo: Any) -> None:
+        """Refuse what would keep an algorithm from forgetting microbatches though asked to; settle what is left open."""
+        options = self._options
+        if options["num_replay_workers"] is not None:
+            return
+        norm_over, prefetch = options["norm_over"], options["prefetch"]
+        reason = why_all_is_kept(algo.options, norm_over)
+        if norm_over == "microbatch" and reason:
+            raise ConfigError(f"norm_over='microbatch' contradicts {algo.cls.__name__}: {reason}; set num_epochs=1 and "
+                              "num_mini_batch=1, or norm_over='batch'")
+        if prefetch == 1 and reason:
+            raise ConfigError(f"prefetch=1 has nothing to overlap: the train batch is complete before it is differentiated, "
+                              f"because {reason}; leave prefetch out")
+        if norm_over == "microbatch" and getattr(algo.options, "advantage_normalization", "none") == "none":
+            self.warnings.append(f"norm_over='microbatch' has no effect with {algo.cls.__name__}, which normalises nothing")
+        may = (options["train_batch_size"] is not None and options["microbatch_size"] is not None and not reason
+               and options["col_execution"] is PARALLEL and options["col_fraction_workers"] == 1.0)
+        options["prefetch"] = int(may) if prefetch is None else prefetch
 
     def agent(self, algo: Any, actor: Any, storage: Any, train_envs: Any, test_envs: Any) -> None:
         """Refuse parts that are no factories, that do not fit together, or that cannot travel."""

@@ -53,7 +53,6 @@ class Scheme:
             with the learner, which draws from them between rollouts.
         replay_worker_resources: Ray resources of each remote shard.
         learning_starts: Env steps that must have come into replay before learning begins; None: the algorithm's start_steps.
-        prefetch: Batches asked of each shard ahead of use; None: 4.
         add_in_flight: Rollouts on their way to each shard, before collection waits.
         routing: Shard of a rollout: "round_robin", "least_loaded", or "by_stream" (one for each collection worker).
         min_replay_ratio: Env steps consumed for each collected, below which collection waits for learning; None: never.
@@ -68,8 +67,6 @@ class Scheme:
         queue_policy: Where the queue is full: "block": collection waits; "drop_oldest", "drop_newest": an item is given up.
         queue_timeout_s: Seconds that a learner waits for data before it raises, or does what `on_starved` says.
         on_starved: Then, with asynchronous collection: "raise", "warn" (once, and wait on) or "wait".
-        train_batch_size: Env steps that an asynchronous learner is given at once, at least, in whole rollouts; None: one
-            rollout.
         minibatch_buffer_size: Items that an asynchronous learner uses in turn, each `num_passes` times.
         num_passes: Uses of an item; each makes an update for every epoch and mini-batch of the algorithm.
         ramp: Whether the first items get 1, 2, ... uses, so that new ones come at equal intervals; None: if
@@ -82,6 +79,17 @@ class Scheme:
         on_policy_lag: "drop": what is older is given up; "wait": workers are also not asked for what would be.
         broadcast_interval: Updates after which an asynchronous collection worker is given new weights.
         max_weight_sync_delay: Env steps after which it is given the newest weights, in place of broadcast_interval.
+        train_batch_size: Env steps that each learner is given for its next gradients, at least: whole rounds, or whole
+            rollouts where collection is asynchronous; None: one. With num_replay_workers, transitions drawn for an update;
+            None: the algorithm's mini_batch_size.
+        microbatch_size: Most env steps of one backward pass; a larger batch is differentiated in slices, to the same
+            result. None: no limit. With train_batch_size and synchronous collection it is also collected so, and forgotten
+            piece by piece where the algorithm needs it once only.
+        prefetch: Collected by pieces: microbatches, 0 or 1, that remote collection workers make while one is
+            differentiated; None: 1 where there are any to make. With num_replay_workers: batches asked of each shard ahead
+            of use; None: 4.
+        norm_over: What an algorithm normalises over where it is collected by pieces, e.g. advantages: "batch" keeps the
+            whole train batch in host memory, "microbatch" does not.
         col_worker_resources: Ray resources of each remote collection worker; the default shrinks to what there is.
         grad_worker_resources: Ray resources of each remote gradient worker; the default shrinks to what there is.
         device: Device of the learner, "cpu" or "cuda:N"; None is the CPU.
@@ -118,13 +126,14 @@ class Scheme:
                  col_communication: Communication | str = SYNC, col_fraction_workers: float = 1.0,
                  fraction_samples: float = 0.25, compress_data_to_send: bool = False,
                  num_replay_workers: int | None = None, replay_worker_resources: Mapping[str, float] = FREE,
-                 learning_starts: int | None = None, prefetch: int | None = None, add_in_flight: int = 2,
-                 routing: str = "round_robin", min_replay_ratio: float | None = None, max_replay_ratio: float | None = None,
+                 learning_starts: int | None = None, add_in_flight: int = 2, routing: str = "round_robin",
+                 min_replay_ratio: float | None = None, max_replay_ratio: float | None = None,
                  num_grad_workers: int = 1,
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
                  compress_grads_to_send: bool = False, distribute_gradients: bool = False, col_in_flight: int = 2,
                  queue_size: int = 16, queue_policy: str = "block", queue_timeout_s: float = 300.0, on_starved: str = "raise",
-                 train_batch_size: int | None = None, minibatch_buffer_size: int = 1, num_passes: int = 1,
+                 train_batch_size: int | None = None, microbatch_size: int | None = None, prefetch: int | None = None,
+                 norm_over: str = "batch", minibatch_buffer_size: int = 1, num_passes: int = 1,
                  ramp: bool | None = None, buffer: str = "ring", replay_proportion: float = 0.0, replay_slots: int = 0,
                  max_policy_lag: int | None = None, on_policy_lag: str = "drop", broadcast_interval: int = 1,
                  max_weight_sync_delay: int | None = None,
@@ -141,6 +150,7 @@ class Scheme:
         checks = Checks(given)
         self._options = checks.run()
         checks.agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        checks.microbatches(algo_factory)
         self._replay = None if replay is None else read_record(replay)
         if seed is None:
             seed = secrets.randbits(32) if self._replay is None else self._replay.settings["seed"]
@@ -254,9 +264,10 @@ class Scheme:
             options["col_communication"], options["compress_grads_to_send"], grad_resources,
             num_threads=options["num_threads"], **replay_level, **{name: options[name] for name in (
                 "fraction_samples", "col_in_flight", "queue_size", "queue_policy", "queue_timeout_s", "on_starved",
-                "train_batch_size", "minibatch_buffer_size", "num_passes", "ramp", "buffer", "replay_proportion", "replay_slots",
-                "max_policy_lag", "on_policy_lag", "broadcast_interval", "max_weight_sync_delay", "keep_bad_batches",
-                "on_worker_failure", "worker_timeout_s")})
+                "train_batch_size", "microbatch_size", "norm_over", "minibatch_buffer_size", "num_passes", "ramp", "buffer",
+                "replay_proportion", "replay_slots", "max_policy_lag", "on_policy_lag", "broadcast_interval",
+                "max_weight_sync_delay", "keep_bad_batches", "on_worker_failure", "worker_timeout_s")},
+            prefetch=0 if num_shards is not None else options["prefetch"])
         return UWorker(
             grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
             distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,

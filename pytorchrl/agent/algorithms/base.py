@@ -52,6 +52,8 @@ class Algorithm(ABC):
     off_policyness: ClassVar[str]
     """Which data it may learn from: "on" (of the present policy), "corrected" (a few updates old) or "any"."""
     advantage_normalization: str = "none"
+    loss_reduction: ClassVar[str] = "mean"
+    """What the loss is over the valid samples of a batch, "mean" or "sum": how gradients of its parts become its own."""
 
     @classmethod
     def create_factory(cls, **options: Any) -> Factory[Self]:
@@ -114,9 +116,13 @@ class Algorithm(ABC):
     def batches(self, storage: Storage) -> Iterator[Batch]:
         """What it learns from once an item of data is in its storage: a batch for each update."""
 
+    def prepare_batch(self, batch: Any) -> Any:
+        """What is computed over a batch as a whole, before its parts are differentiated one by one; else the batch."""
+        return batch
+
     @abstractmethod
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, Any]]:
-        """The gradient of the mean loss over a batch's valid samples; changes nothing.
+        """The gradient of the loss over a batch's valid samples, reduced as `loss_reduction` says; changes nothing.
 
         Returns:
             One flat gradient per group, (P,) float32, valid until the next call; and the loss and its parts. If the

@@ -39,9 +39,9 @@ class CompiledGradient:
             batch.advantage)
         names = tuple(sorted(parameters))
         # All that the graph depends on besides the shapes and types of tensors, which torch compares itself.
-        key = (names, batch.mask is None, batch.valid is None)
+        key = (names, batch.mask is None, batch.valid is None, batch.is_normalized)
         if key not in self._gradients:
-            self._gradients[key] = self._compile(names, tensors)
+            self._gradients[key] = self._compile(names, tensors, batch.is_normalized)
         values = torch.tensor([parameters[name] for name in names], device=weights.device)
         try:
             return self._gradients[key](tensors, values, weights)
@@ -49,7 +49,7 @@ class CompiledGradient:
             raise ConfigError(
                 f"compile=True failed: {error}; install a C++ compiler (g++), or set compile=False") from error
 
-    def _compile(self, names: tuple[str, ...], tensors: tuple[Any, ...]) -> Gradient:
+    def _compile(self, names: tuple[str, ...], tensors: tuple[Any, ...], is_normalized: bool) -> Gradient:
         import torch._dynamo
         import torch._inductor.exc  # these take seconds to import, so only who compiles does
 
@@ -60,7 +60,8 @@ class CompiledGradient:
                     torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
         def gradient(tensors: tuple[Any, ...], values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-            loss, measured = self._loss(Batch(*tensors), dict(zip(names, values.unbind(), strict=True)), weights)
+            fields = (*tensors, 0, 0, False, is_normalized)
+            loss, measured = self._loss(Batch(*fields), dict(zip(names, values.unbind(), strict=True)), weights)
             parts = torch.autograd.grad(loss, self._params, materialize_grads=True)
             return torch.cat([part.reshape(-1) for part in parts]), measured
 

@@ -5,6 +5,7 @@ T = steps of a rollout, E = environments, B = samples of a batch, P = scalars of
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,8 @@ class Recorded(NamedTuple):
     ret: Tensor
     advantage: Tensor
     valid: Tensor | None
+    is_normalized: bool = False
+    """Whether `advantage` was normalised over a larger batch, of which this is a part."""
 
     def means(self, samples: list[Tensor]) -> Tensor:
         """(k,) means of k measures over valid samples, from k tensors (B,) or (L, B)."""
@@ -48,7 +51,12 @@ class Recorded(NamedTuple):
         return torch.where(self.valid, stacked, 0.0).flatten(1).sum(1) / self.valid.sum()
 
     def normalized_advantage(self) -> Tensor:
-        """(A - mean) / (std + 1e-8) over valid samples, with the sample standard deviation; of one sample it is 0."""
+        """(A - mean) / (std + 1e-8) over valid samples, with the sample standard deviation; of one sample it is 0.
+
+        What was normalised before is left as it is.
+        """
+        if self.is_normalized:
+            return self.advantage
         if self.valid is None:
             mean = self.advantage.mean()
             squares, others = (self.advantage - mean).square().sum(), max(self.advantage.numel() - 1, 1)
@@ -207,6 +215,13 @@ class OnPolicyAlgorithm(Algorithm):
         measured = [loss.detach().unsqueeze(0), means.detach()]
         return loss, torch.cat([*measured, recorded.means(measures)] if measures else measured)
 
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """See `Algorithm`; advantages are normalised where they are so by "minibatch"."""
+        if self.advantage_normalization != "minibatch":
+            return batch
+        advantage = self._recorded(batch).normalized_advantage()
+        return dataclasses.replace(batch, advantage=advantage, is_normalized=True)
+
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
         """See `Algorithm`.
 
@@ -246,8 +261,11 @@ class OnPolicyAlgorithm(Algorithm):
     def _evaluate_loss(self, batch: Batch, parameters: Mapping[str, Any], weights: Tensor) -> tuple[Tensor, Tensor]:
         with self._precision():
             logp, entropy, value = self.actor.evaluate(batch.obs, batch.rhs, batch.done, batch.action, batch.mask)
-        recorded = Recorded(batch.logp, batch.value, batch.ret, batch.advantage, batch.valid)
-        return self.loss(logp, entropy, value, recorded, parameters, weights)
+        return self.loss(logp, entropy, value, self._recorded(batch), parameters, weights)
+
+    @staticmethod
+    def _recorded(batch: Batch) -> Recorded:
+        return Recorded(batch.logp, batch.value, batch.ret, batch.advantage, batch.valid, batch.is_normalized)
 
     def _values(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
         """(B,) values in chunks that bound the memory, on the CPU."""

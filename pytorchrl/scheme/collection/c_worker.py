@@ -44,7 +44,7 @@ class CWorker(Worker):
     Attributes:
         actor, algo, storage: The agent's parts.
         envs: The vector of environments, or None.
-        num_envs: Environments in it, or in those of its remote siblings.
+        num_envs: Environments of a vector, its own or that of each worker it serves.
         version: Number of updates that its weights have seen.
         collected_steps: Env steps made so far, of delivered rollouts.
     """
@@ -65,6 +65,7 @@ class CWorker(Worker):
         self.storage = storage_factory(
             device=device, actor=self.actor, algorithm=self.algo, num_envs=train_envs_factory.num_envs,
             seed=derive_seed(seed, Stream.BATCHES, *path))
+        self.num_envs = train_envs_factory.num_envs
         self.envs: VecEnv | None = train_envs_factory(
             index_grad_worker=index_parent, index_col_worker=index_worker, mode="train", seed=seed,
             incarnation=incarnation, num_threads=num_threads or 1) if collects else None

@@ -120,6 +120,12 @@ class CollectorThread(threading.Thread):
             self._shards.poll(0.0)
         self._gather.step(self._deliver)
 
+    def ask_ahead(self, num_rounds: int) -> None:
+        """Let the remote workers begin so many synchronous rounds, which later steps take; the local one has no time."""
+        if isinstance(self._gather, Barrier):
+            self.broadcast_new_weights_if_due()
+            self._gather.ask(num_rounds)
+
     def should_broadcast(self) -> bool:
         """Whether it is time to give some worker new weights."""
         return any(self._due(*age) for age in self._gather.ages())

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorchrl.agent.data import Batch
 from pytorchrl.agent.storages.returns import mean_and_std
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme import codecs
-from pytorchrl.scheme.base.worker import Communication, Execution, Worker, check_device
+from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count, check_device
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.gradients.accumulator import GradAccumulator, why_all_is_kept
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.collector_thread import CollectorThread
-from pytorchrl.scheme.gradients.minibatch_buffer import Item
-from pytorchrl.scheme.gradients.report import Report, decode
+from pytorchrl.scheme.gradients.minibatch_buffer import Item, Part
+from pytorchrl.scheme.gradients.report import Report, decode, merge_parts, own
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -34,6 +37,15 @@ from pytorchrl.scheme.supervisor import Supervisor
 _INCARNATIONS = 64
 # stop() gives workers this long to end their running call; the whole of stop() promises 10 s.
 _STOP_TIMEOUT_S = 5.0
+
+
+class _Used(NamedTuple):
+    """What is behind the last gradient."""
+
+    num_samples: int
+    num_new_samples: int
+    last: bool
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,8 +89,14 @@ class GWorker(Worker):
         keep_bad_batches: Directory for batches whose loss or gradient is not finite; None keeps none.
         incarnation: How often its place in the tree was filled before.
         on_worker_failure, worker_timeout_s: See `Supervisor`.
+        microbatch_size: Most env steps of a backward pass; None: a batch is differentiated at once.
+        train_batch_size: Env steps that an update waits for; None: those of a round, or of a rollout where collection is
+            asynchronous.
+        prefetch: Microbatches that remote workers collect while one is differentiated, 0 or 1.
+        norm_over: "batch" or "microbatch": what an algorithm normalises over where batches are collected by pieces.
         replay_workers_factory: Makes its set of replay shards; None for no replay level.
         replay_options: Further arguments of `Shards`.
+        collector_options: Further options of `CollectorThread`.
 
     Attributes:
         index_worker, col_communication, compress_grads_to_send: As given.
@@ -97,7 +115,9 @@ class GWorker(Worker):
                  collects: bool = True, fraction_samples: float = 0.25, col_in_flight: int = 2, queue_size: int = 16,
                  queue_timeout_s: float = 300.0, broadcast_interval: int = 1, num_threads: int | None = None,
                  keep_bad_batches: str | None = None, incarnation: int = 0, on_worker_failure: str = "restart",
-                 worker_timeout_s: float = 60.0, replay_workers_factory: Callable[..., RWorkerSet] | None = None,
+                 worker_timeout_s: float = 60.0, microbatch_size: int | None = None, train_batch_size: int | None = None,
+                 prefetch: int = 0, norm_over: str = "batch",
+                 replay_workers_factory: Callable[..., RWorkerSet] | None = None,
                  replay_options: Mapping[str, Any] | None = None, **collector_options: Any) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
@@ -128,13 +148,14 @@ class GWorker(Worker):
                     on_worker_failure, worker_timeout_s, seed=index_worker),
                 timeout_s=queue_timeout_s, worker_timeout_s=worker_timeout_s,
                 seed=self.storage.generator.initial_seed(), **(replay_options or {}))
+        items_are_batches = self.col_communication is ASYNC and self.shards is None
         self.collector = CollectorThread(
             index_worker, self.local_worker, self.remote_workers, col_fraction_workers, col_communication,
             col_execution, broadcast_interval, runtime=self.col_workers.runtime, ledger=self.ledger,
             fraction_samples=fraction_samples, col_in_flight=col_in_flight, queue_size=queue_size,
             queue_timeout_s=queue_timeout_s, shards=self.shards, supervisor=Supervisor(
                 self.remote_workers, self.col_workers.replace, self.col_workers.runtime, on_worker_failure, worker_timeout_s,
-                seed=index_worker), **collector_options)
+                seed=index_worker), train_batch_size=train_batch_size if items_are_batches else None, **collector_options)
         self.inqueue = self.collector.queue
         self._batches: Iterator[Batch] | None = None
         self._batch: Batch | None = None
@@ -146,6 +167,17 @@ class GWorker(Worker):
         self._report = Report()
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
         self._fault = ""  # of the last gradient, before any averaging
+        self._grads: list[Tensor] | None = None  # the last ones computed
+        self._used = _Used(0, 0, True)
+        self._microbatch_size = None if microbatch_size is None else check_count("microbatch_size", microbatch_size)
+        self._train_batch_size = None if train_batch_size is None else check_count("train_batch_size", train_batch_size)
+        self._prefetch = prefetch
+        self._forgets = False  # each microbatch as soon as it has been differentiated
+        if microbatch_size is not None:
+            # Batches stay in host memory; one slice at a time goes to the device.
+            self.storage.device = torch.device("cpu")
+            self._forgets = train_batch_size is not None and not why_all_is_kept(self.algo.options, norm_over)
+            self._warn_of_batch_norm()
         self._held_moments: list[dict[str, Moments]] = []  # of the current item, where ranks merge them themselves
         self._group: GradientGroup | None = None
         self._final: LedgerSnapshot | None = None
@@ -156,6 +188,11 @@ class GWorker(Worker):
         if self.replay_workers is not None:
             self.replay_workers.wait_ready()
         return self.index_worker
+
+    def _warn_of_batch_norm(self) -> None:
+        if self.index_worker == 0 and any(isinstance(module, _BatchNorm) for module in self.actor.modules()):
+            warnings.warn("the actor has batch normalisation layers, which normalise over each slice of microbatch_size "
+                          "env steps, not over the batch; use layer normalisation, or leave microbatch_size out", stacklevel=2)
 
     @property
     def actor_version(self) -> int:
@@ -192,7 +229,7 @@ class GWorker(Worker):
 
     def _take_item(self) -> None:
         start = self._runtime.now()
-        item = self._item = self.collector.get()
+        item = self._item = self._collect()
         self._report.add_time("wait", self._runtime.now() - start)
         self._unused_steps = self._drawn_steps = 0
         if item.uses == 1:
@@ -228,6 +265,36 @@ class GWorker(Worker):
         self._drawn_steps += num_drawn
         return self._drawn_steps * new // total - before * new // total
 
+    def _collect(self) -> Item:
+        """The next item.
+
+        It is what the collector queued as one. Where synchronous collection makes larger train batches, it is whole
+        rounds: a microbatch where it is forgotten after its use, else as many of those as the train batch takes.
+        """
+        if self._train_batch_size is None or self.col_communication is ASYNC:
+            return self.collector.get()
+        microbatch = self._microbatch_size or self._train_batch_size
+        target = microbatch if self._forgets else self._train_batch_size
+        earlier: list[Part] = []
+        goal = microbatch
+        while True:
+            item = self.collector.get()
+            newest, item.parts = item.parts, [*earlier, *item.parts]
+            if item.num_steps >= goal:
+                if item.num_steps >= target:
+                    return item
+                goal = item.num_steps + microbatch
+            # The local worker hands out its storage's own rows, which its next rollout overwrites.
+            earlier += [part._replace(rollout=own(part.rollout)) for part in newest]
+
+    def _tell_replay(self, batch: Any, info: dict[str, Any]) -> None:
+        """What a gradient said of single samples is for priorities, not for reports."""
+        if self.shards is None:
+            self.storage.after_gradients(batch, info)
+        errors = info.pop("errors", None)
+        if self.shards is not None and errors is not None and not self._fault:
+            self.shards.learned(batch.ids, errors)
+
     @_with_part
     def prepare(self, weights: Weights | None = None, *,
                 skip_remaining: bool = False) -> tuple[Moments, WorkersPart | None]:
@@ -244,7 +311,9 @@ class GWorker(Worker):
         return self.storage.advantage_moments(), self.take_part()
 
     def _open_batches(self, advantage_moments: Sequence[Moments] | None) -> None:
-        if self._group is not None and self.algo.advantage_normalization == "batch":
+        if self._forgets:  # then each microbatch is normalised by itself, if at all
+            advantage_moments = None
+        elif self._group is not None and self.algo.advantage_normalization == "batch":
             advantage_moments = self._group.gather_all(self.storage.advantage_moments())
         if advantage_moments is not None:
             self.storage.normalize_advantages(*mean_and_std(advantage_moments))
@@ -262,19 +331,53 @@ class GWorker(Worker):
         """
         assert self._batch is not None, "get_data() comes first"
         batch: Any = self._batch
-        grads, info = self.compute_gradients(batch, distribute_gradients)
+        self._fault = ""
+        if self._forgets:
+            grads, info = self._accumulate_microbatches(distribute_gradients)
+        else:
+            grads, info = self.compute_gradients(batch, distribute_gradients)
+            self._used = _Used(batch.num_samples, batch.num_new_samples, batch.last)
+            self._unused_steps -= batch.num_new_samples
+            self._tell_replay(batch, info)
         if self._fault:
             self._give_up_item()
-        if self.shards is None:
-            self.storage.after_gradients(batch, info)
-        errors = info.pop("errors", None)  # of single samples: for priorities, not for reports
-        if self.shards is not None and errors is not None and not self._fault:
-            self.shards.learned(batch.ids, errors)
-        self.ledger.move(batch.num_new_samples, "queued", "sent")
-        self._unused_steps -= batch.num_new_samples
-        if batch.last:
+        self.ledger.move(self._used.num_new_samples, "queued", "sent")
+        if self._used.last:
             self._batches = None
+        self._grads = grads
         return grads, info
+
+    def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[list[Tensor], dict[str, float]]:
+        """The gradient of a whole train batch, of which no more than a microbatch is held at a time."""
+        assert self._train_batch_size is not None
+        total = GradAccumulator(self._microbatch_size, self.algo.loss_reduction)
+        num_new = 0
+        while True:
+            batch = self._batch
+            assert batch is not None
+            num_new += batch.num_new_samples
+            is_enough = num_new >= self._train_batch_size
+            if self._prefetch and not is_enough:
+                self.collector.ask_ahead(self._least_rounds())
+            grads, info = self.compute_gradients(batch, False)
+            self._tell_replay(batch, info)
+            total.add(grads, batch.num_samples, info)
+            self._unused_steps -= batch.num_new_samples
+            self._batches = None
+            if is_enough:
+                break
+            self.get_data()
+        self._used = _Used(total.num_samples, num_new, True)
+        grads = total.result()
+        if distribute_gradients:
+            grads = self._mean_of_ranks(grads, total.num_samples)
+        return grads, self._decided(total.info())
+
+    def _least_rounds(self) -> int:
+        """Rounds without which there is no further microbatch; there may have to be more."""
+        assert self._microbatch_size is not None
+        largest = self.collector.num_workers * self.local_worker.num_envs * int(self.storage.options.size)
+        return -(-self._microbatch_size // largest)
 
     def step(self, distribute_gradients: bool = False) -> tuple[list[Tensor], dict[str, float]]:
         """Take the next batch and compute its gradients; see `get_grads`."""
@@ -293,26 +396,55 @@ class GWorker(Worker):
             One flat float32 gradient per optimised group, and the algorithm's statistics.
         """
         start = self._runtime.now()
-        grads, info = self.algo.compute_gradients(batch)
+        grads, info = self._differentiate(batch)
         if self._point is not None and self._point("grad"):
             grads = [torch.full_like(grad, torch.nan) for grad in grads]
-        self._fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
+        fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
+        self._fault = self._fault or fault
         if distribute_gradients:
-            if self._group is None:
-                raise RuntimeError("distribute_gradients=True needs join_group() first")
-            grads = self._group.mean(grads, batch.num_samples)
+            grads = self._mean_of_ranks(grads, batch.num_samples)
         self.iter += 1
         self._report.add_time("grad", self._runtime.now() - start)
         return grads, info
+
+    def _differentiate(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
+        """The gradient of a batch, made in one backward pass or in several."""
+        counters = self._report.counters
+        counters["microbatch_steps"] = batch.num_samples
+        if self._microbatch_size is None:
+            counters["backward_passes"] += 1
+            return self.algo.compute_gradients(batch)
+        accumulator = GradAccumulator(self._microbatch_size, self.algo.loss_reduction)
+        for part in accumulator.slices(self.algo.prepare_batch(batch), self.algo.device):
+            grads, info = self.algo.compute_gradients(part)
+            accumulator.add(grads, part.num_samples, info)
+        counters["backward_passes"] += accumulator.num_parts
+        return accumulator.result(), self._decided(accumulator.info())
+
+    def _decided(self, info: dict[str, float]) -> dict[str, float]:
+        """Statistics of several parts: what the algorithm decides, it decides by their means."""
+        if "skip_remaining" in info:
+            info["skip_remaining"] = float(self.algo.skip_remaining(info))
+        return info
+
+    def _mean_of_ranks(self, grads: list[Tensor], num_samples: int) -> list[Tensor]:
+        if self._group is None:
+            raise RuntimeError("distribute_gradients=True needs join_group() first")
+        return self._group.mean(grads, num_samples)
 
     def apply_gradients(self, gradients: list[Tensor] | None = None, *,
                         moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float] | None:
         """Make one update of the actor, and merge `moments` into its normalisers.
 
+        Args:
+            gradients: One gradient per optimised group; None takes those that `get_grads` gave last.
+            moments: Of rollouts, for the normalisers.
+
         Returns:
             The algorithm's statistics; None if the gradient is not finite, so that no update was made: parameters,
             optimiser and version are as before. Whoever asked counts that.
         """
+        gradients = self._grads if gradients is None else gradients
         if self._point is not None and self._point("update") and gradients is not None:
             gradients = [torch.full_like(gradient, torch.nan) for gradient in gradients]
         info: dict[str, float] | None = None
@@ -355,14 +487,14 @@ class GWorker(Worker):
         if self._item_open and advantage_moments is not None:
             self._open_batches(advantage_moments)
         version = self.actor_version
-        batch = self.get_data()
+        self.get_data()
         grads, info = self.get_grads(distribute_gradients)
-        report = self._report
+        report, used = self._report, self._used
         vectors: Any = grads
         skipped = False
         if distribute_gradients:
             self._held_moments += report.moments
-            applied = self.apply_gradients(grads, moments=self._gather_held() if batch.last else ())
+            applied = self.apply_gradients(grads, moments=self._gather_held() if used.last else ())
             vectors, skipped, info = None, applied is None, {**info, **(applied or {})}
         elif self.index_worker > 0:
             vectors = [np.array(grad.detach().cpu().numpy()) for grad in grads]
@@ -377,9 +509,9 @@ class GWorker(Worker):
         report.counters["passes_cancelled"] = self.collector.feed.passes_cancelled
         self._report = Report(report)
         return Gradients(
-            vectors=vectors, num_samples=batch.num_samples, num_new_samples=batch.num_new_samples,
+            vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
-            ledger=self.ledger.snapshot(), last=batch.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
+            ledger=self.ledger.snapshot(), last=used.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
             queue_levels=self.collector.feed.take_levels())
@@ -402,6 +534,8 @@ class GWorker(Worker):
         """The moments of all ranks' current items; every rank calls it at the same update."""
         assert self._group is not None
         held, self._held_moments = self._held_moments, []
+        if self._train_batch_size is not None:  # ranks may have taken different numbers of rollouts
+            held = merge_parts(held)
         return self._group.gather_moments(held)
 
     def set_weights(self, actor_weights: Weights | Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -123,7 +123,8 @@ class _RemoteGather:
         # Touched by the collecting thread only, or after it has ended.
         self._in_flight: Requests[Rollout] = Requests(
             runtime, supervisor, journal, lambda rollout: rollout.collect_s, _numbers_of, self._forget, self._ask_replacement)
-        self._arrived: dict[int, Rollout] = {}  # of a round that is not complete yet
+        # Of rounds that are not complete yet, by worker, oldest first.
+        self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
         self._reference: tuple[int, object] | None = None
 
     def ages(self) -> list[tuple[int, int]]:
@@ -182,9 +183,9 @@ class _RemoteGather:
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Results of all requests still in flight, without asking again."""
         outcomes = self._in_flight.finish(timeout_s)
-        rollouts = [*self._arrived.values(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
-        self._arrived = {}
-        return rollouts
+        arrived = [rollout for rollouts in self._arrived.values() for rollout in rollouts]
+        self._arrived.clear()
+        return [*arrived, *(outcome.value for outcome in outcomes if outcome.value is not None)]
 
 
 class Barrier(_RemoteGather):
@@ -204,29 +205,51 @@ class Barrier(_RemoteGather):
         self._timeout_s = timeout_s
         self._enough = math.ceil(fraction_workers * len(workers) - 1e-9)
         self._min_steps = min_steps
+        self._num_asked = 0  # rounds that were asked for and not delivered
+
+    def ask(self, num_rounds: int) -> None:
+        """Ask all for so many rounds, which as many calls of `step` will deliver."""
+        for _ in range(num_rounds):
+            self._num_asked += 1
+            for index in range(len(self._workers)):
+                if index not in self._supervisor.gone:
+                    self._request(index)
 
     def step(self, deliver: Deliver) -> None:
-        """Ask all, wait for all, deliver one round in worker order; raise `CollectionError` after the timeout.
+        """Ask all unless it was done before, wait for all, deliver one round in worker order.
 
         A round waits for the replacement of a lost worker, whose rollout is then made with the same weights.
+
+        Raises:
+            CollectionError: It took longer than the timeout.
         """
         deadline = self._runtime.now() + self._timeout_s
-        for index in range(len(self._workers)):
-            if index not in self._supervisor.gone:
-                self._request(index)
-        done = self._arrived
-        while self._in_flight or self._supervisor.is_replacing:
+        if not self._num_asked:
+            self.ask(1)
+        while (missing := self._missing()) or self._supervisor.is_replacing:
             for index, rollout in self._poll():
-                done[index] = rollout
-            if self._in_flight and self._runtime.now() > deadline:
-                missing = ", ".join(self._workers[index].name for index in self._in_flight.owners())
-                raise CollectionError(f"no rollout from {missing} within {self._timeout_s:.1f} s; raise queue_timeout_s "
+                self._arrived[index].append(rollout)
+            missing = self._missing()
+            if missing and self._runtime.now() > deadline:
+                names = ", ".join(self._workers[index].name for index in missing)
+                raise CollectionError(f"no rollout from {names} within {self._timeout_s:.1f} s; raise queue_timeout_s "
                                       "if one takes longer")
-            if len(done) >= self._enough and self._journal.upcoming() is None:  # else it is known who is cut short, and where
-                for index in self._in_flight.owners():
+            if len(self._arrived) >= self._enough and self._journal.upcoming() is None:  # else it is known who is cut short
+                for index in missing:
                     self._workers[index].signal(CWorker.preempt, self._num_requests[index], self._min_steps)
-        self._arrived = {}
-        deliver([done[index] for index in sorted(done)])
+        self._num_asked -= 1
+        done = [self._arrived[index].popleft() for index in sorted(self._arrived)]
+        for index in [index for index, rollouts in self._arrived.items() if not rollouts]:
+            del self._arrived[index]
+        deliver(done)
+
+    def _missing(self) -> list[int]:
+        """Workers that were asked and have nothing for the oldest round yet."""
+        return [index for index in dict.fromkeys(self._in_flight.owners()) if index not in self._arrived]
+
+    def _ask_replacement(self, index: int) -> None:
+        for _ in range(self._num_asked - len(self._arrived.get(index, ()))):
+            super()._ask_replacement(index)
 
     def _request(self, index: int) -> None:
         recorded = self._journal.upcoming_of("answer", index)

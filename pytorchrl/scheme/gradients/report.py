@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from pytorchrl.agent.actors.normalisers import merge_moments
 from pytorchrl.agent.data import Episode
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.messages import Moments, Rollout
@@ -20,7 +24,8 @@ class Report:
         self.moments: list[dict[str, Moments]] = []
         self.timings: dict[str, float] = {}
         self.counters: dict[str, int] = (
-            dict(previous.counters) if previous else {"bytes_raw": 0, "bytes_sent": 0, "rollouts": 0, "preempted": 0})
+            dict(previous.counters) if previous else {"bytes_raw": 0, "bytes_sent": 0, "rollouts": 0, "preempted": 0,
+                                                            "backward_passes": 0})
         self.envs_restarted: dict[tuple[int, int], int] = dict(previous.envs_restarted) if previous else {}
 
     def add_time(self, name: str, seconds: float) -> None:
@@ -40,6 +45,24 @@ class Report:
         for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1),
                             ("preempted", int(rollout.preempted))):
             self.counters[name] += value
+
+
+def own(rollout: Rollout) -> Rollout:
+    """The rollout with data that nobody else writes; the local worker's are its storage's own rows."""
+    data = rollout.data
+    if codecs.is_compressed(data) or not isinstance(data.reward, Tensor):
+        return rollout
+    return replace(rollout, data=data.map(Tensor.clone))
+
+
+def merge_parts(parts: Sequence[Mapping[str, Moments]]) -> list[dict[str, Moments]]:
+    """The moments of all parts as those of one, by name; none of none."""
+    merged: dict[str, Moments] = {}
+    for part in parts:
+        for name, values in part.items():
+            new = tuple(torch.as_tensor(value, dtype=torch.float64) for value in values)
+            merged[name] = merge_moments(merged[name], new) if name in merged else new  # type: ignore[arg-type, assignment]
+    return [merged] if merged else []
 
 
 def decode(rollout: Rollout) -> Any:

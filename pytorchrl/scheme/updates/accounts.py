@@ -200,6 +200,8 @@ class Accounts:
                 "samples_skipped_nan": self.samples_skipped_nan,
                 "grads_received": self.grads_received, "weight_pushes": pushes,
                 "workers_restarted": counters["restarts"] + self.restarts, "envs_restarted": counters["envs_restarted"],
+                "backward_passes": counters["backward_passes"],
+                "microbatch_steps": max((part.get("microbatch_steps", 0) for part in self._counters.values()), default=0),
                 "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"],
                 "bytes_in": counters["bytes_sent"], "bytes_in_raw": counters["bytes_raw"],
                 "queue_size": counters["queued_items"], "queue": self._queue_levels.stats(),

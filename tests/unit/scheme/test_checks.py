@@ -16,6 +16,7 @@ PARALLEL = {"num_col_workers": 2, "num_grad_workers": 2}
 COUNTS = ("num_col_workers", "num_grad_workers", "col_in_flight", "queue_size", "broadcast_interval", "num_threads",
           "minibatch_buffer_size", "num_passes")
 WAIT = {"col_communication": "asynchronous", "max_policy_lag": 3, "on_policy_lag": "wait"}
+BY_PIECES = {"train_batch_size": 64, "microbatch_size": 16}
 NAN = float("nan")
 
 # settings, error, what its message says
@@ -70,7 +71,7 @@ ROWS = [
     ({"num_col_workers": 2, "col_fraction_workers": 0.5, "col_communication": "asynchronous"}, ConfigError,
      "col_fraction_workers.*col_communication"),
     *(({"num_col_workers": 2, name: 3}, ConfigError, f"{name}=3.*col_communication") for name in (
-        "col_in_flight", "queue_size", "broadcast_interval", "train_batch_size", "minibatch_buffer_size", "num_passes",
+        "col_in_flight", "queue_size", "broadcast_interval", "minibatch_buffer_size", "num_passes",
         "max_policy_lag", "max_weight_sync_delay")),
     *(({name: value}, ConfigError, f"{name}={value}.*col_communication") for name, value in (
         ("queue_policy", "drop_oldest"), ("on_starved", "warn"), ("ramp", True), ("buffer", "circular"),
@@ -81,7 +82,7 @@ ROWS = [
     ({"on_policy_lag": None}, ConfigError, "on_policy_lag must be one of drop, wait, got None"),
     ({"ramp": 1}, ConfigError, "ramp must be True, False or None, got 1"),
     *(({name: value}, ConfigError, f"{name} must be a whole number >= {low}, got {value}") for name, value, low in (
-        ("train_batch_size", 0, 1), ("max_weight_sync_delay", 0, 1), ("max_weight_sync_delay", True, 1),
+        ("max_weight_sync_delay", 0, 1), ("max_weight_sync_delay", True, 1),
         ("max_policy_lag", -1, 0), ("max_policy_lag", False, 0), ("replay_slots", -1, 0), ("replay_slots", None, 0))),
     *(({"replay_proportion": value}, ConfigError, "replay_proportion must be a number >= 0, got") for value in (
         -0.5, True, "1", float("inf"), float("nan"))),
@@ -97,6 +98,24 @@ ROWS = [
     ({**WAIT, "buffer": "circular"}, ConfigError, "which buffer='circular' does not know"),
     ({"col_communication": "asynchronous", "max_weight_sync_delay": 50, "broadcast_interval": 2}, ConfigError,
      "max_weight_sync_delay takes the place of broadcast_interval"),
+    *(({name: value}, ConfigError, f"{name} must be a whole number >= 1, got {value!r}")
+      for name in ("train_batch_size", "microbatch_size") for value in (0, -1, 1.5, "2", True)),
+    *(({**BY_PIECES, "prefetch": value}, ConfigError, f"prefetch must be 0, 1 or None, got {value!r}")
+      for value in (2, -1, "1", True, 0.5)),
+    *(({**BY_PIECES, "norm_over": value}, ConfigError, rf"norm_over must be one of \['batch', 'microbatch'\], got {value!r}")
+      for value in ("slice", None, 1)),
+    ({"train_batch_size": 1000, "microbatch_size": 2000}, ConfigError,
+     "microbatch_size must not exceed train_batch_size, got 2000 > 1000"),
+    *(({**settings, name: value}, ConfigError, f"{name}={value!r} is for synchronous collection by pieces")
+      for name, value in (("prefetch", 1), ("prefetch", 0), ("norm_over", "microbatch"))
+      for settings in ({}, {"microbatch_size": 10}, {"train_batch_size": 10},
+                       {"microbatch_size": 10, "col_communication": "asynchronous"})),
+    ({**BY_PIECES, "prefetch": 1}, ConfigError, "prefetch=1 needs num_col_workers >= 2"),
+    ({**BY_PIECES, "prefetch": 1, "num_col_workers": 2, "col_fraction_workers": 0.5}, ConfigError,
+     "prefetch=1 contradicts col_fraction_workers"),
+    ({**BY_PIECES, "prefetch": 1, "num_col_workers": 2}, ConfigError, "prefetch=1 has nothing to overlap.*num_epochs=4"),
+    ({**BY_PIECES, "norm_over": "microbatch"}, ConfigError,
+     "norm_over='microbatch' contradicts PPO: num_epochs=4 and num_mini_batch=4 use"),
 ]
 
 
@@ -146,6 +165,8 @@ def test_a_misspelt_setting_is_refused(parts):
     {}, PARALLEL, {"col_communication": "asynchronous", "queue_size": 1}, {"col_execution": "Central"},
     {"num_col_workers": 2, "col_execution": "Parallel", "col_fraction_workers": 0.5, "fraction_samples": 0.5},
     {"num_grad_workers": 2, "distribute_gradients": True}, {"seed": 0}, {"seed": 2**63 - 1}, {"device": "cpu"},
+    {"train_batch_size": 50}, {"microbatch_size": 5}, {"train_batch_size": 50, "microbatch_size": 50}, BY_PIECES,
+    {"microbatch_size": 5, "col_communication": "asynchronous"},
     {"num_col_workers": 2, "col_worker_resources": {"num_cpus": 0}}, {"num_col_workers": 2, "col_worker_resources": {"num_gpus": 2.0, "special": 1}},
     {**PARALLEL, "compress_grads_to_send": True, "compress_data_to_send": True}, WAIT,
     {"col_communication": "asynchronous", "train_batch_size": 80, "replay_proportion": 1, "replay_slots": 6, "max_policy_lag": 0,
@@ -220,6 +241,7 @@ def test_more_mini_batches_than_samples(parts):
     with pytest.raises(ConfigError, match=r"batch 32 = 2 .*x 2 .*x 8 .*num_mini_batch 33"):
         Scheme(PPO.create_factory(num_mini_batch=33), actor, storage, envs, num_col_workers=2)
     Scheme(PPO.create_factory(num_mini_batch=32), actor, storage, envs, num_col_workers=2)
+    Scheme(PPO.create_factory(num_mini_batch=33), actor, storage, envs, num_col_workers=2, train_batch_size=33)
 
 
 @pytest.mark.parametrize("options", [{"lr": NAN}, {"gamma": -0.1}, {"gamma": 1.1}, {"lr": "fast"}, {"clip_param": 0.0},

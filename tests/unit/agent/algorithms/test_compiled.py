@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -28,6 +30,22 @@ def test_compiled_gradient_equals_the_plain_one_also_for_other_sizes_and_paramet
         for parts in (plain, compiled):
             parts.algorithm.update_algorithm_parameter("clip_param", 0.001)
     assert torch.equal(plain.algorithm.groups["all"].data, compiled.algorithm.groups["all"].data)
+
+
+def test_advantages_that_are_normalised_already_are_left_alone(build, collect, made_up_steps):
+    plain, compiled = (build(PPO, compile=flag) for flag in (False, True))
+    plain.storage.insert_data_slice([collect(plain, made_up_steps(4))])
+    plain.storage.before_gradients()
+    batch, = plain.storage.generate_batches(1)
+    part = dataclasses.replace(batch, advantage=3 * batch.advantage, is_normalized=True)
+    gradients = []
+    for given in (batch, part, plain.algorithm.prepare_batch(batch)):
+        expected, _ = plain.algorithm.compute_gradients(given)
+        gradient, _ = compiled.algorithm.compute_gradients(given)
+        torch.testing.assert_close(gradient[0], expected[0], rtol=1e-4, atol=1e-6)
+        gradients.append(expected[0].clone())
+    assert not torch.allclose(gradients[0], gradients[1], rtol=1e-3)
+    torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-6)
 
 
 def test_compiling_with_memory_is_refused(build):
