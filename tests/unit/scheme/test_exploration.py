@@ -160,8 +160,6 @@ def scenario(seed, faulty=True):
     if col_async is ASYNC:
         settings |= {"col_in_flight": rng.choice((1, 2, 3)), "queue_size": rng.choice((1, 2, 5)),
                      "broadcast_interval": rng.choice((1, 1, 3))}
-        if rng.random() < 0.5:
-            settings |= between_queue_and_learner(rng)
     elif col > 1 and rng.random() < 0.3:
         settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5}
     if grad > 1 and grad_async is SYNC and rng.random() < 0.2:
@@ -172,6 +170,8 @@ def scenario(seed, faulty=True):
     where = f"col.{rng.randint(1, col)}" if col > 1 else "col.0" if grad == 1 else "grad.1"
     if action in ("kill", "hang") and col == grad == 1:
         action = "raise"
+    if col_async is ASYNC and action != "stall" and rng.random() < 0.5:  # who is held back looks up often
+        settings |= between_queue_and_learner(rng)
     if action == "hang":
         settings["worker_timeout_s"] = 3.0
     if action in ("raise", "kill", "hang"):
