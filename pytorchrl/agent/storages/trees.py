@@ -43,10 +43,12 @@ class _Tree:
             raise ValueError("values must not be negative or NaN")
         nodes = ids + self._num_leaves
         self._nodes[nodes] = values
+        nodes = np.unique(nodes)
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes >>= 1
-            # Neighbours share parents: a run of ids halves with every level. Other repetitions do no harm.
-            nodes = nodes[np.diff(nodes, prepend=-1) != 0]
+            first = np.ones(len(nodes), dtype=np.bool_)  # of those with the same parent, which are neighbours
+            np.not_equal(nodes[1:], nodes[:-1], out=first[1:])
+            nodes = nodes[first]
             left = nodes << 1
             self._nodes[nodes] = self._operation(self._nodes[left], self._nodes[left + 1])
 
