@@ -23,7 +23,7 @@ class Collector:
     """Random episodes of E environments, recorded by the collector's half of a storage and in plain lists.
 
     Each transition's action is a number of its own. Pictures are random, many of them black; frames of an episode's start
-    are padded with "zero" or "copy" of the first, or the old ones are left ("keep").
+    are padded with "zero", "copy" of the first or "noise", or the old ones are left ("keep").
     """
 
     def __init__(self, *, seed=0, num_envs=2, num_steps=5, same_step=True, num_frames=0, padding="zero", with_mask=False,
@@ -56,6 +56,8 @@ class Collector:
             self.stacks[e] = np.zeros_like(self.stacks[e])
         if first and self.padding == "copy":
             self.stacks[e] = np.repeat(frame[None], self.num_frames, 0)
+        if first and self.padding == "noise":
+            self.stacks[e] = self.rng.integers(0, 256, self.stacks[e].shape, dtype=np.uint8)
         self.stacks[e] = np.concatenate([self.stacks[e][1:], frame[None]])
         return self.stacks[e]
 

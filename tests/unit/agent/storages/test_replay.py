@@ -10,6 +10,7 @@ import torch
 
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
+from pytorchrl.agent.storages.leaves import StackedLeaf
 from pytorchrl.errors import ConfigError
 
 
@@ -46,8 +47,20 @@ def test_n_step_returns_on_golden_values(build_replay):
     assert [following[t] for t in range(6)] == [102, 102, 102, 104, 104, 6]
 
 
+def assert_extras_belong_to_rows(ring):
+    """Nothing is kept that no resident row shows, and nothing twice."""
+    rows = np.arange(ring.first, ring.total) % ring.capacity
+    link = ring.columns["link"][rows]
+    extras = -1 - link[link < 0]
+    assert len(set(extras)) == len(extras) == ring._extras.capacity - len(ring._extras._free)
+    for leaf in ring.leaves.values():
+        if isinstance(leaf, StackedLeaf):
+            in_use = np.setdiff1d(np.arange(1, leaf._slots.capacity), leaf._slots._free)
+            assert set(leaf._owners[in_use]) <= {*rows, *(-1 - extras)}
+
+
 @pytest.mark.parametrize("cls", [ReplayBuffer, PERBuffer])
-@pytest.mark.parametrize(("frames", "padding"), [(0, "-"), (4, "zero"), (3, "copy"), (4, "keep")])
+@pytest.mark.parametrize(("frames", "padding"), [(0, "-"), (4, "zero"), (3, "copy"), (4, "keep"), (4, "noise")])
 @pytest.mark.parametrize("same_step", [True, False])
 @pytest.mark.parametrize("n_step", [1, 4])
 def test_batches_equal_those_of_plain_lists(
@@ -73,6 +86,7 @@ def test_batches_equal_those_of_plain_lists(
             assert storage.num_items <= len(plain.resident)
             if frames == 0:
                 assert storage.num_items == len(plain.resident)
+            assert_extras_belong_to_rows(storage._ring)
             batch = storage.sample(30)
             if batch is None:
                 assert not storage.num_items
@@ -106,11 +120,12 @@ def test_windows_end_where_a_source_stopped_and_do_not_mix_sources(build_replay)
         0: (102,), 1: (201,), 2: (200,), 3: (100,), 10: (20,), 11: (10,)}
 
 
-def test_a_rollout_that_does_not_begin_where_the_last_ended_is_not_linked(build_replay):
+@pytest.mark.parametrize(("first_obs", "reset"), [(50, False), (2, True)])
+def test_a_rollout_that_does_not_begin_where_the_last_ended_is_not_linked(first_obs, reset, build_replay):
     storage = build_replay(ReplayBuffer, 20, gamma=1.0, n_step=3)
     storage.insert_data_slice([rollout_of([1, 1])])
-    later = rollout_of([100, 100], obs=[50, 51, 52])
-    later.done[0], later.action = False, later.action + 2
+    later = rollout_of([100, 100], obs=[first_obs, 51, 52])
+    later.done[0], later.action = reset, later.action + 2
     storage.insert_data_slice([later])
     assert by_action(storage.sample(400), "ret")[1] == (1,)
 
