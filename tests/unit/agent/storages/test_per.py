@@ -87,6 +87,15 @@ def test_weights_over_the_buffer_are_those_of_all_that_could_be_drawn(per):
     assert max(theirs.sample(8).weight.tolist()) == pytest.approx(1e-6, rel=1e-4)
 
 
+def test_two_storages_are_one_by_their_mass_and_smallest_leaf(per):
+    """Weights of a storage times (the smallest leaf of all / its own)^beta are those of one storage with everything."""
+    parts = [per(2, errors, alpha=1.0, beta=1.0, weight_norm="buffer") for errors in ([1, 2], [3, 4])]
+    mass, smallest = [part.mass for part in parts], min(part.leaf_min for part in parts)
+    np.testing.assert_allclose(np.array(mass) / sum(mass), [0.3, 0.7])
+    weights = [w * smallest / part.leaf_min for part in parts for w in weights_of(part).values()]
+    np.testing.assert_allclose(weights, [1, 0.5, 1 / 3, 0.25], rtol=1e-6)
+
+
 def test_new_transitions_get_the_largest_priority_so_far(per):
     storage = per(8, [0.5, 0.25], alpha=1.0)
     storage.insert_data_slice([steps(2, first=10)])
