@@ -62,62 +62,78 @@ def make_rollouts(num_envs: int, num_steps: int, count: int, rng: np.random.Gene
     return rollouts
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    rng = np.random.default_rng(0)
-    num_envs, num_steps = arguments.num_envs, arguments.num_steps
-    # Taken in in a circle: the first does not go on where the last ended, so its environments start anew each time.
-    rollouts = make_rollouts(num_envs, num_steps, 16, rng)
-    storage = PERBuffer.create_factory(arguments.size, n_step=arguments.n_step, rollout_size=num_steps)(
-        actor=SimpleNamespace(initial_states=lambda num_envs: {}), algorithm=SimpleNamespace(gamma=0.99),
-        num_envs=num_envs, seed=0)
-    before, inserted = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
+class Shard:
+    """A storage, and rollouts to put into it: the same ones again and again, of which each first one is a new beginning."""
 
-    def insert() -> int:
-        nonlocal inserted
-        storage.insert_data_slice([rollouts[inserted % len(rollouts)]], sources=["collector"])
-        inserted += 1
-        return num_envs * num_steps
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.rng = np.random.default_rng(0)
+        self.batch_size, self.per_served = arguments.batch, arguments.insert_per_served
+        self.rollouts = make_rollouts(arguments.num_envs, arguments.num_steps, 16, self.rng)
+        self.storage = PERBuffer.create_factory(
+            arguments.size, n_step=arguments.n_step, rollout_size=arguments.num_steps)(
+            actor=SimpleNamespace(initial_states=lambda num_envs: {}), algorithm=SimpleNamespace(gamma=0.99),
+            num_envs=arguments.num_envs, seed=0)
+        self.inserted, self.owed = 0, 0.0
+        self.seconds = dict.fromkeys(("insert", "sample", "priorities"), 0.0)
 
-    start = time.perf_counter()
-    filled = 0
-    while filled < 1.2 * arguments.size:
-        filled += insert()
-    fill_rate = filled / (time.perf_counter() - start)
-    print(f"filled at {fill_rate:.0f} transitions/s", file=sys.stderr)
-    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    serve_rates, insert_rates, parts = [], [], dict.fromkeys(("insert", "sample", "priorities"), 0.0)
-    window, own_start, total_served = time.perf_counter(), time.process_time(), 0
-    end, served, taken, owed = window + arguments.seconds, 0, 0, 0.0
-    while True:
+    def insert(self) -> int:
+        rollout = self.rollouts[self.inserted % len(self.rollouts)]
+        self.storage.insert_data_slice([rollout], sources=["collector"])
+        self.inserted += 1
+        return rollout.num_steps * rollout.num_envs
+
+    def turn(self) -> int:
+        """Serve a batch, take its priorities, insert what is due; transitions inserted."""
         begin = time.perf_counter()
-        batch = storage.sample(arguments.batch)
+        batch = self.storage.sample(self.batch_size)
         sampled = time.perf_counter()
-        storage.after_gradients(batch, {"errors": rng.standard_normal(arguments.batch)})
-        updated = time.perf_counter()
-        served += arguments.batch
-        total_served += arguments.batch
-        owed += arguments.batch * arguments.insert_per_served
-        while owed > 0:
-            count = insert()
-            owed, taken = owed - count, taken + count
+        self.storage.after_gradients(batch, {"errors": self.rng.standard_normal(self.batch_size)})
+        updated, taken = time.perf_counter(), 0
+        self.owed += self.batch_size * self.per_served
+        while self.owed > taken:
+            taken += self.insert()
+        self.owed -= taken
+        for part, seconds in (("sample", sampled - begin), ("priorities", updated - sampled),
+                              ("insert", time.perf_counter() - updated)):
+            self.seconds[part] += seconds
+        return taken
+
+
+def serve(shard: Shard, seconds: float) -> dict[str, Any]:
+    """Take turns for so long; rates of each second."""
+    served_rates, inserted_rates, total, own = [], [], 0, time.process_time()
+    window = time.perf_counter()
+    end, served, taken = window + seconds, 0, 0
+    while window < end:
+        taken += shard.turn()
+        served += shard.batch_size
         now = time.perf_counter()
-        for part, seconds in (("sample", sampled - begin), ("priorities", updated - sampled), ("insert", now - updated)):
-            parts[part] += seconds
         if now - window > 1.0:
-            serve_rates.append(served / (now - window))
-            insert_rates.append(taken / (now - window))
-            window, served, taken = now, 0, 0
-            if now > end:
-                break
-    own = total_served / (time.process_time() - own_start)
-    pictures = arguments.size * PICTURE * PICTURE
+            served_rates.append(served / (now - window))
+            inserted_rates.append(taken / (now - window))
+            total, window, served, taken = total + served, now, 0, 0
+    rate = total / (time.process_time() - own)
     return {
-        "served_per_s": spread(serve_rates), "inserted_per_s": spread(insert_rates), "filled_per_s": round(fill_rate),
-        "served_per_s_of_its_own_cpu_time": round(own),
-        "inserted_per_s_of_its_own_cpu_time": round(own * arguments.insert_per_served),
-        "seconds_by_part": {name: round(seconds, 3) for name, seconds in parts.items()},
-        "bytes": storage.num_bytes, "bytes_over_single_pictures": round(storage.num_bytes / pictures, 4),
-        "peak_memory_growth_over_single_pictures": round(memory / pictures, 4), "drawable": storage.num_items}
+        "served_per_s": spread(served_rates), "inserted_per_s": spread(inserted_rates),
+        "served_per_s_of_its_own_cpu_time": round(rate),
+        "inserted_per_s_of_its_own_cpu_time": round(rate * shard.per_served),
+        "seconds_by_part": {name: round(part, 3) for name, part in shard.seconds.items()}}
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    shard = Shard(arguments)
+    before, start, filled = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter(), 0
+    while filled < 1.2 * arguments.size:
+        filled += shard.insert()
+    filled_rate = filled / (time.perf_counter() - start)
+    print(f"filled at {filled_rate:.0f} transitions/s", file=sys.stderr)
+    rates = serve(shard, arguments.seconds)
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    pictures, storage = arguments.size * PICTURE * PICTURE, shard.storage
+    return {
+        **rates, "filled_per_s": round(filled_rate), "bytes": storage.num_bytes,
+        "bytes_over_single_pictures": round(storage.num_bytes / pictures, 4),
+        "peak_memory_growth_over_single_pictures": round(growth / pictures, 4), "drawable": storage.num_items}
 
 
 def spread(rates: list[float]) -> dict[str, int]:
