@@ -275,6 +275,7 @@ class Ring:
             leaf.free(rows)
         self._give_back(link[link < 0])
         self.first += count
+        self._heads = {source: head for source, head in self._heads.items() if head.ids.max() >= self.first}
         return self._break(link[link >= 0], start, count)
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:

@@ -166,6 +166,13 @@ def test_generate_batches_yields_as_many_as_asked_and_marks_the_last(build_repla
         next(storage.generate_batches(3))
 
 
+def test_sources_that_are_gone_are_forgotten(build_replay):
+    storage = build_replay(ReplayBuffer, 10)
+    for incarnation in range(7):
+        storage.insert_data_slice([rollout_of([1] * 5)], sources=[("collector", incarnation)])
+    assert list(storage._ring._heads) == [("collector", 5), ("collector", 6)]
+
+
 def test_counters_tell_what_was_never_drawn(build_replay):
     storage = build_replay(ReplayBuffer, 4)
     storage.insert_data_slice([rollout_of([1] * 4)])
