@@ -183,7 +183,7 @@ class SyntheticStorage(Storage):
         """Whether the rollout is complete."""
         return len(self._rows) >= self.options.size
 
-    def start(self, obs: Arrays, mask: np.ndarray | None) -> None:
+    def start(self, obs: Arrays, mask: np.ndarray | None = None) -> None:
         """There are no observations."""
 
     def current(self) -> ActingRow:

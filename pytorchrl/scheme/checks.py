@@ -75,7 +75,6 @@ class Checks:
                      "minibatch_buffer_size", "num_passes", "num_threads"):
             self._parse(name, partial(check_count, name))
         self._check_learner()
-        self._check_replay_level()
         for name in ("col_fraction_workers", "fraction_samples"):
             self._parse(name, partial(check_fraction, name))
         for name in ("compress_data_to_send", "compress_grads_to_send", "distribute_gradients"):
@@ -83,6 +82,7 @@ class Checks:
                 self._problems.append(f"{name} must be True or False, got {options[name]!r}")
         for name in ("col_communication", "grad_communication"):
             self._parse(name, Communication)
+        self._check_replay_level()
         for name, check in (("seed", check_seed), ("keep_bad_batches", partial(check_directory, "keep_bad_batches"))):
             if options[name] is not None:
                 self._parse(name, check)
@@ -152,9 +152,10 @@ class Checks:
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf):
                 self._problems.append(f"{name} must be a number > 0 or None, got {value!r}")
         self._check_resources("replay_worker_resources")
-        self._raise()
+        if self._problems:
+            return
         low, high = (options[name] for name in _RATIOS)
-        asynchronous = Communication(options["col_communication"]) is ASYNC
+        asynchronous = options["col_communication"] is ASYNC
         self._problems += [text for wrong, text in (
             *((num_shards is None and options[name] != default,
                f"{name}={options[name]} is for a replay level; give num_replay_workers, or leave it out")

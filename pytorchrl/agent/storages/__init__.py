@@ -2,5 +2,7 @@
 
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.on_policy import GAEBuffer, VanillaOnPolicyBuffer
+from pytorchrl.agent.storages.replay import PERBuffer, ReplayBuffer
+from pytorchrl.agent.storages.trees import MinTree, SumTree
 
-__all__ = ["GAEBuffer", "Storage", "VanillaOnPolicyBuffer"]
+__all__ = ["GAEBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "Storage", "SumTree", "VanillaOnPolicyBuffer"]

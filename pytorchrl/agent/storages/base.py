@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, RolloutData, Step
+from pytorchrl.agent.data import ActingStep, RolloutData, Step
 from pytorchrl.agent.options import Schedule
+from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 
-ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
-"""obs, rhs, done, mask of the row to act on, each (E, ...)."""
+__all__ = ["ActingRow", "Storage"]
 
 
 class Storage(ABC):
@@ -26,53 +26,74 @@ class Storage(ABC):
 
     keeps: ClassVar[bool] = False
     """Whether transitions stay, to be drawn again, until newer ones take their place: replay. `counters` then has `evicted`."""
-
     schedules: Mapping[str, Schedule] = MappingProxyType({})
     """Of its parameters that change with the experiment's env steps."""
     parameters: Mapping[str, float] = MappingProxyType({})
     """Those parameters' values in force."""
+    generator: torch.Generator
+    _rollout_rows: RolloutRows
+    """The collector's half."""
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
         """Set each scheduled parameter to its value after `env_steps` of the whole experiment; returns those set."""
         return {}
 
-    @abstractmethod
-    def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
-        """Begin with the observations after a reset: row 0 of the very first rollout."""
-
-    @abstractmethod
-    def current(self) -> ActingRow:
-        """The row to act on, as views that stay valid until the next `insert_transition`."""
-
-    @abstractmethod
-    def insert_transition(self, acting: ActingStep, step: Step) -> None:
-        """Copy what was decided and what came of it into the next row."""
+    # Collector
 
     @property
-    @abstractmethod
-    def full(self) -> bool:
-        """Whether the rollout is complete."""
+    def num_steps(self) -> int:
+        """Transitions per environment in the running rollout."""
+        return self._rollout_rows.num_steps
 
-    @abstractmethod
+    @property
+    def full(self) -> bool:
+        """Whether the running rollout has its T steps."""
+        return self._rollout_rows.num_steps >= self._rollout_rows.size
+
+    def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
+        """Begin with the observations after a reset, leaf -> (E, ...), and the allowed actions, (E, n)."""
+        self._rollout_rows.start(obs, mask)
+
+    def current(self) -> ActingRow:
+        """obs, rhs, done, mask to act on: (E, ...) views, still until the next `insert_transition`."""
+        return self._rollout_rows.current()
+
+    def insert_transition(self, acting: ActingStep, step: Step) -> None:
+        """Copy one step of all environments into the next row; allocates nothing after the first."""
+        self._rollout_rows.insert(acting, step)
+
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
-        """What was collected since the last call; the next transition starts a new rollout."""
+        """The rollout so far, t <= T steps of it; the next transition starts a new one from its last row.
+
+        Args:
+            copy: Whether the receiver owns the tensors. If not they are views, still until the next
+                `insert_transition`: for a learner that takes turns with this collector.
+        """
+        return self._rollout_rows.take(copy)
+
+    # Learner
 
     @abstractmethod
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
         """Take rollouts to learn from."""
 
-    @abstractmethod
-    def before_gradients(self) -> None:
+    def before_gradients(self) -> None:  # noqa: B027 - replay has nothing to prepare
         """Prepare what was inserted for `generate_batches`."""
+
+    def advantage_moments(self) -> tuple[float, float, float]:
+        """Count, mean and sum of squared deviations of the advantages, over valid samples; there may be none."""
+        return 0, 0.0, 0.0
+
+    def normalize_advantages(self, mean: float, std: float) -> None:  # noqa: B027 - replay has no advantages
+        """Replace each advantage A by (A - mean) / (std + 1e-8); see `returns.mean_and_std` for several workers."""
 
     @abstractmethod
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1
-    ) -> Iterator[Batch]:
+    ) -> Iterator[Any]:
         """Batches to compute gradients on."""
 
-    @abstractmethod
-    def after_gradients(self, batch: Batch, info: dict[str, float]) -> None:
+    def after_gradients(self, batch: Any, info: dict[str, Any]) -> None:  # noqa: B027 - most have nothing to learn
         """Learn what a batch's gradients said about it (priorities); never moves data."""
 
     @abstractmethod
@@ -84,12 +105,10 @@ class Storage(ABC):
     def counters(self) -> dict[str, int]:
         """Transitions by what became of them: `inserted`, `resident`, `sampled`."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on exactly as now: the generator of the batches."""
+    def state_dict(self, contents: bool = True) -> dict[str, Any]:
+        """What is needed to go on exactly as now: the generator of the batches, and of replay its `contents`."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
         self.generator.set_state(state["generator"])
-
-    generator: torch.Generator

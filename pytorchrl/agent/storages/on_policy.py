@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.data import ActingStep, Batch, RolloutData, Step
+from pytorchrl.agent.data import Batch, RolloutData
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
-from pytorchrl.agent.storages.base import ActingRow, Storage
+from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.returns import gae, mean_and_std
 from pytorchrl.agent.storages.rollout_rows import RolloutRows
 from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
@@ -66,7 +66,7 @@ class VanillaOnPolicyBuffer(Storage):
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
         self._actor, self._algorithm = actor, algorithm
         self._check_number_of_sequences(num_envs)
-        self._rows = RolloutRows(options.size, num_envs, actor.initial_states(num_envs))
+        self._rollout_rows = RolloutRows(options.size, num_envs, actor.initial_states(num_envs))
         self._rollouts: list[RolloutData] = []
         self._samples: Samples | None = None
         self._normalized = False
@@ -76,41 +76,6 @@ class VanillaOnPolicyBuffer(Storage):
     def gae_lambda(self) -> float:
         """Lambda of the advantage estimate."""
         return 1.0
-
-    # Collector
-
-    @property
-    def num_steps(self) -> int:
-        """Transitions per environment in the running rollout."""
-        return self._rows.num_steps
-
-    @property
-    def full(self) -> bool:
-        """Whether the running rollout has its T steps."""
-        return self._rows.num_steps >= int(self.options.size)
-
-    def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
-        """Begin with the observations after a reset, leaf -> (E, ...), and the allowed actions, (E, n)."""
-        self._rows.start(obs, mask)
-
-    def current(self) -> ActingRow:
-        """obs, rhs, done, mask to act on: (E, ...) views, still until the next `insert_transition`."""
-        return self._rows.current()
-
-    def insert_transition(self, acting: ActingStep, step: Step) -> None:
-        """Copy one step of all environments into the next row; allocates nothing after the first."""
-        self._rows.insert(acting, step)
-
-    def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
-        """The rollout so far, t <= T steps of it; the next transition starts a new one from its last row.
-
-        Args:
-            copy: Whether the receiver owns the tensors. If not they are views, still until the next
-                `insert_transition`: for a learner that takes turns with this collector.
-        """
-        return self._rows.take(copy)
-
-    # Learner
 
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
         """Replace what is held by these rollouts, of any lengths, with `logp`, `value` and `final_value` in `other`."""
@@ -172,9 +137,6 @@ class VanillaOnPolicyBuffer(Storage):
                 batch.last = epoch == num_epochs - 1 and part == num_parts - 1
                 self._counters["sampled"] += batch.num_samples
                 yield batch
-
-    def after_gradients(self, batch: Batch, info: dict[str, float]) -> None:
-        """Nothing: samples have no priorities."""
 
     def reset(self) -> None:
         """Drop the rollouts that are held for learning."""

@@ -1,4 +1,4 @@
-"""The collector's half of an on-policy storage: rows that are filled one step at a time. T = size, E = environments."""
+"""The collector's half of a storage: rows that are filled one step at a time. T = size, E = environments."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step
-from pytorchrl.agent.storages.base import ActingRow
 
+ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
+"""obs, rhs, done, mask of the row to act on, each (E, ...)."""
 _FIRST_FINALS = 64
 """Final observations there is room for at first; doubled when it runs out."""
 
@@ -45,7 +46,7 @@ class RolloutRows:
 
     def __init__(self, size: int, num_envs: int, rhs: Obs) -> None:
         """Prepare for `size` steps of `num_envs` environments; `rhs` is the memory's initial state, net -> (E, H)."""
-        self._size, self._num_envs = size, num_envs
+        self.size, self._num_envs = size, num_envs
         self._initial_rhs: Arrays = {name: state.cpu().numpy() for name, state in rhs.items()}
         self._t = 0
         self._taken = False
@@ -82,8 +83,8 @@ class RolloutRows:
         if self._other is None:
             self._allocate_transitions(acting)
         t = self._t
-        if t >= self._size:
-            raise RuntimeError(f"the rollout is complete at {self._size} steps; take it out first")
+        if t >= self.size:
+            raise RuntimeError(f"the rollout is complete at {self.size} steps; take it out first")
         row = self._transition_rows[t]
         # Assignments take a fifth of the time of torch's copy, a third of that of NumPy's copyto.
         row.action[...] = acting.action
@@ -123,7 +124,7 @@ class RolloutRows:
         return rollout.map(Tensor.clone) if copy else rollout
 
     def _allocate(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
-        rows, num_envs = self._size + 1, self._num_envs
+        rows, num_envs = self.size + 1, self._num_envs
         self._obs = {
             name: torch.from_numpy(np.zeros((rows, *leaf.shape), _storage_dtype(leaf))) for name, leaf in obs.items()}
         self._done = torch.zeros(rows, num_envs, dtype=torch.bool)
@@ -145,7 +146,7 @@ class RolloutRows:
             name: np.zeros((_FIRST_FINALS, *leaf.shape[1:]), _storage_dtype(leaf)) for name, leaf in obs.items()}
 
     def _allocate_transitions(self, acting: ActingStep) -> None:
-        size, num_envs = self._size, self._num_envs
+        size, num_envs = self.size, self._num_envs
         self._action = torch.from_numpy(np.zeros((size, *acting.action.shape), acting.action.dtype))
         self._other = {
             name: torch.from_numpy(np.zeros((size, *row.shape), row.dtype)) for name, row in acting.other.items()}

@@ -1,0 +1,396 @@
+"""Replay: transitions of many rollouts, drawn again and again, uniformly or by priority. B = transitions drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.data import Obs, ReplayBatch, RolloutData
+from pytorchrl.agent.options import Factory, Schedule, build_options, option
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
+from pytorchrl.agent.storages.base import Storage
+from pytorchrl.agent.storages.ring import Inserted, Ring
+from pytorchrl.agent.storages.rollout_rows import RolloutRows
+from pytorchrl.agent.storages.trees import MinTree, SumTree
+from pytorchrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_FIRST_PRIORITY = 1.0
+
+
+class ReplayBuffer(Storage):
+    """The newest `size` transitions, drawn uniformly and with replacement; n-step returns are computed when drawn.
+
+    Rows that are no transitions (the reset step of NEXT_STEP) take room, and are never drawn.
+    """
+
+    keeps: ClassVar[bool] = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of `ReplayBuffer`."""
+
+        size: int = option(help="Transitions in all, over all environments of all collectors.", low=1)
+        rollout_size: int = option(50, help="Steps per environment of a collector's rollout, T.", low=1)
+        n_step: int = option(1, help="Rewards summed before the bootstrap.", low=1)
+        stacked_frames: int | None = option(
+            None, help="Pictures stacked in an observation, of which each is kept once; None finds out, 1 keeps stacks.",
+            low=1)
+
+    @classmethod
+    def create_factory(cls, size: int, **options: Any) -> Factory[Self]:
+        """A factory of this storage; raises `ConfigError` for a wrong option."""
+        return Factory(cls, build_options(cls, {"size": size, **options}))
+
+    def __init__(
+        self, options: Any, *, actor: Any, algorithm: Any, num_envs: int, seed: int, device: str = "cpu",
+    ) -> None:
+        """Use `create_factory`.
+
+        Args:
+            options: Checked options.
+            actor: The actor of this worker.
+            algorithm: The algorithm of this worker, for its `gamma`.
+            num_envs: E, environments of the collector that fills it.
+            seed: Of what is drawn.
+            device: Where batches are wanted.
+
+        Raises:
+            ConfigError: A rollout does not fit in.
+        """
+        if options.size < options.rollout_size * num_envs:
+            raise ConfigError(
+                f"size {options.size} is less than a rollout of {num_envs} environments x rollout_size "
+                f"{options.rollout_size}; raise size to {options.rollout_size * num_envs} or more, or lower rollout_size")
+        self.options = options
+        self.device = torch.device(device)
+        self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
+        self._algorithm = algorithm
+        self._rollout_rows = RolloutRows(options.rollout_size, num_envs, actor.initial_states(num_envs))
+        self._ring = Ring(options.size, options.stacked_frames)
+        self._num_sampled = 0
+        self.schedules: dict[str, Schedule] = {}
+        self.parameters: dict[str, float] = {}
+
+    # Inserting
+
+    def insert_data_slice(self, rollouts: list[RolloutData], sources: Sequence[Hashable] | None = None) -> None:
+        """Append rollouts, over the oldest transitions where there is no room; copies them.
+
+        Args:
+            rollouts: Of any lengths.
+            sources: Who made each, e.g. (worker, incarnation). Rollouts of one source follow each other in time, and
+                n-step windows go on from one to the next. None: the position in the list says it.
+
+        Raises:
+            ConfigError: A rollout is larger than `size`.
+            ValueError: A rollout has other leaves than the first one, or there are not as many sources.
+        """
+        sources = range(len(rollouts)) if sources is None else sources
+        if len(sources) != len(rollouts):
+            raise ValueError(f"got {len(rollouts)} rollouts and {len(sources)} sources")
+        for rollout, source in zip(rollouts, sources, strict=True):
+            if rollout.num_steps:
+                self._inserted(self._ring.insert(rollout, source))
+
+    # Drawing
+
+    @property
+    def num_items(self) -> int:
+        """Transitions that can be drawn."""
+        return self._ring.num_drawable
+
+    @property
+    def mass(self) -> float:
+        """What this storage's share in a draw from several is proportional to: the transitions that can be drawn."""
+        return float(self._ring.num_drawable)
+
+    def generate_batches(
+        self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1
+    ) -> Iterator[ReplayBatch]:
+        """Draw `num_mini_batch` · `num_epochs` batches; none while nothing can be drawn.
+
+        Args:
+            num_mini_batch: Batches.
+            mini_batch_size: B.
+            num_epochs: How many times that.
+        """
+        if mini_batch_size is None:
+            raise ValueError("replay needs mini_batch_size, the transitions of a batch")
+        for left in reversed(range(num_mini_batch * num_epochs)):
+            batch = self.sample(mini_batch_size)
+            if batch is None:
+                return
+            batch.last = not left
+            yield batch
+
+    def sample(self, batch_size: int) -> ReplayBatch | None:
+        """Draw `batch_size` transitions, with replacement; None if there is none."""
+        if not self.num_items:
+            return None
+        rows, weight = self._draw(batch_size)
+        ring = self._ring
+        window = ring.window(rows, self.options.n_step, self._algorithm.gamma)
+        following = ring.columns["link"][window.last]
+        ring.columns["used"][rows] = True
+        self._num_sampled += batch_size
+        mask, next_mask = ring.take_mask(rows), ring.take_mask(following)
+        return ReplayBatch(
+            obs=self._tensors(ring.take(rows)),
+            action=self._tensor(ring.columns["action"][rows]),
+            ret=self._tensor(window.ret.astype(np.float32)),
+            discount=self._tensor(window.discount.astype(np.float32)),
+            next_obs=self._tensors(ring.take(following)),
+            weight=self._tensor(weight.astype(np.float32)),
+            ids=torch.from_numpy(ring.ids(rows)),
+            mask=None if mask is None else self._tensor(mask),
+            next_mask=None if next_mask is None else self._tensor(next_mask),
+            num_samples=batch_size,
+        )
+
+    # Parameters, states
+
+    def update_storage_parameter(self, name: str, value: Any) -> None:
+        """Change an updatable option; a schedule replaces a number and the other way round.
+
+        Raises:
+            KeyError: It is none of the updatable ones.
+            ConfigError: The value is not allowed; nothing was changed.
+        """
+        names = [field.name for field in dataclasses.fields(self.options) if field.metadata.get("updatable")]
+        if name not in names:
+            raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can {', '.join(names) or 'nothing'}")
+        self.options = dataclasses.replace(self.options, **{name: value})
+        self._set_parameter(name, value)
+
+    def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
+        """Set each scheduled parameter to its value after `env_steps` of the whole experiment; returns those set."""
+        values = {name: schedule.value(env_steps, target_steps) for name, schedule in self.schedules.items()}
+        self.parameters = {**self.parameters, **values}
+        return values
+
+    def reset(self) -> None:
+        """Forget all transitions (they count as evicted), keep the memory and what is known of priorities."""
+        self._ring.clear()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Valid transitions: `inserted`, `evicted`, `evicted_unused` (never drawn), `resident`; draws: `sampled`."""
+        return {**self._ring.counters, "sampled": self._num_sampled}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept for learning."""
+        return self._ring.num_bytes
+
+    def state_dict(self, contents: bool = True) -> dict[str, Any]:
+        """What is needed to go on exactly as now; without `contents` the transitions are left out."""
+        state = {**super().state_dict(), "parameters": dict(self.parameters),
+                 "schedules": {name: dataclasses.asdict(schedule) for name, schedule in self.schedules.items()}}
+        return {**state, "contents": _convert(self._contents(), torch.from_numpy, np.ndarray)} if contents else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`; a state without contents leaves the transitions as they are.
+
+        Raises:
+            ConfigError: The state is of a storage of another size.
+        """
+        if "contents" in state:
+            self._load_contents(_convert(state["contents"], Tensor.numpy, Tensor))
+        self.parameters = dict(state["parameters"])
+        self.schedules = {name: Schedule(**schedule) for name, schedule in state["schedules"].items()}
+        super().load_state_dict(state)
+
+    # What priorities change
+
+    def _inserted(self, inserted: Inserted) -> None:
+        """Rows were written."""
+
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places and weights of `count` rows that can be drawn; there is at least one."""
+        ring = self._ring
+        if 2 * ring.num_drawable < ring.total - ring.first:
+            rows = np.flatnonzero(ring.columns["drawable"])
+            rows = rows[self._integers(0, len(rows), count)]
+        else:
+            rows = self._integers(ring.first, ring.total, count) % ring.capacity
+            while len(again := np.flatnonzero(~ring.columns["drawable"][rows])):
+                rows[again] = self._integers(ring.first, ring.total, len(again)) % ring.capacity
+        return rows, np.ones(count)
+
+    def _contents(self) -> dict[str, Any]:
+        return {"ring": self._ring.state_dict(), "num_sampled": self._num_sampled}
+
+    def _load_contents(self, contents: dict[str, Any]) -> None:
+        self._ring.load_state_dict(contents["ring"])
+        self._num_sampled = contents["num_sampled"]
+
+    # Helpers
+
+    def _integers(self, low: int, high: int, count: int) -> np.ndarray:
+        return torch.randint(low, high, (count,), generator=self.generator).numpy()
+
+    def _set_parameter(self, name: str, value: float | Schedule) -> None:
+        self.schedules = {other: schedule for other, schedule in self.schedules.items() if other != name}
+        if isinstance(value, Schedule):
+            self.schedules[name] = value
+        self.parameters = {**self.parameters, name: value.start if isinstance(value, Schedule) else float(value)}
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _tensors(self, arrays: dict[str, np.ndarray]) -> Obs:
+        return {name: self._tensor(array) for name, array in arrays.items()}
+
+
+class PERBuffer(ReplayBuffer):
+    """Replay in which transitions with a large error are drawn more often (Schaul et al. 2016).
+
+    p = (|delta| + epsilon)^alpha, P = p / sum p, w = (N P)^-beta / max w. New transitions get the largest |delta| +
+    epsilon seen so far, 1 at first.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ReplayBuffer.Options):
+        """Options of `PERBuffer`."""
+
+        alpha: float = option(0.6, help="How much priorities count; 0 would be uniform.", low=0.0, exclusive=True)
+        beta: float | Schedule = option(
+            0.4, help="How much weights correct for it; 1 entirely.", low=0.0, exclusive=True, updatable=True)
+        epsilon: float = option(1e-6, help="Added to each absolute error.", low=0.0, exclusive=True)
+        weight_norm: str = option(
+            "batch", help="Whose largest weight becomes 1: the batch's, or that of all that could be drawn.",
+            choices=("batch", "buffer"))
+        stratified: bool = option(False, help="Draw once from each of B equal parts of the priorities' sum.")
+
+    def __init__(self, options: Any, **context: Any) -> None:
+        """Use `create_factory`; see `ReplayBuffer`."""
+        super().__init__(options, **context)
+        self._max_priority = _FIRST_PRIORITY
+        self._num_stale = 0
+        self._set_parameter("beta", options.beta)
+
+    # Made when first needed: a collector's storage never holds what is drawn from.
+
+    @functools.cached_property
+    def _sums(self) -> SumTree:
+        return SumTree(self.options.size)
+
+    @functools.cached_property
+    def _minima(self) -> MinTree:
+        return MinTree(self.options.size)
+
+    @property
+    def mass(self) -> float:
+        """Sum of p over all transitions that can be drawn."""
+        return self._sums.total if self.num_items else 0.0
+
+    @property
+    def leaf_min(self) -> float:
+        """Smallest p of all transitions that can be drawn; infinite if there is none."""
+        return self._minima.smallest if self.num_items else math.inf
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """As of `ReplayBuffer`, and `stale_priorities`: errors of transitions that were gone when they came."""
+        return {**super().counters, "stale_priorities": self._num_stale}
+
+    def after_gradients(self, batch: ReplayBatch, info: dict[str, Any]) -> None:
+        """Take the batch's errors as priorities; not if one is not finite: then the update is not made either.
+
+        Args:
+            batch: What was drawn.
+            info: `errors`, (B,) temporal-difference errors, of either sign.
+
+        Raises:
+            ConfigError: The algorithm gives no errors.
+        """
+        if "errors" not in info:
+            raise ConfigError("priorities need an algorithm whose info has errors; use ReplayBuffer instead")
+        errors = _array(info["errors"])
+        if np.isfinite(errors).all():
+            self.update_priorities(_array(batch.ids), errors)
+
+    def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
+        """Set p of transitions by their errors; those that are gone are passed over and counted.
+
+        Args:
+            ids: (N,) int64, from batches; of repeated ones the last counts.
+            errors: (N,) float, of either sign.
+
+        Raises:
+            ValueError: Lengths differ, an error is not finite, or an id was never given.
+        """
+        if len(ids) != len(errors):
+            raise ValueError(f"got {len(ids)} ids and {len(errors)} priorities")
+        if not np.isfinite(errors).all():
+            raise ValueError("priorities must be finite")
+        rows = ids % self.options.size
+        # A row that lost a picture of its stack is as good as gone.
+        known = self._ring.resident(ids)
+        known[known] = self._ring.columns["drawable"][rows[known]]
+        self._num_stale += int(np.count_nonzero(~known))
+        rows, priorities = rows[known], np.abs(errors[known]).astype(np.float64) + self.options.epsilon
+        if len(rows):
+            self._max_priority = max(self._max_priority, float(priorities.max()))
+            self._set_leaves(rows, priorities ** self.options.alpha)
+
+    def reset(self) -> None:
+        """See `ReplayBuffer`; the largest priority seen stays."""
+        super().reset()
+        self._sums.clear()
+        self._minima.clear()
+
+    def _inserted(self, inserted: Inserted) -> None:
+        self._set_leaves(inserted.broken, 0.0)
+        valid = self._ring.columns["drawable"][inserted.rows]
+        self._set_leaves(inserted.rows, np.where(valid, self._max_priority ** self.options.alpha, 0.0))
+
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        share = torch.rand(count, dtype=torch.float64, generator=self.generator).numpy()
+        if self.options.stratified:
+            share = (np.arange(count) + share) / count
+        rows = self._sums.find_prefix(share * self._sums.total)
+        leaves = self._sums.get(rows)
+        smallest = leaves.min() if self.options.weight_norm == "batch" else self._minima.smallest
+        return rows, (leaves / smallest) ** -self.parameters["beta"]  # N and the sum cancel out
+
+    def _set_leaves(self, rows: np.ndarray, leaves: np.ndarray | float) -> None:
+        self._sums.set(rows, leaves)
+        self._minima.set(rows, np.where(np.asarray(leaves) > 0.0, leaves, np.inf))
+
+    def _contents(self) -> dict[str, Any]:
+        rows = np.arange(self.options.size)
+        return {**super()._contents(), "leaves": self._sums.get(rows), "max_priority": self._max_priority,
+                "num_stale": self._num_stale}
+
+    def _load_contents(self, contents: dict[str, Any]) -> None:
+        super()._load_contents(contents)
+        self._set_leaves(np.arange(self.options.size), contents["leaves"])
+        self._max_priority, self._num_stale = contents["max_priority"], contents["num_stale"]
+
+
+def _array(values: Any) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def _convert(state: Any, function: Any, kind: type) -> Any:
+    """`state` with `function` applied to everything of `kind` in its dictionaries, lists and tuples."""
+    if isinstance(state, kind):
+        return function(state)
+    if isinstance(state, dict):
+        return {name: _convert(value, function, kind) for name, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(_convert(value, function, kind) for value in state)
+    return state

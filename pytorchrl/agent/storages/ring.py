@@ -1,0 +1,357 @@
+"""The ring of rows that replay keeps rollouts in. C = capacity in rows, T = steps, E = environments, B = rows drawn.
+
+Rows are numbered as they come, 0, 1, 2, ...: a row's number is its *id*, its place is id mod C, and ids from `first` to
+`total - 1` are resident. The rows of one environment of a rollout follow each other. Where a row's true next observation
+is, its *link* says: in another row, or in an extra observation (see `leaves`). Rollouts of one source go on with one
+another: the last observation of a rollout is an extra one until the next rollout shows it as its first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pytorchrl.agent.data import RolloutData
+from pytorchrl.agent.storages.leaves import Leaf, Slots, StackedLeaf, WholeLeaf, write_rows
+from pytorchrl.errors import ConfigError
+
+MASK = "mask"
+"""Name of the leaf of allowed actions, beside those of the observations, `obs/<leaf>`, and of memories, `rhs/<net>`."""
+
+
+class Inserted(NamedTuple):
+    """What came of inserting a rollout, as places."""
+
+    rows: np.ndarray
+    """(T·E,) rows that were written."""
+    broken: np.ndarray
+    """Resident rows that cannot be drawn any more: an older picture of their stack went."""
+
+
+class Window(NamedTuple):
+    """The transitions from B rows over up to n steps."""
+
+    last: np.ndarray
+    """(B,) places of the last row of each."""
+    ret: np.ndarray
+    """(B,) float64, discounted sum of the m rewards."""
+    discount: np.ndarray
+    """(B,) float64, gamma^m, or 0 after a termination."""
+    num_steps: np.ndarray
+    """(B,) int64, m."""
+
+
+@dataclass(slots=True)
+class _Head:
+    """Where a source's last rollout ends; (E,) each."""
+
+    ids: np.ndarray
+    """Of the last rows."""
+    places: np.ndarray
+    """Of the extra observations after them; 0 where that observation begins an episode that no row belongs to yet."""
+    done: np.ndarray
+    """Whether that observation is the first of an episode."""
+
+
+class Ring:
+    """Rows of transitions, allocated when the first rollout comes."""
+
+    def __init__(self, capacity: int, stacked_frames: int | None = None, with_memory: bool = False) -> None:
+        """Keep `capacity` rows.
+
+        Args:
+            capacity: C.
+            stacked_frames: Pictures stacked in the observations, to be kept once each; None finds them, 1 keeps stacks.
+            with_memory: Whether to keep memory states and starts of episodes, too.
+        """
+        self.capacity = capacity
+        self._stacked_frames, self._with_memory = stacked_frames, with_memory
+        self.first = self.total = 0
+        self.num_drawable = 0
+        self.leaves: dict[str, Leaf] = {}
+        self.columns: dict[str, np.ndarray] = {}
+        self.counters = dict.fromkeys(("inserted", "evicted", "evicted_unused", "resident"), 0)
+        self._extras = Slots()
+        self._heads: dict[Hashable, _Head] = {}
+        self._layout: dict[str, tuple[tuple[int, ...], str, int]] = {}
+        """Leaf -> shape, dtype, pictures of a stack (1: kept as it is)."""
+
+    # Writing
+
+    def insert(self, rollout: RolloutData, source: Hashable) -> Inserted:
+        """Append a rollout, over the oldest rows where there is no room.
+
+        Args:
+            rollout: T >= 1 steps.
+            source: Who made it. Its environments go on where those of the last rollout from there ended, if their
+                observations do.
+
+        Raises:
+            ConfigError: It has more rows than the ring.
+            ValueError: Its leaves or columns are not those of the first rollout.
+        """
+        num_steps, num_envs = rollout.num_steps, rollout.num_envs
+        count = num_steps * num_envs
+        if count > self.capacity:
+            raise ConfigError(f"a rollout of {num_envs} environments x {num_steps} steps does not fit into replay of size "
+                              f"{self.capacity}; raise size or lower rollout_size")
+        leaves, columns = self._parts(rollout)
+        if not self.columns:
+            self._allocate(leaves, columns, rollout.done.numpy())
+        self._check(leaves, columns)
+        broken = self._evict(self.total + count - self.capacity - self.first)
+        ids = self.total + np.arange(num_envs)[None] * num_steps + np.arange(num_steps)[:, None]
+        heads = -1 - self._extras.take(num_envs)
+        places = np.concatenate([ids % self.capacity, heads[None]])
+        before = self._heads.pop(source, None)
+        previous = np.zeros(num_envs, dtype=np.int64)
+        if before is not None and len(before.ids) == num_envs:
+            previous = self._continued(before, leaves, rollout.done[0].numpy(), places[0])
+        finals = self._write_observations(leaves, rollout, places, previous)
+        link = places[1:].copy()
+        link[tuple(rollout.final_index.numpy().T)] = finals
+        start = self.total % self.capacity
+        for name, values in {**columns, "link": link}.items():
+            write_rows(self.columns[name], start, values.swapaxes(0, 1))
+        rows = places[:-1].T.reshape(-1)
+        valid = self.columns["valid"][rows]
+        self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = valid, False, False
+        shown = link[-1] == heads  # else the episode ended in the last row, and what is next has no row before it
+        self._give_back(heads[~shown])
+        self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
+        self.total += count
+        num_valid = int(np.count_nonzero(valid))
+        self.num_drawable += num_valid
+        self.counters["inserted"] += num_valid
+        self.counters["resident"] += num_valid
+        return Inserted(rows, broken)
+
+    def clear(self) -> None:
+        """Forget all rows; memory and the count of ids stay."""
+        if self.columns:
+            self._evict(self.total - self.first)
+            self.columns["drawable"][:] = False
+        self.first = self.total
+        self._extras, self._heads = Slots(), {}
+        for leaf in self.leaves.values():
+            leaf.clear()
+
+    # Reading
+
+    def resident(self, ids: np.ndarray) -> np.ndarray:
+        """(N,) bool, whether the rows of these ids are still there; raises `ValueError` for an id never given."""
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.total):
+            raise ValueError(f"ids must be in [0, {self.total}), got {ids.min()} to {ids.max()}")
+        return ids >= self.first
+
+    def ids(self, places: np.ndarray) -> np.ndarray:
+        """(N,) int64 ids of resident rows."""
+        return self.first + (places - self.first) % self.capacity
+
+    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        """Observations, leaf -> (N, ...), of rows or extra ones."""
+        return {name[4:]: leaf.take(places) for name, leaf in self.leaves.items() if name != MASK}
+
+    def take_mask(self, places: np.ndarray) -> np.ndarray | None:
+        """(N, n) bool, allowed actions in those observations, if the environment gives them."""
+        return self.leaves[MASK].take(places) if MASK in self.leaves else None
+
+    def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:
+        """From each row m = min(n, steps to the first end or the write head) steps on.
+
+        R = r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}, discount gamma^m (1 - terminated_{t+m-1}); in float64.
+        """
+        column = self.columns
+        last, ret = rows.copy(), column["reward"][rows].astype(np.float64)
+        num_steps = np.ones(len(rows), dtype=np.int64)
+        running = np.arange(len(rows)) if n_step > 1 else np.zeros(0, np.int64)
+        for k in range(1, n_step):
+            at = last[running]
+            link = column["link"][at]
+            on = ~(column["terminated"][at] | column["truncated"][at]) & (link >= 0)
+            on &= column["valid"][np.maximum(link, 0)]
+            running, after = running[on], link[on]
+            ret[running] += gamma**k * column["reward"][after]
+            last[running], num_steps[running] = after, k + 1
+        discount = np.where(column["terminated"][last], 0.0, gamma**num_steps)
+        return Window(last, ret, discount, num_steps)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it holds."""
+        return sum(leaf.num_bytes for leaf in self.leaves.values()) + sum(c.nbytes for c in self.columns.values())
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as copies."""
+        num_rows = min(self.total, self.capacity)
+        return {
+            "capacity": self.capacity, "first": self.first, "total": self.total, "num_drawable": self.num_drawable,
+            "counters": dict(self.counters), "extras": self._extras.state_dict(), "layout": dict(self._layout),
+            "columns": {name: column[:num_rows].copy() for name, column in self.columns.items()},
+            "leaves": {name: leaf.state_dict(num_rows) for name, leaf in self.leaves.items()},
+            "heads": [(source, head.ids.copy(), head.places.copy(), head.done.copy())
+                      for source, head in self._heads.items()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict()`; raises `ConfigError` if that is of a ring of another capacity."""
+        if state["capacity"] != self.capacity:
+            raise ConfigError(f"replay of size {self.capacity} cannot go on from one of size {state['capacity']}; "
+                              "use the same size, or start anew")
+        self.first, self.total, self.num_drawable = state["first"], state["total"], state["num_drawable"]
+        self.counters = dict(state["counters"])
+        self._extras.load_state_dict(state["extras"])
+        self._make_leaves(state["layout"])
+        for name, leaf in self.leaves.items():
+            leaf.load_state_dict(state["leaves"][name])
+        self.columns = {}
+        for name, column in state["columns"].items():
+            self.columns[name] = np.zeros((self.capacity, *column.shape[1:]), column.dtype)
+            self.columns[name][:len(column)] = column
+        self._heads = {source: _Head(np.array(ids), np.array(places), np.array(done))
+                       for source, ids, places, done in state["heads"]}
+
+    # Inside
+
+    def _parts(self, rollout: RolloutData) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Leaves (T+1, E, ...) and columns (T, E, ...) of a rollout, as arrays."""
+        leaves = {f"obs/{name}": leaf.numpy() for name, leaf in rollout.obs.items()}
+        if rollout.mask is not None:
+            leaves[MASK] = rollout.mask.numpy()
+        columns = {name: getattr(rollout, name).numpy() for name in (
+            "action", "reward", "terminated", "truncated", "valid")}
+        if self._with_memory:
+            columns["done"] = rollout.done[:-1].numpy()
+            columns |= {f"rhs/{name}": state[:-1].numpy() for name, state in rollout.rhs.items()}
+        return leaves, columns
+
+    def _allocate(self, leaves: dict[str, np.ndarray], columns: dict[str, np.ndarray], done: np.ndarray) -> None:
+        layout = {}
+        for name, leaf in leaves.items():
+            num_frames = _num_frames(leaf, done, self._stacked_frames)
+            layout[name] = (leaf.shape[2:], leaf.dtype.str, num_frames)
+        if (self._stacked_frames or 1) > 1 and all(num_frames == 1 for *_, num_frames in layout.values()):
+            raise ConfigError(f"stacked_frames={self._stacked_frames} needs observations of three axes, got "
+                              f"{ {name: shape for name, (shape, *_) in layout.items()} }; leave it out")
+        self._make_leaves(layout)
+        self.columns = {name: np.zeros((self.capacity, *values.shape[2:]), values.dtype)
+                        for name, values in columns.items()}
+        self.columns["link"] = np.zeros(self.capacity, dtype=np.int64)
+        for name in ("drawable", "broken", "used"):
+            self.columns[name] = np.zeros(self.capacity, dtype=np.bool_)
+
+    def _make_leaves(self, layout: dict[str, tuple[tuple[int, ...], str, int]]) -> None:
+        self._layout = layout
+        self.leaves = {
+            name: WholeLeaf(self.capacity, tuple(shape), np.dtype(dtype)) if num_frames == 1
+            else StackedLeaf(self.capacity, tuple(shape), np.dtype(dtype), num_frames)
+            for name, (shape, dtype, num_frames) in layout.items()}
+
+    def _check(self, leaves: dict[str, np.ndarray], columns: dict[str, np.ndarray]) -> None:
+        expected = {name: (tuple(shape), np.dtype(dtype)) for name, (shape, dtype, _) in self._layout.items()}
+        expected |= {name: (self.columns[name].shape[1:], self.columns[name].dtype) for name in columns
+                     if name in self.columns}
+        got = {name: (values.shape[2:], values.dtype) for name, values in {**leaves, **columns}.items()}
+        if got != expected:
+            raise ValueError(f"a rollout must have the leaves of the first one, {expected}, got {got}")
+
+    def _evict(self, count: int) -> np.ndarray:
+        """Give up the oldest rows; places of rows that can be drawn no more, as they need a part of those."""
+        if count <= 0:
+            return np.zeros(0, dtype=np.int64)
+        column, start = self.columns, self.first % self.capacity
+        rows = (start + np.arange(count)) % self.capacity
+        valid, link = column["valid"][rows], column["link"][rows]
+        num_valid = int(np.count_nonzero(valid))
+        self.counters["evicted"] += num_valid
+        self.counters["resident"] -= num_valid
+        self.counters["evicted_unused"] += int(np.count_nonzero(valid & ~column["used"][rows]))
+        self.num_drawable -= int(np.count_nonzero(column["drawable"][rows]))
+        for leaf in self.leaves.values():
+            leaf.free(rows)
+        self._give_back(link[link < 0])
+        self.first += count
+        self._heads = {source: head for source, head in self._heads.items() if head.ids.max() >= self.first}
+        return self._break(link[link >= 0], start, count)
+
+    def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
+        """Find rows that need a part of freed ones, from those that follow on them; places of what cannot be drawn now."""
+        rows, broken = rows[(rows - start) % self.capacity >= count], []
+        for _ in range(max(leaf.depth for leaf in self.leaves.values())):
+            if not len(rows):
+                break
+            rows = rows[np.any([leaf.broken(rows, start, count) for leaf in self.leaves.values()], axis=0)]
+            broken.append(rows[self.columns["drawable"][rows]])
+            self.columns["broken"][rows], self.columns["drawable"][rows] = True, False
+            rows = self.columns["link"][rows]
+            rows = rows[rows >= 0]
+        self.num_drawable -= sum(map(len, broken))
+        return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
+
+    def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Link the source's last rows to `rows`, (E,) places of row 0, where both show the same observation.
+
+        Returns:
+            (E,) places of the extra observations that this makes superfluous; 0 where there is none.
+        """
+        last = head.ids % self.capacity
+        same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]
+        index = np.flatnonzero(same)
+        for name, leaf in self.leaves.items():
+            equal = leaf.take(head.places[index]) == leaves[name][0, index]
+            index = index[equal.all(axis=tuple(range(1, equal.ndim)))]
+        self.columns["link"][last[index]] = rows[index]
+        previous = np.zeros(len(rows), dtype=np.int64)
+        previous[index] = head.places[index]
+        return previous
+
+    def _write_observations(
+        self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
+    ) -> np.ndarray:
+        """Write a rollout's observations, and give back what is superfluous; places of the final ones, (K,)."""
+        t, e = rollout.final_index.numpy().T
+        cut = np.zeros(places.shape, dtype=np.bool_)
+        cut[t + 1, e] = True  # the row before goes on elsewhere
+        finals = -1 - self._extras.take(len(t))
+        start = self.total % self.capacity
+        for name, leaf in self.leaves.items():
+            leaf.write(start, leaves[name], places, previous, cut)
+            if len(t):
+                last = np.ones((len(t), *leaves[name].shape[2:]), np.bool_) if name == MASK \
+                    else rollout.final_obs[name[4:]].numpy()
+                leaf.write_finals(last, finals, places[t, e])
+        self._give_back(previous[previous < 0])
+        return finals
+
+    def _give_back(self, extras: np.ndarray) -> None:
+        if len(extras):
+            for leaf in self.leaves.values():
+                leaf.free(extras)
+            self._extras.give_back(-1 - extras)
+
+
+def _num_frames(leaf: np.ndarray, done: np.ndarray, wanted: int | None) -> int:
+    """Pictures that observations (T+1, E, ...) are stacks of, to be kept once each; 1 to keep them as they are.
+
+    Raises:
+        ConfigError: They are not stacks of `wanted` pictures.
+    """
+    if leaf.ndim != 5 or wanted == 1:
+        return 1
+    num_frames, channels = wanted or leaf.shape[2], leaf.shape[2]
+    if channels % num_frames:
+        raise ConfigError(f"stacked_frames must divide the {channels} channels of pictures, got {num_frames}")
+    if wanted is None and (leaf.dtype != np.uint8 or num_frames < 2):
+        return 1
+    size = channels // num_frames
+    goes_on = ~done[1:]
+    moved_on = (leaf[1:, :, :-size] == leaf[:-1, :, size:]).all(axis=(2, 3, 4))
+    if wanted is None:
+        return num_frames if goes_on.any() and moved_on[goes_on].mean() > 0.5 else 1
+    if goes_on.any() and not moved_on[goes_on].any():
+        raise ConfigError(f"stacked_frames={wanted}, but pictures do not move on by one a step; leave stacked_frames out")
+    return num_frames

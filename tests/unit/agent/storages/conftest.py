@@ -1,0 +1,182 @@
+"""Simulated collectors, and a replay of plain lists that replay storages are compared with."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl.agent.data import ActingStep, Step
+from pytorchrl.agent.storages.rollout_rows import RolloutRows
+
+
+class Row:
+    """One transition as it was made."""
+
+    def __init__(self, **content):
+        self.__dict__.update(content)
+
+
+class Collector:
+    """Random episodes of E environments, recorded by the collector's half of a storage and in plain lists.
+
+    Each transition's action is a number of its own. Pictures are random, many of them black; frames of an episode's start
+    are padded with "zero", "copy" of the first or "noise", or the old ones are left ("keep").
+    """
+
+    def __init__(self, *, seed=0, num_envs=2, num_steps=5, same_step=True, num_frames=0, padding="zero", with_mask=False,
+                 p_end=0.15, p_life=0.0, p_cut=0.0, picture=(3, 3), first_number=0):
+        self.rng = np.random.default_rng(seed)
+        self.num_envs, self.num_steps, self.same_step = num_envs, num_steps, same_step
+        self.num_frames, self.padding, self.picture = num_frames, padding, picture
+        self.p_end, self.p_life, self.p_cut, self.with_mask = p_end, p_life, p_cut, with_mask
+        self.number = first_number
+        self.rows = RolloutRows(num_steps, num_envs, {})
+        self.made = [[] for _ in range(num_envs)]
+        self.stacks = [np.zeros((num_frames, *picture), np.uint8) for _ in range(num_envs)]
+        self.resetting = np.zeros(num_envs, bool)
+        self.restart()
+
+    def restart(self):
+        """Reset all environments from outside: running episodes are not gone on with."""
+        self.resetting[:] = False
+        self.obs = [self.observe(e, first=True) for e in range(self.num_envs)]
+        self.mask = self.random_mask()
+        self.rows.start(self.batch(self.obs), self.mask)
+        for made in self.made:
+            made.append(None)
+
+    def observe(self, e, first):
+        if not self.num_frames:
+            return self.rng.standard_normal(3).astype(np.float32)
+        frame = self.rng.integers(0, 256, self.picture, dtype=np.uint8) * np.uint8(self.rng.random() > 0.3)
+        if first and self.padding == "zero":
+            self.stacks[e] = np.zeros_like(self.stacks[e])
+        if first and self.padding == "copy":
+            self.stacks[e] = np.repeat(frame[None], self.num_frames, 0)
+        if first and self.padding == "noise":
+            self.stacks[e] = self.rng.integers(0, 256, self.stacks[e].shape, dtype=np.uint8)
+        self.stacks[e] = np.concatenate([self.stacks[e][1:], frame[None]])
+        return self.stacks[e]
+
+    def random_mask(self):
+        return self.rng.random((self.num_envs, 4)) < 0.7 if self.with_mask else None
+
+    def batch(self, observations):
+        return {"obs": np.stack(observations), "number": np.arange(len(observations)) + 10 * self.number}
+
+    def collect(self, num_steps=None):
+        """Make a rollout of `num_steps`, and return it; the rows are in `made`, an environment each."""
+        for _ in range(num_steps or self.num_steps):
+            self.step()
+        return self.rows.take(copy=True)
+
+    def step(self):
+        num_envs, rng = self.num_envs, self.rng
+        before, mask, resetting = self.batch(self.obs), self.mask, self.resetting
+        actions = self.number + np.arange(num_envs)
+        self.number += num_envs
+        end, life = rng.random(num_envs) < self.p_end, rng.random(num_envs) < self.p_life
+        end, life = end & ~resetting, life & ~end & ~resetting
+        terminated = end & (rng.random(num_envs) < 0.5)
+        truncated, terminated = end & ~terminated, terminated | life
+        valid = ~resetting & ~(end & (rng.random(num_envs) < self.p_cut))
+        reward = rng.standard_normal(num_envs).astype(np.float32)
+        shown, finals, first = [], {}, np.zeros(num_envs, bool)
+        for e in range(num_envs):
+            first[e] = resetting[e] or life[e] or (end[e] and self.same_step)
+            if end[e] and self.same_step:
+                finals[e] = self.observe(e, first=False)
+            shown.append(self.observe(e, first=bool(resetting[e] or e in finals)))
+        self.obs, self.mask = shown, self.random_mask()
+        self.resetting = end if not self.same_step else np.zeros(num_envs, bool)
+        after, index = self.batch(shown), np.array(sorted(finals), np.int64)
+        final_obs = {"obs": np.stack([finals[e] for e in index]), "number": -1 - actions[index]} if finals else {}
+        for e in range(num_envs):
+            final = {"obs": finals[e], "number": -1 - actions[e]} if e in finals else None
+            self.made[e].append(Row(
+                obs={name: leaf[e] for name, leaf in before.items()}, mask=None if mask is None else mask[e],
+                action=actions[e], reward=reward[e], terminated=terminated[e], truncated=truncated[e], valid=valid[e],
+                next_obs=final or {name: leaf[e] for name, leaf in after.items()},
+                next_mask=None if mask is None else np.ones(4, bool) if final else self.mask[e]))
+        self.rows.insert(ActingStep(actions, actions, {}, {}), Step(
+            obs=after, reward=reward, terminated=terminated, truncated=truncated, valid=valid, first=first,
+            final_index=index, final_obs=final_obs, mask=self.mask, episodes=[]))
+
+
+class PlainReplay:
+    """Transitions in plain lists: rows in the order of replay, and what each environment made so far."""
+
+    def __init__(self, capacity):
+        self.capacity, self.rows, self.streams = capacity, [], {}
+
+    def insert(self, collector, num_steps):
+        """Take what the collector's last `num_steps` steps made."""
+        for made in collector.made:
+            rows = [row for row in made if row is not None][-num_steps:]
+            self.rows += rows
+            for row in rows:
+                self.streams[row.action] = (made, made.index(row), len(made))
+        known = {id(made): len(made) for made in collector.made}
+        for action, (made, index, _) in self.streams.items():
+            if id(made) in known:
+                self.streams[action] = (made, index, known[id(made)])
+
+    @property
+    def resident(self):
+        """The valid rows that are still there, by action."""
+        return {row.action: row for row in self.rows[-self.capacity:] if row.valid}
+
+    def window(self, row, n_step, gamma):
+        """(R, discount, next observation, next mask, m) of a row, by plain loops in float64."""
+        made, index, head = self.streams[row.action]
+        total, m = 0.0, 0
+        while True:
+            last = made[index + m]
+            total += gamma**m * float(last.reward)
+            m += 1
+            following = made[index + m] if index + m < head else None
+            if m == n_step or last.terminated or last.truncated or following is None or not following.valid:
+                return total, 0.0 if last.terminated else gamma**m, last.next_obs, last.next_mask, m
+
+
+@pytest.fixture
+def make_collector():
+    return Collector
+
+
+@pytest.fixture
+def make_plain_replay():
+    return PlainReplay
+
+
+@pytest.fixture
+def build_replay():
+    """Build a replay storage whose actor and algorithm are stubs."""
+    def build(cls, size, gamma=0.9, num_envs=1, seed=0, **options):
+        options.setdefault("rollout_size", 1)
+        return cls.create_factory(size, **options)(
+            actor=SimpleNamespace(initial_states=lambda num_envs: {}), algorithm=SimpleNamespace(gamma=gamma),
+            num_envs=num_envs, seed=seed, device="cpu")
+    return build
+
+
+@pytest.fixture
+def assert_batch_equals():
+    """Compare a batch with plain replay, transition by transition."""
+    def check(batch, plain, n_step, gamma):
+        resident = plain.resident
+        for b, action in enumerate(batch.action.tolist()):
+            row = resident[action]
+            total, discount, next_obs, next_mask, _ = plain.window(row, n_step, gamma)
+            for name, leaf in row.obs.items():
+                assert torch.equal(batch.obs[name][b], torch.as_tensor(leaf)), (name, action)
+                assert torch.equal(batch.next_obs[name][b], torch.as_tensor(next_obs[name])), (name, action)
+            assert float(batch.ret[b]) == pytest.approx(total, abs=1e-5)
+            assert float(batch.discount[b]) == pytest.approx(discount, abs=1e-6)
+            if row.mask is not None:
+                assert batch.mask[b].tolist() == row.mask.tolist()
+                assert batch.next_mask[b].tolist() == next_mask.tolist()
+    return check
