@@ -20,7 +20,7 @@ from pytorchrl.agent.actors.replay_actor import (
     replay_linear,
     replay_trunk,
 )
-from pytorchrl.agent.actors.squashed import LOG_STD_BOUNDS, bound_log_std, squashed_sample
+from pytorchrl.agent.actors.squashed import LOG_STD_BOUNDS, bound_log_std, squashed_draw, squashed_sample
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.seeding import torch_generator
@@ -154,8 +154,8 @@ class OffPolicyActor(ReplayActor):
         if self.is_deterministic:
             return torch.tanh(outputs).view(-1, *self.low.shape)
         mean, log_std = self._gaussian(outputs)
-        action = torch.tanh(mean) if deterministic else squashed_sample(mean, log_std, generator)[0]
-        return action.view(-1, *self.low.shape)
+        u = mean if deterministic else squashed_draw(mean, log_std, generator)
+        return torch.tanh(u).view(-1, *self.low.shape)
 
     def sample_log_prob(self, obs: Obs, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Actions (B, D) of the squashed Gaussian, reparameterised, and their log-densities (B,) in [-1, 1].

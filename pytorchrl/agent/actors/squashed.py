@@ -33,8 +33,12 @@ def squashed_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     return (normal - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(-1)
 
 
+def squashed_draw(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> Tensor:
+    """u (..., D), from which actions are tanh(u); it carries gradients to mean and log_std (..., D)."""
+    return mean + log_std.exp() * torch.empty_like(mean).normal_(generator=generator)
+
+
 def squashed_sample(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Actions (..., D) and their log-densities (...,); both carry gradients to mean and log_std (..., D)."""
-    noise = torch.empty_like(mean).normal_(generator=generator)
-    u = mean + log_std.exp() * noise
+    u = squashed_draw(mean, log_std, generator)
     return torch.tanh(u), squashed_log_prob(u, mean, log_std)
