@@ -34,7 +34,7 @@ def squashed_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 
 
 def squashed_draw(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> Tensor:
-    """u (..., D), from which actions are tanh(u); it carries gradients to mean and log_std (..., D)."""
+    """Draw u (..., D), from which actions are tanh(u); it carries gradients to mean and log_std (..., D)."""
     return mean + log_std.exp() * torch.empty_like(mean).normal_(generator=generator)
 
 

@@ -92,7 +92,7 @@ LEARNING = {
     "discrete_sac": {"target_entropy_scale": 0.1},
 }
 BASES = {"rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
-         "max_grad_norm": {"optimizer": "sgd"}}
+         "max_grad_norm": {"optimizer": "sgd"}, "double": {"lr": 1e-2, "target_update_interval": 50}}
 ACTING = {
     "dqn": {"start_steps": 0, "initial_epsilon": 0.5, "epsilon_per_worker": True, "test_epsilon": 1.0,
             "final_epsilon": 0.9, "epsilon_steps": 10},

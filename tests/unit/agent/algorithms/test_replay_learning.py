@@ -10,7 +10,6 @@ import torch
 from pytorchrl.agent.actors import OffPolicyActor, QActor
 from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3
 from pytorchrl.agent.data import ReplayBatch
-from pytorchrl.agent.options import linear
 
 torch.set_num_threads(1)  # networks this small only wait for more
 
@@ -42,10 +41,28 @@ class Transitions:
                 next_obs={"obs": next_obs}, weight=torch.ones(mini_batch_size), ids=torch.from_numpy(ids))
 
 
+class PointMass(gym.Env):
+    """A point on a line is to be pushed to 0 within five steps, by [-1, 3] - 1; a random one gets about -4."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Box(-1, 3, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.x = 0, self.np_random.uniform(-2, 2, 1).astype(np.float32)
+        return self.x, {}
+
+    def step(self, action):
+        self.steps, self.x = self.steps + 1, (self.x + 0.5 * (action - 1)).astype(np.float32)
+        return self.x, -float(self.x[0] ** 2), False, self.steps == 5, {}
+
+
+gym.register("PointMass-v0", PointMass)
+
+
 def train(env_id, algorithm_factory, actor_class, actor_options, steps, seed=1):
     """The loop; returns the algorithm."""
     env = gym.make(env_id)
-    env.action_space.seed(seed)
     actor = actor_class.create_factory(env.observation_space, env.action_space, **actor_options)(seed=seed)
     algorithm = algorithm_factory(actor=actor, seed=seed)
     storage = Transitions(algorithm.gamma, seed, steps)
@@ -73,3 +90,55 @@ def evaluate(algorithm, env_id, episodes=10):
             obs, reward, terminated, truncated, _ = env.step(acting.clipped_action[0])
             ended, first, total = terminated or truncated, False, total + float(reward)
     return total / episodes
+
+
+CARTPOLE = {
+    "start_steps": 500, "lr": 1e-3, "mini_batch_size": 64, "update_every": 4, "num_updates": 2, "target_update_interval": 100,
+    "epsilon_steps": 3000}
+DETERMINISTIC = {"policy": "deterministic"}
+CONTINUOUS = {
+    "sac": (SAC, {"lr_pi": 1e-3}, {}), "td3": (TD3, {"lr_q": 1e-3, "lr_pi": 1e-3}, DETERMINISTIC),
+    "ddpg": (DDPG, {"lr_pi": 1e-3}, {**DETERMINISTIC, "num_critics": 1})}
+
+
+def test_dqn_learns_to_balance_a_pole():
+    algorithm = train("CartPole-v1", DQN.create_factory(**CARTPOLE), QActor, {"hidden_sizes": (64, 64)}, 8000)
+    assert evaluate(algorithm, "CartPole-v1") >= 195
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_continuous_control_learns_to_stop_a_point(name):
+    cls, options, actor = CONTINUOUS[name]
+    factory = cls.create_factory(
+        gamma=0.9, start_steps=200, update_every=1, num_updates=1, mini_batch_size=64, polyak=0.98, **options)
+    algorithm = train("PointMass-v0", factory, OffPolicyActor, {"hidden_sizes": (32,), **actor}, 1200)
+    untrained = factory(actor=algorithm.actor, seed=1)
+    assert untrained.parameters["random_actions"] > 0
+    assert evaluate(algorithm, "PointMass-v0", 30) >= -2.0
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("actor", [{}, {"dueling": True}, {"noisy": True}], ids=["plain", "dueling", "noisy"])
+def test_dqn_solves_cartpole(actor):
+    options = {"initial_epsilon": 0.0, "final_epsilon": 0.0} if "noisy" in actor else {"epsilon_steps": 10_000}
+    factory = DQN.create_factory(**{**CARTPOLE, **options}, gamma=0.99)
+    algorithm = train("CartPole-v1", factory, QActor, {"hidden_sizes": (120, 84), **actor}, 40_000)
+    assert evaluate(algorithm, "CartPole-v1") >= 475
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("name", CONTINUOUS)
+def test_continuous_control_swings_a_pendulum_up(name):
+    cls, options, actor = CONTINUOUS[name]
+    factory = cls.create_factory(
+        gamma=0.98, start_steps=1000, update_every=1, num_updates=1, mini_batch_size=128, **options)
+    algorithm = train("Pendulum-v1", factory, OffPolicyActor, {"hidden_sizes": (64, 64), **actor}, 20_000)
+    assert evaluate(algorithm, "Pendulum-v1") >= -200
+
+
+@pytest.mark.learning
+def test_discrete_sac_solves_cartpole():
+    factory = SAC.create_factory(
+        lr_q=1e-3, lr_pi=1e-3, start_steps=1000, update_every=2, num_updates=1, mini_batch_size=64, target_entropy_scale=0.3)
+    algorithm = train("CartPole-v1", factory, OffPolicyActor, {"hidden_sizes": (64, 64)}, 30_000)
+    assert evaluate(algorithm, "CartPole-v1") >= 400
