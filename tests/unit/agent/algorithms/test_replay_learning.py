@@ -101,11 +101,13 @@ CONTINUOUS = {
     "ddpg": (DDPG, {"lr_pi": 1e-3}, {**DETERMINISTIC, "num_critics": 1})}
 
 
+@pytest.mark.slow
 def test_dqn_learns_to_balance_a_pole():
     algorithm = train("CartPole-v1", DQN.create_factory(**CARTPOLE), QActor, {"hidden_sizes": (64, 64)}, 7000)
     assert evaluate(algorithm, "CartPole-v1") >= 195
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_continuous_control_learns_to_stop_a_point(name):
     cls, options, actor = CONTINUOUS[name]
@@ -116,6 +118,7 @@ def test_continuous_control_learns_to_stop_a_point(name):
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("actor", [{}, {"dueling": True}, {"noisy": True}], ids=["plain", "dueling", "noisy"])
 def test_dqn_solves_cartpole(actor):
     options = {"initial_epsilon": 0.0, "final_epsilon": 0.0} if "noisy" in actor else {"epsilon_steps": 10_000}
@@ -125,6 +128,7 @@ def test_dqn_solves_cartpole(actor):
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_continuous_control_swings_a_pendulum_up(name):
     cls, options, actor = CONTINUOUS[name]
@@ -135,6 +139,7 @@ def test_continuous_control_swings_a_pendulum_up(name):
 
 
 @pytest.mark.learning
+@pytest.mark.timeout(1800)
 def test_discrete_sac_solves_cartpole():
     factory = SAC.create_factory(
         lr_q=1e-3, lr_pi=1e-3, start_steps=1000, update_every=2, num_updates=1, mini_batch_size=64, target_entropy_scale=0.3)
