@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from pytorchrl.agent.actors import OnPolicyActor
-    from pytorchrl.agent.algorithms import A2C, PPO
+    from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor
+    from pytorchrl.agent.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3
     from pytorchrl.agent.env import VecEnv
     from pytorchrl.agent.options import Factory, Schedule, linear
     from pytorchrl.agent.storages import GAEBuffer, VanillaOnPolicyBuffer
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pytorchrl.training import TrainedAgent, load, train
 
 _HOMES = {
-    "pytorchrl.agent.actors": ("OnPolicyActor",),
-    "pytorchrl.agent.algorithms": ("A2C", "PPO"),
+    "pytorchrl.agent.actors": ("OffPolicyActor", "OnPolicyActor", "QActor"),
+    "pytorchrl.agent.algorithms": ("A2C", "DDPG", "DQN", "PPO", "SAC", "TD3"),
     "pytorchrl.agent.env": ("VecEnv",),
     "pytorchrl.agent.options": ("Factory", "Schedule", "linear"),
     "pytorchrl.agent.storages": ("GAEBuffer", "VanillaOnPolicyBuffer"),
@@ -36,9 +36,9 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - sorted without regard to case, as a reader looks them up
-    "__version__", "A2C", "ASYNC", "CENTRAL", "ConfigError", "Factory", "GAEBuffer", "Learner", "linear", "load",
-    "OnPolicyActor", "PARALLEL", "PPO", "PyTorchRLError", "Schedule", "Scheme", "SYNC", "train", "TrainedAgent",
-    "VanillaOnPolicyBuffer", "VecEnv",
+    "__version__", "A2C", "ASYNC", "CENTRAL", "ConfigError", "DDPG", "DQN", "Factory", "GAEBuffer", "Learner", "linear",
+    "load", "OffPolicyActor", "OnPolicyActor", "PARALLEL", "PPO", "PyTorchRLError", "QActor", "SAC", "Schedule", "Scheme",
+    "SYNC", "TD3", "train", "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv",
 ]
 
 

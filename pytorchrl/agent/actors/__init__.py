@@ -1,7 +1,12 @@
 """Actors: networks that act and are trained, with what they are made of."""
 
+from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, Embedding
+from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
+from pytorchrl.agent.actors.q_actor import QActor
 from pytorchrl.agent.actors.resnets import FixupCNN, ImpalaCNN
 
-__all__ = ["CNN", "MLP", "DictNet", "Embedding", "FixupCNN", "ImpalaCNN", "OnPolicyActor"]
+__all__ = [
+    "CNN", "MLP", "Actor", "DictNet", "Embedding", "FixupCNN", "ImpalaCNN", "OffPolicyActor", "OnPolicyActor", "QActor",
+]

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import math
-import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
+from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.distributions import Gaussian, check_mask, distribution_of
 from pytorchrl.agent.actors.extractors import ACTIVATIONS, is_image, linear
 from pytorchrl.agent.actors.memory import MEMORIES
-from pytorchrl.agent.actors.normalisers import Moments, RunningMoments, moments
 from pytorchrl.agent.actors.trunk import Trunk, check_extractor
-from pytorchrl.agent.data import Obs, RolloutData
+from pytorchrl.agent.data import Obs
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import torch_generator
-from pytorchrl.errors import CheckpointError, ConfigError
 
 _POLICY_GAIN, _VALUE_GAIN = 0.01, 1.0
-_REWARD = "reward"
 
 
-class OnPolicyActor(nn.Module):
+class OnPolicyActor(Actor):
     """Policy and value networks with orthogonal initialisation, and the normalisers of observations and rewards.
 
     Observations are dictionaries leaf -> (B, ...), or (L, B, ...) for sequences; `done` is true where a row is the
@@ -85,9 +79,7 @@ class OnPolicyActor(nn.Module):
         Raises:
             CheckpointError: The checkpoint cannot be read or holds another network.
         """
-        super().__init__()
-        self.options = options
-        self.device = torch.device(device)
+        super().__init__(options, device)
         generator = torch_generator(seed)  # on the CPU, so that every device starts alike
         self.is_recurrent = options.recurrent_net is not None
         shared = options.shared_policy_value_network
@@ -100,14 +92,7 @@ class OnPolicyActor(nn.Module):
         size = self.policy.out_features
         self.policy_head = linear(size, self.distribution.num_outputs, _POLICY_GAIN, generator)
         self.value_head = linear(size, 1, _VALUE_GAIN, generator)
-        normalised = _normalised_leaves(options)
-        # By position: a leaf's name may hold a dot, a module's may not.
-        self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
-        self.obs_moments = nn.ModuleList(RunningMoments(tuple(space.shape or ())) for space in normalised.values())
-        self.reward_moments = RunningMoments(()) if options.normalize_reward else None
-        if options.checkpoint is not None:
-            _load_checkpoint(self, options.checkpoint)
-        self.to(self.device)
+        self._finish(normalize_reward=options.normalize_reward)
         # The same parts once more: an attribute of a module that is a module or parameter takes long to look up,
         # which adds up to a third of the time to act with small networks.
         self._parts = (self.policy, self.value, self.distribution)
@@ -212,50 +197,7 @@ class OnPolicyActor(nn.Module):
         latent, state = trunk.forward(self.normalise(obs), rhs.get(name), done)
         return {"value": self._value_of(latent)}, rhs if state is None else {**rhs, name: state}
 
-    # ---- state
-
-    def state_buffers(self) -> dict[str, Tensor]:
-        """Name -> live tensor of all state that is not trained: the normalisers', and buffers of own extractors."""
-        return {name: value for name, value in self.state_dict(keep_vars=True).items()
-                if not isinstance(value, nn.Parameter)}
-
-    def moments_of(self, rollout: RolloutData, discounted_returns: Tensor | None = None) -> dict[str, Moments]:
-        """Moments of a rollout's valid steps, for `merge_moments` of the actor that owns the statistics.
-
-        Args:
-            rollout: Its observations o_t with a valid transition are counted, each once.
-            discounted_returns: (T, E), G of the reward normaliser: G = gamma * G + r, zero after an episode's end.
-
-        Returns:
-            Normaliser -> (count, mean, M2) on the CPU; empty if nothing is normalised.
-        """
-        valid = rollout.valid
-        found = {f"obs/{leaf}": moments(rollout.obs[leaf][:-1][valid]) for leaf in self._normalised}
-        if self.reward_moments is not None:
-            if discounted_returns is None:
-                raise ConfigError("normalize_reward needs the discounted returns of a rollout")
-            found[_REWARD] = moments(discounted_returns[valid])
-        return found
-
-    def merge_moments(self, found: Mapping[str, Moments]) -> None:
-        """Add what `moments_of` found in one rollout; each rollout once, in a fixed order of workers."""
-        for leaf, index in self._normalised.items():
-            self.obs_moments[index].merge(found[f"obs/{leaf}"])  # type: ignore[operator]
-        if self.reward_moments is not None:
-            self.reward_moments.merge(found[_REWARD])
-
-    def reward_scale(self) -> float:
-        """What to multiply rewards with, before clipping them to +-10; 1.0 if rewards are not normalised."""
-        return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
-
     # ---- parts of the passes
-
-    def normalise(self, obs: Obs) -> Obs:
-        """Observations as the networks see them; without `normalize_obs` the very dictionary that was given."""
-        if not self._normalised:
-            return obs
-        normalised = {leaf: self.obs_moments[i].normalise(obs[leaf]) for leaf, i in self._normalised.items()}  # type: ignore[operator]
-        return {**obs, **normalised}
 
     def _policy_params(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Tensor, Obs]:
         policy, _, distribution = self._parts
@@ -266,43 +208,3 @@ class OnPolicyActor(nn.Module):
 
     def _value_of(self, latent: Tensor) -> Tensor:
         return F.linear(latent, *self._value_output).squeeze(-1).float()
-
-
-def _normalised_leaves(options: OnPolicyActor.Options) -> dict[str, gym.Space[Any]]:
-    if not options.normalize_obs:
-        return {}
-    return {
-        leaf: space for leaf, space in options.observation_space.items()
-        if isinstance(space, gym.spaces.Box) and not is_image(space)
-    }
-
-
-def _load_checkpoint(actor: OnPolicyActor, path: str) -> None:
-    """Copy the acting state of a saved model into the actor.
-
-    The state's `"all"` is one vector of all parameters in their order; its other entries are buffers by name.
-    """
-    if not Path(path).is_file():
-        raise CheckpointError(f"checkpoint {path!r} is not a file; give a model that save_model wrote")
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"checkpoint {path!r} cannot be read: {error}") from error
-    state = saved.get("acting_state") if isinstance(saved, dict) else None
-    if not isinstance(state, dict) or not isinstance(state.get("all"), Tensor):
-        raise CheckpointError(f"checkpoint {path!r} holds no acting_state of an actor")
-    parameters = list(actor.parameters())
-    size = sum(parameter.numel() for parameter in parameters)
-    if state["all"].shape != (size,):
-        raise CheckpointError(
-            f"checkpoint {path!r} holds {math.prod(state['all'].shape)} parameters, this actor has {size}; build it "
-            "with the spaces and options that the model was trained with")
-    with torch.no_grad():
-        nn.utils.vector_to_parameters(state["all"], parameters)
-        for name, buffer in actor.state_buffers().items():
-            value = state.get(name)
-            if not isinstance(value, Tensor) or value.shape != buffer.shape:
-                raise CheckpointError(
-                    f"checkpoint {path!r} has no {name} of shape {tuple(buffer.shape)}; was it trained with the same "
-                    "normalize_obs and normalize_reward?")
-            buffer.copy_(value)

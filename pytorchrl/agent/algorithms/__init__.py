@@ -2,7 +2,14 @@
 
 from pytorchrl.agent.algorithms.a2c import A2C
 from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.algorithms.ddpg import DDPG, TD3
+from pytorchrl.agent.algorithms.dqn import DQN, ladder_epsilon
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, Recorded
 from pytorchrl.agent.algorithms.ppo import PPO
+from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
+from pytorchrl.agent.algorithms.sac import SAC
 
-__all__ = ["A2C", "PPO", "Algorithm", "OnPolicyAlgorithm", "Recorded"]
+__all__ = [
+    "A2C", "DDPG", "DQN", "PPO", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm", "Recorded", "ReplayAlgorithm",
+    "ladder_epsilon",
+]

@@ -154,12 +154,18 @@ class Algorithm(ABC):
             steps.append((name, group, own, norm))
         limit, info = self.parameters.get("max_grad_norm", math.inf), {}
         for name, group, gradient, norm in steps:
+            if not self.is_due(name):
+                continue
             lr = self.parameters.get(f"lr_{name}", self.parameters.get("lr", 0.0))
             scale = 1.0 if norm <= limit else limit / (norm + 1e-6)
             self._optimizers[name].step(group.data, gradient, lr, scale)
             mark = f"_{name}" if len(steps) > 1 else ""
             info[f"grad_norm{mark}"], info[f"lr{mark}"] = norm, lr
         return info
+
+    def is_due(self, group: str) -> bool:
+        """Whether the next update moves this group; always, if not overridden."""
+        return True
 
     # Parameters that change while training
 
@@ -193,17 +199,7 @@ class Algorithm(ABC):
         Raises:
             WeightsError: Names or shapes do not fit; nothing was changed.
         """
-        mine = dict(self._acting_tensors())
-        if mine.keys() != state.keys():
-            raise WeightsError(f"acting state has {sorted(state)}, this actor needs {sorted(mine)}")
-        for name, tensor in mine.items():
-            if tensor.shape != state[name].shape:
-                raise WeightsError(
-                    f"{name} of the acting state has shape {tuple(state[name].shape)}, this actor needs "
-                    f"{tuple(tensor.shape)}; both sides must build the same actor")
-        with torch.no_grad():
-            for name, tensor in mine.items():
-                tensor.copy_(state[name])
+        copy_tensors(dict(self._acting_tensors()), state, "acting state")
 
     def gradient_state(self) -> dict[str, Any]:
         """What computing gradients needs: the `acting` state and the `parameters` in force."""
@@ -251,3 +247,26 @@ class Algorithm(ABC):
         for name, group in self.groups.items():
             yield name, group.data
         yield from self.actor.state_buffers().items()
+
+
+def copy_tensors(mine: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> None:
+    """Copy a part of a state over live tensors.
+
+    Args:
+        mine: Name -> live tensor.
+        state: Name -> tensor of the same shape.
+        what: What the part is called.
+
+    Raises:
+        WeightsError: Names or shapes do not fit; nothing was changed.
+    """
+    if mine.keys() != state.keys():
+        raise WeightsError(f"{what} has {sorted(state)}, this actor needs {sorted(mine)}")
+    for name, tensor in mine.items():
+        if tensor.shape != state[name].shape:
+            raise WeightsError(
+                f"{name} of the {what} has shape {tuple(state[name].shape)}, this actor needs "
+                f"{tuple(tensor.shape)}; both sides must build the same actor")
+    with torch.no_grad():
+        for name, tensor in mine.items():
+            tensor.copy_(state[name])

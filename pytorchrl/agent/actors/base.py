@@ -1,0 +1,146 @@
+"""What every actor has: normalisers of what it sees, untrained state, and a saved model to start from."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from pytorchrl.agent.actors.extractors import is_image
+from pytorchrl.agent.actors.normalisers import Moments, RunningMoments, moments
+from pytorchrl.agent.data import Obs, RolloutData
+from pytorchrl.errors import CheckpointError, ConfigError
+
+_REWARD = "reward"
+
+
+class Actor(nn.Module):
+    """Base of the actors; subclasses build their networks between `__init__` and `_finish`.
+
+    Attributes:
+        options: Checked options.
+        device: Where it lives.
+        is_recurrent: Whether it has memory between observations.
+        obs_moments: Running moments of the observations that are normalised.
+        reward_moments: Those of discounted returns, or None where rewards are not normalised.
+    """
+
+    is_recurrent = False
+
+    def __init__(self, options: Any, device: str | torch.device) -> None:
+        super().__init__()
+        self.options = options
+        self.device = torch.device(device)
+
+    def acting_networks(self) -> dict[str, nn.Module]:
+        """Group of parameters -> network, of those that acting needs; of one actor alone all are in one group, `all`."""
+        return {"all": self}
+
+    def initial_states(self, num_envs: int) -> Obs:
+        """Network -> zeros (E, H), for those with memory."""
+        return {}
+
+    def state_buffers(self) -> dict[str, Tensor]:
+        """Name -> live tensor of all state that is not trained: the normalisers', and buffers of own extractors."""
+        return {name: value for name, value in self.state_dict(keep_vars=True).items()
+                if not isinstance(value, nn.Parameter)}
+
+    def moments_of(self, rollout: RolloutData, discounted_returns: Tensor | None = None) -> dict[str, Moments]:
+        """Moments of a rollout's valid steps, for `merge_moments` of the actor that owns the statistics.
+
+        Args:
+            rollout: Its observations o_t with a valid transition are counted, each once.
+            discounted_returns: (T, E), G of the reward normaliser: G = gamma * G + r, zero after an episode's end.
+
+        Returns:
+            Normaliser -> (count, mean, M2) on the CPU; empty if nothing is normalised.
+        """
+        valid = rollout.valid
+        found = {f"obs/{leaf}": moments(rollout.obs[leaf][:-1][valid]) for leaf in self._normalised}
+        if self.reward_moments is not None:
+            if discounted_returns is None:
+                raise ConfigError("normalize_reward needs the discounted returns of a rollout")
+            found[_REWARD] = moments(discounted_returns[valid])
+        return found
+
+    def merge_moments(self, found: Mapping[str, Moments]) -> None:
+        """Add what `moments_of` found in one rollout; each rollout once, in a fixed order of workers."""
+        for leaf, index in self._normalised.items():
+            self.obs_moments[index].merge(found[f"obs/{leaf}"])  # type: ignore[operator]
+        if self.reward_moments is not None:
+            self.reward_moments.merge(found[_REWARD])
+
+    def reward_scale(self) -> float:
+        """What to multiply rewards with, before clipping them to +-10; 1.0 if rewards are not normalised."""
+        return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
+
+    def normalise(self, obs: Obs) -> Obs:
+        """Observations as the networks see them; without `normalize_obs` the very dictionary that was given."""
+        if not self._normalised:
+            return obs
+        normalised = {leaf: self.obs_moments[i].normalise(obs[leaf]) for leaf, i in self._normalised.items()}  # type: ignore[operator]
+        return {**obs, **normalised}
+
+    def _finish(self, *, normalize_reward: bool = False) -> None:
+        """Make the normalisers, load the checkpoint if there is one, and go to the device.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be read or holds another network.
+        """
+        normalised = _normalised_leaves(self.options)
+        # By position: a leaf's name may hold a dot, a module's may not.
+        self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
+        self.obs_moments = nn.ModuleList(RunningMoments(tuple(space.shape or ())) for space in normalised.values())
+        self.reward_moments = RunningMoments(()) if normalize_reward else None
+        if self.options.checkpoint is not None:
+            _load_checkpoint(self, self.options.checkpoint)
+        self.to(self.device)
+
+
+def _normalised_leaves(options: Any) -> dict[str, gym.Space[Any]]:
+    if not options.normalize_obs:
+        return {}
+    return {
+        leaf: space for leaf, space in options.observation_space.items()
+        if isinstance(space, gym.spaces.Box) and not is_image(space)
+    }
+
+
+def _load_checkpoint(actor: Actor, path: str) -> None:
+    """Copy the acting state of a saved model into the actor.
+
+    The state has one vector for each of the acting networks, all parameters in their order; its other entries are
+    buffers by name.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"checkpoint {path!r} is not a file; give a model that save_model wrote")
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"checkpoint {path!r} cannot be read: {error}") from error
+    state = saved.get("acting_state") if isinstance(saved, dict) else None
+    networks = {name: list(network.parameters()) for name, network in actor.acting_networks().items()}
+    if not isinstance(state, dict) or not all(isinstance(state.get(name), Tensor) for name in networks):
+        raise CheckpointError(f"checkpoint {path!r} holds no acting_state of such an actor ({', '.join(networks)})")
+    for name, parameters in networks.items():
+        size = sum(parameter.numel() for parameter in parameters)
+        if state[name].shape != (size,):
+            raise CheckpointError(
+                f"checkpoint {path!r} holds {math.prod(state[name].shape)} parameters, this actor has {size}; build it "
+                "with the spaces and options that the model was trained with")
+    with torch.no_grad():
+        for name, parameters in networks.items():
+            nn.utils.vector_to_parameters(state[name], parameters)
+        for name, buffer in actor.state_buffers().items():
+            value = state.get(name)
+            if not isinstance(value, Tensor) or value.shape != buffer.shape:
+                raise CheckpointError(
+                    f"checkpoint {path!r} has no {name} of shape {tuple(buffer.shape)}; was it trained with the same "
+                    "normalize_obs and normalize_reward?")
+            buffer.copy_(value)

@@ -1,0 +1,216 @@
+"""The actor of DDPG, TD3 and SAC: a policy and critics that share nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+
+from pytorchrl.agent.actors.distributions import Categorical, check_mask
+from pytorchrl.agent.actors.replay_actor import (
+    ContinuousQNet,
+    DiscreteQNet,
+    ReplayActor,
+    replay_linear,
+    replay_trunk,
+)
+from pytorchrl.agent.actors.squashed import LOG_STD_BOUNDS, bound_log_std, squashed_draw, squashed_sample
+from pytorchrl.agent.data import Obs
+from pytorchrl.agent.options import Factory, build_options, option
+from pytorchrl.agent.seeding import torch_generator
+from pytorchrl.errors import ConfigError, SpaceError
+
+_LOWEST = torch.finfo(torch.float32).min
+
+
+class OffPolicyActor(ReplayActor):
+    """A policy, and critics that value its actions.
+
+    Over a Box, actions lie in [-1, 1] everywhere but on the way to the environment (`to_env`). Over a Discrete space
+    the policy is categorical, and critics value all actions.
+
+    Attributes:
+        policy: The policy network.
+        critics: `num_critics` Q networks.
+        is_discrete: Whether the action space is Discrete.
+        is_deterministic: Whether the policy has no distribution.
+        action_size: D, numbers in an action; of a Discrete space, the number of actions.
+    """
+
+    low: Tensor
+    """Lower bounds of a Box, float32, with the shape of an action."""
+    high: Tensor
+    """Upper bounds of a Box, float32, with the shape of an action."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ReplayActor.Options):
+        """Settings of the actor."""
+
+        policy: str = option(
+            "stochastic", help="stochastic (squashed Gaussian, or categorical) for SAC, deterministic for DDPG and TD3.",
+            choices=("stochastic", "deterministic"))
+        num_critics: int = option(2, help="Number of Q networks.", low=1)
+        log_std_bound: str = option(
+            "clip", help="How log standard deviations stay bounded: cut off at [-20, 2], or by tanh into [-5, 2].",
+            choices=LOG_STD_BOUNDS)
+
+        def __post_init__(self) -> None:
+            """Refuse action spaces that it has no policy for, and options without effect."""
+            super().__post_init__()
+            space = self.action_space
+            is_box = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
+            if not is_box and not isinstance(space, gym.spaces.Discrete):
+                raise SpaceError(f"OffPolicyActor needs a Box of floats or a Discrete action space, got {space}")
+            if is_box and not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+                raise SpaceError(
+                    f"squashed actions need finite bounds, got {space}; wrap the environment with gymnasium's "
+                    "RescaleAction or ClipAction")
+            is_gaussian = is_box and self.policy == "stochastic"
+            if not is_box and self.policy == "deterministic":
+                raise ConfigError("policy='deterministic' needs a Box of actions, got a Discrete space; use QActor and DQN")
+            if self.log_std_bound != "clip" and not is_gaussian:
+                raise ConfigError("log_std_bound needs policy='stochastic' over a Box: no other policy has a deviation")
+
+    @classmethod
+    def create_factory(cls, observation_space: Any, action_space: Any, **options: Any) -> Factory[OffPolicyActor]:
+        """A factory of this actor; see `Options`.
+
+        Raises:
+            ConfigError: An unknown or wrong option.
+            SpaceError: A space that it cannot use; the message names the leaf.
+        """
+        spaces = {"observation_space": observation_space, "action_space": action_space}
+        return Factory(cls, build_options(cls, {**spaces, **options}))
+
+    def __init__(self, options: OffPolicyActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
+        """Build the networks from `seed`, then load the checkpoint if there is one.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be read or holds another network.
+        """
+        super().__init__(options, device)
+        generator, space = torch_generator(seed), options.action_space
+        self.is_discrete = isinstance(space, gym.spaces.Discrete)
+        self.is_deterministic = options.policy == "deterministic"
+        if self.is_discrete:
+            self.action_size = num_outputs = int(space.n)
+        else:
+            self.action_size = math.prod(space.shape)
+            num_outputs = self.action_size * (1 if self.is_deterministic else 2)
+            self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32), persistent=False)
+            self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32), persistent=False)
+        self.policy = PolicyNet(options, num_outputs, generator)
+        build = DiscreteQNet if self.is_discrete else ContinuousQNet
+        self.critics = nn.ModuleList(build(options, self.action_size, generator) for _ in range(options.num_critics))
+        self._categorical = Categorical(self.action_size) if self.is_discrete else None
+        self._finish()
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Critics in group `q`, the policy in group `pi`."""
+        return {"q": self.critics, "pi": self.policy}
+
+    def acting_networks(self) -> dict[str, nn.Module]:
+        """The policy."""
+        return {"pi": self.policy}
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """Actions (E, ...) as environments take them: from [-1, 1] to the Box."""
+        if self.is_discrete:
+            return action
+        scaled = self.low + 0.5 * (action + 1) * (self.high - self.low)
+        return torch.clamp(scaled, self.low, self.high)  # rounding must not leave the Box
+
+    def act(
+        self, obs: Obs, deterministic: bool = False, mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Actions (E, ...): in [-1, 1] float32, or int64.
+
+        Args:
+            obs: Leaf -> (E, ...).
+            deterministic: Take the mode (of a squashed Gaussian, tanh of the mean) instead of drawing.
+            mask: (E, n) bool, true where an action is allowed.
+            generator: What to draw from.
+
+        Raises:
+            NonFiniteDataError: A row of the mask allows no action.
+            SpaceError: There is a mask, but no Discrete space.
+        """
+        outputs = self.policy(self.normalise(obs))
+        if self._categorical is not None:
+            if mask is not None:
+                check_mask(mask)
+            if deterministic:
+                return self._categorical.mode(outputs, mask)
+            return self._categorical.sample(outputs, mask, generator)
+        if mask is not None:
+            raise SpaceError("action masks need a Discrete action space")
+        if self.is_deterministic:
+            return torch.tanh(outputs).view(-1, *self.low.shape)
+        mean, log_std = self._gaussian(outputs)
+        u = mean if deterministic else squashed_draw(mean, log_std, generator)
+        return torch.tanh(u).view(-1, *self.low.shape)
+
+    def sample_log_prob(self, obs: Obs, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Actions (B, D) of the squashed Gaussian, reparameterised, and their log-densities (B,) in [-1, 1].
+
+        Args:
+            obs: Leaf -> (B, ...), normalised.
+            generator: What to draw from.
+        """
+        return squashed_sample(*self._gaussian(self.policy(obs)), generator)
+
+    def log_probs(self, obs: Obs, mask: Tensor | None) -> Tensor:
+        """Log-probabilities (B, n) of a categorical policy; of forbidden actions the lowest finite number.
+
+        Args:
+            obs: Leaf -> (B, ...), normalised.
+            mask: (B, n) bool, true where an action is allowed.
+        """
+        logits = self.policy(obs)
+        return F.log_softmax(logits if mask is None else logits.masked_fill(~mask, _LOWEST), -1)
+
+    def get_q_scores(self, obs: Obs, action: Tensor | None = None) -> Tensor:
+        """Values by every critic: (num_critics, B) of actions (B, ...), or (num_critics, B, n) of all that there are.
+
+        Args:
+            obs: Leaf -> (B, ...).
+            action: (B, ...) in [-1, 1], or (B,) int64; None, over a Discrete space, for all actions.
+        """
+        obs = self.normalise(obs)
+        if not self.is_discrete:
+            assert action is not None, "a Box has no end of actions"
+            return critic_scores(self.critics, obs, action)
+        scores = critic_scores(self.critics, obs)
+        if action is None:
+            return scores
+        return scores.gather(-1, action.expand(len(scores), -1).unsqueeze(-1)).squeeze(-1)
+
+    def _gaussian(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = outputs.chunk(2, -1)
+        return mean, bound_log_std(log_std, self.options.log_std_bound)
+
+
+class PolicyNet(nn.Module):
+    """Extractor and one linear head."""
+
+    def __init__(self, options: Any, num_outputs: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.trunk = replay_trunk(options, generator)
+        self.head = replay_linear(self.trunk.out_features, num_outputs, generator)
+
+    def forward(self, obs: Obs) -> Tensor:
+        """Observations leaf -> (B, ...), normalised, to (B, num_outputs)."""
+        features, _ = self.trunk.forward(obs, None, None)
+        return self.head(features)
+
+
+def critic_scores(critics: nn.Module, obs: Obs, *action: Tensor) -> Tensor:
+    """What each of `critics` says, one after the other: (num_critics, B) or (num_critics, B, n)."""
+    return torch.stack([critic(obs, *action) for critic in critics])  # type: ignore[attr-defined] # a ModuleList

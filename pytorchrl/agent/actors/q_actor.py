@@ -1,0 +1,103 @@
+"""The actor of DQN: a network that values every action of a Discrete space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import torch
+from torch import Tensor, nn
+
+from pytorchrl.agent.actors.distributions import check_mask
+from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
+from pytorchrl.agent.data import Obs
+from pytorchrl.agent.options import Factory, build_options, option
+from pytorchrl.agent.seeding import torch_generator
+from pytorchrl.errors import SpaceError
+
+_LOWEST = torch.finfo(torch.float32).min
+
+
+class QActor(ReplayActor):
+    """Takes the action with the highest value.
+
+    Attributes:
+        q: The network, from normalised observations to values (B, n).
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ReplayActor.Options):
+        """Settings of the actor."""
+
+        dueling: bool = option(False, help="Separate heads for the value and for advantages of actions.")
+        noisy: bool = option(False, help="Noise on the parameters of the heads, whose size is learned; explores by itself.")
+
+        def __post_init__(self) -> None:
+            """Refuse other action spaces."""
+            super().__post_init__()
+            if not isinstance(self.action_space, gym.spaces.Discrete):
+                raise SpaceError(
+                    f"QActor needs a Discrete action space, got {self.action_space}; OffPolicyActor takes a Box, "
+                    "OnPolicyActor the others")
+
+    @classmethod
+    def create_factory(cls, observation_space: Any, action_space: Any, **options: Any) -> Factory[QActor]:
+        """A factory of this actor; see `Options`.
+
+        Raises:
+            ConfigError: An unknown or wrong option.
+            SpaceError: A space that it cannot use; the message names the leaf.
+        """
+        spaces = {"observation_space": observation_space, "action_space": action_space}
+        return Factory(cls, build_options(cls, {**spaces, **options}))
+
+    def __init__(self, options: QActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
+        """Build the network from `seed`, then load the checkpoint if there is one.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be read or holds another network.
+        """
+        super().__init__(options, device)
+        self.num_actions = int(options.action_space.n)
+        self.q = DiscreteQNet(
+            options, self.num_actions, torch_generator(seed), dueling=options.dueling, noisy=options.noisy)
+        self._finish()
+
+    def networks(self) -> dict[str, nn.Module]:
+        """The Q network, group `q`."""
+        return {"q": self.q}
+
+    def acting_networks(self) -> dict[str, nn.Module]:
+        """The same."""
+        return {"q": self.q}
+
+    def get_q_scores(
+        self, obs: Obs, action: Tensor | None = None, mask: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Values of all actions (B, n), or of those given (B,).
+
+        Args:
+            obs: Leaf -> (B, ...).
+            action: (B,) int64.
+            mask: (B, n) bool, true where an action is allowed.
+            generator: Of a noisy network's noise; None leaves it out.
+        """
+        scores: Tensor = self.q(self.normalise(obs), mask, generator)
+        return scores if action is None else scores.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+    def act(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+        """The best allowed action of each row, (B,) int64; arguments as of `get_q_scores`.
+
+        Raises:
+            NonFiniteDataError: A row of the mask allows no action.
+        """
+        if mask is not None:
+            check_mask(mask)
+        return best_action(self.get_q_scores(obs, None, mask, generator), mask)
+
+
+def best_action(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Index (B,) of the highest score (B, n) among allowed actions."""
+    return (scores if mask is None else scores.masked_fill(~mask, _LOWEST)).argmax(-1)

@@ -1,0 +1,174 @@
+"""What actors of replay algorithms share: settings, PyTorch's default initialisation, and Q networks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor, nn
+
+from pytorchrl.agent.actors.base import Actor
+from pytorchrl.agent.actors.extractors import ACTIVATIONS, MLP, linear
+from pytorchrl.agent.actors.resnets import FixupCNN
+from pytorchrl.agent.actors.trunk import Trunk, check_extractor
+from pytorchrl.agent.data import Obs
+from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
+
+_NOISE_SCALE = 0.5
+"""Sigma of noisy layers at the start, times the root of their inputs: Fortunato et al. 2018, section 3.2."""
+
+
+class ReplayActor(Actor):
+    """Base of the actors of replay algorithms: networks that share nothing, without memory.
+
+    Observations are dictionaries leaf -> (B, ...). Inputs are never changed.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Settings of every such actor."""
+
+        observation_space: Any = option(help="Leaf -> space, as environment factories give it, or a gymnasium space.")
+        action_space: Any = option(help="Space of the actions.")
+        feature_extractor: str | Callable[..., Any] = option(
+            "auto", help="auto, mlp, cnn, impala or fixup; or a callable from a space (a dictionary of spaces, where "
+            "there are several leaves) to a module with out_features.")
+        hidden_sizes: tuple[int, ...] = option((256, 256), help="Units of each fully connected layer.", low=1)
+        activation: str = option("relu", help="Activation between those layers.", choices=tuple(ACTIVATIONS))
+        normalize_obs: bool = option(False, help="Divide observations that are no images by their running moments.")
+        checkpoint: str | None = option(None, help="Saved model whose acting networks and normalisers to start from.")
+
+        recurrent_net: ClassVar[None] = None
+        recurrent_size: ClassVar[None] = None
+
+        def __post_init__(self) -> None:
+            """Flatten the spaces; refuse those that do not fit."""
+            super().__post_init__()
+            object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
+            # Counting from 0: the environments add the space's own start.
+            object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
+            check_extractor(self.feature_extractor, self.observation_space)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """Group of parameters -> network, of all that are trained."""
+        raise NotImplementedError
+
+    def to_env(self, action: Tensor) -> Tensor:
+        """Actions (E, ...) as environments take them."""
+        return action
+
+
+def replay_trunk(options: Any, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None) -> Trunk:
+    """An extractor that starts as PyTorch's layers do; one of the user's own starts as it likes.
+
+    Args:
+        options: Of the actor.
+        generator: Of the weights.
+        hidden_sizes: In place of those in the options.
+    """
+    if hidden_sizes is not None:
+        options = dataclasses.replace(options, hidden_sizes=hidden_sizes)
+    trunk = Trunk(options, generator)
+    if isinstance(options.feature_extractor, str):
+        default_init(trunk, generator)
+    return trunk
+
+
+def default_init(module: nn.Module, generator: torch.Generator) -> None:
+    """Draw all linear and convolutional layers as PyTorch does: uniform within 1 / sqrt(inputs of a unit).
+
+    Fixup networks are left alone: their first weights are what makes them.
+    """
+    if isinstance(module, FixupCNN):
+        return
+    if isinstance(module, (nn.Linear, nn.Conv2d)):
+        bound = 1 / math.sqrt(module.weight[0].numel())
+        for parameter in module.parameters(recurse=False):
+            nn.init.uniform_(parameter, -bound, bound, generator=generator)
+    for child in module.children():
+        default_init(child, generator)
+
+
+def replay_linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """A linear layer that starts as PyTorch's does."""
+    layer = linear(inputs, outputs, generator=generator)
+    default_init(layer, generator)
+    return layer
+
+
+class NoisyLinear(nn.Module):
+    """A linear layer with factorised Gaussian noise on its parameters: Fortunato et al. 2018, equations 9 to 11."""
+
+    def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).uniform_(-bound, bound, generator=generator))
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound, generator=generator))
+        self.weight_sigma = nn.Parameter(torch.full((outputs, inputs), _NOISE_SCALE * bound))
+        self.bias_sigma = nn.Parameter(torch.full((outputs,), _NOISE_SCALE * bound))
+
+    def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """(B, inputs) -> (B, outputs), with one draw of noise for all rows; without a generator there is none."""
+        mean = F.linear(x, self.weight, self.bias)
+        if generator is None:
+            return mean
+        outputs, inputs = self.weight.shape
+        noise = torch.empty(inputs + outputs, device=x.device).normal_(generator=generator)
+        noise_in, noise_out = torch.split(noise.sign() * noise.abs().sqrt(), [inputs, outputs])
+        # (sigma * outer(out, in)) x = out * (sigma (in * x)): the outer product is never made.
+        return mean + F.linear(x * noise_in, self.weight_sigma, self.bias_sigma) * noise_out
+
+
+class DiscreteQNet(nn.Module):
+    """Values of all actions of a Discrete space: an extractor, and one linear head or two (dueling)."""
+
+    def __init__(self, options: Any, num_actions: int, generator: torch.Generator, *,
+                 dueling: bool = False, noisy: bool = False) -> None:
+        super().__init__()
+        self.trunk = replay_trunk(options, generator)
+        build = NoisyLinear if noisy else replay_linear
+        self.advantage_head = build(self.trunk.out_features, num_actions, generator)
+        self.value_head = build(self.trunk.out_features, 1, generator) if dueling else None
+        self._noisy = noisy
+
+    def forward(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+        """(B, n) values.
+
+        Args:
+            obs: Leaf -> (B, ...), normalised.
+            mask: (B, n) bool: the mean of a dueling network is that of allowed actions.
+            generator: Of the noise of noisy layers.
+        """
+        features, _ = self.trunk.forward(obs, None, None)
+        noise = (generator,) if self._noisy else ()
+        q: Tensor = self.advantage_head(features, *noise)
+        if self.value_head is None:
+            return q
+        if mask is None:
+            mean = q.mean(-1, keepdim=True)
+        else:  # a terminal observation may allow nothing; its values count nothing
+            mean = torch.where(mask, q, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+        return self.value_head(features, *noise) + q - mean
+
+
+class ContinuousQNet(nn.Module):
+    """The value of one action: extractor of the observation, then fully connected layers over both."""
+
+    def __init__(self, options: Any, action_size: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # vectors go on as they are
+        self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
+        default_init(self.layers, generator)
+        self.head = replay_linear(self.layers.out_features, 1, generator)
+
+    def forward(self, obs: Obs, action: Tensor) -> Tensor:
+        """(B,) values of actions (B, ...) in [-1, 1]; observations leaf -> (B, ...), normalised."""
+        features, _ = self.trunk.forward(obs, None, None)
+        return self.head(self.layers.forward(torch.cat((features, action.flatten(1)), -1))).squeeze(-1)

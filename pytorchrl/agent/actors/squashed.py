@@ -1,0 +1,44 @@
+"""The squashed Gaussian: a = tanh(u), u normal. Haarnoja et al. 2018 (SAC), appendix C. D = dimensions of an action."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+LOG_STD_BOUNDS = ("clip", "tanh")
+"""Ways to keep log standard deviations within bounds."""
+
+_CLIP = (-20.0, 2.0)
+_TANH = (-5.0, 2.0)
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+def bound_log_std(outputs: Tensor, bound: str) -> Tensor:
+    """Log standard deviations from what a network gives: cut off at [-20, 2], or bent smoothly into [-5, 2]."""
+    if bound == "clip":
+        return outputs.clamp(*_CLIP)
+    low, high = _TANH
+    return low + 0.5 * (high - low) * (torch.tanh(outputs) + 1)
+
+
+def squashed_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Log-density (...,) of tanh(u) in (-1, 1), from u, mean and log_std (..., D).
+
+    log N(u) - log(1 - tanh(u)^2), where the second is 2 (log 2 - u - softplus(-2u)): exact for large |u| too.
+    """
+    normal = -0.5 * ((u - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_TWO_PI
+    return (normal - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(-1)
+
+
+def squashed_draw(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw u (..., D), from which actions are tanh(u); it carries gradients to mean and log_std (..., D)."""
+    return mean + log_std.exp() * torch.empty_like(mean).normal_(generator=generator)
+
+
+def squashed_sample(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Actions (..., D) and their log-densities (...,); both carry gradients to mean and log_std (..., D)."""
+    u = squashed_draw(mean, log_std, generator)
+    return torch.tanh(u), squashed_log_prob(u, mean, log_std)

@@ -1,0 +1,147 @@
+"""Deterministic policy gradients: DDPG (Lillicrap et al. 2016) and TD3 (Fujimoto et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
+from pytorchrl.agent.actors.replay_actor import ReplayActor
+from pytorchrl.agent.algorithms.noise import NOISES, OrnsteinUhlenbeck
+from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
+from pytorchrl.agent.data import Obs, ReplayBatch
+from pytorchrl.agent.options import Schedule, option
+from pytorchrl.errors import ConfigError
+
+_OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
+
+
+class DDPG(ReplayAlgorithm):
+    """Learns Q of the policy's own actions, and moves the policy up Q.
+
+    With mu' and Q' the target networks, and R, DISC of n steps from the storage: y = R + DISC * min_j Q'_j(o', mu'(o'));
+    L_q = 1/2 sum_j mean w (Q_j - y)^2; L_pi = -mean Q_1(o, mu(o)), by the policy alone. The paper has one critic
+    (`num_critics=1`). Noise is added when acting, in units of half the range of an action.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ReplayAlgorithm.Options):
+        """Options of DDPG."""
+
+        lr_q: float | Schedule = option(1e-3, help="Learning rate of the critics.", low=0.0, updatable=True)
+        lr_pi: float | Schedule = option(1e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
+        noise: str = option("gaussian", help="Noise on actions: gaussian, ou (drifting) or none.", choices=NOISES)
+        noise_std: float | Schedule = option(
+            0.1, help="Standard deviation of Gaussian noise, in halves of the range.", low=0.0, updatable=True)
+        ou_theta: float = option(0.15, help="Pull of drifting noise back to 0.", low=0.0)
+        ou_sigma: float = option(0.2, help="Push of drifting noise.", low=0.0)
+        ou_dt: float = option(1.0, help="Time step of drifting noise.", low=0.0, exclusive=True)
+
+        def __post_init__(self) -> None:
+            """Refuse settings of noise that is not there."""
+            super().__post_init__()
+            changed = [name for name in _OU_OPTIONS if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+            if changed and self.noise != "ou":
+                raise ConfigError(f"{', '.join(changed)} needs noise='ou', got noise={self.noise!r}")
+
+    actor_class: ClassVar[type[ReplayActor]] = OffPolicyActor
+    target_groups: ClassVar[tuple[str, ...]] = ("q", "pi")
+    actor: OffPolicyActor
+
+    def __init__(self, options: Any, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:
+        """Use `create_factory`; arguments as of `Algorithm`.
+
+        Raises:
+            ConfigError: The actor's policy is not deterministic.
+        """
+        super().__init__(options, actor=actor, seed=seed, device=device)
+        if not actor.is_deterministic:
+            raise ConfigError(
+                f"{type(self).__name__} needs an actor with policy='deterministic', got {actor.options.policy!r}")
+        self._drift = OrnsteinUhlenbeck(options.ou_theta, options.ou_sigma, options.ou_dt)
+
+    # Acting
+
+    def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
+        """See `ReplayAlgorithm`."""
+        action = self.actor.act(obs, deterministic, mask)
+        if deterministic or self.options.noise == "none":
+            return action
+        if self.options.noise == "ou":
+            noise = self._drift.draw(len(done), self.actor.action_size, done, self.generator).view_as(action)
+        else:
+            noise = torch.empty_like(action).normal_(0.0, self.parameters["noise_std"], generator=self.generator)
+        return (action + noise).clamp_(-1.0, 1.0)
+
+    def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
+        """See `ReplayAlgorithm`."""
+        shape = (num_envs, *self.actor.low.shape)
+        return torch.empty(shape, device=self.device).uniform_(-1.0, 1.0, generator=self.generator)
+
+    # Learning
+
+    def target_actions(self, next_obs: Obs) -> Tensor:
+        """(B, D) actions that targets are made with; observations normalised."""
+        return torch.tanh(self.targets["pi"](next_obs))
+
+    def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """See `ReplayAlgorithm`."""
+        actor = self.actor
+        obs, next_obs = actor.normalise(batch.obs), actor.normalise(batch.next_obs)
+        with torch.no_grad():
+            next_scores = critic_scores(self.targets["q"], next_obs, self.target_actions(next_obs)).amin(0)
+            target = batch.ret + batch.discount * next_scores
+        deltas = critic_scores(actor.critics, obs, batch.action) - target
+        loss_q = 0.5 * (batch.weight * deltas.square()).mean(-1).sum()
+        loss_pi = -actor.critics[0](obs, torch.tanh(actor.policy(obs))).mean()
+        errors = deltas.detach().abs().mean(0)
+        return {"q": loss_q, "pi": loss_pi}, {"q": target.mean()}, errors
+
+    # States
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Algorithm`; with the state of drifting noise."""
+        return {**super().state_dict(), "noise": self._drift.state.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Algorithm`."""
+        super().load_state_dict(state)
+        self._drift.state = state["noise"].clone()
+
+
+class TD3(DDPG):
+    """DDPG with a smaller overestimation: two critics, delayed policy, and noise on the target's actions.
+
+    a' = clip(mu'(o') + clip(e, -c, c), -1, 1), e ~ N(0, target_noise^2) for each sample and dimension. Policy and
+    target networks move at every `policy_delay`-th update.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(DDPG.Options):
+        """Options of TD3."""
+
+        lr_q: float | Schedule = option(3e-4, help="Learning rate of the critics.", low=0.0, updatable=True)
+        lr_pi: float | Schedule = option(3e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
+        policy_delay: int = option(2, help="Updates of the critics for one of policy and targets.", low=1)
+        target_noise: float = option(
+            0.2, help="Standard deviation of noise on the target's actions, in halves of the range.", low=0.0)
+        noise_clip: float = option(0.5, help="Largest such noise.", low=0.0)
+
+    def target_actions(self, next_obs: Obs) -> Tensor:
+        """See `DDPG`."""
+        action, clip = super().target_actions(next_obs), self.options.noise_clip
+        noise = torch.empty_like(action).normal_(generator=self.update_generator) * self.options.target_noise
+        return (action + noise.clamp_(-clip, clip)).clamp_(-1.0, 1.0)
+
+    def is_due(self, group: str) -> bool:
+        """See `Algorithm`: the policy is only at every `policy_delay`-th update."""
+        delay: int = self.options.policy_delay
+        return group != "pi" or (self.num_updates_made + 1) % delay == 0
+
+    def _move_targets(self) -> None:
+        if self.num_updates_made % self.options.policy_delay == 0:
+            super()._move_targets()

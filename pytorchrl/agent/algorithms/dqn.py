@@ -1,0 +1,138 @@
+"""Deep Q-learning: Mnih et al. 2015, with double targets (van Hasselt et al. 2016)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import Tensor
+
+from pytorchrl.agent.actors.q_actor import QActor, best_action
+from pytorchrl.agent.actors.replay_actor import ReplayActor
+from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
+from pytorchrl.agent.data import Obs, ReplayBatch
+from pytorchrl.agent.options import Schedule, option
+from pytorchrl.errors import ConfigError
+
+_EPSILON = "epsilon"
+
+
+def ladder_epsilon(index: int, num_collectors: int) -> float:
+    """Epsilon of collector `index` of N, 0.4^(1 + 7 i / (N - 1)): Horgan et al. 2018 (Ape-X), section 4; 0.4 if N = 1.
+
+    Raises:
+        ConfigError: There is no such collector.
+    """
+    if not 0 <= index < num_collectors:
+        raise ConfigError(f"the index of a collector must be from 0 to {num_collectors - 1}, got {index}")
+    return float(0.4 ** (1 + 7 * index / max(1, num_collectors - 1)))
+
+
+class DQN(ReplayAlgorithm):
+    """Learns Q of the best actions, and acts by it, at random with probability epsilon.
+
+    With a* = argmax_a Q(o', a) (double) or argmax_a Q_target(o', a), and R, DISC of n steps from the storage:
+    delta = R + DISC * Q_target(o', a*) - Q(o, a); the loss is the mean of w * l(delta), w from the storage.
+
+    Epsilon follows env steps of the whole experiment (`follow_schedules`) as the parameter `epsilon`, which
+    `update_algorithm_parameter` can set.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ReplayAlgorithm.Options):
+        """Options of DQN; dueling and noisy networks are options of its actor."""
+
+        lr: float | Schedule = option(1e-4, help="Learning rate.", low=0.0, updatable=True)
+        double: bool = option(True, help="Choose the target's action by the online network.")
+        loss: str = option("huber", help="Of a TD error: huber (quadratic up to 1) or mse.", choices=("huber", "mse"))
+        initial_epsilon: float = option(1.0, help="Probability of a random action at first.", low=0.0, high=1.0)
+        final_epsilon: float = option(0.05, help="And after epsilon_steps.", low=0.0, high=1.0)
+        epsilon_steps: int = option(100_000, help="Env steps of the whole experiment in between.", low=1)
+        test_epsilon: float = option(0.0, help="Probability of a random action in evaluation.", low=0.0, high=1.0)
+        epsilon_per_worker: bool = option(
+            False, help="Give each collector an epsilon of its own that stays, from 0.4 downwards.")
+        update_every: int = option(4, help="Env steps between two stages of updates.", low=1)
+        num_updates: int = option(1, help="Updates of a stage.", low=1)
+        mini_batch_size: int = option(32, help="Transitions of a batch.", low=1)
+        polyak: float = option(
+            0.0, help="Share that the target network keeps of itself when it moves; 0 copies.", low=0.0, high=1.0)
+        target_update_interval: int = option(1000, help="Updates between two moves of the target network.", low=1)
+        max_grad_norm: float | None = option(
+            10.0, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
+
+    actor_class: ClassVar[type[ReplayActor]] = QActor
+    target_groups: ClassVar[tuple[str, ...]] = ("q",)
+    actor: QActor
+
+    def __init__(self, options: Any, *, actor: QActor, seed: int, device: str = "cpu") -> None:
+        """Use `create_factory`; arguments as of `Algorithm`."""
+        super().__init__(options, actor=actor, seed=seed, device=device)
+        self._set_parameter(_EPSILON, Schedule(
+            start=options.initial_epsilon, end=options.final_epsilon, steps=options.epsilon_steps))
+        self._own_epsilon: float | None = ladder_epsilon(0, 1) if options.epsilon_per_worker else None
+        self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
+
+    def take_place(self, index: int, num_collectors: int) -> None:
+        """Become collector `index` of `num_collectors`, counted from 0 over the whole tree, for `epsilon_per_worker`.
+
+        Raises:
+            ConfigError: There is no such collector.
+        """
+        epsilon = ladder_epsilon(index, num_collectors)
+        if self.options.epsilon_per_worker:
+            self._own_epsilon = epsilon
+
+    def update_algorithm_parameter(self, name: str, value: Any) -> None:
+        """See `Algorithm`; `epsilon` can be set too, a number or a `Schedule`."""
+        if name != _EPSILON:
+            super().update_algorithm_parameter(name, value)
+            return
+        ends = [value.start, value.end] if isinstance(value, Schedule) else [value]
+        if not all(isinstance(end, (int, float)) and not isinstance(end, bool) and 0 <= end <= 1 for end in ends):
+            raise ConfigError(f"epsilon must be a number from 0 to 1, or a schedule of them, got {value!r}")
+        self._set_parameter(_EPSILON, value)
+
+    # Acting
+
+    def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
+        """See `ReplayAlgorithm`."""
+        epsilon = self._epsilon(deterministic)
+        num_envs = len(done)
+        if epsilon == 0:
+            return self._greedy(obs, deterministic, mask)
+        explores = torch.rand(num_envs, generator=self.generator, device=self.device) < epsilon
+        if not bool(explores.any()):
+            return self._greedy(obs, deterministic, mask)
+        random = self.random_actions(num_envs, mask)
+        return random if bool(explores.all()) else torch.where(explores, random, self._greedy(obs, deterministic, mask))
+
+    def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
+        """See `ReplayAlgorithm`."""
+        scores = torch.rand(num_envs, self.actor.num_actions, generator=self.generator, device=self.device)
+        return best_action(scores, mask)
+
+    def _epsilon(self, deterministic: bool) -> float:
+        if deterministic:
+            epsilon: float = self.options.test_epsilon
+            return epsilon
+        return self.parameters[_EPSILON] if self._own_epsilon is None else self._own_epsilon
+
+    def _greedy(self, obs: Obs, deterministic: bool, mask: Tensor | None) -> Tensor:
+        return self.actor.act(obs, mask, None if deterministic else self.generator)
+
+    # Learning
+
+    def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """See `ReplayAlgorithm`."""
+        actor, generator = self.actor, self.update_generator
+        with torch.no_grad():
+            next_obs = actor.normalise(batch.next_obs)
+            next_scores = self.targets["q"](next_obs, batch.next_mask, generator)
+            choosing = actor.q(next_obs, batch.next_mask, generator) if self.options.double else next_scores
+            best = best_action(choosing, batch.next_mask)
+            target = batch.ret + batch.discount * next_scores.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+        score = actor.get_q_scores(batch.obs, batch.action, batch.mask, generator)
+        loss = (batch.weight * self._loss(score, target, reduction="none")).mean()
+        return {"q": loss}, {"q": score.detach().mean()}, (score.detach() - target).abs()

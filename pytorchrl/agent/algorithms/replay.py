@@ -1,0 +1,234 @@
+"""What algorithms share that learn from replay: start steps, stages of updates, target networks.
+
+E = environments, B = transitions of a batch, P = scalars of a group's parameter vector.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pytorchrl.agent.algorithms.base import Algorithm, copy_tensors
+from pytorchrl.agent.data import ActingStep, Arrays, Obs, ReplayBatch, RolloutData
+from pytorchrl.agent.flat import FlatParameters
+from pytorchrl.agent.options import Schedule, option
+from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
+from pytorchrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.actors.replay_actor import ReplayActor
+    from pytorchrl.agent.storages.base import Storage
+
+START = "random_actions"
+"""Parameter that is above 0 while actions are drawn uniformly: it falls from 1 to 0 over the start steps."""
+
+
+class ReplayAlgorithm(Algorithm):
+    """Learns from transitions of any policy.
+
+    The first `start_steps` env steps of the whole experiment are uniformly random. Acting knows by the parameter
+    `random_actions`, which follows env steps as every schedule does (`follow_schedules`) and travels with the weights:
+    it is above 0 until that many steps were made by all collectors together. Learning knows by the storage, which
+    counts what was inserted: before that many transitions there are no batches.
+
+    Target networks are copies of networks of the actor. They, and whatever else advances with updates, move in
+    `apply_gradients` only.
+
+    Attributes:
+        start_steps, update_every, num_updates, mini_batch_size: As given, see `Options`.
+        num_updates_made: Updates that `apply_gradients` made.
+        targets: Group -> its target network.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Algorithm.Options):
+        """Options of every algorithm that learns from replay."""
+
+        max_grad_norm: float | None = option(
+            None, help="Largest global norm of a group's gradient, None for no limit.", low=0.0, exclusive=True,
+            updatable=True)
+        start_steps: int = option(
+            10_000, help="Env steps with uniformly random actions before the first update, of the whole experiment.", low=0)
+        update_every: int = option(50, help="Env steps between two stages of updates.", low=1)
+        num_updates: int = option(50, help="Updates of a stage.", low=1)
+        mini_batch_size: int = option(256, help="Transitions of a batch.", low=1)
+        polyak: float = option(
+            0.995, help="Share that target networks keep of themselves when they move; 0 copies.", low=0.0, high=1.0)
+        target_update_interval: int = option(1, help="Updates between two moves of target networks.", low=1)
+
+        def __post_init__(self) -> None:
+            """Refuse targets that would never move."""
+            super().__post_init__()
+            if self.polyak == 1.0:
+                raise ConfigError("polyak=1.0 would never move the target networks; give a share below 1, such as 0.995")
+
+    off_policyness: ClassVar[str] = "any"
+    actor_class: ClassVar[type[ReplayActor]]
+    """What `actor` has to be."""
+    target_groups: ClassVar[tuple[str, ...]]
+    """Groups whose network has a target."""
+    actor: Any
+
+    def __init__(self, options: Any, *, actor: Any, seed: int, device: str = "cpu") -> None:
+        """Use `create_factory`; arguments as of `Algorithm`.
+
+        Raises:
+            ConfigError: The actor is of another kind than this algorithm needs.
+        """
+        if not isinstance(actor, self.actor_class):
+            raise ConfigError(
+                f"{type(self).__name__} needs a {self.actor_class.__name__}, got {type(actor).__name__}; make it with "
+                f"{self.actor_class.__name__}.create_factory")
+        super().__init__(options, actor=actor, seed=seed, device=device)
+        # Of noise in losses: apart from that of acting, which another thread may use at the same time.
+        self.update_generator = torch_generator(derive_seed(seed, Stream.BATCHES), self.device)
+        networks = actor.networks()
+        self.targets: dict[str, nn.Module] = {}
+        for name in self.target_groups:
+            self.targets[name] = copy.deepcopy(networks[name]).requires_grad_(False)
+        self._target_vectors = {
+            name: FlatParameters(dict(target.named_parameters())) for name, target in self.targets.items()}
+        self.start_steps: int = options.start_steps
+        self.update_every: int = options.update_every
+        self.num_updates: int = options.num_updates
+        self.mini_batch_size: int = options.mini_batch_size
+        self.num_updates_made = 0
+        self._set_parameter(START, Schedule(start=1.0, end=0.0, steps=self.start_steps) if self.start_steps else 0.0)
+
+    def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
+        """See `Algorithm`: one group for each network of the actor."""
+        return {name: dict(network.named_parameters()) for name, network in self.actor.networks().items()}
+
+    # Acting
+
+    @abstractmethod
+    def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
+        """Actions (E, ...) as they are stored; arguments as of `acting_step`, but tensors."""
+
+    def acting_step(
+        self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
+    ) -> ActingStep:
+        """See `Algorithm`; nothing further is stored with a transition."""
+        with torch.inference_mode():
+            allowed = None if mask is None else torch.from_numpy(mask).to(self.device)
+            if self.parameters[START] > 0 and not deterministic:
+                action = self.random_actions(len(done), allowed)
+            else:
+                action = self.choose(
+                    {name: torch.from_numpy(leaf).to(self.device) for name, leaf in obs.items()},
+                    torch.from_numpy(done).to(self.device), deterministic, allowed)
+            clipped_action = self.actor.to_env(action)
+        return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
+
+    @abstractmethod
+    def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
+        """Uniformly random actions (E, ...), of those that the mask (E, n) allows."""
+
+    def finish_rollout(self, rollout: RolloutData) -> None:
+        """Nothing to add: what a transition is worth is asked when it is learned from."""
+
+    # Learning
+
+    def batches(self, storage: Storage) -> Iterator[ReplayBatch]:  # type: ignore[override] # its batches are transitions
+        """The batches of one stage; none before `start_steps` transitions were inserted into the storage."""
+        if storage.counters["inserted"] < self.start_steps:
+            return iter(())
+        return storage.generate_batches(  # type: ignore[return-value]
+            num_mini_batch=self.num_updates, mini_batch_size=self.mini_batch_size)
+
+    @abstractmethod
+    def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """What to minimise.
+
+        Returns:
+            Group -> loss that is minimised over its parameters alone, each with a graph of its own; further measures by
+            name, () without gradient; and the absolute TD errors (B,).
+        """
+
+    def compute_gradients(self, batch: ReplayBatch) -> tuple[list[Tensor], dict[str, Any]]:  # type: ignore[override]
+        """See `Algorithm`; all groups at the same parameters.
+
+        Returns:
+            A gradient (P,) for each group. Loss and measures as numbers, and `errors`: (B,) float32 on the CPU, the
+            absolute TD errors, for priorities.
+        """
+        for group in self.groups.values():
+            group.zero_grad()
+        losses, measures, errors = self.losses(batch)
+        for name, loss in losses.items():
+            loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
+        names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]
+        values = torch.stack([*losses.values(), *measures.values()]).tolist()
+        self._gradients = [self.groups[name].grad for name in self.groups]
+        if not all(map(math.isfinite, values)):
+            self._gradients = [torch.full_like(gradient, math.nan) for gradient in self._gradients]
+        return self._gradients, {**dict(zip(names, values, strict=True)), "errors": errors.detach().cpu()}
+
+    def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
+        """See `Algorithm`; then targets move, if it is time."""
+        info = super().apply_gradients(gradients)
+        self.num_updates_made += 1
+        if self.num_updates_made % self.options.target_update_interval == 0:
+            self._move_targets()
+        return info
+
+    def _move_targets(self) -> None:
+        """Target <- polyak * target + (1 - polyak) * network; buffers of own extractors are copied."""
+        polyak, networks = self.options.polyak, self.actor.networks()
+        for name, vector in self._target_vectors.items():
+            if polyak == 0:
+                vector.data.copy_(self.groups[name].data)
+            else:
+                vector.data.lerp_(self.groups[name].data, 1 - polyak)
+            for old, new in zip(self.targets[name].buffers(), networks[name].buffers(), strict=True):
+                old.copy_(new)
+
+    # States
+
+    def gradient_state(self) -> dict[str, Any]:
+        """See `Algorithm`; with all that is trained but does not act, and target networks."""
+        learning = {name: tensor.detach().cpu().clone() for name, tensor in self._learning_tensors()}
+        return {**super().gradient_state(), "learning": learning}
+
+    def load_gradient_state(self, state: Mapping[str, Any]) -> None:
+        """See `Algorithm`."""
+        super().load_gradient_state(state)
+        copy_tensors(dict(self._learning_tensors()), state["learning"], "gradient state")
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Algorithm`; with the number of updates and the generator of noise in losses."""
+        return {
+            **super().state_dict(), "num_updates_made": self.num_updates_made,
+            "update_generator": self.update_generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Algorithm`."""
+        super().load_state_dict(state)
+        self.num_updates_made = state["num_updates_made"]
+        self.update_generator.set_state(state["update_generator"])
+
+    # Helpers
+
+    def _acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name in self.actor.acting_networks():
+            yield name, self.groups[name].data
+        yield from self.actor.state_buffers().items()
+
+    def _learning_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, live tensor) of what computing gradients needs beside the acting state."""
+        acting = self.actor.acting_networks()
+        for name, group in self.groups.items():
+            if name not in acting:
+                yield name, group.data
+        for name, target in self.targets.items():
+            yield f"target_{name}", self._target_vectors[name].data
+            for key, buffer in target.named_buffers():
+                yield f"target_{name}.{key}", buffer

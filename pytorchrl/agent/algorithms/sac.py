@@ -1,0 +1,153 @@
+"""Soft actor-critic: Haarnoja et al. 2018, for discrete actions Christodoulou 2019."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
+from pytorchrl.agent.actors.q_actor import best_action
+from pytorchrl.agent.actors.replay_actor import ReplayActor
+from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
+from pytorchrl.agent.data import Obs, ReplayBatch
+from pytorchrl.agent.options import Schedule, option
+from pytorchrl.errors import ConfigError
+
+
+class SAC(ReplayAlgorithm):
+    """Learns Q of a policy that is paid for its entropy, and moves the policy up both.
+
+    With a, a' drawn from the policy at o and o', logp and logp' their log-densities in [-1, 1], alpha = exp(log_alpha),
+    and R, DISC of n steps from the storage: y = R + DISC * (min_i Q'_i(o', a') - alpha logp');
+    L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), by the policy alone;
+    L_alpha = -log_alpha * (mean logp + target_entropy), by log_alpha alone. Over discrete actions the expectations are
+    sums over all of them.
+
+    Attributes:
+        log_alpha: () log of the entropy's weight, trained as group `alpha` if `learn_alpha`.
+        target_entropy: Entropy that alpha is learned for.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ReplayAlgorithm.Options):
+        """Options of SAC."""
+
+        lr_q: float | Schedule = option(1e-3, help="Learning rate of the critics.", low=0.0, updatable=True)
+        lr_pi: float | Schedule = option(3e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
+        lr_alpha: float | Schedule = option(1e-3, help="Learning rate of log alpha.", low=0.0, updatable=True)
+        initial_alpha: float = option(1.0, help="Weight of the entropy at first.", low=0.0, exclusive=True)
+        learn_alpha: bool = option(True, help="Learn that weight, so that the entropy comes near its target.")
+        target_entropy: float | None = option(
+            None, help="That target; None: minus the numbers in an action, or target_entropy_scale * log(n).")
+        target_entropy_scale: float = option(
+            0.89, help="Share of the largest entropy that discrete actions are to have.", low=0.0, high=1.0)
+
+        def __post_init__(self) -> None:
+            """Refuse a target that nothing is learned for."""
+            super().__post_init__()
+            if self.target_entropy is not None and not self.learn_alpha:
+                raise ConfigError(f"target_entropy={self.target_entropy} needs learn_alpha=True")
+
+    actor_class: ClassVar[type[ReplayActor]] = OffPolicyActor
+    target_groups: ClassVar[tuple[str, ...]] = ("q",)
+    actor: OffPolicyActor
+    log_alpha: Tensor
+
+    def __init__(self, options: Any, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:
+        """Use `create_factory`; arguments as of `Algorithm`.
+
+        Raises:
+            ConfigError: The actor's policy is deterministic, or `target_entropy_scale` is given without discrete actions.
+        """
+        super().__init__(options, actor=actor, seed=seed, device=device)
+        if actor.is_deterministic:
+            raise ConfigError("SAC needs an actor with policy='stochastic', got 'deterministic'")
+        default_scale = SAC.Options.target_entropy_scale
+        if options.target_entropy_scale != default_scale and (not actor.is_discrete or options.target_entropy is not None):
+            raise ConfigError("target_entropy_scale needs discrete actions and target_entropy=None")
+        size = actor.action_size
+        target = options.target_entropy_scale * math.log(size) if actor.is_discrete else -float(size)
+        self.target_entropy: float = target if options.target_entropy is None else options.target_entropy
+
+    def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
+        """See `Algorithm`; with log alpha, if it is learned."""
+        log_alpha = torch.tensor(math.log(self.options.initial_alpha), device=self.device)
+        groups = super().trained_parameters()
+        if not self.options.learn_alpha:
+            self.log_alpha = log_alpha
+            return groups
+        self.log_alpha = parameter = nn.Parameter(log_alpha)
+        return {**groups, "alpha": {"log_alpha": parameter}}
+
+    # Acting
+
+    def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
+        """See `ReplayAlgorithm`."""
+        return self.actor.act(obs, deterministic, mask, self.generator)
+
+    def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
+        """See `ReplayAlgorithm`."""
+        actor = self.actor
+        if actor.is_discrete:
+            scores = torch.rand(num_envs, actor.action_size, generator=self.generator, device=self.device)
+            return best_action(scores, mask)
+        shape = (num_envs, *actor.low.shape)
+        return torch.empty(shape, device=self.device).uniform_(-1.0, 1.0, generator=self.generator)
+
+    # Learning
+
+    def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """See `ReplayAlgorithm`."""
+        alpha = self.log_alpha.detach().exp()
+        obs, next_obs = self.actor.normalise(batch.obs), self.actor.normalise(batch.next_obs)
+        terms = self._discrete_terms if self.actor.is_discrete else self._continuous_terms
+        next_value, scores, policy_loss, entropy = terms(batch, obs, next_obs, alpha)
+        deltas = scores - (batch.ret + batch.discount * next_value)
+        losses = {"q": 0.5 * (batch.weight * deltas.square()).mean(-1).sum(), "pi": policy_loss}
+        if self.options.learn_alpha:
+            losses["alpha"] = self.log_alpha * (entropy - self.target_entropy)
+        measures = {"q": scores.detach().mean(), "alpha": alpha, "entropy": entropy}
+        return losses, measures, deltas.detach().abs().mean(0)
+
+    def _continuous_terms(
+        self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Soft value at o' (B,), scores of the batch's actions (num_critics, B), policy loss, and entropy."""
+        actor, generator = self.actor, self.update_generator
+        with torch.no_grad():
+            next_action, next_logp = actor.sample_log_prob(next_obs, generator)
+            next_value = critic_scores(self.targets["q"], next_obs, next_action).amin(0) - alpha * next_logp
+        scores = critic_scores(actor.critics, obs, batch.action)
+        action, logp = actor.sample_log_prob(obs, generator)
+        policy_loss = (alpha * logp - critic_scores(actor.critics, obs, action).amin(0)).mean()
+        return next_value, scores, policy_loss, -logp.detach().mean()
+
+    def _discrete_terms(
+        self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `_continuous_terms`."""
+        actor = self.actor
+        with torch.no_grad():
+            next_scores = critic_scores(self.targets["q"], next_obs).amin(0)
+            next_logp = actor.log_probs(next_obs, batch.next_mask)
+            next_value = _expectation(next_logp, next_scores) + alpha * _entropy(next_logp)
+        all_scores = critic_scores(actor.critics, obs)
+        scores = all_scores.gather(-1, batch.action.expand(len(all_scores), -1).unsqueeze(-1)).squeeze(-1)
+        logp = actor.log_probs(obs, batch.mask)
+        entropy = _entropy(logp)
+        policy_loss = -(alpha * entropy + _expectation(logp, all_scores.detach().amin(0))).mean()
+        return next_value, scores, policy_loss, entropy.detach().mean()
+
+
+def _expectation(logp: Tensor, values: Tensor) -> Tensor:
+    """(B,) mean of values (B, n) under log-probabilities (B, n)."""
+    return (logp.exp() * values).sum(-1)
+
+
+def _entropy(logp: Tensor) -> Tensor:
+    """(B,) entropy of log-probabilities (B, n); a forbidden action adds 0."""
+    return -(logp.exp() * logp).sum(-1)

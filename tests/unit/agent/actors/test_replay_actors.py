@@ -1,0 +1,298 @@
+"""Actors of replay algorithms: spaces, initialisation, dueling and noisy heads, squashed actions, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl.agent.actors import MLP, OffPolicyActor, QActor
+from pytorchrl.agent.actors.replay_actor import NoisyLinear
+from pytorchrl.agent.actors.squashed import bound_log_std, squashed_log_prob, squashed_sample
+from pytorchrl.agent.algorithms import SAC
+from pytorchrl.agent.data import RolloutData
+from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteDataError, SpaceError
+
+VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
+IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+SMALL_IMAGE = gym.spaces.Box(0, 255, (3, 12, 12), np.uint8)
+NESTED = gym.spaces.Dict({"camera": gym.spaces.Dict({"left.1": VECTOR}), "kind": gym.spaces.Discrete(3)})
+OBSERVATIONS = {"vector": VECTOR, "image": IMAGE, "nested": NESTED, "discrete": gym.spaces.Discrete(5)}
+FOUR = gym.spaces.Discrete(4)
+BOX = gym.spaces.Box(np.array([[-2.0, 0.0]], np.float32), np.array([[2.0, 5.0]], np.float32))
+
+
+def _generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def _actor(cls=QActor, observations=VECTOR, actions=FOUR, seed=1, **options):
+    return cls.create_factory(observations, actions, **{"hidden_sizes": (8,), **options})(seed=seed)
+
+
+def _obs(actor, rows=5, seed=0):
+    rng, obs = np.random.default_rng(seed), {}
+    for leaf, space in actor.options.observation_space.items():
+        if isinstance(space, gym.spaces.Discrete):
+            obs[leaf] = torch.as_tensor(rng.integers(0, space.n, rows))
+        elif space.dtype == np.uint8:
+            obs[leaf] = torch.as_tensor(rng.integers(0, 256, (rows, *space.shape), dtype=np.uint8))
+        else:
+            obs[leaf] = torch.as_tensor(rng.normal(size=(rows, *space.shape)).astype(np.float32))
+    return obs
+
+
+def _weights(module):
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+
+
+# ---- both
+
+
+@pytest.mark.parametrize("observations", OBSERVATIONS)
+@pytest.mark.parametrize(("cls", "actions", "options"), [
+    (QActor, FOUR, {}), (QActor, FOUR, {"dueling": True, "noisy": True}), (OffPolicyActor, FOUR, {}),
+    (OffPolicyActor, BOX, {}), (OffPolicyActor, BOX, {"policy": "deterministic"})])
+def test_every_pair_of_spaces_acts_and_is_valued(cls, actions, options, observations):
+    actor = _actor(cls, OBSERVATIONS[observations], actions, **options)
+    obs = _obs(actor)
+    before = {leaf: rows.clone() for leaf, rows in obs.items()}
+    action = actor.act(obs, generator=_generator())
+    assert action.shape == (5, *actions.shape)
+    assert action.dtype == (torch.int64 if actions is FOUR else torch.float32)
+    assert all(actions.contains(row) for row in actor.to_env(action).detach().numpy().astype(actions.dtype))
+    scores = actor.get_q_scores(obs, action)
+    assert scores.shape == ((5,) if cls is QActor else (2, 5))
+    if actions is FOUR:
+        every = actor.get_q_scores(obs)
+        assert every.shape == (*scores.shape, 4)
+        torch.testing.assert_close(every[..., range(5), action], scores)
+    assert all(torch.equal(obs[leaf], rows) for leaf, rows in before.items())
+
+
+@pytest.mark.parametrize("cls", [QActor, OffPolicyActor])
+def test_layers_start_as_those_of_torch(cls):
+    actor = _actor(cls, IMAGE, hidden_sizes=(300, 200))
+    for network in actor.networks().values():
+        layers = [m for m in network.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
+        assert len(layers) >= 5
+        for layer in layers:
+            bound = 1 / math.sqrt(layer.weight[0].numel())
+            assert 0.9 * bound < float(layer.weight.detach().abs().max()) <= bound + 1e-7
+            assert float(layer.bias.detach().abs().max()) <= bound + 1e-7
+            assert float(layer.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.1)
+
+
+def test_seed_alone_decides_weights_and_global_generator_stays():
+    state = torch.get_rng_state()
+    first, again, other = (_actor(OffPolicyActor, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(_weights(first), _weights(again))
+    assert not torch.equal(_weights(first), _weights(other))
+
+
+def test_fixup_and_own_extractors_keep_their_own_start():
+    fixup = _actor(QActor, SMALL_IMAGE, feature_extractor="fixup")
+    blocks = [module for name, module in fixup.q.named_modules() if name.endswith("conv2")]
+    assert len(blocks) == 6
+    assert all(not block.weight.any() for block in blocks)
+    own = _actor(QActor, VECTOR, feature_extractor=_Constant)
+    assert torch.equal(own.q.trunk.extractor.weight, torch.ones(2, 3))
+
+
+class _Constant(torch.nn.Linear):
+    out_features = 2
+
+    def __init__(self, space):
+        super().__init__(space.shape[0], 2)
+        torch.nn.init.ones_(self.weight)
+
+
+@pytest.mark.parametrize("options", [
+    {"hidden_sizes": (9,)}, {"activation": "tanh"}, {"dueling": True}, {"noisy": True}, {"feature_extractor": MLP}])
+def test_options_of_q_actor_change_its_scores(options):
+    plain, other = _actor(), _actor(**options)
+    assert not torch.equal(plain.get_q_scores(_obs(plain), generator=_generator()),
+                           other.get_q_scores(_obs(plain), generator=_generator()))
+
+
+def test_tables_of_options_are_complete():
+    shared = {"observation_space", "action_space", "feature_extractor", "hidden_sizes", "activation", "normalize_obs",
+              "checkpoint"}
+    assert {field.name for field in dataclasses.fields(QActor.Options)} == shared | {"dueling", "noisy"}
+    assert {field.name for field in dataclasses.fields(OffPolicyActor.Options)} == shared | {
+        "policy", "num_critics", "log_std_bound"}
+
+
+@pytest.mark.parametrize("cls", [QActor, OffPolicyActor])
+def test_factory_prints_and_pickles(cls):
+    factory = cls.create_factory(VECTOR, FOUR, hidden_sizes=(8,))
+    assert "hidden_sizes=(8,)" in repr(factory)
+    assert torch.equal(_weights(pickle.loads(pickle.dumps(factory))(seed=1)), _weights(factory(seed=1)))
+
+
+@pytest.mark.parametrize(("cls", "actions", "options", "error", "message"), [
+    (QActor, BOX, {}, SpaceError, "needs a Discrete action space"),
+    (OffPolicyActor, gym.spaces.MultiBinary(3), {}, SpaceError, "Box of floats or a Discrete"),
+    (OffPolicyActor, gym.spaces.Box(-np.inf, np.inf, (2,)), {}, SpaceError, "finite bounds"),
+    (OffPolicyActor, FOUR, {"policy": "deterministic"}, ConfigError, "needs a Box"),
+    (OffPolicyActor, FOUR, {"log_std_bound": "tanh"}, ConfigError, "log_std_bound needs"),
+    (OffPolicyActor, BOX, {"policy": "deterministic", "log_std_bound": "tanh"}, ConfigError, "log_std_bound needs"),
+    (OffPolicyActor, BOX, {"num_critics": 0}, ConfigError, "num_critics must be >= 1"),
+    (QActor, FOUR, {"duelling": True}, ConfigError, "did you mean 'dueling'"),
+    (QActor, FOUR, {"feature_extractor": "cnn"}, SpaceError, "needs an image leaf"),
+    (QActor, FOUR, {"hidden_sizes": (0,)}, ConfigError, "hidden_sizes must be >= 1"),
+])
+def test_wrong_options_are_refused_at_once(cls, actions, options, error, message):
+    with pytest.raises(error, match=message):
+        cls.create_factory(VECTOR, actions, **options)
+
+
+def test_observations_are_normalised_by_merged_moments():
+    actor = _actor(OffPolicyActor, VECTOR, BOX, normalize_obs=True)
+    rng = np.random.default_rng(0)
+    rows = torch.as_tensor(rng.normal(3.0, 2.0, (41, 2, 3)).astype(np.float32))
+    flags = torch.zeros(40, 2, dtype=torch.bool)
+    rollout = RolloutData(
+        obs={"obs": rows}, done=torch.zeros(41, 2, dtype=torch.bool), rhs={}, mask=None, action=torch.zeros(40, 2),
+        reward=torch.zeros(40, 2), terminated=flags, truncated=flags, valid=~flags,
+        final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={})
+    before = actor.get_q_scores({"obs": rows[0]}, torch.zeros(2, 1, 2))
+    actor.merge_moments(actor.moments_of(rollout))
+    seen = actor.normalise({"obs": rows[:40]})["obs"].reshape(-1, 3)
+    torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+    assert not torch.equal(actor.get_q_scores({"obs": rows[0]}, torch.zeros(2, 1, 2)), before)
+    assert actor.reward_moments is None
+    assert any("obs_moments" in name for name in actor.state_buffers())
+
+
+def test_checkpoint_gives_policy_and_normalisers_or_raises(tmp_path):
+    trained = _actor(OffPolicyActor, VECTOR, BOX, seed=3)
+    algorithm = SAC.create_factory()(actor=trained, seed=0)
+    path = tmp_path / "model.pt"
+    torch.save({"format": 1, "version": 1, "acting_state": algorithm.acting_state()}, path)
+    loaded = _actor(OffPolicyActor, VECTOR, BOX, seed=4, checkpoint=str(path))
+    assert torch.equal(_weights(loaded.policy), _weights(trained.policy))
+    assert not torch.equal(_weights(loaded.critics), _weights(trained.critics))
+    with pytest.raises(CheckpointError, match="this actor has"):
+        _actor(OffPolicyActor, VECTOR, BOX, hidden_sizes=(9,), checkpoint=str(path))
+    with pytest.raises(CheckpointError, match="no acting_state of such an actor"):
+        _actor(QActor, checkpoint=str(path))
+
+
+# ---- Q actor
+
+
+def test_only_allowed_actions_are_taken():
+    actor = _actor()
+    obs = _obs(actor, 40)
+    mask = torch.rand(40, 4, generator=_generator()) < 0.4
+    mask[:, 2] |= ~mask.any(1)
+    action = actor.act(obs, mask)
+    scores = actor.get_q_scores(obs).detach()
+    for row in range(40):
+        assert action[row] == max(np.flatnonzero(mask[row]), key=lambda a, row=row: float(scores[row, a]))
+    mask[3] = False
+    with pytest.raises(NonFiniteDataError, match=r"rows \[3\]"):
+        actor.act(obs, mask)
+
+
+def test_dueling_mean_runs_over_allowed_actions():
+    actor = _actor(dueling=True)
+    obs = _obs(actor, 6)
+    mask = torch.tensor([[True, True, False, True]] * 5 + [[False] * 4])
+    features, _ = actor.q.trunk.forward(obs, None, None)
+    value, advantage = actor.q.value_head(features), actor.q.advantage_head(features)
+    scores = actor.get_q_scores(obs, mask=mask)
+    torch.testing.assert_close(scores[:5], (value + advantage - advantage[:, [0, 1, 3]].mean(1, keepdim=True))[:5])
+    torch.testing.assert_close(actor.get_q_scores(obs).mean(1, keepdim=True), value)
+    assert scores[5].isfinite().all()
+
+
+def test_noisy_layer_has_factorised_noise_for_all_rows_alike():
+    layer = NoisyLinear(3, 2, _generator(1))
+    x = torch.randn(4, 3, generator=_generator(2))
+    noise = torch.empty(5).normal_(generator=_generator(7))
+    noise = noise.sign() * noise.abs().sqrt()
+    weight = layer.weight + layer.weight_sigma * torch.outer(noise[3:], noise[:3])
+    bias = layer.bias + layer.bias_sigma * noise[3:]
+    torch.testing.assert_close(layer(x, _generator(7)), x @ weight.T + bias)
+    torch.testing.assert_close(layer(x), x @ layer.weight.T + layer.bias)
+    assert float(layer.weight_sigma.detach()[0, 0]) == pytest.approx(0.5 / math.sqrt(3))
+
+
+# ---- policies over a Box
+
+
+def test_squashed_log_probability_has_known_values():
+    def log_prob(u, mean, log_std):
+        return float(squashed_log_prob(*(torch.tensor([value], dtype=torch.float64) for value in (u, mean, log_std))))
+
+    assert log_prob(0.7, 0.3, -0.5) == pytest.approx(-0.181861, abs=1e-6)
+    normal = -0.5 * math.log(2 * math.pi)
+    assert normal - log_prob(20.0, 20.0, 0.0) == pytest.approx(-38.61, abs=0.01)
+
+
+def test_squashed_density_integrates_to_one():
+    u = torch.linspace(-12, 12, 200_001, dtype=torch.float64).unsqueeze(-1)
+    density = squashed_log_prob(u, torch.tensor([0.4], dtype=torch.float64), torch.tensor([-0.3], dtype=torch.float64)).exp()
+    assert float(torch.trapezoid(density, torch.tanh(u[:, 0]))) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_squashed_sample_comes_with_its_own_log_probability():
+    mean, log_std = torch.randn(6, 2, generator=_generator()), torch.full((6, 2), -1.0)
+    action, logp = squashed_sample(mean, log_std, _generator(3))
+    torch.testing.assert_close(logp, squashed_log_prob(torch.atanh(action), mean, log_std), rtol=1e-3, atol=1e-4)
+
+
+def test_log_std_is_cut_off_or_bent():
+    outputs = torch.tensor([-100.0, 0.0, 100.0])
+    assert bound_log_std(outputs, "clip").tolist() == [-20.0, 0.0, 2.0]
+    assert bound_log_std(outputs, "tanh").tolist() == [-5.0, -1.5, 2.0]
+    plain, bent = (_actor(OffPolicyActor, VECTOR, BOX, log_std_bound=bound) for bound in ("clip", "tanh"))
+    obs = _obs(plain)
+    assert not torch.equal(plain.act(obs, generator=_generator()), bent.act(obs, generator=_generator()))
+
+
+@pytest.mark.parametrize("policy", ["stochastic", "deterministic"])
+def test_actions_are_scaled_to_the_box_outside_of_the_policy(policy):
+    actor = _actor(OffPolicyActor, VECTOR, BOX, policy=policy)
+    ends = torch.tensor([[[-1.0, -1.0]], [[0.0, 0.0]], [[1.0, 1.0]]])
+    assert actor.to_env(ends).tolist() == [[[-2.0, 0.0]], [[0.0, 2.5]], [[2.0, 5.0]]]
+    obs = _obs(actor, 500)
+    action = actor.act(obs, generator=_generator())
+    assert action.abs().max() <= 1
+    best = actor.act(obs, deterministic=True)
+    outputs = actor.policy(obs)[:, :2].view(-1, 1, 2)
+    torch.testing.assert_close(best, torch.tanh(outputs))
+    assert torch.equal(action, best) == (policy == "deterministic")
+
+
+def test_deterministic_discrete_policy_is_its_mode():
+    actor = _actor(OffPolicyActor, VECTOR, FOUR)
+    obs = _obs(actor, 300)
+    assert torch.equal(actor.act(obs, deterministic=True), actor.policy(obs).argmax(-1))
+    drawn = actor.act(obs, generator=_generator())
+    assert len(drawn.unique()) == 4
+    assert torch.equal(drawn, actor.act(obs, generator=_generator()))
+
+
+def test_networks_share_nothing():
+    actor = _actor(OffPolicyActor, VECTOR, BOX, num_critics=3)
+    networks = [actor.policy, *actor.critics]
+    assert len(networks) == 4
+    storages = [parameter.data_ptr() for network in networks for parameter in network.parameters()]
+    assert len(storages) == len(set(storages)) == len(list(actor.parameters()))
+    scores = actor.get_q_scores(_obs(actor), torch.zeros(5, 1, 2))
+    assert len({row.sum().item() for row in scores}) == 3
+
+
+def test_mask_without_discrete_actions_is_refused():
+    actor = _actor(OffPolicyActor, VECTOR, BOX)
+    with pytest.raises(SpaceError, match="Discrete"):
+        actor.act(_obs(actor), mask=torch.ones(5, 2, dtype=torch.bool))

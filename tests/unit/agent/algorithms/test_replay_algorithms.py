@@ -1,0 +1,465 @@
+"""What all replay algorithms promise: options, start steps, exploration, targets, states."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor
+from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3, ladder_epsilon
+from pytorchrl.agent.algorithms.noise import OrnsteinUhlenbeck
+from pytorchrl.agent.data import ReplayBatch
+from pytorchrl.agent.options import linear
+from pytorchrl.errors import ConfigError, NonFiniteDataError, NonFiniteUpdateError, WeightsError
+
+SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
+BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
+DISCRETE = gym.spaces.Discrete(4)
+KINDS = {
+    "dqn": (DQN, QActor, DISCRETE, {}), "noisy_dqn": (DQN, QActor, DISCRETE, {"noisy": True, "dueling": True}),
+    "ddpg": (DDPG, OffPolicyActor, BOX, {"policy": "deterministic", "num_critics": 1}),
+    "td3": (TD3, OffPolicyActor, BOX, {"policy": "deterministic"}), "sac": (SAC, OffPolicyActor, BOX, {}),
+    "discrete_sac": (SAC, OffPolicyActor, DISCRETE, {}),
+}
+OBS = {"obs": np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)}
+ROWS = np.zeros(6, bool)
+
+
+def make(kind, seed=5, actor=None, **options):
+    cls, actor_class, space, actor_options = KINDS[kind]
+    built = actor_class.create_factory(SPACE, space, **{"hidden_sizes": (6,), **actor_options, **(actor or {})})(seed=2)
+    return cls.create_factory(**options)(actor=built, seed=seed)
+
+
+def make_batch(algorithm, size=8, seed=0):
+    rng = np.random.default_rng(seed)
+    discrete = isinstance(algorithm.actor.options.action_space, gym.spaces.Discrete)
+    action = rng.integers(4, size=size) if discrete else rng.uniform(-1, 1, (size, 2)).astype(np.float32)
+    obs, next_obs = (torch.as_tensor(rng.normal(size=(size, 3)).astype(np.float32)) for _ in range(2))
+    return ReplayBatch(
+        obs={"obs": obs}, action=torch.as_tensor(action), ret=torch.as_tensor(3 * rng.normal(size=size).astype(np.float32)),
+        discount=torch.full((size,), algorithm.gamma), next_obs={"obs": next_obs}, weight=torch.ones(size),
+        ids=torch.arange(size), num_samples=size)
+
+
+def update(algorithm, times=1, first=0):
+    for number in range(first, first + times):
+        gradients, _ = algorithm.compute_gradients(make_batch(algorithm, seed=number))
+        algorithm.apply_gradients(gradients)
+    return algorithm
+
+
+def act(algorithm, times=1, **how):
+    return np.concatenate([algorithm.acting_step(OBS, {}, ROWS, **how).action for _ in range(times)])
+
+
+def leaves(value):
+    if isinstance(value, dict):
+        return [leaf for key in sorted(value) for leaf in leaves(value[key])]
+    return [] if value is None else [torch.as_tensor(value).clone()]
+
+
+def equal(first, second):
+    return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def finish_start(algorithm):
+    algorithm.follow_schedules(algorithm.start_steps, 10**6)
+    return algorithm
+
+
+# Options
+
+
+SHARED = {
+    "optimizer": "sgd", "adam_eps": 1e-2, "rmsprop_eps": 1e-2, "rmsprop_decay": 0.5, "max_grad_norm": 1e-3,
+    "gamma": 0.5, "polyak": 0.5, "target_update_interval": 3,
+}
+LEARNING = {
+    "dqn": {**SHARED, "lr": 1e-2, "double": False, "loss": "mse"},
+    "ddpg": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2},
+    "td3": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "policy_delay": 1, "target_noise": 0.5, "noise_clip": 0.01},
+    "sac": {**SHARED, "lr_q": 1e-2, "lr_pi": 1e-2, "lr_alpha": 0.1, "initial_alpha": 0.1, "learn_alpha": False,
+            "target_entropy": 3.0},
+    "discrete_sac": {"target_entropy_scale": 0.1},
+}
+BASES = {"rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
+         "max_grad_norm": {"optimizer": "sgd"}, "double": {"lr": 1e-2, "target_update_interval": 50}}
+ACTING = {
+    "dqn": {"start_steps": 0, "initial_epsilon": 0.5, "epsilon_per_worker": True, "test_epsilon": 1.0,
+            "final_epsilon": 0.9, "epsilon_steps": 10},
+    "ddpg": {"start_steps": 0, "noise": "none", "noise_std": 0.5},
+    "td3": {"start_steps": 0, "noise": "ou", "noise_std": 0.5}, "sac": {"start_steps": 0},
+    "discrete_sac": {"start_steps": 0},
+}
+OU = {"ou_theta": 1.0, "ou_sigma": 0.5, "ou_dt": 0.5}
+ELSEWHERE = {"update_every", "num_updates", "mini_batch_size"}  # test_batches_of_a_stage
+
+
+def test_tables_name_every_option():
+    for kind, cls in {"dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC}.items():
+        named = LEARNING[kind].keys() | ACTING[kind].keys() | ELSEWHERE
+        named |= LEARNING["discrete_sac"].keys() if cls is SAC else set()
+        named |= OU.keys() if cls in (DDPG, TD3) else set()
+        assert {field.name for field in dataclasses.fields(cls.Options)} == named
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, table in LEARNING.items() for name in table])
+def test_every_option_of_learning_changes_what_is_learned(kind, name):
+    base = {"target_update_interval": 2, **BASES.get(name, {})}
+    plain = update(make(kind, **base), 8)
+    changed = update(make(kind, **{**base, name: LEARNING[kind][name]}), 8)
+    first, second = (torch.cat([algorithm.groups[group].data for group in ("q", "pi") if group in algorithm.groups])
+                     for algorithm in (plain, changed))
+    assert first.isfinite().all()
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("kind", "name"), [
+    *((kind, name) for kind, table in ACTING.items() for name in table), *(("ddpg", name) for name in OU)])
+def test_every_option_of_acting_changes_what_is_done(kind, name):
+    base = {} if name == "start_steps" else {"start_steps": 0}
+    base |= {"noise": "ou"} if name in OU else {}
+    value = OU.get(name, ACTING[kind].get(name))
+    actions = []
+    for options in (base, {**base, name: value}):
+        algorithm = make(kind, **options)
+        if name in ("final_epsilon", "epsilon_steps"):
+            algorithm.follow_schedules(90_000, 10**6)
+        actions.append(act(algorithm, 20, deterministic=name == "test_epsilon"))
+    assert not np.array_equal(*actions)
+
+
+def test_batches_of_a_stage():
+    asked = []
+    storage = SimpleNamespace(counters={"inserted": 99}, generate_batches=lambda **how: asked.append(how) or iter("ab"))
+    algorithm = make("sac", start_steps=100, num_updates=7, mini_batch_size=11, update_every=13)
+    assert list(algorithm.batches(storage)) == []
+    assert asked == []
+    storage.counters["inserted"] = 100
+    assert list(algorithm.batches(storage)) == ["a", "b"]
+    assert asked == [{"num_mini_batch": 7, "mini_batch_size": 11}]
+    assert algorithm.update_every == 13
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_algorithm_builds_from_defaults_acts_and_learns(kind):
+    algorithm = make(kind)
+    assert algorithm.off_policyness == "any"
+    step = algorithm.acting_step(OBS, {}, ROWS)
+    space = algorithm.actor.options.action_space
+    assert all(space.contains(row) for row in step.clipped_action)
+    assert (step.rhs, step.other) == ({}, {})
+    before = leaves(algorithm.state_dict())
+    gradients, info = algorithm.compute_gradients(make_batch(algorithm))
+    assert [gradient.shape for gradient in gradients] == [group.data.shape for group in algorithm.groups.values()]
+    errors = info.pop("errors")
+    assert errors.shape == (8,)
+    assert errors.device.type == "cpu"
+    assert all(isinstance(value, float) and math.isfinite(value) for value in info.values())
+    assert sum(not torch.equal(a, b) for a, b in zip(before, leaves(algorithm.state_dict()), strict=True)) <= 1
+    assert all(math.isfinite(value) for value in algorithm.apply_gradients(gradients).values())
+
+
+def test_defaults_are_those_of_the_papers():
+    dqn, td3, sac = DQN.create_factory().options, TD3.create_factory().options, SAC.create_factory().options
+    assert (dqn.update_every, dqn.num_updates, dqn.mini_batch_size, dqn.polyak) == (4, 1, 32, 0.0)
+    assert (dqn.target_update_interval, dqn.max_grad_norm, dqn.lr) == (1000, 10.0, 1e-4)
+    assert (td3.lr_q, td3.lr_pi, td3.policy_delay, td3.polyak) == (3e-4, 3e-4, 2, 0.995)
+    assert (sac.lr_q, sac.lr_pi, sac.lr_alpha, sac.start_steps) == (1e-3, 3e-4, 1e-3, 10_000)
+
+
+@pytest.mark.parametrize(("cls", "options", "message"), [
+    (DQN, {"loss": "hubber"}, "did you mean 'huber'"), (DQN, {"initial_epsilon": 1.5}, "initial_epsilon must be"),
+    (DQN, {"duelling": True}, "has no option"), (SAC, {"polyak": 1.0}, "never move"),
+    (SAC, {"target_entropy": -1.0, "learn_alpha": False}, "needs learn_alpha"), (SAC, {"initial_alpha": 0.0}, "initial_alpha must be > 0"),
+    (TD3, {"policy_delay": 0}, "policy_delay must be >= 1"), (DDPG, {"ou_sigma": 0.3}, "ou_sigma needs noise='ou'"),
+])
+def test_wrong_options_are_refused(cls, options, message):
+    with pytest.raises(ConfigError, match=message):
+        cls.create_factory(**options)
+
+
+def test_actors_of_another_kind_are_refused():
+    on_policy = OnPolicyActor.create_factory(SPACE, DISCRETE)(device="cpu", seed=0)
+    with pytest.raises(ConfigError, match="DQN needs a QActor, got OnPolicyActor"):
+        DQN.create_factory()(actor=on_policy, seed=0)
+    with pytest.raises(ConfigError, match="SAC needs an actor with policy='stochastic'"):
+        SAC.create_factory()(actor=make("td3").actor, seed=0)
+    with pytest.raises(ConfigError, match="TD3 needs an actor with policy='deterministic'"):
+        TD3.create_factory()(actor=make("sac").actor, seed=0)
+    with pytest.raises(ConfigError, match="target_entropy_scale needs discrete"):
+        make("sac", target_entropy_scale=0.5)
+
+
+# Acting
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_actions_are_uniform_until_all_collectors_made_the_start_steps(kind):
+    algorithm = make(kind, start_steps=1000)
+    for env_steps in (None, 0, 999):
+        if env_steps is not None:
+            algorithm.follow_schedules(env_steps, 10**6)
+        actions = act(algorithm, 300)
+        if actions.dtype == np.int64:
+            assert np.abs(np.bincount(actions, minlength=4) / len(actions) - 0.25).max() < 0.05
+        else:
+            assert np.abs(actions.mean(0)).max() < 0.06
+            assert np.abs(actions.var(0) - 1 / 3).max() < 0.03
+    greedy = act(algorithm, deterministic=True)
+    assert np.array_equal(greedy, act(algorithm, deterministic=True))
+    algorithm.follow_schedules(1000, 10**6)
+    assert algorithm.parameters["random_actions"] == 0
+    collector = make(kind, start_steps=1000)
+    collector.load_gradient_state(algorithm.gradient_state())  # parameters travel
+    assert collector.parameters["random_actions"] == 0
+
+
+@pytest.mark.parametrize("kind", ["dqn", "discrete_sac"])
+@pytest.mark.parametrize("start_steps", [0, 10**6])
+def test_masked_actions_are_never_taken(kind, start_steps):
+    algorithm = make(kind, start_steps=start_steps)
+    mask = np.array([[True, False, False, True]] * 6)
+    for deterministic in (False, True):
+        assert set(act(algorithm, 30, deterministic=deterministic, mask=mask)) <= {0, 3}
+    if start_steps == 0:
+        assert set(act(algorithm, 30, mask=mask)) == {0, 3}
+        mask[2] = False
+        with pytest.raises(NonFiniteDataError, match="row"):
+            act(algorithm, 5, mask=mask, deterministic=True)
+
+
+def test_epsilon_follows_env_steps_and_is_the_share_of_random_actions():
+    algorithm = make("dqn", start_steps=0, initial_epsilon=0.8, final_epsilon=0.2, epsilon_steps=1000)
+    greedy = act(algorithm, deterministic=True)
+    for env_steps, epsilon in ((0, 0.8), (500, 0.5), (1000, 0.2), (5000, 0.2)):
+        algorithm.follow_schedules(env_steps, 10**6)
+        update(algorithm, 0)
+        assert algorithm.parameters["epsilon"] == pytest.approx(epsilon)
+        differs = act(algorithm, 500).reshape(-1, 6) != greedy
+        assert differs.mean() == pytest.approx(0.75 * epsilon, abs=0.04)
+
+
+def test_epsilon_can_be_set_from_outside():
+    algorithm = make("dqn", start_steps=0)
+    algorithm.update_algorithm_parameter("epsilon", 0.0)
+    algorithm.follow_schedules(10, 100)
+    assert np.array_equal(act(algorithm), act(algorithm, deterministic=True))
+    algorithm.update_algorithm_parameter("epsilon", linear(0.5, 0.0))
+    algorithm.follow_schedules(50, 100)
+    assert algorithm.parameters["epsilon"] == 0.25
+    with pytest.raises(ConfigError, match="from 0 to 1"):
+        algorithm.update_algorithm_parameter("epsilon", 1.5)
+    with pytest.raises(KeyError):
+        algorithm.update_algorithm_parameter("polyak", 0.5)
+
+
+def test_ladder_of_epsilon_has_known_values():
+    def ladder(count):
+        return [ladder_epsilon(index, count) for index in range(count)]
+
+    assert ladder(4) == pytest.approx([0.4, 0.047156, 0.005559, 0.000655], abs=1e-6)
+    assert ladder(8) == pytest.approx([0.4, 0.16, 0.064, 0.0256, 0.01024, 0.004096, 0.001638, 0.000655], abs=1e-6)
+    assert ladder(1) == [0.4]
+    with pytest.raises(ConfigError, match="from 0 to 3, got 4"):
+        ladder_epsilon(4, 4)
+
+
+def test_epsilon_per_worker_stays_whatever_weights_say():
+    algorithm = make("dqn", start_steps=0, epsilon_per_worker=True)
+    algorithm.take_place(7, 8)
+    algorithm.follow_schedules(0, 100)
+    greedy = act(algorithm, deterministic=True)
+    assert (act(algorithm, 200).reshape(-1, 6) != greedy).mean() < 0.01
+    algorithm.take_place(0, 8)
+    assert (act(algorithm, 300).reshape(-1, 6) != greedy).mean() == pytest.approx(0.3, abs=0.04)
+    plain = make("dqn", start_steps=0)
+    plain.take_place(7, 8)
+    assert (act(plain, 300).reshape(-1, 6) != greedy).mean() == pytest.approx(0.75, abs=0.04)
+
+
+def test_noisy_network_acts_with_fresh_noise_and_without_when_deterministic():
+    algorithm = make("noisy_dqn", start_steps=0, initial_epsilon=0.0, final_epsilon=0.0)
+    scores = [algorithm.actor.get_q_scores({"obs": torch.as_tensor(OBS["obs"])}, generator=algorithm.generator)
+              for _ in range(2)]
+    assert not torch.equal(*scores)
+    assert len({tuple(act(algorithm)) for _ in range(50)}) > 1
+    assert len({tuple(act(algorithm, deterministic=True)) for _ in range(50)}) == 1
+
+
+def test_gaussian_noise_is_of_each_environment_and_dimension_and_clipped():
+    algorithm = make("ddpg", start_steps=0, noise_std=0.1)
+    best = act(algorithm, deterministic=True)
+    noise = np.stack([act(algorithm) - best for _ in range(2000)]).reshape(2000, -1)
+    assert np.abs(noise.mean(0)).max() < 0.02
+    np.testing.assert_allclose(noise.std(0), 0.1, atol=0.01)
+    assert np.abs(np.corrcoef(noise.T) - np.eye(12)).max() < 0.1
+    algorithm.update_algorithm_parameter("noise_std", 50.0)
+    assert set(np.abs(act(algorithm, 5)).reshape(-1).round(3)) >= {1.0}
+    assert np.abs(act(algorithm, 5)).max() == 1.0
+
+
+def test_drifting_noise_has_known_spread_and_starts_at_zero():
+    noise = OrnsteinUhlenbeck(0.15, 0.2, 1.0)
+    generator = torch.Generator().manual_seed(0)
+    done = torch.zeros(2000, dtype=torch.bool)
+    for _ in range(60):
+        state = noise.draw(2000, 2, done, generator)
+    assert float(state.std()) == pytest.approx(0.380, abs=0.01)
+    assert float(state.mean()) == pytest.approx(0.0, abs=0.03)
+    done[:1000] = True
+    state = noise.draw(2000, 2, done, generator)
+    assert float(state[:1000].std()) == pytest.approx(0.2, abs=0.01)
+    assert float(state[1000:].std()) == pytest.approx(0.380, abs=0.02)
+
+
+# Learning
+
+
+def test_target_networks_follow_polyak_and_interval():
+    for polyak, interval in itertools.product((0.0, 0.9), (1, 3)):
+        algorithm = make("sac", polyak=polyak, target_update_interval=interval)
+        vector = algorithm._target_vectors["q"].data
+        expected = vector.clone()
+        for number in range(1, 7):
+            update(algorithm, first=number)
+            if number % interval == 0:
+                expected = polyak * expected + (1 - polyak) * algorithm.groups["q"].data
+            torch.testing.assert_close(vector, expected)
+            assert torch.equal(vector, algorithm.groups["q"].data) == (polyak == 0 and number % interval == 0)
+
+
+def test_td3_moves_policy_and_targets_at_every_second_update():
+    algorithm = make("td3")
+    for number in range(1, 7):
+        before = {name: group.data.clone() for name, group in algorithm.groups.items()}
+        targets = algorithm._target_vectors["pi"].data.clone(), algorithm._target_vectors["q"].data.clone()
+        update(algorithm, first=number)
+        assert not torch.equal(algorithm.groups["q"].data, before["q"])
+        assert torch.equal(algorithm.groups["pi"].data, before["pi"]) == (number % 2 == 1)
+        for old, name in zip(targets, ("pi", "q"), strict=True):
+            assert torch.equal(algorithm._target_vectors[name].data, old) == (number % 2 == 1)
+    assert algorithm._optimizers["pi"].num_steps == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_that_is_not_finite_changes_nothing(kind):
+    algorithm = update(make(kind))
+    before = leaves(algorithm.state_dict())
+    gradients, _ = algorithm.compute_gradients(make_batch(algorithm))
+    gradients = [gradient.clone() for gradient in gradients]
+    gradients[-1][0] = math.nan
+    state = leaves(algorithm.state_dict())
+    with pytest.raises(NonFiniteUpdateError):
+        algorithm.apply_gradients(gradients)
+    assert equal(leaves(algorithm.state_dict()), state)
+    assert algorithm.num_updates_made == 1
+    assert len(before) == len(state)
+
+
+@pytest.mark.parametrize(("kind", "group"), [("sac", "q"), ("sac", "pi"), ("sac", "alpha"), ("td3", "q"), ("ddpg", "pi")])
+def test_learning_rate_reaches_its_own_group_alone(kind, group):
+    algorithm = make(kind, **({"policy_delay": 1} if kind == "td3" else {}))
+    for name in algorithm.groups:
+        algorithm.update_algorithm_parameter(f"lr_{name}", 0.1 if name == group else 0.0)
+    before = {name: vector.data.clone() for name, vector in algorithm.groups.items()}
+    update(algorithm)
+    assert {name for name in before if not torch.equal(before[name], algorithm.groups[name].data)} == {group}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_parameter_is_in_one_group(kind):
+    algorithm = make(kind)
+    grouped = [id(param) for vector in algorithm.groups.values() for param in vector.params]
+    mine = {id(param) for param in algorithm.actor.parameters()}
+    mine |= {id(algorithm.log_alpha)} if "sac" in kind else set()
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) == mine
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slices_give_the_gradient_of_the_whole(kind):
+    algorithm = make(kind if kind not in ("td3", "sac", "noisy_dqn") else "ddpg")  # the others draw noise
+    whole = make_batch(algorithm)
+    halves = [copy.copy(whole) for _ in range(2)]
+    for half, rows in zip(halves, (slice(0, 4), slice(4, 8)), strict=True):
+        for name in ("action", "ret", "discount", "weight", "ids"):
+            setattr(half, name, getattr(whole, name)[rows])
+        half.obs, half.next_obs = {"obs": whole.obs["obs"][rows]}, {"obs": whole.next_obs["obs"][rows]}
+    parts = [[gradient.clone() for gradient in algorithm.compute_gradients(half)[0]] for half in halves]
+    for first, second, together in zip(*parts, algorithm.compute_gradients(whole)[0], strict=True):
+        torch.testing.assert_close((first + second) / 2, together, rtol=1e-4, atol=1e-6)
+
+
+# States
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_receiving_weights_moves_nothing_but_what_acts(kind):
+    learner, collector = update(make(kind), 3), update(make(kind), 2, first=50)
+    state = collector.state_dict()
+    kept = {**state, "gradient": {**state["gradient"], "acting": None}}
+    before = leaves(kept)
+    for _ in range(10):
+        collector.load_acting_state(learner.acting_state())
+    state = collector.state_dict()
+    assert equal(leaves({**state, "gradient": {**state["gradient"], "acting": None}}), before)
+    assert equal(leaves(collector.acting_state()), leaves(learner.acting_state()))
+    finish_start(learner), finish_start(collector)
+    assert np.array_equal(act(collector, deterministic=True), act(learner, deterministic=True))
+
+
+def test_acting_state_is_what_acts():
+    assert list(make("dqn").acting_state()) == ["q"]
+    assert list(make("sac").acting_state()) == ["pi"]
+    assert len(make("td3", actor={"normalize_obs": True}).acting_state()) == 6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_state_is_enough_to_compute_the_same_gradients(kind):
+    learner, worker = update(make(kind), 3), make(kind, seed=5)
+    worker.load_gradient_state(learner.gradient_state())
+    worker.update_generator.set_state(learner.update_generator.get_state())
+    for first, second in zip(*(a.compute_gradients(make_batch(a, seed=77))[0] for a in (learner, worker)), strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_state_goes_on_exactly(kind):
+    options = {"noise": "ou"} if kind in ("ddpg", "td3") else {}
+    first = finish_start(update(make(kind, **options), 3))
+    act(first, 2)
+    second = make(kind, seed=99, **options)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert np.array_equal(act(first, 5), act(second, 5))
+    update(first, 3, first=20), update(second, 3, first=20)
+    assert equal(leaves(first.state_dict()), leaves(second.state_dict()))
+
+
+def test_states_that_do_not_fit_are_refused():
+    algorithm = make("sac")
+    other = make("sac", actor={"num_critics": 3})
+    before = leaves(algorithm.acting_state())
+    with pytest.raises(WeightsError, match="gradient state"):
+        algorithm.load_gradient_state(other.gradient_state())
+    with pytest.raises(WeightsError, match="acting state"):
+        algorithm.load_acting_state(make("dqn").acting_state())
+    assert equal(leaves(algorithm.acting_state()), before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_seed_gives_the_same_run(kind):
+    first, second, other = (make(kind, seed=seed) for seed in (1, 1, 2))
+    actions = [act(algorithm, 20) for algorithm in (first, second, other)]
+    assert np.array_equal(actions[0], actions[1])
+    assert not np.array_equal(actions[1], actions[2])
+    assert equal(leaves(update(first, 3).state_dict()), leaves(update(second, 3).state_dict()))
