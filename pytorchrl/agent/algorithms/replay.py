@@ -97,6 +97,7 @@ class ReplayAlgorithm(Algorithm):
         self._target_vectors = {
             name: FlatParameters(dict(target.named_parameters())) for name, target in self.targets.items()}
         self.start_steps: int = options.start_steps
+        self._num_stages = 0  # of updates, that batches were drawn for
         self.update_every: int = options.update_every
         self.num_updates: int = options.num_updates
         self.mini_batch_size: int = options.mini_batch_size
@@ -138,11 +139,13 @@ class ReplayAlgorithm(Algorithm):
     # Learning
 
     def batches(self, storage: Storage) -> Iterator[ReplayBatch]:  # type: ignore[override] # its batches are transitions
-        """The batches of one stage; none before `start_steps` transitions were inserted into the storage."""
-        if storage.counters["inserted"] < self.start_steps:
-            return iter(())
-        return storage.generate_batches(  # type: ignore[return-value]
-            num_mini_batch=self.num_updates, mini_batch_size=self.mini_batch_size)
+        """`num_updates` batches for each `update_every` transitions that were inserted since the first `start_steps`.
+
+        So the ratio of updates to steps is the same whatever the size of rollouts.
+        """
+        stages = max(0, storage.counters["inserted"] - self.start_steps) // self.update_every
+        due, self._num_stages = stages - self._num_stages, stages
+        return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     @abstractmethod
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:

@@ -6,11 +6,13 @@ B = samples of a batch, L = steps of a sequence, P = scalars of a group's parame
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 REDUCTIONS = ("mean", "sum")
 
@@ -126,3 +128,18 @@ def why_all_is_kept(options: Any, norm_over: str) -> str:
     if normalization != "none" and norm_over == "batch":
         return f"advantage_normalization={normalization!r} needs the whole train batch with norm_over='batch'"
     return ""
+
+
+class Used(NamedTuple):
+    """What is behind a gradient."""
+
+    num_samples: int
+    num_new_samples: int
+    last: bool
+
+
+def warn_of_batch_norm(actor: Any) -> None:
+    """Warn of layers that normalise over what goes through them at once."""
+    if any(isinstance(module, _BatchNorm) for module in actor.modules()):
+        warnings.warn("the actor has batch normalisation layers, which normalise over each slice of microbatch_size "
+                      "env steps, not over the batch; use layer normalisation, or leave microbatch_size out", stacklevel=2)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorchrl.agent.data import Batch
 from pytorchrl.agent.storages.returns import mean_and_std
@@ -21,7 +19,7 @@ from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count, check_device
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.gradients.accumulator import GradAccumulator, why_all_is_kept
+from pytorchrl.scheme.gradients.accumulator import GradAccumulator, Used, warn_of_batch_norm, why_all_is_kept
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.collector_thread import CollectorThread
@@ -37,15 +35,6 @@ from pytorchrl.scheme.supervisor import Supervisor
 _INCARNATIONS = 64
 # stop() gives workers this long to end their running call; the whole of stop() promises 10 s.
 _STOP_TIMEOUT_S = 5.0
-
-
-class _Used(NamedTuple):
-    """What is behind the last gradient."""
-
-    num_samples: int
-    num_new_samples: int
-    last: bool
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -108,7 +97,7 @@ class GWorker(Worker):
         replay_workers, shards: The RWorkerSet and what is on its way to and from it; None without a replay level.
     """
 
-    def __init__(self, index_worker: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913 - the public signature
+    def __init__(self, index_worker: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913, PLR0915 - the public signature
                  col_communication: Communication | str = "synchronous", compress_grads_to_send: bool = False,
                  col_execution: Execution | str = "Central", col_fraction_workers: float = 1.0,
                  initial_weights: Weights | None = None, device: str | None = None, *, runtime: Runtime | None = None,
@@ -143,10 +132,7 @@ class GWorker(Worker):
             self.replay_workers = replay_workers_factory(
                 index_parent=index_worker, runtime=self._runtime, first_incarnation=_INCARNATIONS * incarnation)
             self.shards = Shards(
-                self.replay_workers, self.ledger, Supervisor(
-                    self.replay_workers.remote_workers(), self.replay_workers.replace, self.replay_workers.runtime,
-                    on_worker_failure, worker_timeout_s, seed=index_worker),
-                timeout_s=queue_timeout_s, worker_timeout_s=worker_timeout_s,
+                self.replay_workers, self.ledger, on_worker_failure, timeout_s=queue_timeout_s, worker_timeout_s=worker_timeout_s,
                 seed=self.storage.generator.initial_seed(), **(replay_options or {}))
         items_are_batches = self.col_communication is ASYNC and self.shards is None
         self.collector = CollectorThread(
@@ -168,7 +154,7 @@ class GWorker(Worker):
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
         self._fault = ""  # of the last gradient, before any averaging
         self._grads: list[Tensor] | None = None  # the last ones computed
-        self._used = _Used(0, 0, True)
+        self._used = Used(0, 0, True)
         self._microbatch_size = None if microbatch_size is None else check_count("microbatch_size", microbatch_size)
         self._train_batch_size = None if train_batch_size is None else check_count("train_batch_size", train_batch_size)
         self._prefetch = prefetch
@@ -177,7 +163,8 @@ class GWorker(Worker):
             # Batches stay in host memory; one slice at a time goes to the device.
             self.storage.device = torch.device("cpu")
             self._forgets = train_batch_size is not None and not why_all_is_kept(self.algo.options, norm_over)
-            self._warn_of_batch_norm()
+            if index_worker == 0:
+                warn_of_batch_norm(self.actor)
         self._held_moments: list[dict[str, Moments]] = []  # of the current item, where ranks merge them themselves
         self._group: GradientGroup | None = None
         self._final: LedgerSnapshot | None = None
@@ -188,11 +175,6 @@ class GWorker(Worker):
         if self.replay_workers is not None:
             self.replay_workers.wait_ready()
         return self.index_worker
-
-    def _warn_of_batch_norm(self) -> None:
-        if self.index_worker == 0 and any(isinstance(module, _BatchNorm) for module in self.actor.modules()):
-            warnings.warn("the actor has batch normalisation layers, which normalise over each slice of microbatch_size "
-                          "env steps, not over the batch; use layer normalisation, or leave microbatch_size out", stacklevel=2)
 
     @property
     def actor_version(self) -> int:
@@ -336,7 +318,7 @@ class GWorker(Worker):
             grads, info = self._accumulate_microbatches(distribute_gradients)
         else:
             grads, info = self.compute_gradients(batch, distribute_gradients)
-            self._used = _Used(batch.num_samples, batch.num_new_samples, batch.last)
+            self._used = Used(batch.num_samples, batch.num_new_samples, batch.last)
             self._unused_steps -= batch.num_new_samples
             self._tell_replay(batch, info)
         if self._fault:
@@ -367,7 +349,7 @@ class GWorker(Worker):
             if is_enough:
                 break
             self.get_data()
-        self._used = _Used(total.num_samples, num_new, True)
+        self._used = Used(total.num_samples, num_new, True)
         grads = total.result()
         if distribute_gradients:
             grads = self._mean_of_ranks(grads, total.num_samples)

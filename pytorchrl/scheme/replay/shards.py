@@ -43,7 +43,7 @@ class Shards:
     Args:
         workers: The shards.
         ledger: The GWorker's account.
-        supervisor: Decides about lost shards; used by the collecting thread only.
+        on_worker_failure: What becomes of lost shards; see `Supervisor`.
         batch_size: Transitions of a batch.
         learning_starts: Env steps that must have come, over all shards, before anything is drawn.
         prefetch: Batches asked for or waiting, a shard.
@@ -57,7 +57,7 @@ class Shards:
         seed: Of the choice of shards.
     """
 
-    def __init__(self, workers: RWorkerSet, ledger: Ledger, supervisor: Supervisor, *, batch_size: int,  # noqa: PLR0913
+    def __init__(self, workers: RWorkerSet, ledger: Ledger, on_worker_failure: str = "restart", *, batch_size: int,  # noqa: PLR0913
                  learning_starts: int = 0, prefetch: int = 4, add_in_flight: int = 2, routing: str = "round_robin",
                  min_ratio: float | None = None, max_ratio: float | None = None, timeout_s: float = 300.0,
                  worker_timeout_s: float = 60.0, seed: int = 0) -> None:
@@ -76,9 +76,10 @@ class Shards:
         self._headers: deque[Rollout] = deque()
         self._lost: deque[tuple[int, int, WorkerLostError]] = deque()
         # Of the collecting thread.
-        self._supervisor = supervisor
+        self._supervisor = Supervisor(
+            self._handles, workers.replace, self._runtime, on_worker_failure, worker_timeout_s, seed % 2**32)
         self._adds: Requests[ShardState] = Requests(
-            self._runtime, supervisor, Journal(), lambda state: 0.0, lambda state: (), self._lose, lambda index: None)
+            self._runtime, self._supervisor, Journal(), lambda state: 0.0, lambda state: (), self._lose, lambda index: None)
         self._on_their_way: list[deque[Rollout]] = [deque() for _ in self._handles]
         self._evicted, self._resident = [0] * len(self._handles), [0] * len(self._handles)
         self._next_shard = 0

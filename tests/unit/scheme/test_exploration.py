@@ -150,7 +150,7 @@ def between_queue_and_learner(rng):
     return settings
 
 
-def scenario(seed, faulty=True):
+def scenario(seed, faulty=True):  # noqa: C901 - one choice after the other
     """A random small scheme, with random costs and perhaps a fault; all from the seed."""
     rng = random.Random(f"scenario {seed}")
     col, grad = rng.choice((1, 2, 3)), rng.choice((1, 1, 2, 3))

@@ -17,7 +17,6 @@ from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.shards import Shards
-from pytorchrl.scheme.supervisor import Supervisor
 
 SIZE = 10  # steps of a rollout
 
@@ -63,7 +62,7 @@ class Side:
                                   worker_resources={}, runtime=self.runtime)
         self.ledger = Ledger()
         self.shards = Shards(
-            self.workers, self.ledger, Supervisor(self.workers.remote_workers(), self.workers.replace, self.runtime, policy, 5.0),
+            self.workers, self.ledger, policy,
             **{"batch_size": 16, "timeout_s": 20.0, "worker_timeout_s": 5.0} | options)
         self.workers.wait_ready()
         self.collector = Collector(self.shards, self.runtime, self.ledger, interval_s, num_workers, limit)
