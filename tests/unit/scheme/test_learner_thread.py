@@ -226,7 +226,7 @@ def test_waiting_keeps_the_lag_without_dropping(learner, train, train_batch_size
                      on_policy_lag="wait")
     metrics, ledger = train(scheme, 60)
     assert ledger["dropped"]["policy_lag"] == 0
-    assert metrics["policy_lag"]["max"] == limit or train_batch_size and metrics["policy_lag"]["max"] < limit
+    assert metrics["policy_lag"]["max"] == limit or (train_batch_size and metrics["policy_lag"]["max"] < limit)
 
 
 def test_a_straggler_is_dropped_all_the_same(learner, train):
