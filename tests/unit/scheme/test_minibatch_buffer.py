@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import contextlib
 import queue
 
 import pytest
@@ -76,12 +75,11 @@ def test_with_an_empty_queue_other_slots_serve():
 
 @pytest.mark.parametrize(("size", "ramp", "updates"), [(1, False, 40), (3, True, 34)])
 def test_uses_of_ten_items(size, ramp, updates):
-    buffer, used = MinibatchBuffer(Endless(10), size, 0.0, 4, 1 if ramp else 4), []
-    with contextlib.suppress(queue.Empty):  # after the last
-        while len(used) < 1000:
-            used.append(buffer.get()[0])
-    assert len(used) == updates
+    buffer = MinibatchBuffer(Endless(10), size, 0.0, 4, 1 if ramp else 4)
+    used = [buffer.get()[0] for _ in range(updates)]
     assert len(set(used)) == 10
+    with pytest.raises(queue.Empty):
+        buffer.get()
 
 
 def test_it_waits_for_the_queue_as_long_as_it_was_told():
