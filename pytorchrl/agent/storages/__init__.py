@@ -2,5 +2,6 @@
 
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.on_policy import GAEBuffer, VanillaOnPolicyBuffer
+from pytorchrl.agent.storages.vtrace import VTraceBuffer
 
-__all__ = ["GAEBuffer", "Storage", "VanillaOnPolicyBuffer"]
+__all__ = ["GAEBuffer", "Storage", "VTraceBuffer", "VanillaOnPolicyBuffer"]
