@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, RolloutData, Step
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.algorithms import Algorithm
 
 ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
 """obs, rhs, done, mask of the row to act on, each (E, ...)."""
@@ -21,6 +24,10 @@ class Storage(ABC):
     A collector fills its storage row by row and takes the rollout out; a learner puts rollouts in and draws batches.
     One object may do both when collector and learner take turns. Memory is allocated at the first transition only.
     """
+
+    @classmethod
+    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:  # noqa: B027 - most storages fit all
+        """Raise `ConfigError` if this storage does not fit that class of algorithm."""
 
     @abstractmethod
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:

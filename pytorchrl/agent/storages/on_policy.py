@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytorchrl.agent.actors import OnPolicyActor
-    from pytorchrl.agent.algorithms import OnPolicyAlgorithm
+    from pytorchrl.agent.algorithms import Algorithm, OnPolicyAlgorithm
 
 _REWARD_CLIP = 10.0
 """Largest absolute value of a normalised reward."""
@@ -48,6 +48,15 @@ class VanillaOnPolicyBuffer(Storage):
         """A factory of this storage; raises `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, {"size": size, **options}))
 
+    @classmethod
+    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
+        """See `Storage`: rollouts have the values of the policy that acted, or they have not."""
+        if getattr(algorithm, "stores_values", True) is not cls.needs_values:
+            lacking, fitting = ("no", "VTraceBuffer") if cls.needs_values else ("the", "GAEBuffer")
+            raise ConfigError(
+                f"{cls.__name__} does not fit {algorithm.__name__}, whose rollouts come with {lacking} values of the "
+                f"policy that acted; use {fitting}")
+
     def __init__(
         self, options: Any, *, actor: OnPolicyActor, algorithm: OnPolicyAlgorithm, num_envs: int, seed: int,
         device: str = "cpu",
@@ -63,14 +72,12 @@ class VanillaOnPolicyBuffer(Storage):
             device: Where batches are wanted.
 
         Raises:
-            ConfigError: A rollout gives fewer sequences than the algorithm wants parts, or the algorithm's rollouts do
-                not have what this storage needs.
+            ConfigError: A rollout gives fewer sequences than the algorithm wants parts.
         """
         self.options = options
         self.device = torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
         self._actor, self._algorithm = actor, algorithm
-        self._check_algorithm()
         self._check_number_of_sequences(num_envs)
         self._rows = RolloutRows(options.size, num_envs, actor.initial_states(num_envs))
         self._rollouts: list[RolloutData] = []
@@ -213,13 +220,6 @@ class VanillaOnPolicyBuffer(Storage):
         else:
             samples = single_steps(self._rollouts, advantages, returns)
         return samples if self.device.type == "cpu" else samples.to(self.device)
-
-    def _check_algorithm(self) -> None:
-        if self._algorithm.stores_values is not self.needs_values:
-            fitting = "VTraceBuffer" if self.needs_values else "GAEBuffer"
-            raise ConfigError(
-                f"{type(self).__name__} does not fit {type(self._algorithm).__name__}, whose rollouts "
-                f"{'have no' if self.needs_values else 'come with'} values of the policy that acted; use {fitting}")
 
     def _check_number_of_sequences(self, num_envs: int) -> None:
         size, length = self.options.size, self.options.sequence_length
