@@ -8,6 +8,7 @@ from pytorchrl.agent.algorithms.a2c import A2C
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.agent.options import Schedule, option
+from pytorchrl.errors import ConfigError
 
 
 class IMPALA(VTraceAlgorithm, A2C):
@@ -27,3 +28,11 @@ class IMPALA(VTraceAlgorithm, A2C):
         optimizer: str = option("adam", help="Kind of optimiser.", choices=OPTIMIZERS)
         max_grad_norm: float | None = option(
             40.0, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.advantage_normalization != "none":
+                raise ConfigError(
+                    f'IMPALA needs advantage_normalization="none", got "{self.advantage_normalization}": a mean taken '
+                    "from advantages of an older policy pushes the present one away from it without limit; APPO's "
+                    "clipping bounds that")
