@@ -25,8 +25,8 @@ class Storage(ABC):
     One object may do both when collector and learner take turns. Memory is allocated at the first transition only.
     """
 
-    @classmethod
-    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:  # noqa: B027 - most storages fit all
+    @classmethod  # noqa: B027 - a storage that says nothing fits all
+    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
         """Raise `ConfigError` if this storage does not fit that class of algorithm."""
 
     @abstractmethod
