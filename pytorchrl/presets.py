@@ -45,7 +45,7 @@ _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
         "normalize_reward": True, "target_steps": 2_000_000,
     },
     ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000, **_ATARI},
-    # Batches of 500 as in https://github.com/ray-project/rl-experiments, which are a rollout of one collector here.
+    # An item is a rollout of one collector: on Atari the 500 steps of https://github.com/ray-project/rl-experiments.
     ("impala", "classic"): {
         "num_envs": 8, "num_steps": 16, "lr": linear(2e-3, 0.0), "gamma": 0.98, "entropy_coef": 0.0,
         "target_steps": 200_000,
