@@ -17,15 +17,17 @@ from typing import Any
 
 from pytorchrl import presets
 from pytorchrl.agent.actors import OnPolicyActor
-from pytorchrl.agent.algorithms import A2C, PPO
+from pytorchrl.agent.algorithms import A2C, APPO, IMPALA, PPO, OnPolicyAlgorithm
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.options import Factory
-from pytorchrl.agent.storages import GAEBuffer
+from pytorchrl.agent.storages import GAEBuffer, VanillaOnPolicyBuffer, VTraceBuffer
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme import Scheme
 
-ALGORITHMS: dict[str, type[PPO] | type[A2C]] = {"ppo": PPO, "a2c": A2C}
+ALGORITHMS: dict[str, type[OnPolicyAlgorithm]] = {"ppo": PPO, "a2c": A2C, "impala": IMPALA, "appo": APPO}
+_STORAGES: dict[str, type[VanillaOnPolicyBuffer]] = {
+    "ppo": GAEBuffer, "a2c": GAEBuffer, "impala": VTraceBuffer, "appo": VTraceBuffer}
 
 # What the user's options are called where a part has another name for it, or the same name for something else.
 _RENAMED = {"environments": {"vec_env_size": "num_envs"}, "storage": {"size": "num_steps"}}
@@ -61,7 +63,7 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
         ConfigError: No such algorithm.
     """
     specs: dict[str, OptionSpec] = {}
-    parts = {"learner": Learner, "algorithm": algorithm_class(algorithm), "storage": GAEBuffer,
+    parts = {"learner": Learner, "algorithm": algorithm_class(algorithm), "storage": _STORAGES[algorithm],
              "actor": OnPolicyActor, "environments": VecEnv}
     found = [spec for part, owner in parts.items() for spec in _declared(part, owner)] + _scheme_specs()
     for spec in found:
@@ -71,7 +73,7 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
     return specs
 
 
-def algorithm_class(name: str) -> type[PPO] | type[A2C]:
+def algorithm_class(name: str) -> type[OnPolicyAlgorithm]:
     """The algorithm of that name; raises `ConfigError` with the nearest one."""
     if name not in ALGORITHMS:
         near = difflib.get_close_matches(str(name), ALGORITHMS, n=1)
@@ -151,7 +153,7 @@ def compose(
         agent = Agent(
             algorithm=algorithm_class(algorithm).create_factory(**parts["algorithm"]),
             actor=OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space, **parts["actor"]),
-            storage=GAEBuffer.create_factory(**parts["storage"]), train_envs=train_envs, test_envs=test_envs)
+            storage=_STORAGES[algorithm].create_factory(**parts["storage"]), train_envs=train_envs, test_envs=test_envs)
     except ConfigError as error:
         raise type(error)(_in_users_words(str(error))) from error
     return agent, parts["scheme"], parts["learner"]

@@ -45,6 +45,39 @@ _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
         "normalize_reward": True, "target_steps": 2_000_000,
     },
     ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000, **_ATARI},
+    # An item is a rollout of one collector: on Atari the 500 steps of https://github.com/ray-project/rl-experiments.
+    ("impala", "classic"): {
+        "num_envs": 8, "num_steps": 16, "lr": linear(2e-3, 0.0), "gamma": 0.98, "entropy_coef": 0.0,
+        "target_steps": 200_000,
+    },
+    ("impala", "box2d"): {
+        "num_envs": 16, "num_steps": 32, "lr": linear(1e-3, 0.0), "gamma": 0.99, "target_steps": 2_000_000,
+    },
+    ("impala", "mujoco"): {
+        "num_envs": 8, "num_steps": 64, "lr": linear(5e-4, 0.0), "vtrace_lambda": 0.95, "entropy_coef": 0.0,
+        "normalize_obs": True, "normalize_reward": True, "target_steps": 2_000_000,
+    },
+    ("impala", "atari"): {
+        "num_envs": 10, "num_steps": 50, "lr": linear(5e-4, 0.0), "target_steps": 10_000_000, **_ATARI,
+    },
+    # MuJoCo as Sample Factory (Petrenko et al. 2020): rollouts of 64, batches of 1024 in effect, two epochs.
+    ("appo", "classic"): {
+        "num_envs": 8, "num_steps": 64, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(1e-3, 0.0), "gamma": 0.98,
+        "vtrace_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 100_000,
+    },
+    ("appo", "box2d"): {
+        "num_envs": 16, "num_steps": 256, "num_epochs": 4, "num_mini_batch": 16, "gamma": 0.999, "vtrace_lambda": 0.98,
+        "target_steps": 1_000_000,
+    },
+    ("appo", "mujoco"): {
+        "num_envs": 8, "num_steps": 64, "num_epochs": 2, "num_mini_batch": 2, "lr": linear(3e-4, 0.0),
+        "vtrace_lambda": 0.95, "entropy_coef": 0.0, "normalize_obs": True, "normalize_reward": True,
+        "target_steps": 2_000_000,
+    },
+    ("appo", "atari"): {
+        "num_envs": 8, "num_steps": 64, "num_epochs": 1, "num_mini_batch": 1, "lr": linear(5e-4, 0.0),
+        "target_steps": 10_000_000, **_ATARI,
+    },
 })
 
 

@@ -14,7 +14,7 @@ from pytorchrl.presets import preset
 from pytorchrl.reporting import MODEL_NAME, to_json
 from pytorchrl.training import make_learner
 
-_USAGE = "pytorchrl train {ppo,a2c} --env ID [flags]"
+_USAGE = f"pytorchrl train {{{','.join(ALGORITHMS)}}} --env ID [flags]"
 # Not options: what this command itself does.
 _OWN = ("algorithm", "env", "json", "debug")
 

@@ -87,8 +87,8 @@ def test_references_of_pages_lead_somewhere(names):
 
 def test_options_page_lists_every_option(site):
     page = (site / "options.html").read_text(encoding="utf-8")
-    for part in ("Learner", "PPO", "A2C", "DQN", "DDPG", "TD3", "SAC", "OnPolicyActor", "QActor", "OffPolicyActor", "GAEBuffer",
-                 "VanillaOnPolicyBuffer", "VecEnv"):
+    for part in ("Learner", "PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "OnPolicyActor", "QActor",
+                 "OffPolicyActor", "GAEBuffer", "VanillaOnPolicyBuffer", "VTraceBuffer", "VecEnv"):
         for field in dataclasses.fields(getattr(pytorchrl, part).Options):
             assert f">{field.name}</span>" in page, f"{part}: {field.name}"
     for spec in option_specs("ppo").values():

@@ -51,6 +51,10 @@ class Distribution(nn.Module):
         """Log-probability (density) of `action`, (...,) float32."""
         return self.log_prob_entropy(params, action, mask)[0]
 
+    def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
+        """KL divergence (...,) float32 of `other` from `params`: the mean of log p - log q over draws from `params`."""
+        raise NotImplementedError
+
     def clip(self, action: Tensor) -> Tensor:
         """The action as the environment takes it."""
         return action
@@ -125,6 +129,11 @@ class Categorical(Distribution):
         log_probs = F.log_softmax(_masked(params, mask), -1)
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
+    def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
+        """Of the softmaxes over allowed actions."""
+        log_p, log_q = (F.log_softmax(_masked(logits, mask), -1) for logits in (params, other))
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
+
     def clip(self, action: Tensor) -> Tensor:
         """As it is."""
         return action
@@ -175,6 +184,11 @@ class MultiCategorical(Distribution):
         action = action.reshape(*log_probs.shape[:-1], 1)
         return log_probs.gather(-1, action).sum((-2, -1)), -(log_probs.exp() * log_probs).sum((-2, -1))
 
+    def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
+        """Sum over the D parts."""
+        log_p, log_q = (F.log_softmax(_masked(*self._split(logits, mask)), -1) for logits in (params, other))
+        return (log_p.exp() * (log_p - log_q)).sum((-2, -1))
+
     def clip(self, action: Tensor) -> Tensor:
         """As it is."""
         return action
@@ -205,6 +219,11 @@ class Bernoulli(Distribution):
         bits = action.reshape(params.shape).float()
         softplus = F.softplus(params)
         return (bits * params - softplus).sum(-1), (softplus - params * params.sigmoid()).sum(-1)
+
+    def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
+        """Sum over the bits."""
+        _refuse_mask(mask)
+        return (params.sigmoid() * (params - other) - F.softplus(params) + F.softplus(other)).sum(-1)
 
 
 class Gaussian(Distribution):
@@ -252,6 +271,14 @@ class Gaussian(Distribution):
         log_stds = log_std.sum(-1)
         constant = self.num_outputs * _HALF_LOG_TWO_PI
         return -0.5 * (errors * errors).sum(-1) - log_stds - constant, log_stds + (constant + 0.5 * self.num_outputs)
+
+    def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
+        """Sum over the n dimensions."""
+        _refuse_mask(mask)
+        (mean, log_std), (other_mean, other_log_std) = params.chunk(2, -1), other.chunk(2, -1)
+        precision = (-2.0 * other_log_std).exp()
+        squares = ((2.0 * log_std).exp() + (mean - other_mean).square()) * precision
+        return (other_log_std - log_std + 0.5 * squares - 0.5).sum(-1)
 
     def clip(self, action: Tensor) -> Tensor:
         """The nearest action within the bounds; a new tensor."""

@@ -117,6 +117,7 @@ class OnPolicyActor(Actor):
         deterministic: bool = False,
         mask: Tensor | None = None,
         generator: torch.Generator | None = None,
+        with_value: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
         """Choose actions with as little work as possible.
 
@@ -127,11 +128,13 @@ class OnPolicyActor(Actor):
             deterministic: Take the most likely action instead of drawing one.
             mask: (E, n) bool, true where an action is allowed.
             generator: What to draw from.
+            with_value: Whether values are wanted.
 
         Returns:
             Action (E, ...) as drawn; the action for the environment; `dist_params` (E, P), from which
-            `log_prob_from_params` gets log-probabilities later; values (E,), or None where they would need a network
-            of their own that has no memory to keep up to date; the memory after these observations.
+            `log_prob_from_params` gets log-probabilities later; values (E,), or None where they are not wanted, or
+            would need a network of their own that has no memory to keep up to date; the memory after these
+            observations.
 
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
@@ -143,10 +146,10 @@ class OnPolicyActor(Actor):
         params, latent, rhs_next = self._policy_params(obs, rhs, done)
         value = None
         if value_trunk is None:
-            value = self._value_of(latent)
+            value = self._value_of(latent) if with_value else None
         elif self.is_recurrent:
             latent, state = value_trunk.forward(obs, rhs.get("value"), done)
-            value = self._value_of(latent)
+            value = self._value_of(latent) if with_value else None
             rhs_next["value"] = state  # type: ignore[assignment]
         action = distribution.mode(params, mask) if deterministic else distribution.sample(params, mask, generator)
         return action, distribution.clip(action), params, value, rhs_next
@@ -175,13 +178,20 @@ class OnPolicyActor(Actor):
         self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Everything a loss needs, in one pass: log-probability, entropy and value, each (B,) or (L, B) float32."""
+        logp, entropy, value, _ = self.evaluate_all(obs, rhs, done, action, mask)
+        return logp, entropy, value
+
+    def evaluate_all(
+        self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `evaluate`, and with dist_params (B, P) or (L, B, P)."""
         _, value_trunk, distribution = self._parts
         obs = self.normalise(obs)
         params, latent, _ = self._policy_params(obs, rhs, done)
         if value_trunk is not None:
             latent, _ = value_trunk.forward(obs, rhs.get("value"), done)
         logp, entropy = distribution.log_prob_entropy(params, action, mask)
-        return logp, entropy, self._value_of(latent)
+        return logp, entropy, self._value_of(latent), params
 
     def evaluate_actions(
         self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,

@@ -1,15 +1,18 @@
 """Algorithms: from batches to gradients, from gradients to better weights."""
 
 from pytorchrl.agent.algorithms.a2c import A2C
+from pytorchrl.agent.algorithms.appo import APPO
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.ddpg import DDPG, TD3
 from pytorchrl.agent.algorithms.dqn import DQN, ladder_epsilon
+from pytorchrl.agent.algorithms.impala import IMPALA
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, Recorded
 from pytorchrl.agent.algorithms.ppo import PPO
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.algorithms.sac import SAC
+from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 
 __all__ = [
-    "A2C", "DDPG", "DQN", "PPO", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm", "Recorded", "ReplayAlgorithm",
-    "ladder_epsilon",
+    "A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm", "Recorded",
+    "ReplayAlgorithm", "VTraceAlgorithm", "ladder_epsilon",
 ]

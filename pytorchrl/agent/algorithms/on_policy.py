@@ -42,6 +42,8 @@ class Recorded(NamedTuple):
     valid: Tensor | None
     is_normalized: bool = False
     """Whether `advantage` was normalised over a larger batch, of which this is a part."""
+    kl: Tensor | None = None
+    """KL divergence of the present policy from a reference that the algorithm keeps, with gradient."""
 
     def means(self, samples: list[Tensor]) -> Tensor:
         """(k,) means of k measures over valid samples, from k tensors (B,) or (L, B)."""
@@ -86,6 +88,8 @@ class OnPolicyAlgorithm(Algorithm):
         mixed_precision: bool = option(False, help="Run networks in bfloat16; parameters stay float32.")
 
     off_policyness: ClassVar[str] = "on"
+    stores_values: ClassVar[bool] = True
+    """Whether rollouts come with the values of the weights that acted."""
     info_names: ClassVar[tuple[str, ...]]
     """Names of what `loss` measures: the loss, its three terms, and what `terms` adds."""
     recompute_advantages: bool = False
@@ -108,6 +112,8 @@ class OnPolicyAlgorithm(Algorithm):
             # Not before the parameters lie where they stay.
             self._small_policy = SmallPolicy(actor)
         self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params) if options.compile else None
+        # Only who does without values says so: actors of one's own need not know the argument.
+        self._act_options: dict[str, Any] = {} if self.stores_values else {"with_value": False}
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
         self.advantage_normalization = options.advantage_normalization
@@ -127,7 +133,7 @@ class OnPolicyAlgorithm(Algorithm):
                 {name: torch.from_numpy(state) for name, state in rhs.items()},
                 torch.from_numpy(done), None if mask is None else torch.from_numpy(mask))
             action, clipped_action, dist_params, value, states = self.actor.act(
-                *inputs[:3], deterministic, inputs[3], self.generator)
+                *inputs[:3], deterministic, inputs[3], self.generator, **self._act_options)
         other = {"dist_params": dist_params} if value is None else {"dist_params": dist_params, "value": value}
         return ActingStep(
             action.cpu().numpy(), clipped_action.cpu().numpy(),
@@ -137,7 +143,8 @@ class OnPolicyAlgorithm(Algorithm):
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,), by the weights that acted; all in few passes.
 
-        To be called once a rollout, in the collector, before its weights change.
+        Values are left out if not `stores_values`. To be called once a rollout, in the collector, before its weights
+        change.
         """
         dist_params = rollout.other.pop("dist_params").flatten(0, 1)
         num_steps, num_envs = rollout.reward.shape
@@ -145,7 +152,9 @@ class OnPolicyAlgorithm(Algorithm):
             mask = None if rollout.mask is None else rollout.mask[:num_steps].flatten(0, 1)
             logp = self.actor.log_prob_from_params(dist_params, rollout.action.flatten(0, 1), mask)
         rollout.other["logp"] = logp.view(num_steps, num_envs)
-        rollout.other["value"], rollout.other["final_value"] = self.compute_values(rollout, rollout.other.get("value"))
+        if self.stores_values:
+            rollout.other["value"], rollout.other["final_value"] = self.compute_values(
+                rollout, rollout.other.get("value"))
 
     def compute_values(self, rollout: RolloutData, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """V of every observation of a rollout with the present weights, without gradient.
@@ -207,7 +216,7 @@ class OnPolicyAlgorithm(Algorithm):
             value: See `terms`.
             recorded: See `terms`.
             parameters: See `terms`.
-            weights: (3,) weights of policy loss, value loss and entropy.
+            weights: (3,) weights of policy loss, value loss and entropy; more where `terms` gives more.
         """
         terms, measures = self.terms(logp, entropy, value, recorded, parameters)
         means = recorded.means(terms)
@@ -228,8 +237,7 @@ class OnPolicyAlgorithm(Algorithm):
         Raises:
             ConfigError: `compile` is on, but this machine cannot.
         """
-        weights = torch.tensor(
-            [1.0, self.parameters["value_loss_coef"], -self.parameters["entropy_coef"]], device=self.device)
+        weights = torch.tensor(self._loss_weights(), device=self.device)
         if self._compiled is not None:
             gradient, measured = self._compiled(batch, self.parameters, weights)
         else:
@@ -258,6 +266,10 @@ class OnPolicyAlgorithm(Algorithm):
 
     # Helpers
 
+    def _loss_weights(self) -> list[float]:
+        """The weights of the loss's terms that are in force."""
+        return [1.0, self.parameters["value_loss_coef"], -self.parameters["entropy_coef"]]
+
     def _evaluate_loss(self, batch: Batch, parameters: Mapping[str, Any], weights: Tensor) -> tuple[Tensor, Tensor]:
         with self._precision():
             logp, entropy, value = self.actor.evaluate(batch.obs, batch.rhs, batch.done, batch.action, batch.mask)
@@ -269,9 +281,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     def _values(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
         """(B,) values in chunks that bound the memory, on the CPU."""
-        row_bytes = sum(4 * leaf[0].numel() for leaf in obs.values())
-        size = max(1, _CHUNK_BYTES // row_bytes)
-        values = []
+        size, values = rows_at_once(obs), []
         with torch.no_grad(), self._precision():
             for start in range(0, len(done), size):
                 part = slice(start, start + size)
@@ -291,3 +301,8 @@ class OnPolicyAlgorithm(Algorithm):
             {name: leaf.to(self.device) for name, leaf in obs.items()},
             {name: state.to(self.device) for name, state in rhs.items()},
             done.to(self.device), None if mask is None else mask.to(self.device))
+
+
+def rows_at_once(obs: Obs) -> int:
+    """How many rows of observations, leaf -> (rows, ...), may go through a network at once."""
+    return max(1, _CHUNK_BYTES // sum(4 * leaf[0].numel() for leaf in obs.values()))

@@ -4,5 +4,6 @@ from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.on_policy import GAEBuffer, VanillaOnPolicyBuffer
 from pytorchrl.agent.storages.replay import PERBuffer, ReplayBuffer
 from pytorchrl.agent.storages.trees import MinTree, SumTree
+from pytorchrl.agent.storages.vtrace import VTraceBuffer
 
-__all__ = ["GAEBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "Storage", "SumTree", "VanillaOnPolicyBuffer"]
+__all__ = ["GAEBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "Storage", "SumTree", "VTraceBuffer", "VanillaOnPolicyBuffer"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ import torch
 from pytorchrl.agent.data import ActingStep, RolloutData, Step
 from pytorchrl.agent.options import Schedule
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.algorithms import Algorithm
 
 __all__ = ["ActingRow", "Storage"]
 
@@ -33,6 +36,10 @@ class Storage(ABC):
     generator: torch.Generator
     _rollout_rows: RolloutRows
     """The collector's half."""
+
+    @classmethod  # noqa: B027 - a storage that says nothing fits all
+    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
+        """Raise `ConfigError` if this storage does not fit that class of algorithm."""
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
         """Set each scheduled parameter to its value after `env_steps` of the whole experiment; returns those set."""

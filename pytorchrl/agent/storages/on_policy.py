@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pytorchrl.agent.data import Batch, RolloutData
 from pytorchrl.agent.options import Factory, build_options, option
@@ -21,8 +20,10 @@ from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
 from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from pytorchrl.agent.actors import OnPolicyActor
-    from pytorchrl.agent.algorithms import OnPolicyAlgorithm
+    from pytorchrl.agent.algorithms import Algorithm, OnPolicyAlgorithm
 
 _REWARD_CLIP = 10.0
 """Largest absolute value of a normalised reward."""
@@ -39,10 +40,22 @@ class VanillaOnPolicyBuffer(Storage):
         sequence_length: int | None = option(
             None, help="Steps of a training sequence, for actors with memory; None takes whole rollouts.", low=1)
 
+    needs_values: ClassVar[bool] = True
+    """Whether it takes the values with which a rollout was collected; else it has its own computed."""
+
     @classmethod
-    def create_factory(cls, size: int, **options: Any) -> Factory[VanillaOnPolicyBuffer]:
+    def create_factory(cls, size: int, **options: Any) -> Factory[Self]:
         """A factory of this storage; raises `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, {"size": size, **options}))
+
+    @classmethod
+    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
+        """See `Storage`: rollouts have the values of the policy that acted, or they have not."""
+        if getattr(algorithm, "stores_values", True) is not cls.needs_values:
+            lacking, fitting = ("no", "VTraceBuffer") if cls.needs_values else ("the", "GAEBuffer")
+            raise ConfigError(
+                f"{cls.__name__} does not fit {algorithm.__name__}, whose rollouts come with {lacking} values of the "
+                f"policy that acted; use {fitting}")
 
     def __init__(
         self, options: Any, *, actor: OnPolicyActor, algorithm: OnPolicyAlgorithm, num_envs: int, seed: int,
@@ -78,7 +91,7 @@ class VanillaOnPolicyBuffer(Storage):
         return 1.0
 
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
-        """Replace what is held by these rollouts, of any lengths, with `logp`, `value` and `final_value` in `other`."""
+        """Replace what is held by these rollouts, of any lengths, with what `finish_rollout` has added to them."""
         self._rollouts = [rollout for rollout in rollouts if rollout.num_steps]
         self._samples = None
 
@@ -87,8 +100,7 @@ class VanillaOnPolicyBuffer(Storage):
         self._samples, self._normalized = None, False
         if not self._rollouts:
             return
-        self._samples = self._lay_out([
-            (rollout.other["value"], rollout.other["final_value"]) for rollout in self._rollouts])
+        self._samples = self._lay_out([self._estimate(rollout) for rollout in self._rollouts])
         self._counters["inserted"] += self._samples.num_valid
 
     def advantage_moments(self) -> tuple[int, float, float]:
@@ -128,7 +140,7 @@ class VanillaOnPolicyBuffer(Storage):
         for epoch in range(num_epochs):
             if epoch and self._algorithm.recompute_advantages:
                 samples = self._samples = self._lay_out([
-                    self._algorithm.compute_values(rollout) for rollout in self._rollouts])
+                    self._estimate(rollout, anew=True) for rollout in self._rollouts])
             order = samples.index[torch.randperm(count, generator=self.generator).to(self.device)]
             for part, index in enumerate(torch.tensor_split(order, num_parts)):
                 batch = samples.select(index)
@@ -147,16 +159,24 @@ class VanillaOnPolicyBuffer(Storage):
         """Valid transitions: `inserted` and `sampled` so far, `resident` now."""
         return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
 
-    def _lay_out(self, values: list[tuple[Tensor, Tensor]]) -> Samples:
-        """Samples with advantages and returns from these values, (T + 1, E) and (K,) a rollout."""
-        scale, advantages, returns = self._actor.reward_scale(), [], []
-        for rollout, (value, final_value) in zip(self._rollouts, values, strict=True):
-            reward = rollout.reward.numpy()
-            if self._actor.options.normalize_reward:
-                reward = np.clip(reward * scale, -_REWARD_CLIP, _REWARD_CLIP)
-            advantage, ret = gae(rollout, value, final_value, self._algorithm.gamma, self.gae_lambda, reward)
-            advantages.append(advantage)
-            returns.append(ret)
+    def _estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Advantages and returns of a rollout, (T, E) each; `anew` by values of the present weights."""
+        other = rollout.other
+        value, final_value = (
+            self._algorithm.compute_values(rollout) if anew else (other["value"], other["final_value"]))
+        return gae(
+            rollout, value, final_value, self._algorithm.gamma, self.gae_lambda, self._reward_to_learn_from(rollout))
+
+    def _reward_to_learn_from(self, rollout: RolloutData) -> np.ndarray:
+        """(T, E), normalised if the actor says so."""
+        reward: np.ndarray = rollout.reward.numpy()
+        if self._actor.options.normalize_reward:
+            reward = np.clip(reward * self._actor.reward_scale(), -_REWARD_CLIP, _REWARD_CLIP)
+        return reward
+
+    def _lay_out(self, estimates: list[tuple[np.ndarray, np.ndarray]]) -> Samples:
+        """Samples with these advantages and returns."""
+        advantages, returns = map(list, zip(*estimates, strict=True))
         if self._actor.is_recurrent:
             samples = sequences(self._rollouts, advantages, returns, self.options.sequence_length)
         else:

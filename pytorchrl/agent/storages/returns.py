@@ -49,17 +49,61 @@ def gae(
         Advantages and returns (advantage + value), (T, E) float32 each, not normalised.
     """
     values = value.numpy().astype(np.float64)
+    delta, goes_on = _errors(rollout, values, final_value, gamma, reward)
+    advantage = backward_recursion(delta, (gamma * gae_lambda) * goes_on)
+    return advantage.astype(np.float32), (advantage + values[:-1]).astype(np.float32)
+
+
+def vtrace(  # noqa: PLR0913 - what the formula is made of
+    rollout: RolloutData, logp: Tensor, value: Tensor, final_value: Tensor, gamma: float, *, rho_bar: float = 1.0,
+    c_bar: float = 1.0, vtrace_lambda: float = 1.0, reward: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """V-trace targets and advantages (Espeholt et al. 2018, eq. 1 and section 4.2), computed in float64.
+
+    With rho = min(rho_bar, pi / mu) and c = vtrace_lambda * min(c_bar, pi / mu), where mu is the policy that acted:
+    v_t = V_t + rho_t (r_t + gamma V'_t - V_t) + gamma c_t (v_{t+1} - V_{t+1}), and the advantage is
+    rho_t (r_t + gamma v_{t+1} - V_t). Ends are treated as in `gae`: V' is the value of the true next observation, 0
+    after a termination, and nothing comes back over an end, where V' also takes the place of v_{t+1}.
+
+    Args:
+        rollout: T transitions of E environments, with the log-probabilities of mu as `other["logp"]` (T, E).
+        logp: (T, E) log-probabilities of the same actions by the policy to learn about, pi.
+        value: (T + 1, E) V(o_t).
+        final_value: (K,) V of `rollout.final_obs`.
+        gamma: Discount, in [0, 1].
+        rho_bar: Largest weight of a temporal difference; it decides which policy's value is found.
+        c_bar: Largest weight of what comes back from later steps; it decides how fast.
+        vtrace_lambda: Bias-variance trade-off, in [0, 1].
+        reward: (T, E) to use in place of the rollout's.
+
+    Returns:
+        Advantages and targets v, (T, E) float32 each. Rows that are not valid have 0 and V.
+    """
+    values = value.numpy().astype(np.float64)
+    delta, goes_on = _errors(rollout, values, final_value, gamma, reward)
+    log_ratio = np.where(rollout.valid.numpy(), logp.numpy().astype(np.float64) - rollout.other["logp"].numpy(), 0.0)
+    # Cut before exp, which could overflow.
+    rho, c = (np.exp(np.minimum(log_ratio, math.log(limit))) for limit in (rho_bar, c_bar))
+    correction = backward_recursion(rho * delta, (gamma * vtrace_lambda) * c * goes_on)
+    # r + gamma V' - V, plus how much more than V' the next target is.
+    advantage = delta
+    advantage[:-1] += gamma * goes_on[:-1] * correction[1:]
+    return (rho * advantage).astype(np.float32), (values[:-1] + correction).astype(np.float32)
+
+
+def _errors(
+    rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Temporal differences r + gamma V' - V (0 where not valid), and whether a transition is valid and no end."""
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()
         next_value[index[:, 0], index[:, 1]] = final_value.numpy()
     terminated, truncated, valid = rollout.terminated.numpy(), rollout.truncated.numpy(), rollout.valid.numpy()
-    goes_on = ~(terminated | truncated) & valid
     delta = (rollout.reward.numpy() if reward is None else reward) - values[:-1]
     delta += gamma * np.where(terminated, 0.0, next_value)
     delta[~valid] = 0.0
-    advantage = backward_recursion(delta, (gamma * gae_lambda) * goes_on)
-    return advantage.astype(np.float32), (advantage + values[:-1]).astype(np.float32)
+    return delta, ~(terminated | truncated) & valid
 
 
 def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> np.ndarray:

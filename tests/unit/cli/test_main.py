@@ -53,7 +53,7 @@ def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
 @pytest.mark.parametrize(("arguments", "message"), [
     (["trian"], "did you mean 'train'"),
     (["train"], "usage"),
-    (["train", "--env", "CartPole-v1"], "algorithm must be one of ppo, a2c"),
+    (["train", "--env", "CartPole-v1"], "algorithm must be one of ppo, a2c, impala, appo"),
     (["train", "pppo", "--env", "CartPole-v1"], "got 'pppo'"),
     (["train", "ppo"], "--env"),
     ([*TRAIN, "--lrr", "1e-3"], "no flag '--lrr'; did you mean --lr?"),

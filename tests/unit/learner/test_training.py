@@ -111,7 +111,7 @@ def test_unknown_algorithm_names_the_nearest():
         train("pppo", "CartPole-v1")
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala", "appo"])
 @pytest.mark.parametrize("suite", ["classic", "box2d", "mujoco", "atari"])
 def test_presets_hold_known_options_and_a_target(algorithm, suite):
     settings = presets._PRESETS[algorithm, suite]
@@ -121,10 +121,26 @@ def test_presets_hold_known_options_and_a_target(algorithm, suite):
     for name, value in settings.items():
         spec = option_specs(algorithm)[name]
         parts[spec.part][spec.own_name] = value
-    composition.algorithm_class(algorithm).create_factory(**parts["algorithm"])
-    pytorchrl.GAEBuffer.create_factory(**parts["storage"])
-    batch = settings["num_envs"] * settings["num_steps"]
-    assert batch % parts["algorithm"].get("num_mini_batch", 4 if algorithm == "ppo" else 1) == 0
+    options = composition.algorithm_class(algorithm).create_factory(**parts["algorithm"]).options
+    composition._STORAGES[algorithm].create_factory(**parts["storage"])
+    assert settings["num_envs"] * settings["num_steps"] % options.num_mini_batch == 0
+
+
+@pytest.mark.parametrize("algorithm", composition.ALGORITHMS)
+def test_every_algorithm_trains_from_its_preset_with_the_storage_that_fits(algorithm):
+    agent = train(algorithm, "CartPole-v1", target_steps=600, progress=False, seed=1)
+    assert agent.summary["updates"] >= 1
+    assert agent.agent.storage.cls is {"ppo": pytorchrl.GAEBuffer, "a2c": pytorchrl.GAEBuffer,
+                                       "impala": pytorchrl.VTraceBuffer, "appo": pytorchrl.VTraceBuffer}[algorithm]
+
+
+def test_options_of_a_storage_are_those_of_the_one_that_the_algorithm_takes():
+    assert {"rho_bar", "c_bar", "vtrace_lambda"} <= set(option_specs("impala"))
+    assert "gae_lambda" not in option_specs("appo")
+    with pytest.raises(ConfigError, match="no option 'rho_bar'"):
+        train("ppo", "CartPole-v1", **{**TINY, "rho_bar": 2.0})
+    agent, _, _ = compose("impala", "CartPole-v1", {"rho_bar": 2.0})
+    assert agent.storage.options.rho_bar == 2.0
 
 
 @pytest.mark.parametrize(("env", "suite"), [

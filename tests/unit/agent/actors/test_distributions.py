@@ -46,6 +46,44 @@ def test_log_prob_and_entropy_agree_with_torch(space, lead):
     assert logp.shape == entropy.shape == lead
 
 
+@pytest.mark.parametrize("lead", [(5,), (4, 3)])
+@pytest.mark.parametrize("space", [gym.spaces.Discrete(4), gym.spaces.MultiBinary(3), BOX], ids=str)
+def test_kl_agrees_with_torch(space, lead):
+    distribution = distribution_of(space)
+    params, other = (_params(distribution, *lead, seed=seed) for seed in (1, 2))
+    kl = distribution.kl(params, other, None)
+    torch.testing.assert_close(kl, reference.kl_divergence(_reference(space, params), _reference(space, other)))
+    assert kl.shape == lead
+    assert (kl > 1e-3).all()
+    torch.testing.assert_close(distribution.kl(params, params, None), torch.zeros(lead), atol=1e-6, rtol=0)
+
+
+def test_kl_adds_the_parts_of_multi_discrete():
+    distribution = distribution_of(gym.spaces.MultiDiscrete([2, 5, 3]))
+    params, other = (_params(distribution, 6, seed=seed) for seed in (1, 2))
+    expected = sum(
+        reference.kl_divergence(reference.Categorical(logits=p), reference.Categorical(logits=q))
+        for p, q in zip(params.split([2, 5, 3], -1), other.split([2, 5, 3], -1), strict=True))
+    torch.testing.assert_close(distribution.kl(params, other, None), expected)
+
+
+@pytest.mark.parametrize("space", [gym.spaces.Discrete(4), gym.spaces.MultiDiscrete([2, 2])], ids=str)
+def test_kl_counts_allowed_actions_only_and_has_a_finite_gradient(space):
+    distribution = distribution_of(space)
+    mask = torch.tensor([[True, False, True, True]])
+    params, other = (_params(distribution, 1, seed=seed).requires_grad_() for seed in (1, 2))
+    kl = distribution.kl(params, other, mask)
+    if isinstance(space, gym.spaces.Discrete):
+        keep = [0, 2, 3]
+        p, q = (torch.log_softmax(logits[:, keep], -1) for logits in (params, other))
+    else:
+        p, q = (torch.log_softmax(logits[:, 2:], -1) for logits in (params, other))  # the first part has one action left
+    torch.testing.assert_close(kl, (p.exp() * (p - q)).sum(-1))
+    gradient, = torch.autograd.grad(kl.sum(), other)
+    assert gradient.isfinite().all()
+    assert gradient[0, 1] == 0.0
+
+
 def test_multi_discrete_adds_its_parts():
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 5, 3]))
     params = _params(distribution, 6)

@@ -12,7 +12,7 @@ import torch
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms import PPO
 from pytorchrl.agent.data import Step
-from pytorchrl.agent.storages import GAEBuffer
+from pytorchrl.agent.storages import GAEBuffer, VTraceBuffer
 from pytorchrl.agent.storages.returns import gae
 
 torch.set_num_threads(1)  # networks this small only wait for more
@@ -58,7 +58,8 @@ def build_parts(cls=PPO, num_envs=4, size=8, actor=None, storage=None, seed=0, a
         space, action_space or gym.spaces.Discrete(NUM_ACTIONS), **{"hidden_sizes": (8,), **(actor or {})})(
             device="cpu", seed=seed)
     algorithm = cls.create_factory(**options)(actor=made_actor, device="cpu", seed=seed)
-    made_storage = GAEBuffer.create_factory(size=size, **(storage or {}))(
+    kind = GAEBuffer if cls.stores_values else VTraceBuffer
+    made_storage = kind.create_factory(size=size, **(storage or {}))(
         actor=made_actor, algorithm=algorithm, num_envs=num_envs, device="cpu", seed=seed)
     return SimpleNamespace(actor=made_actor, algorithm=algorithm, storage=made_storage)
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from pytorchrl.agent.algorithms import PPO
+from pytorchrl.agent.algorithms import APPO, PPO
 from pytorchrl.errors import ConfigError
 
 # torch's own, when its compiler is imported
@@ -46,6 +46,20 @@ def test_advantages_that_are_normalised_already_are_left_alone(build, collect, m
         gradients.append(expected[0].clone())
     assert not torch.allclose(gradients[0], gradients[1], rtol=1e-3)
     torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-4, atol=1e-6)
+
+
+def test_compiled_gradient_of_appo_follows_the_weight_of_kl(build, collect, made_up_steps):
+    plain, compiled = (build(APPO, compile=flag, kl_coef=0.5) for flag in (False, True))
+    plain.storage.insert_data_slice([collect(build(APPO, seed=5), made_up_steps(4))])
+    plain.storage.before_gradients()
+    (batch,) = plain.storage.generate_batches(1)
+    for coefficient in (0.5, 50.0):
+        plain.algorithm.kl_coef = compiled.algorithm.kl_coef = coefficient
+        expected, wanted = plain.algorithm.compute_gradients(batch)
+        gradients, info = compiled.algorithm.compute_gradients(batch)
+        for gradient, other in zip(gradients, expected, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
+        assert info == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
 def test_compiling_with_memory_is_refused(build):

@@ -1,0 +1,178 @@
+"""Asynchronous PPO, and IMPACT (Luo et al. 2020), its form with a slow policy. B = samples of a batch."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.actors import OnPolicyActor
+from pytorchrl.agent.algorithms.on_policy import Recorded
+from pytorchrl.agent.algorithms.ppo import PPO
+from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
+from pytorchrl.agent.data import Batch, Obs
+from pytorchrl.agent.options import option
+from pytorchrl.errors import ConfigError, WeightsError
+
+_SLOW_INTERVAL, _IS_CLIP, _KL_TARGET = 2, 2.0, 0.01
+
+
+class APPO(VTraceAlgorithm, PPO):
+    """PPO's loss with the advantages A and targets v of a `VTraceBuffer`, plus kl_coef * KL.
+
+    The ratio is pi / mu, where mu is the policy that acted, and KL is that of mu from pi, estimated from its samples.
+    With `target_network` there is a slow policy, a copy of pi taken every `target_update_interval` updates: V-trace
+    learns about it, the ratio is clip(mu / slow, 0, is_clip) * pi / mu, and KL is exactly that of slow from pi.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(PPO.Options):
+        """Options of `APPO`."""
+
+        kl_coef: float = option(
+            0.0, help="Weight of the KL divergence at the start; it adapts to kl_target. 0 is off.", low=0.0)
+        kl_target: float = option(
+            _KL_TARGET, help="KL divergence wished for: kl_coef grows by half above twice this, halves below half of "
+            "it.", low=0.0, exclusive=True)
+        target_network: bool = option(False, help="Whether V-trace and the ratio refer to a slow policy (IMPACT).")
+        target_update_interval: int = option(
+            _SLOW_INTERVAL, help="Updates after which the slow policy becomes the present one.", low=1)
+        is_clip: float = option(
+            _IS_CLIP, help="Largest weight of a sample, by the slow policy over the one that acted.", low=0.0,
+            exclusive=True)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            problems = [text for wrong, text in (
+                (not self.kl_coef and self.kl_target != _KL_TARGET,
+                 f"kl_target={self.kl_target} needs kl_coef > 0: without it there is no KL term"),
+                (not self.target_network and self.target_update_interval != _SLOW_INTERVAL,
+                 f"target_update_interval={self.target_update_interval} needs target_network=True"),
+                (not self.target_network and self.is_clip != _IS_CLIP,
+                 f"is_clip={self.is_clip} needs target_network=True"),
+                (self.target_network and self.compile,
+                 "compile=True cannot hold the slow policy of target_network=True; leave one out"),
+                (self.target_network and self.kl_coef and self.target_update_interval == 1,
+                 f"kl_coef={self.kl_coef} needs target_update_interval >= 2: a slow policy that is copied at every "
+                 "update is always the present one"),
+            ) if wrong]
+            if problems:
+                raise ConfigError("; ".join(problems))
+
+    def __init__(self, options: Any, **context: Any) -> None:
+        """Use `create_factory`; `context` as of `OnPolicyAlgorithm`."""
+        super().__init__(options, **context)
+        self.kl_coef: float = options.kl_coef
+        self._interval: int = options.target_update_interval if options.target_network else 1
+        self._num_updates = 0
+        self._slow: OnPolicyActor | None = None
+        if options.target_network:
+            self._slow = copy.deepcopy(self.actor).requires_grad_(False)
+
+    # Learning
+
+    def terms(
+        self, logp: Tensor, entropy: Tensor, value: Tensor, recorded: Recorded, parameters: Mapping[str, Any]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """See `PPO`; KL is a term of the loss where it has a weight."""
+        terms, (kl, is_clipped) = super().terms(logp, entropy, value, recorded, parameters)
+        if recorded.kl is not None:
+            kl = recorded.kl
+        if not self.options.kl_coef:
+            return terms, [kl.detach(), is_clipped]
+        if recorded.kl is None:  # once more, with gradient
+            log_ratio = logp - recorded.logp
+            if recorded.valid is not None:
+                log_ratio = torch.where(recorded.valid, log_ratio, 0.0)
+            kl = log_ratio.exp() - 1.0 - log_ratio
+        return [*terms, kl], [is_clipped]
+
+    def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
+        """See `PPO`. Where KL has a weight, its mean follows the gradient: it is averaged over workers alike."""
+        gradients, info = super().compute_gradients(batch)
+        if self.options.kl_coef:
+            self._gradients = [*gradients, gradients[0].new_tensor([info["kl"]])]
+        return self._gradients, info
+
+    def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
+        """See `Algorithm`; then the weight of KL adapts and the slow policy is copied, if it is time.
+
+        Returns:
+            As of `Algorithm`, and `kl_coef` for the next update if KL has a weight.
+        """
+        gradients = self._gradients if gradients is None else gradients
+        info = super().apply_gradients(gradients[:len(self.groups)])
+        self._num_updates += 1
+        is_time = self._num_updates % self._interval == 0
+        if self.options.kl_coef:
+            if is_time:  # when the slow policy is farthest
+                self._adapt(float(gradients[-1]))
+            info["kl_coef"] = self.kl_coef
+        if self._slow is not None and is_time:
+            self._slow.load_state_dict(self.actor.state_dict())
+        return info
+
+    # States
+
+    def gradient_state(self) -> dict[str, Any]:
+        """See `Algorithm`; with the weight of KL and the slow policy."""
+        slow = {} if self._slow is None else self._slow.state_dict()
+        return {**super().gradient_state(), "kl_coef": self.kl_coef,
+                "slow": {name: tensor.detach().cpu().clone() for name, tensor in slow.items()}}
+
+    def load_gradient_state(self, state: Mapping[str, Any]) -> None:
+        """See `Algorithm`."""
+        if bool(state["slow"]) is not (self._slow is not None):
+            raise WeightsError("the state is of an algorithm with another target_network; give both the same")
+        super().load_gradient_state(state)
+        self.kl_coef = state["kl_coef"]
+        if self._slow is not None:
+            self._slow.load_state_dict(state["slow"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Algorithm`; with the number of updates, by which the slow policy is copied."""
+        return {**super().state_dict(), "num_updates": self._num_updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Algorithm`."""
+        super().load_state_dict(state)
+        self._num_updates = state["num_updates"]
+
+    # Helpers
+
+    def _adapt(self, kl: float) -> None:
+        if kl > 2.0 * self.options.kl_target:
+            self.kl_coef *= 1.5
+        elif kl < 0.5 * self.options.kl_target:
+            self.kl_coef *= 0.5
+
+    def _loss_weights(self) -> list[float]:
+        weights = super()._loss_weights()
+        return [*weights, self.kl_coef] if self.options.kl_coef else weights
+
+    def _target_logp_and_value(
+        self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        if self._slow is None:
+            return super()._target_logp_and_value(obs, rhs, done, action, mask)
+        logp = self._slow.evaluate_actions(obs, rhs, done, action, mask)[0]
+        return logp, self.actor.get_value(obs, rhs, done)[0]["value"]
+
+    def _evaluate_loss(self, batch: Batch, parameters: Mapping[str, Any], weights: Tensor) -> tuple[Tensor, Tensor]:
+        if self._slow is None:
+            return super()._evaluate_loss(batch, parameters, weights)
+        inputs = batch.obs, batch.rhs, batch.done, batch.action, batch.mask
+        with self._precision():
+            logp, entropy, value, params = self.actor.evaluate_all(*inputs)
+            with torch.no_grad():
+                slow_logp, _, slow_params, _ = self._slow.evaluate_actions(*inputs)
+        kl = self.actor.distribution.kl(slow_params, params, batch.mask)
+        # clip(mu / slow, 0, is_clip) * pi / mu is pi over this:
+        reference = torch.maximum(slow_logp, batch.logp - math.log(self.options.is_clip))
+        recorded = Recorded(reference, batch.value, batch.ret, batch.advantage, batch.valid, batch.is_normalized, kl)
+        return self.loss(logp, entropy, value, recorded, parameters, weights)

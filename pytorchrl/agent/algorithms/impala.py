@@ -1,0 +1,38 @@
+"""Importance weighted actor-learner architecture (Espeholt et al. 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pytorchrl.agent.algorithms.a2c import A2C
+from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS
+from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
+from pytorchrl.agent.options import Schedule, option
+from pytorchrl.errors import ConfigError
+
+
+class IMPALA(VTraceAlgorithm, A2C):
+    """A2C's loss with the advantages A and targets v of a `VTraceBuffer`.
+
+    loss = -mean log pi(a|o) A + value_loss_coef * mean (V - v)^2 / 2 - entropy_coef * H.
+
+    The paper sums its loss over T * B = 640 samples where this takes the mean: its clipping at 40 and RMSProp with
+    epsilon 0.01 are max_grad_norm 40 / 640 and rmsprop_eps 0.01 / 640^2 here.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(A2C.Options):
+        """Options of `IMPALA`; other defaults than those of `A2C`."""
+
+        lr: float | Schedule = option(5e-4, help="Learning rate.", low=0.0, updatable=True)
+        optimizer: str = option("adam", help="Kind of optimiser.", choices=OPTIMIZERS)
+        max_grad_norm: float | None = option(
+            40.0, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.advantage_normalization != "none":
+                raise ConfigError(
+                    f'IMPALA needs advantage_normalization="none", got "{self.advantage_normalization}": a mean taken '
+                    "from advantages of an older policy pushes the present one away from it without limit; APPO's "
+                    "clipping bounds that")

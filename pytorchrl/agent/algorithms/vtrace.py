@@ -1,0 +1,60 @@
+"""What algorithms share that learn from slightly older policies by V-trace. T = steps, E = environments."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, rows_at_once
+from pytorchrl.agent.data import Obs, RolloutData
+
+
+class VTraceAlgorithm(OnPolicyAlgorithm):
+    """An on-policy algorithm that takes its targets from a `VTraceBuffer`, so that its data may be a few updates old.
+
+    Collectors compute no values: those of the weights that acted are of no use to the learner.
+    """
+
+    off_policyness: ClassVar[str] = "corrected"
+    stores_values: ClassVar[bool] = False
+
+    def evaluate_rollout(
+        self, rollout: RolloutData, sequence_length: int | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What V-trace needs to know of the present weights, without gradient.
+
+        Memory is unrolled over sequences from their stored first state, exactly as losses do it. The state before the
+        last row, and before final observations, is the stored one: so the sequence that follows would see them.
+
+        Args:
+            rollout: T steps of E environments.
+            sequence_length: Steps of a sequence, for actors with memory; None: the whole rollout.
+
+        Returns:
+            (T, E) log-probabilities of the recorded actions by the policy to learn about; (T + 1, E) values; (K,)
+            values of the final observations. All float32 on the CPU.
+        """
+        length = rows_at_once(rollout.obs)
+        if self.actor.is_recurrent:
+            length = sequence_length or rollout.num_steps
+        logps, values = [], []
+        with torch.no_grad(), self._precision():
+            for start in range(0, rollout.num_steps, length):
+                part = slice(start, min(start + length, rollout.num_steps))
+                inputs = self._to_device(
+                    {name: leaf[part] for name, leaf in rollout.obs.items()},
+                    {name: state[start] for name, state in rollout.rhs.items()},
+                    rollout.done[part], None if rollout.mask is None else rollout.mask[part])
+                logp, value = self._target_logp_and_value(*inputs[:3], rollout.action[part].to(self.device), inputs[3])
+                logps.append(logp.float().cpu())
+                values.append(value.float().cpu())
+        return torch.cat(logps), *self.compute_values(rollout, torch.cat(values))
+
+    def _target_logp_and_value(
+        self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """(L, E) log-probabilities of the policy to learn about, and values."""
+        logp, _, value = self.actor.evaluate(obs, rhs, done, action, mask)
+        return logp, value

@@ -1,0 +1,42 @@
+"""IMPALA and APPO learn CartPole from data that are several updates old: two collectors, asynchronous."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+
+from pytorchrl.training import make_learner
+
+ASYNCHRONOUS = {"num_col_workers": 2, "col_communication": "asynchronous", "queue_size": 2, "col_in_flight": 1}
+UPDATES_AN_ITEM = {"impala": 1, "appo": 16}
+
+
+def play(algorithm, seed, **settings):
+    """Mean return of 20 episodes after training with the preset for CartPole, and the run's figures."""
+    torch.set_num_threads(1)
+    learner, _ = make_learner(algorithm, "CartPole-v1", seed=seed, progress=False, **ASYNCHRONOUS, **settings)
+    with learner:
+        learner.train()
+        evaluation = learner.evaluate(20)
+    return statistics.fmean(evaluation.returns), learner.summary()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 60_000), ("appo", 40_000)])
+def test_learns_within_seconds(algorithm, target_steps):
+    """In the simulated runtime, where the lag is that of an asynchronous run and the same each time."""
+    result, summary = play(algorithm, seed=1, target_steps=target_steps, runtime="simulated")
+    assert summary["policy_lag"]["mean"] > 3 * UPDATES_AN_ITEM[algorithm]
+    assert result >= 195, summary
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 200_000), ("appo", 100_000)])
+def test_solves_cartpole(algorithm, target_steps, seed):
+    result, summary = play(algorithm, seed, target_steps=target_steps, runtime="threads")
+    assert summary["policy_lag"]["mean"] >= UPDATES_AN_ITEM[algorithm]
+    assert result >= 475, summary
