@@ -56,6 +56,11 @@ class Scheme:
         queue_size: Rollouts that may wait for an asynchronous learner before collection waits for it.
         queue_timeout_s: Seconds that a learner waits for data before it raises.
         broadcast_interval: Updates after which an asynchronous collection worker is given new weights.
+        updates_per_step: Updates that one `step()` makes; its statistics are means over them.
+        aggregate: Asynchronous gradients, each of another gradient worker, that are averaged into one update.
+        max_grad_lag: Updates that an asynchronous gradient may be behind; None: there is no limit.
+        lag_policy: What becomes of a gradient whose lag l is above max_grad_lag = m: "apply" (as it is), "scale" (times
+            (1 + m) / (1 + l)) or "drop".
         col_worker_resources: Ray resources of each remote collection worker; the default shrinks to what there is.
         grad_worker_resources: Ray resources of each remote gradient worker; the default shrinks to what there is.
         device: Device of the learner, "cpu" or "cuda:N"; None is the CPU.
@@ -94,6 +99,7 @@ class Scheme:
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
                  compress_grads_to_send: bool = False, distribute_gradients: bool = False, col_in_flight: int = 2,
                  queue_size: int = 16, queue_timeout_s: float = 300.0, broadcast_interval: int = 1,
+                 updates_per_step: int = 1, aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
                  col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
                  num_threads: int = 1, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
@@ -213,7 +219,8 @@ class Scheme:
             grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
             distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,
             target_steps=target_steps, request_timeout_s=2 * options["queue_timeout_s"],
-            on_worker_failure=options["on_worker_failure"], record=record, replay=self._replay)
+            on_worker_failure=options["on_worker_failure"], record=record, replay=self._replay, **{
+                name: options[name] for name in ("updates_per_step", "aggregate", "max_grad_lag", "lag_policy")})
 
     @property
     def replay_is_over(self) -> bool | None:
@@ -226,7 +233,7 @@ class Scheme:
         return self._worker or self.start()
 
     def step(self) -> dict[str, float]:
-        """Make one update (or, where a thread makes them, take note of those made since the last call).
+        """Make `updates_per_step` updates (or, where a thread makes them, wait until so many more were made).
 
         An update whose loss or gradient is not finite is left out: nothing changes, and `metrics()` counts it as
         `updates_skipped_nan`.

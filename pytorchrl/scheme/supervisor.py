@@ -244,7 +244,7 @@ class Requests(Generic[R]):
             if kind == "replaced" and index in self._supervisor.gone:
                 self._supervisor.replace(index)
                 self._replaced(index)
-            elif kind in ("update", "parameter") or index not in self._open.values():
+            elif kind in ("update", "parameter", "asked") or index not in self._open.values():
                 if num_taken:  # it is the turn of others
                     return
                 self._journal.note("an answer awaited from", *sorted(set(self._open.values())))

@@ -119,7 +119,7 @@ class Watch:
         """Between two steps every gradient worker is at work, has a gradient ready, or is being replaced."""
         if self.is_chain:
             round_ = self.root._round
-            at_work = len(round_._in_flight) + len(round_._ready) + len(round_._supervisor.gone)
+            at_work = len(round_._in_flight) + len(round_._ready) + len(round_._held) + len(round_._supervisor.gone)
             self.note(at_work == self.settings["num_grad_workers"], "a chain stands still:", at_work, "are at work")
 
     def check(self):
@@ -141,6 +141,10 @@ def scenario(seed, faulty=True):
         settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5}
     if grad > 1 and grad_async is SYNC and rng.random() < 0.2:
         settings["distribute_gradients"] = True
+    if grad > 1 and grad_async is ASYNC and rng.random() < 0.5:
+        settings |= {"aggregate": rng.randint(1, grad), "max_grad_lag": rng.choice((0, 1)),
+                     "lag_policy": rng.choice(("apply", "drop")), "updates_per_step": rng.choice((1, 1, 4)),
+                     "on_worker_failure": rng.choice(("restart", "ignore"))}
     settings["costs"] = {operation: ("exponential", 10 ** rng.uniform(-4, -1)) for operation in
                          ("message", "step", "grad", "update")}
     action = rng.choice(("none", "delay", "stall", "raise", "kill", "kill", "hang", "nan")) if faulty else "none"
