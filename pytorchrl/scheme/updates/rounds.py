@@ -19,7 +19,7 @@ from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
 from pytorchrl.scheme.record import checksum_of
-from pytorchrl.scheme.supervisor import Requests, Supervisor
+from pytorchrl.scheme.supervisor import ENDS_OF_POLLS, Requests, Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
 
 # Ranks start from weights and meet within this time.
@@ -350,7 +350,7 @@ class AsyncRound(_RemoteRound):
     def _take_ready(self) -> None:
         """Wait until a gradient is there, and take all that are; the first error is kept until they are used."""
         self._has_updated = False
-        start, timeout_s = self._runtime.now(), POLL_INTERVAL_S
+        start, timeout_s, replaying = self._runtime.now(), POLL_INTERVAL_S, self._journal.upcoming() is not None
         while True:
             num_open = len(self._in_flight)
             try:
@@ -362,7 +362,8 @@ class AsyncRound(_RemoteRound):
                 raise
             except Exception as error:  # noqa: BLE001 - raised by step(), once the good results are used
                 self._error = self._error or error
-                if len(self._in_flight) == num_open:
+                was_last = replaying and (self._journal.upcoming() or ENDS_OF_POLLS)[0] in ENDS_OF_POLLS
+                if was_last or len(self._in_flight) == num_open:
                     break
                 timeout_s = 0.0  # what else is there already
         self._accounts.add_time("wait", self._runtime.now() - start)

@@ -38,8 +38,9 @@ class Watch:
         self.root = scheme.start(10**6)
         self.schedule = scheme.runtime.schedule
         accounts = self.root.accounts
-        self._receive, self._apply, self._skip = accounts.receive, accounts.apply, accounts.skip
-        accounts.receive, accounts.apply, accounts.skip = self.receive, self.apply, self.skip
+        self._receive, accounts.receive = accounts.receive, self.receive
+        if self.is_chain:
+            self.watch_chains()
         self.schedule.after_event = self.look
         for worker in self.grad_workers():
             if isinstance(worker.collector._gather, OnArrival):
@@ -86,20 +87,18 @@ class Watch:
 
     def receive(self, gradients):
         if self.is_chain:
-            expected = self.chains.get(gradients.worker, 0)
+            expected = self.chains[gradients.worker]
             self.note(gradients.weights_version == expected, "a chain went on with other weights than those it was due:",
                       gradients.weights_version, "instead of", expected)
         self._receive(gradients)
 
-    def apply(self, gradients, version, info):
-        for part in gradients:
-            self.chains[part.worker] = version + 1
-        self._apply(gradients, version, info)
+    def watch_chains(self):
+        right = self.root._round._weights_for
 
-    def skip(self, gradients):
-        for part in gradients:
-            self.chains[part.worker] = self.root.accounts.updates
-        self._skip(gradients)
+        def weights_for(index):
+            self.chains[index + 1] = self.root.local_worker.actor_version
+            return right(index)
+        self.root._round._weights_for = weights_for
 
     @property
     def is_chain(self):
@@ -117,7 +116,7 @@ class Watch:
 
     def check_chains(self):
         """Between two steps every gradient worker is at work, has a gradient ready, or is being replaced."""
-        if self.is_chain:
+        if self.is_chain and self.root._round._error is None:  # which is raised once what is ready is used
             round_ = self.root._round
             at_work = len(round_._in_flight) + len(round_._ready) + len(round_._held) + len(round_._supervisor.gone)
             self.note(at_work == self.settings["num_grad_workers"], "a chain stands still:", at_work, "are at work")
