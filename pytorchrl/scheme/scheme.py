@@ -23,6 +23,7 @@ from pytorchrl.scheme.evaluation import Evaluation, Evaluator
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.named import NamedSchemes
 from pytorchrl.scheme.record import RecordWriter, read_record
 from pytorchrl.scheme.updates.u_worker import UWorker
 
@@ -32,7 +33,7 @@ _MAX_EVALUATORS_LOST = 2
 logger = logging.getLogger(__name__)
 
 
-class Scheme:
+class Scheme(NamedSchemes):
     """An agent, and where its three operations run. Everything is checked here; nothing starts before `start`.
 
     Args:
