@@ -11,10 +11,10 @@ import random
 import pytest
 import torch
 
-from pytorchrl import A2C, ASYNC, SYNC, Scheme
+from pytorchrl import A2C, ASYNC, SYNC, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import SyntheticAlgorithm, SyntheticStorage, synthetic_agent
+from pytorchrl.envs.testing import CountingEnv, FaultyEnv
 from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
-from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.scheme.updates.rounds import LagRule
 
 FREE = {"start": 0, "message": 0, "step": 0.25, "grad": 0, "update": 0}
@@ -208,19 +208,17 @@ def test_a_dropped_item_teaches_normalisers_nothing(make_scheme):
     """Of two workers that answer together the second one's data is given up, moments and all."""
     def seen(**settings):
         scheme = make_scheme(algo=A2C.create_factory(), runtime="simulated", num_grad_workers=2, grad_communication=ASYNC,
-                             schedule_seed=3, size=4, updates_per_step=6, **settings)
+                             schedule_seed=3, size=4, updates_per_step=30, **settings)
         merged, merge = [], scheme.start().local_worker.local_worker.merge_moments
-        scheme.update_worker.local_worker.local_worker.merge_moments = lambda moments: (merged.append(moments), merge(moments))
+        scheme.update_worker.local_worker.local_worker.merge_moments = lambda moments: (merged.extend(moments), merge(moments))
         scheme.step()
         return len(merged), scheme.metrics()["grads_dropped"]
-    from pytorchrl import OnPolicyActor, VecEnv
-    from pytorchrl.envs.testing import CountingEnv
     envs = VecEnv.create_factory(CountingEnv, None, 2)
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, normalize_obs=True)
-    assert seen(actor=actor, envs=envs) == (6, 0)
+    assert seen(actor=actor, envs=envs) == (30, 0)
     merged, dropped = seen(actor=actor, envs=envs, max_grad_lag=0, lag_policy="drop")
     assert dropped > 0
-    assert merged == 6
+    assert merged == 30
 
 
 # Aggregates
