@@ -103,7 +103,8 @@ def _scheme_specs() -> list[OptionSpec]:
     hints, texts = typing.get_type_hints(Scheme.__init__), _documented_arguments(Scheme.__doc__ or "")
     preset = OptionSpec(
         name="preset", part="scheme", own_name="preset", hint=typing.Optional[typing.Literal[tuple(PRESETS)]],  # noqa: UP045
-        default=None, help="A scheme with a name of its own, such as `Scheme.a3c`, whose settings hold where nothing else is given.")
+        default=None, help="Of `train` and the command line: a scheme with a name of its own, such as `Scheme.a3c`, whose settings hold "
+             "where nothing else is given.")
     return [preset] + [
         OptionSpec(name=name, part="scheme", own_name=name, hint=hints[name], default=parameter.default,
                    help=texts.get(name, ""))
