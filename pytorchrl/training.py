@@ -46,7 +46,12 @@ def _constructor(preset: str | None) -> Callable[..., Scheme]:
     """`Scheme`, or the one of that name."""
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"preset must be one of {list(PRESETS)} or None, got {preset!r}")
-    return Scheme if preset is None else getattr(Scheme, preset)  # type: ignore[no-any-return]
+    return Scheme if preset is None else getattr(Scheme, preset)
+
+
+def named_settings(preset: str) -> dict[str, Any]:
+    """What a scheme of that name sets; nothing if there is none."""
+    return {**PRESETS[preset].defaults, **PRESETS[preset].fixed} if preset in PRESETS else {}
 
 
 def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:

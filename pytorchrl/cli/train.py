@@ -12,8 +12,7 @@ from pytorchrl.errors import EnvError, StartError
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
 from pytorchrl.reporting import MODEL_NAME, to_json
-from pytorchrl.scheme.named import PRESETS
-from pytorchrl.training import make_learner
+from pytorchrl.training import make_learner, named_settings
 
 _USAGE = "pytorchrl train {ppo,a2c} --env ID [flags]"
 # Not options: what this command itself does.
@@ -103,6 +102,5 @@ def _parser(algorithm: str, env: str, scheme: str) -> Parser:
     parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5")
     parser.add_argument("--json", action="store_true", help="print the run's figures as one JSON line, the last")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    named = {**PRESETS[scheme].defaults, **PRESETS[scheme].fixed} if scheme in PRESETS else {}
-    add_option_flags(parser, option_specs(algorithm), {**named, **preset(algorithm, env)})
+    add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(algorithm, env)})
     return parser

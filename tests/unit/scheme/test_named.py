@@ -113,7 +113,7 @@ def test_train_takes_a_name():
     assert agent.summary["scheme"]["grad_communication"] == "asynchronous"
     assert agent.summary["updates"] >= 100
     assert agent.summary["updates"] % 10 == 0
-    with pytest.raises(ConfigError, match="preset must be one of .*a3c.*got 'a4c'"):
+    with pytest.raises(ConfigError, match=r"preset must be one of .*a3c.*got 'a4c'"):
         train("a2c", "CartPole-v1", preset="a4c")
 
 
