@@ -24,6 +24,7 @@ from pytorchrl.agent.storages import GAEBuffer, VanillaOnPolicyBuffer, VTraceBuf
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme import Scheme
+from pytorchrl.scheme.named import PRESETS
 
 ALGORITHMS: dict[str, type[OnPolicyAlgorithm]] = {"ppo": PPO, "a2c": A2C, "impala": IMPALA, "appo": APPO}
 _STORAGES: dict[str, type[VanillaOnPolicyBuffer]] = {
@@ -102,7 +103,11 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 def _scheme_specs() -> list[OptionSpec]:
     """The scheme's keyword arguments; their help is its docstring."""
     hints, texts = typing.get_type_hints(Scheme.__init__), _documented_arguments(Scheme.__doc__ or "")
-    return [
+    preset = OptionSpec(
+        name="preset", part="scheme", own_name="preset", hint=typing.Optional[typing.Literal[tuple(PRESETS)]],  # noqa: UP045
+        default=None, help="Of `train` and the command line: a scheme with a name of its own, such as `Scheme.a3c`, whose settings hold "
+             "where nothing else is given.")
+    return [preset] + [
         OptionSpec(name=name, part="scheme", own_name=name, hint=hints[name], default=parameter.default,
                    help=texts.get(name, ""))
         for name, parameter in inspect.signature(Scheme).parameters.items() if name not in _NOT_OPTIONS["scheme"]

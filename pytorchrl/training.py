@@ -22,6 +22,7 @@ from pytorchrl.reporting import MODEL_NAME, RUN_FILE
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.evaluation import Evaluator
 from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.named import PRESETS
 
 
 def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) -> tuple[Learner, Agent]:
@@ -31,13 +32,26 @@ def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) 
     if log_dir is None and options.get("info_keywords"):
         raise ConfigError("info_keywords needs a log_dir, whose monitor files it adds to")
     train_envs = agent.train_envs if log_dir is None else _monitored(agent.train_envs, log_dir)
-    scheme = Scheme(agent.algorithm, agent.actor, agent.storage, train_envs, agent.test_envs, **scheme_options)
+    scheme = _constructor(scheme_options.pop("preset", None))(
+        agent.algorithm, agent.actor, agent.storage, train_envs, agent.test_envs, **scheme_options)
     # What is no plain value (a function, a module) cannot be built again from a file.
     recorded = {name: _to_json(value) for name, value in {**presets.preset(algorithm, env), **options}.items()}
     recipe = {}
     if isinstance(env, str) and _is_plain(recorded):
         recipe = {"algorithm": algorithm, "env": env, "options": recorded}
     return Learner(scheme, recipe=recipe, **learner_options), agent
+
+
+def _constructor(preset: str | None) -> Callable[..., Scheme]:
+    """`Scheme`, or the one of that name."""
+    if preset is not None and preset not in PRESETS:
+        raise ConfigError(f"preset must be one of {list(PRESETS)} or None, got {preset!r}")
+    return Scheme if preset is None else getattr(Scheme, preset)
+
+
+def named_settings(preset: str) -> dict[str, Any]:
+    """What a scheme of that name sets; nothing if there is none."""
+    return {**PRESETS[preset].defaults, **PRESETS[preset].fixed} if preset in PRESETS else {}
 
 
 def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:

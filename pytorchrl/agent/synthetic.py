@@ -104,6 +104,7 @@ class SyntheticAlgorithm(Algorithm):
         num_epochs: int = option(1, help="Passes over each rollout.", low=1)
         num_mini_batch: int = option(1, help="Parts of a pass, one update each.", low=1)
 
+    off_policyness = "any"
     advantage_normalization = "none"
     gamma = 1.0
 

@@ -12,7 +12,7 @@ from pytorchrl.errors import EnvError, StartError
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
 from pytorchrl.reporting import MODEL_NAME, to_json
-from pytorchrl.training import make_learner
+from pytorchrl.training import make_learner, named_settings
 
 _USAGE = f"pytorchrl train {{{','.join(ALGORITHMS)}}} --env ID [flags]"
 # Not options: what this command itself does.
@@ -78,20 +78,20 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser = Parser(prog="pytorchrl train", usage=_USAGE)
         word = arguments[0] if not arguments[0].startswith("-") else ""
         parser.error(f"the algorithm must be one of {', '.join(ALGORITHMS)}" + (f", got {word!r}" if word else ""))
-    return _parser(algorithm, _env_in(arguments)).parse(arguments)
+    return _parser(algorithm, _given(arguments, "--env"), _given(arguments, "--preset")).parse(arguments)
 
 
-def _env_in(arguments: Sequence[str]) -> str:
-    """The environment asked for, as far as it is needed to show the right defaults."""
+def _given(arguments: Sequence[str], flag: str) -> str:
+    """The value of a flag, as far as it is needed to show the right defaults."""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        if word == "--env":
+        if word == flag:
             return following
-        if word.startswith("--env="):
-            return word.removeprefix("--env=")
+        if word.startswith(f"{flag}="):
+            return word.removeprefix(f"{flag}=")
     return ""
 
 
-def _parser(algorithm: str, env: str) -> Parser:
+def _parser(algorithm: str, env: str, scheme: str) -> Parser:
     parser = Parser(
         prog=f"pytorchrl train {algorithm}", usage=f"pytorchrl train {algorithm} --env ID [flags]",
         description=f"Train {algorithm.upper()}. Brackets show what holds for the environment if a flag is not given; "
@@ -102,5 +102,5 @@ def _parser(algorithm: str, env: str) -> Parser:
     parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5")
     parser.add_argument("--json", action="store_true", help="print the run's figures as one JSON line, the last")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    add_option_flags(parser, option_specs(algorithm), preset(algorithm, env))
+    add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(algorithm, env)})
     return parser

@@ -37,6 +37,7 @@ from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIE
 from pytorchrl.scheme.replay.r_worker_set import FREE
 from pytorchrl.scheme.replay.shards import ROUTINGS
 from pytorchrl.scheme.supervisor import check_policy
+from pytorchrl.scheme.updates.rounds import LagRule
 
 _FRACTION_SAMPLES = 0.25
 _NORM_OVER = ("batch", "microbatch")
@@ -52,6 +53,7 @@ _QUEUE_ONLY = {"queue_size": 16, "queue_policy": "block", "minibatch_buffer_size
 _RATIOS = ("min_replay_ratio", "max_replay_ratio")
 _PREFETCH = 4
 _CHOICES = {"queue_policy": QUEUE_POLICIES, "on_starved": STARVED_POLICIES, "buffer": BUFFERS, "on_policy_lag": LAG_POLICIES}
+_ASYNC_GRADS_ONLY = {"aggregate": 1, "max_grad_lag": None, "lag_policy": "apply"}
 _LARGE_BYTES = 10 * 2**20
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
 
@@ -72,7 +74,7 @@ class Checks:
         """The settings, parsed, with what was left open filled in; raises `ConfigError` if any is wrong."""
         options = self._options
         for name in ("num_col_workers", "num_grad_workers", "col_in_flight", "queue_size", "broadcast_interval",
-                     "minibatch_buffer_size", "num_passes", "num_threads"):
+                     "minibatch_buffer_size", "num_passes", "num_threads", "updates_per_step", "aggregate"):
             self._parse(name, partial(check_count, name))
         self._check_learner()
         for name in ("col_fraction_workers", "fraction_samples"):
@@ -87,6 +89,7 @@ class Checks:
             if options[name] is not None:
                 self._parse(name, check)
         self._parse("on_worker_failure", check_policy)
+        self._check_gradient_lag()
         self._check_timeout()
         self._check_runtime()
         self._check_resources("col_worker_resources")
@@ -114,6 +117,12 @@ class Checks:
         except ConfigError as error:
             text = str(error)
             self._problems.append(text if name in text else f"{name}: {text}")
+
+    def _check_gradient_lag(self) -> None:
+        options = self._options
+        if options["max_grad_lag"] is not None:
+            self._parse("max_grad_lag", partial(check_count, "max_grad_lag", low=0))
+        self._parse("lag_policy", lambda policy: LagRule(options["max_grad_lag"], policy) and policy)
 
     def _check_timeout(self) -> None:
         for name in ("queue_timeout_s", "worker_timeout_s"):
@@ -266,6 +275,11 @@ class Checks:
             *((not async_col and options[name] != default,
                f"{name}={options[name]} is for col_communication='asynchronous'; synchronous collection would ignore it")
               for name, default in _ASYNC_ONLY.items()),
+            *((not (async_grad and parallel_grad) and options[name] != default,
+               f"{name}={options[name]!r} is for grad_communication='asynchronous' with num_grad_workers >= 2; other "
+               "gradients would ignore it") for name, default in _ASYNC_GRADS_ONLY.items()),
+            (options["aggregate"] > options["num_grad_workers"] and async_grad and parallel_grad,
+             f"aggregate must be 1 ... num_grad_workers ({options['num_grad_workers']}), got {options['aggregate']}"),
             *((not parallel and dict(options[name]) != dict(DEFAULT_RESOURCES),
                f"{name} is for remote workers, of which there are none; give num_{name[:name.index('_')]}_workers >= 2")
               for name, parallel in (("col_worker_resources", parallel_col), ("grad_worker_resources", parallel_grad))),

@@ -23,6 +23,7 @@ from pytorchrl.scheme.evaluation import Evaluation, Evaluator
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.named import NamedSchemes
 from pytorchrl.scheme.record import RecordWriter, read_record
 from pytorchrl.scheme.replay.r_worker_set import FREE, RWorkerSet
 from pytorchrl.scheme.updates.u_worker import UWorker
@@ -33,7 +34,7 @@ _MAX_EVALUATORS_LOST = 2
 logger = logging.getLogger(__name__)
 
 
-class Scheme:
+class Scheme(NamedSchemes):
     """An agent, and where its three operations run. Everything is checked here; nothing starts before `start`.
 
     Args:
@@ -90,6 +91,11 @@ class Scheme:
             of use; None: 4.
         norm_over: What an algorithm normalises over where it is collected by pieces, e.g. advantages: "batch" keeps the
             whole train batch in host memory, "microbatch" does not.
+        updates_per_step: Updates that one `step()` makes; its statistics are means over them.
+        aggregate: Asynchronous gradients, each of another gradient worker, that are averaged into one update.
+        max_grad_lag: Updates that an asynchronous gradient may be behind; None: there is no limit.
+        lag_policy: What becomes of a gradient whose lag l is above max_grad_lag = m: "apply" (as it is), "scale" (times
+            (1 + m) / (1 + l)) or "drop".
         col_worker_resources: Ray resources of each remote collection worker; the default shrinks to what there is.
         grad_worker_resources: Ray resources of each remote gradient worker; the default shrinks to what there is.
         device: Device of the learner, "cpu" or "cuda:N"; None is the CPU.
@@ -137,6 +143,7 @@ class Scheme:
                  ramp: bool | None = None, buffer: str = "ring", replay_proportion: float = 0.0, replay_slots: int = 0,
                  max_policy_lag: int | None = None, on_policy_lag: str = "drop", broadcast_interval: int = 1,
                  max_weight_sync_delay: int | None = None,
+                 updates_per_step: int = 1, aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
                  col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
                  num_threads: int = 1, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
@@ -272,7 +279,8 @@ class Scheme:
             grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
             distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,
             target_steps=target_steps, request_timeout_s=2 * options["queue_timeout_s"],
-            on_worker_failure=options["on_worker_failure"], record=record, replay=self._replay)
+            on_worker_failure=options["on_worker_failure"], record=record, replay=self._replay, **{
+                name: options[name] for name in ("updates_per_step", "aggregate", "max_grad_lag", "lag_policy")})
 
     @property
     def replay_is_over(self) -> bool | None:
@@ -285,7 +293,7 @@ class Scheme:
         return self._worker or self.start()
 
     def step(self) -> dict[str, float]:
-        """Make one update (or, where a thread makes them, take note of those made since the last call).
+        """Make `updates_per_step` updates (or, where a thread makes them, wait until so many more were made).
 
         An update whose loss or gradient is not finite is left out: nothing changes, and `metrics()` counts it as
         `updates_skipped_nan`.

@@ -15,6 +15,9 @@ R = TypeVar("R")
 
 FAILURE_POLICIES = ("restart", "ignore", "raise")
 
+ENDS_OF_POLLS = ("update", "parameter", "asked", "ask")
+"""Events that come between two polls, never within one."""
+
 # A finished result may lie on another node; fetching it takes no longer than this.
 _FETCH_TIMEOUT_S = 60.0
 # A worker may be replaced so often within this time.
@@ -244,7 +247,7 @@ class Requests(Generic[R]):
             if kind == "replaced" and index in self._supervisor.gone:
                 self._supervisor.replace(index)
                 self._replaced(index)
-            elif kind in ("update", "parameter", "ask") or index not in self._open.values():
+            elif kind in ENDS_OF_POLLS or index not in self._open.values():
                 if num_taken:  # it is the turn of others
                     return
                 self._journal.note("an answer awaited from", *sorted(set(self._open.values())))

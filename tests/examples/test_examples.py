@@ -15,7 +15,7 @@ SMOKE_RUNS = {
     "central_ppo.py": ([], None),
     "parallel_sync_ppo.py": ([pytest.mark.ray], None),
     "async_collection.py": ([pytest.mark.ray], None),
-    "async_gradients.py": ([pytest.mark.ray], None),
+    "a3c.py": ([pytest.mark.ray], None),
     "microbatch.py": ([], None),
     "atari_ppo.py": ([], "ale_py"),
     "mujoco_ppo.py": ([], "mujoco"),

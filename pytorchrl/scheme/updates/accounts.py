@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import threading
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from pytorchrl.scheme.window_stat import WindowStat
 _MAX_SKIPPED_IN_A_ROW = 5
 # The first ones of a row are those whose batches are kept.
 _MAX_FAULTS_SHOWN = 3
+# Times of the update worker's operations are means over so many.
+_TIME_WINDOW = 100
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,11 @@ class Accounts:
         self.updates = 0
         self.updates_skipped_nan = 0
         self.samples_skipped_nan = 0
-        self.grads_received = 0
+        self.grads_received = self.grads_applied = self.grads_held = self.grads_dropped = 0
+        self.grads_late = 0
+        """Those whose lag was above `max_grad_lag`."""
+        self._grads_by_worker: Counter[int] = Counter()
+        self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_TIME_WINDOW))
         self.restarts = 0
         self.weight_pushes = 0
 
@@ -72,18 +79,23 @@ class Accounts:
             self._episodes.extend(gradients.episodes)
             self._timings.update(gradients.timings)
             self.grads_received += 1
+            self.grads_held += 1
+            self._grads_by_worker[gradients.worker] += 1
         self._own.move(gradients.num_new_samples, "sent", "in_flight")
 
     def apply(self, gradients: Iterable[Gradients], version: int, info: Mapping[str, float]) -> None:
         """One update was made from these gradients, when the parameters' version was `version`."""
-        weight = 0
+        weight = count = 0
         for part in gradients:
             self._own.move(part.num_new_samples, "in_flight", "consumed_unique")
             self._own.consume(part.num_samples)
             weight += part.num_samples
+            count += 1
         with self._lock:
             for part in gradients:
                 self._grad_lags[version - part.weights_version] += 1
+            self.grads_held -= count
+            self.grads_applied += count
             self.updates += 1
             self.last_info = info
             self._new_updates += 1
@@ -122,6 +134,14 @@ class Accounts:
     def drop(self, gradients: Gradients, reason: DropReason) -> None:
         """A received gradient will not be applied."""
         self._own.drop(gradients.num_new_samples, "in_flight", reason)
+        with self._lock:
+            self.grads_held -= 1
+            self.grads_dropped += 1
+
+    def add_time(self, name: str, seconds: float) -> None:
+        """The update worker's own "wait", "apply" or "push" took so long."""
+        with self._lock:
+            self._times[name].append(seconds)
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
         """A gradient worker's final account; None if it is lost: what it held is then lost with it."""
@@ -146,6 +166,11 @@ class Accounts:
         """The final account: no gradient will be applied any more, so what is underway in one is given up."""
         self._own.drop(max(0, self.ledger().in_flight), "in_flight", DropReason.SHUTDOWN)
         return self.ledger()
+
+    @property
+    def new_updates(self) -> int:
+        """Updates since `take_info` was last called."""
+        return self._new_updates
 
     def take_info(self) -> tuple[int, dict[str, float]]:
         """Updates since the last call, and the algorithm's statistics over them, weighted by samples."""
@@ -198,7 +223,10 @@ class Accounts:
             return {
                 "updates": self.updates, "updates_skipped_nan": self.updates_skipped_nan,
                 "samples_skipped_nan": self.samples_skipped_nan,
-                "grads_received": self.grads_received, "weight_pushes": pushes,
+                "grads_received": self.grads_received, "grads_applied": self.grads_applied,
+                "grads_held": self.grads_held, "grads_dropped": self.grads_dropped, "grads_late": self.grads_late,
+                "grads_by_worker": {str(worker): n for worker, n in sorted(self._grads_by_worker.items())},
+                "weight_pushes": pushes,
                 "workers_restarted": counters["restarts"] + self.restarts, "envs_restarted": counters["envs_restarted"],
                 "backward_passes": counters["backward_passes"],
                 "microbatch_steps": max((part.get("microbatch_steps", 0) for part in self._counters.values()), default=0),
@@ -208,6 +236,8 @@ class Accounts:
                 "dropped_items": counters["dropped_items"], "passes_cancelled": counters["passes_cancelled"], "policy_lag": summary(self._lags),
                 "policy_lag_collect_mean": summary(self._lags_collect)["mean"], "grad_lag": summary(self._grad_lags),
                 "time_s": {name: round(seconds, 6) for name, seconds in sorted(self._timings.items())},
+                **{f"{name}_time_ms": 1e3 * statistics.fmean(self._times[name]) if self._times[name] else None
+                   for name in ("wait", "apply", "push")},
             }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pytorchrl.errors import ConfigError, DeadlockError, ReplayError
 from pytorchrl.runtime import Future, Handle, Journal, Runtime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.gradients.g_worker import GWorker
@@ -18,11 +19,13 @@ from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
 from pytorchrl.scheme.record import checksum_of
-from pytorchrl.scheme.supervisor import Requests, Supervisor
+from pytorchrl.scheme.supervisor import ENDS_OF_POLLS, Requests, Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
 
 # Ranks start from weights and meet within this time.
 _JOIN_TIMEOUT_S = 60.0
+
+LAG_POLICIES = ("apply", "scale", "drop")
 
 
 class Round(Protocol):
@@ -30,6 +33,9 @@ class Round(Protocol):
 
     def step(self) -> None:
         """Make one update and book it."""
+
+    def rest(self) -> None:
+        """The user takes over for a while: ask for whatever can be worked at meanwhile."""
 
     def finish(self, timeout_s: float) -> None:
         """Wait for gradients still in flight and book them as dropped."""
@@ -43,12 +49,16 @@ def decode(gradients: Gradients) -> list[Tensor]:
         for part in gradients.vectors]
 
 
-def mean_gradients(parts: Sequence[Gradients]) -> list[Tensor]:
-    """Mean of each group's gradient, weighted by the samples behind it, summed in the order given."""
+def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor]:
+    """Mean of each group's gradient, weighted by the samples behind it, summed in the order given.
+
+    Each may have a factor of its own: then it is the sum of n_i s_i g_i over the sum of n_i.
+    """
     total = sum(part.num_samples for part in parts)
     sums: list[Tensor] = []
-    for part in parts:
-        scaled = [vector * (part.num_samples / total) for vector in decode(part)]
+    for part, factor in zip(parts, factors or [1.0] * len(parts), strict=True):
+        weight = part.num_samples * factor / total
+        scaled = decode(part) if weight == 1.0 else [vector * weight for vector in decode(part)]
         sums = [a.add_(b) for a, b in zip(sums, scaled, strict=True)] if sums else scaled
     return sums
 
@@ -98,6 +108,10 @@ class HeldMoments:
         held, self._held = tuple(self._held), []
         return held
 
+    def forget(self) -> None:
+        """The item was given up."""
+        self._held = []
+
 
 class CentralRound:
     """The local GWorker computes the gradient and applies it."""
@@ -117,6 +131,9 @@ class CentralRound:
         if skip:
             self._local.skip_remaining()
 
+    def rest(self) -> None:
+        """Nothing goes on between two steps."""
+
     def finish(self, timeout_s: float) -> None:
         """Nothing is in flight between two steps."""
 
@@ -127,7 +144,7 @@ class _RemoteRound:
     def __init__(self, local_worker: GWorker, workers: Sequence[Handle[GWorker]], runtime: Runtime,
                  accounts: Accounts, request_timeout_s: float, supervisor: Supervisor, journal: Journal) -> None:
         self._local, self._workers, self._runtime, self._accounts = local_worker, workers, runtime, accounts
-        self._timeout_s, self._supervisor = request_timeout_s, supervisor
+        self._timeout_s, self._supervisor, self._journal = request_timeout_s, supervisor, journal
         self._reference: tuple[int, Any] | None = None
         self._versions = [-1] * len(workers)
         # Touched by the thread that steps only, or after it has ended.
@@ -140,7 +157,9 @@ class _RemoteRound:
         if self._versions[index] == version:
             return None
         if self._reference is None or self._reference[0] != version:
+            start = self._runtime.now()
             self._reference = (version, self._runtime.put(self._local.get_weights()))
+            self._accounts.add_time("push", self._runtime.now() - start)
         self._versions[index] = version
         self._accounts.weight_pushes += 1
         return self._reference[1]
@@ -164,6 +183,9 @@ class _RemoteRound:
         while len(self._in_flight) or self._supervisor.is_replacing:
             done.update(self._in_flight.poll(POLL_INTERVAL_S))
         return [done[index] for index in sorted(done)]
+
+    def rest(self) -> None:
+        """Nothing is asked for between two steps."""
 
     def finish(self, timeout_s: float) -> None:
         """Take what comes within the deadline, and book it as dropped."""
@@ -235,32 +257,145 @@ class SyncRound(_RemoteRound):
         book(self._accounts, parts, version, info, applied)
 
 
-class AsyncRound(_RemoteRound):
-    """One chain (weights, data, gradient) per remote GWorker, always in flight, also between two steps."""
+@dataclass(frozen=True)
+class LagRule:
+    """What becomes of a gradient by its lag, the updates between its weights and those that it would be applied to.
 
-    def __init__(self, *args: Any) -> None:
+    Attributes:
+        max_lag: Up to here every gradient is applied as it is; None: there is no limit.
+        policy: Above it: "apply" (as it is, but counted), "scale" or "drop".
+    """
+
+    max_lag: int | None = None
+    policy: str = "apply"
+
+    def __post_init__(self) -> None:
+        if self.policy not in LAG_POLICIES:
+            raise ConfigError(f"lag_policy must be one of {list(LAG_POLICIES)}, got {self.policy!r}")
+        if self.max_lag is None and self.policy != "apply":
+            raise ConfigError(f"lag_policy={self.policy!r} needs max_grad_lag, got None; give the lag that is still good")
+
+    def is_late(self, lag: int) -> bool:
+        """Whether a lag is above the limit."""
+        return self.max_lag is not None and lag > self.max_lag
+
+    def factor(self, lag: int) -> float:
+        """What a gradient of this lag is multiplied by, 0 to drop it: (1 + m) / (1 + lag) above the limit m, if it scales."""
+        if not self.is_late(lag) or self.policy == "apply":
+            return 1.0
+        assert self.max_lag is not None
+        return (1 + self.max_lag) / (1 + lag) if self.policy == "scale" else 0.0
+
+
+class AsyncRound(_RemoteRound):
+    """One chain (weights, data, gradient) per remote GWorker, in flight also between two steps.
+
+    All gradients that are ready are taken at once and handled in the order in which they were asked for; then all whose
+    gradient was applied or dropped are asked again, with the same weights. Who has sent a gradient that is held waits
+    for its update: a worker's next gradient sees what its last one did.
+
+    Args:
+        args: Those of every round with remote workers.
+        aggregate: Gradients of different workers that make an update.
+        lag_rule: What becomes of late ones.
+    """
+
+    def __init__(self, *args: Any, aggregate: int = 1, lag_rule: LagRule | None = None) -> None:
         super().__init__(*args)
-        # Finished gradients that no step has applied yet, in order of dispatch; their chains are idle.
-        self._ready: deque[tuple[int, Gradients]] = deque()
-        self._held = [HeldMoments() for _ in self._workers]
+        self._aggregate, self._lag_rule = aggregate, lag_rule or LagRule()
+        self._moments = [HeldMoments() for _ in self._workers]
+        # Between two calls of step() a worker is in exactly one of: a request in flight, _ready, _held, _to_ask (empty
+        # after rest()), and the supervisor's gone.
+        self._ready: deque[tuple[int, Gradients]] = deque()  # in order of dispatch
+        self._held: dict[int, tuple[Gradients, float]] = {}  # with their factors
+        self._to_ask: dict[int, bool] = {}  # in order, and whether what is left of the item is to be skipped
+        self._error: Exception | None = None
         self._started = False
+        self._has_updated = True  # since gradients were last taken
 
     def step(self) -> None:
-        """Apply the next gradient; its sender alone gets the new weights and goes on."""
+        """Make one update from the next gradients.
+
+        Raises:
+            Exception: Whatever ended a worker, once the gradients that came with that news are used.
+        """
         if not self._started:
             self._started = True
-            for index in range(len(self._workers)):
-                self._request(index, skip=False)
-        while not self._ready:
-            for index, gradients in self._in_flight.poll(POLL_INTERVAL_S):
-                self._accounts.receive(gradients)
-                self._ready.append((index, gradients))
-        index, gradients = self._ready.popleft()
-        version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
-        moments = self._held[index].of([gradients], used_up=gradients.last or skip)
-        applied = self._local.apply_gradients(decode(gradients), moments=moments)
-        book(self._accounts, [gradients], version, gradients.info, applied)
-        self._request(index, skip)
+            self._to_ask = dict.fromkeys(range(len(self._workers)), False)
+        while len(self._held) < self._num_needed:
+            if self._ready:
+                self._handle(*self._ready.popleft())
+                continue
+            self.rest()
+            if self._error is not None:
+                raise self._error
+            self._take_ready()
+        self._update()
+
+    @property
+    def _num_needed(self) -> int:
+        """Gradients of an update: no more than there are workers, those to be replaced included."""
+        gone = 0 if self._supervisor.is_replacing else len(self._supervisor.gone)
+        return min(self._aggregate, len(self._workers) - gone)
+
+    def rest(self) -> None:
+        """Ask again everybody whose gradient is done with."""
+        if self._to_ask and not self._has_updated:
+            # Who repeats the run would else not know that no answer that comes later was there yet.
+            self._journal.note("asked", next(iter(self._to_ask)))
+        to_ask, self._to_ask = self._to_ask, {}
+        for index, skip in to_ask.items():
+            self._request(index, skip)
+
+    def _take_ready(self) -> None:
+        """Wait until a gradient is there, and take all that are; the first error is kept until they are used."""
+        self._has_updated = False
+        start, timeout_s, replaying = self._runtime.now(), POLL_INTERVAL_S, self._journal.upcoming() is not None
+        while True:
+            num_open = len(self._in_flight)
+            try:
+                for index, gradients in self._in_flight.poll(timeout_s):
+                    self._accounts.receive(gradients)
+                    self._ready.append((index, gradients))
+                break
+            except (ReplayError, DeadlockError):  # the run cannot go on at all
+                raise
+            except Exception as error:  # noqa: BLE001 - raised by step(), once the good results are used
+                self._error = self._error or error
+                was_last = replaying and (self._journal.upcoming() or ENDS_OF_POLLS)[0] in ENDS_OF_POLLS
+                if was_last or len(self._in_flight) == num_open:
+                    break
+                timeout_s = 0.0  # what else is there already
+        self._accounts.add_time("wait", self._runtime.now() - start)
+
+    def _handle(self, index: int, gradients: Gradients) -> None:
+        lag = self._local.actor_version - gradients.weights_version
+        factor = self._lag_rule.factor(lag)
+        if self._lag_rule.is_late(lag):
+            self._accounts.grads_late += 1
+        if factor:
+            self._held[index] = (gradients, factor)
+            return
+        self._accounts.drop(gradients, DropReason.GRADIENT_LAG)
+        self._moments[index].of([gradients], used_up=False)
+        skip = bool(gradients.info.get("skip_remaining"))
+        if gradients.last or skip:
+            self._moments[index].forget()
+        self._to_ask[index] = skip
+
+    def _update(self) -> None:
+        """Apply the mean of what is held, in worker order; whoever sent it is to be asked again, in order of dispatch."""
+        order = list(self._held)
+        parts, factors = zip(*(self._held[index] for index in sorted(order)), strict=True)
+        self._held, self._has_updated = {}, True
+        skips = {part.worker - 1: bool(part.info.get("skip_remaining")) for part in parts}
+        moments = tuple(found for index, part in zip(sorted(order), parts, strict=True)
+                        for found in self._moments[index].of([part], used_up=part.last or skips[index]))
+        version, start = self._local.actor_version, self._runtime.now()
+        applied = self._local.apply_gradients(mean_gradients(parts, factors), moments=moments)
+        self._accounts.add_time("apply", self._runtime.now() - start)
+        self._to_ask.update((index, skips[index]) for index in order)
+        book(self._accounts, parts, version, mean_info(parts), applied)
 
     def _request(self, index: int, skip: bool) -> None:
         self._in_flight.add(index, self._workers[index].submit(
@@ -268,14 +403,15 @@ class AsyncRound(_RemoteRound):
 
     def _replaced(self, index: int) -> None:
         super()._replaced(index)
-        self._held[index] = HeldMoments()
+        self._moments[index] = HeldMoments()
         self._request(index, skip=False)
 
     def finish(self, timeout_s: float) -> None:
         """Book finished and unfinished chains as dropped."""
-        for _, gradients in self._ready:
+        for gradients in [*(gradients for _, gradients in self._ready), *(gradients for gradients, _ in self._held.values())]:
             self._accounts.drop(gradients, DropReason.SHUTDOWN)
         self._ready.clear()
+        self._held.clear()
         super().finish(timeout_s)
 
 

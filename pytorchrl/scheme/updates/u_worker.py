@@ -21,7 +21,14 @@ from pytorchrl.scheme.messages import Weights
 from pytorchrl.scheme.record import DRIVER, Record, RecordWriter, checksum_of
 from pytorchrl.scheme.supervisor import Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
-from pytorchrl.scheme.updates.rounds import AsyncRound, CentralRound, DecentralisedRound, Round, SyncRound
+from pytorchrl.scheme.updates.rounds import (
+    AsyncRound,
+    CentralRound,
+    DecentralisedRound,
+    LagRule,
+    Round,
+    SyncRound,
+)
 
 # stop() gives running calls this long to end before their workers are killed.
 _STOP_TIMEOUT_S = 4.0
@@ -97,6 +104,10 @@ class UWorker(Worker):
         on_worker_failure: What becomes of lost gradient workers; see `Supervisor`.
         record: The file that the run is recorded in.
         replay: The record that the run is to follow.
+        updates_per_step: Updates of one `step()`.
+        aggregate: Asynchronous gradients that make one update.
+        max_grad_lag: Limit on their lag; see `LagRule`.
+        lag_policy: What becomes of those above it.
 
     Attributes:
         grad_workers: The GWorkerSet.
@@ -109,7 +120,8 @@ class UWorker(Worker):
                  grad_execution: Execution | str = "Central", grad_communication: Communication | str = "synchronous",
                  distribute_gradients: bool = False, device: str | None = None, runtime: Runtime | None = None,
                  target_steps: int = 1, request_timeout_s: float = 600.0, on_worker_failure: str = "restart",
-                 record: RecordWriter | None = None, replay: Record | None = None) -> None:
+                 record: RecordWriter | None = None, replay: Record | None = None, updates_per_step: int = 1,
+                 aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply") -> None:
         super().__init__(index_worker)
         self._runtime = runtime or ThreadRuntime()
         self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
@@ -119,6 +131,7 @@ class UWorker(Worker):
         self._target_steps = target_steps
         self._journal = self._runtime.journal(DRIVER)
         self._record, self._replay = record, replay
+        self._updates_per_step = updates_per_step
         parallel = Execution(grad_execution) is PARALLEL
         asynchronous = Communication(grad_communication) is ASYNC
         self._in_thread = asynchronous and not parallel
@@ -126,7 +139,9 @@ class UWorker(Worker):
         if not parallel:
             self._round = CentralRound(self.local_worker, self.accounts)
         else:
-            kind = DecentralisedRound if distribute_gradients else AsyncRound if asynchronous else SyncRound
+            kind: Any = DecentralisedRound if distribute_gradients else SyncRound
+            if asynchronous:
+                kind = functools.partial(AsyncRound, aggregate=aggregate, lag_rule=LagRule(max_grad_lag, lag_policy))
             # Ranks that average among themselves cannot go on without one.
             supervisor = Supervisor(self.remote_workers, self.grad_workers.replace, self._runtime,
                                     "raise" if distribute_gradients else on_worker_failure, request_timeout_s)
@@ -192,11 +207,11 @@ class UWorker(Worker):
         self._record.add(part for part in parts if part is not None)
 
     def step(self) -> dict[str, float]:
-        """Make one update; where updates are made by a thread, wait until at least one more was made.
+        """Make `updates_per_step` updates; where they are made by a thread, wait until so many more were made.
 
         Returns:
-            The algorithm's statistics over the updates since the last call; empty if it was skipped, because its loss
-            or gradient is not finite.
+            The algorithm's statistics over the updates since the last call. One that is left out, because its loss or
+            gradient is not finite, counts as one of those that were to be made and has none.
 
         Raises:
             StoppedError: After `stop()`.
@@ -205,22 +220,28 @@ class UWorker(Worker):
         """
         if self._final is not None:
             raise StoppedError("this scheme has been stopped; build a new one")
-        if not self._in_thread:
+        if self._in_thread:
+            return self._await_updates()
+        for number in range(self._updates_per_step):
+            if number and self._replay_is_over:  # the record ends within a step
+                break
             self.updater.step()
-            return self.accounts.take_info()[1]
+        self._round.rest()
+        return self.accounts.take_info()[1]
+
+    def _await_updates(self) -> dict[str, float]:
         if self.updater.ident is None:
             self._runtime.start_thread(self.updater)
         was_over = self._replay_is_over
         while True:
             self.updater.progressed.wait(POLL_INTERVAL_S)
             self.updater.progressed.clear()
-            updates, info = self.accounts.take_info()
-            if updates:
-                return info
+            if self.accounts.new_updates >= self._updates_per_step:
+                return self.accounts.take_info()[1]
             if self._replay_is_over:
-                if was_over:
+                if was_over and not self.accounts.new_updates:
                     self._refuse_to_go_on()
-                return info  # all that were left were skipped
+                return self.accounts.take_info()[1]  # fewer were left, or skipped
             if self.updater.failure is not None:
                 raise self.updater.failure
             if not self.updater.is_alive():

@@ -14,9 +14,10 @@ from pytorchrl.errors import ConfigError, DeviceError, FactoryError, FactorySeri
 
 PARALLEL = {"num_col_workers": 2, "num_grad_workers": 2}
 COUNTS = ("num_col_workers", "num_grad_workers", "col_in_flight", "queue_size", "broadcast_interval", "num_threads",
-          "minibatch_buffer_size", "num_passes")
+          "minibatch_buffer_size", "num_passes", "updates_per_step", "aggregate")
 WAIT = {"col_communication": "asynchronous", "max_policy_lag": 3, "on_policy_lag": "wait"}
 BY_PIECES = {"train_batch_size": 64, "microbatch_size": 16}
+ASYNC_GRADS = {"num_grad_workers": 4, "grad_communication": "asynchronous"}
 NAN = float("nan")
 
 # settings, error, what its message says
@@ -52,6 +53,18 @@ ROWS = [
     ({"keep_bad_batches": f"{__file__}/below"}, ConfigError, "keep_bad_batches.*cannot be a directory: .*Not a directory"),
     ({"keep_bad_batches": "a\0b"}, ConfigError, "keep_bad_batches.*cannot be a directory: .*null byte"),
     ({"keep_bad_batches": "a" * 300}, ConfigError, "keep_bad_batches.*cannot be a directory: .*too long"),
+    # Asynchronous gradients
+    *(({"max_grad_lag": value}, ConfigError, f"max_grad_lag must be a whole number >= 0, got {value!r}")
+      for value in (-1, 1.5, "2", True)),
+    ({**ASYNC_GRADS, "max_grad_lag": 1, "lag_policy": "slow"}, ConfigError,
+     r"lag_policy must be one of \['apply', 'scale', 'drop'\], got 'slow'"),
+    *(({**ASYNC_GRADS, "lag_policy": value}, ConfigError, f"lag_policy='{value}' needs max_grad_lag, got None")
+      for value in ("drop", "scale")),
+    ({**ASYNC_GRADS, "aggregate": 5}, ConfigError, r"aggregate must be 1 ... num_grad_workers \(4\), got 5"),
+    *(({**where, name: value}, ConfigError, f"{name}={value!r} is for grad_communication='asynchronous' with num_grad_workers >= 2")
+      for name, value in (("aggregate", 2), ("max_grad_lag", 0))
+      for where in ({}, {"num_grad_workers": 2}, {"grad_communication": "asynchronous"})),
+    ({"max_grad_lag": 1, "lag_policy": "drop"}, ConfigError, "lag_policy='drop' is for grad_communication='asynchronous'"),
     # Resources
     ({"col_worker_resources": 2}, ConfigError, "col_worker_resources must be a mapping"),
     ({"col_worker_resources": None}, ConfigError, "col_worker_resources must be a mapping"),

@@ -40,8 +40,9 @@ class Watch:
         self.root = scheme.start(10**6)
         self.schedule = scheme.runtime.schedule
         accounts = self.root.accounts
-        self._receive, self._apply, self._skip = accounts.receive, accounts.apply, accounts.skip
-        accounts.receive, accounts.apply, accounts.skip = self.receive, self.apply, self.skip
+        self._receive, accounts.receive = accounts.receive, self.receive
+        if self.is_chain:
+            self.watch_chains()
         self.schedule.after_event = self.look
         for worker in self.grad_workers():
             if isinstance(worker.collector._gather, OnArrival):
@@ -95,20 +96,18 @@ class Watch:
 
     def receive(self, gradients):
         if self.is_chain:
-            expected = self.chains.get(gradients.worker, 0)
+            expected = self.chains[gradients.worker]
             self.note(gradients.weights_version == expected, "a chain went on with other weights than those it was due:",
                       gradients.weights_version, "instead of", expected)
         self._receive(gradients)
 
-    def apply(self, gradients, version, info):
-        for part in gradients:
-            self.chains[part.worker] = version + 1
-        self._apply(gradients, version, info)
+    def watch_chains(self):
+        right = self.root._round._weights_for
 
-    def skip(self, gradients):
-        for part in gradients:
-            self.chains[part.worker] = self.root.accounts.updates
-        self._skip(gradients)
+        def weights_for(index):
+            self.chains[index + 1] = self.root.local_worker.actor_version
+            return right(index)
+        self.root._round._weights_for = weights_for
 
     @property
     def is_chain(self):
@@ -126,9 +125,9 @@ class Watch:
 
     def check_chains(self):
         """Between two steps every gradient worker is at work, has a gradient ready, or is being replaced."""
-        if self.is_chain:
+        if self.is_chain and self.root._round._error is None:  # which is raised once what is ready is used
             round_ = self.root._round
-            at_work = len(round_._in_flight) + len(round_._ready) + len(round_._supervisor.gone)
+            at_work = len(round_._in_flight) + len(round_._ready) + len(round_._held) + len(round_._supervisor.gone)
             self.note(at_work == self.settings["num_grad_workers"], "a chain stands still:", at_work, "are at work")
 
     def check(self):
@@ -164,6 +163,10 @@ def scenario(seed, faulty=True):  # noqa: C901 - one choice after the other
         settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5}
     if grad > 1 and grad_async is SYNC and rng.random() < 0.2:
         settings["distribute_gradients"] = True
+    if grad > 1 and grad_async is ASYNC and rng.random() < 0.5:
+        settings |= {"aggregate": rng.randint(1, grad), "max_grad_lag": rng.choice((0, 1)),
+                     "lag_policy": rng.choice(("apply", "drop")), "updates_per_step": rng.choice((1, 1, 4)),
+                     "on_worker_failure": rng.choice(("restart", "ignore"))}
     settings["costs"] = {operation: ("exponential", 10 ** rng.uniform(-4, -1)) for operation in
                          ("message", "step", "grad", "update")}
     action = rng.choice(("none", "delay", "stall", "raise", "kill", "kill", "hang", "nan")) if faulty else "none"

@@ -140,6 +140,9 @@ def scenario(seed):
     elif rng.random() < 0.5:
         settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5}
     settings["costs"] = {name: ("exponential", 10 ** rng.uniform(-4, -1)) for name in ("message", "step", "grad", "update")}
+    if grad > 1 and settings["grad_communication"] is ASYNC and rng.random() < 0.7:
+        settings |= {"aggregate": rng.randint(1, grad), "max_grad_lag": rng.choice((0, 1)),
+                     "lag_policy": rng.choice(("apply", "scale", "drop")), "updates_per_step": rng.choice((1, 3))}
     worker = rng.choice(("col.1", "col.2", "grad.1" if grad > 1 else "col.1"))
     action = rng.choice(("kill", "kill", "hang", "delay", "nan"))
     if action in ("delay", "nan") and grad > 1 and settings["grad_communication"] is SYNC:

@@ -1,0 +1,132 @@
+"""Schemes with names of their own: what they mean, what may be changed, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytorchrl import ASYNC, SYNC, A2C, Scheme, train
+from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
+from pytorchrl.cli import main
+from pytorchrl.errors import ConfigError, FactoryError
+from pytorchrl.scheme.named import PRESETS, Preset
+
+
+@pytest.fixture
+def named():
+    """A function that makes a scheme by name."""
+    return lambda name, agent=None, **settings: getattr(Scheme, name)(
+        *(agent or synthetic_agent(4)), **({"runtime": "simulated", "seed": 1} | settings))
+
+
+def test_a3c_is_an_ordinary_scheme_with_these_settings(named):
+    scheme = named("a3c")
+    assert type(scheme) is Scheme
+    assert scheme.settings == Scheme(*synthetic_agent(4), runtime="simulated", seed=1, num_grad_workers=2,
+                                     grad_communication=ASYNC, updates_per_step=100).settings
+    assert scheme.settings["lag_policy"] == "apply"
+    scheme.step()
+    assert scheme.version == 100
+    scheme.stop()
+
+
+def test_ddppo(named):
+    scheme = named("ddppo")
+    settings = scheme.settings
+    assert [settings[name] for name in ("num_grad_workers", "num_col_workers", "distribute_gradients", "col_fraction_workers",
+                                        "fraction_samples", "grad_communication")] == [2, 2, True, 0.6, 0.25, SYNC]
+    scheme.step()
+    assert scheme.version == 1
+    scheme.stop()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_printing_shows_every_setting(named, name):
+    text = repr(named(name))
+    for setting, value in named(name).settings.items():
+        assert f"{setting}={value!r}" in text
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_its_own_settings_are_settings_of_the_scheme_and_can_be_changed(named, name):
+    scheme = named(name)
+    assert {*PRESETS[name].defaults, *PRESETS[name].fixed, *PRESETS[name].least} <= set(scheme.settings)
+    assert named(name, num_grad_workers=4, worker_timeout_s=7.0).settings["num_grad_workers"] == 4
+    assert named(name, worker_timeout_s=7.0).settings["worker_timeout_s"] == 7.0
+
+
+def test_what_it_fixes_may_be_said_again(named):
+    assert named("a3c", grad_communication="asynchronous").settings == named("a3c").settings
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), [
+    ("a3c", {"num_grad_workers": 1}, "asynchronous gradients need a remote worker, and num_grad_workers=1 means none"),
+    ("a3c", {"grad_communication": SYNC}, "a3c means grad_communication='asynchronous', got 'synchronous'"),
+    ("a3c", {"col_communication": ASYNC, "distribute_gradients": True}, "col_communication.*; .*distribute_gradients=False, got True"),
+    ("a3c", {"num_grad_workers": 4, "aggregate": 5}, r"aggregate must be 1 ... num_grad_workers \(4\), got 5"),
+    ("a3c", {"lag_policy": "drop"}, "lag_policy='drop' needs max_grad_lag, got None"),
+    ("a3c", {"updates_per_step": 0}, "updates_per_step must be a whole number >= 1, got 0"),
+    ("a3c", {"num_grad_workers": True}, "num_grad_workers must be a whole number >= 1, got True|need a remote worker"),
+    ("ddppo", {"num_grad_workers": 1}, "ranks average among themselves"),
+    ("ddppo", {"distribute_gradients": False}, "ddppo means distribute_gradients=True, got False"),
+    ("ddppo", {"aggregate": 2}, "aggregate=2 is for"),
+])
+def test_what_contradicts_the_name_is_refused(named, name, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        named(name, **settings)
+
+
+def test_an_unknown_keyword_is_an_error_of_the_call(named):
+    with pytest.raises(TypeError, match="num_workers"):
+        named("a3c", num_workers=2)
+
+
+def test_a_part_that_is_no_factory_is_refused_as_by_any_scheme(named):
+    _, *others = synthetic_agent(4)
+    with pytest.raises(FactoryError, match="algo_factory"):
+        named("a3c", agent=("ppo", *others))
+
+
+class OnPolicy(SyntheticAlgorithm):
+    off_policyness = "on"
+
+
+@pytest.mark.parametrize(("allowed", "algo", "is_refused"), [
+    (("any",), OnPolicy, True), (("any",), SyntheticAlgorithm, False), (("corrected", "any"), A2C, True),
+    (("on", "corrected", "any"), A2C, False)])
+def test_the_algorithm_must_be_able_to_learn_so(allowed, algo, is_refused):
+    preset = Preset(name="replay", fixed={}, defaults={}, off_policyness=allowed)
+    if is_refused:
+        with pytest.raises(ConfigError, match=f"replay needs .* {allowed[0]!r}.*that of {algo.__name__} is 'on'"):
+            preset.settings(algo.create_factory(), {})
+    else:
+        assert preset.settings(algo.create_factory(), {"seed": 1}) == {"seed": 1}
+
+
+# train() and the command line
+
+
+def test_train_takes_a_name():
+    agent = train("a2c", "CartPole-v1", preset="a3c", runtime="simulated", target_steps=500, num_envs=1, num_steps=5,
+                  updates_per_step=10, progress=False)
+    assert agent.summary["scheme"]["grad_communication"] == "asynchronous"
+    assert agent.summary["updates"] >= 100
+    assert agent.summary["updates"] % 10 == 0
+    with pytest.raises(ConfigError, match=r"preset must be one of .*a3c.*got 'a4c'"):
+        train("a2c", "CartPole-v1", preset="a4c")
+
+
+def test_the_command_line_takes_a_name(capsys, tmp_path):
+    flags = ["train", "a2c", "--env", "CartPole-v1", "--preset", "a3c"]
+    assert main([*flags, "--runtime", "simulated", "--target-steps", "400", "--num-envs", "1", "--num-steps", "5",
+                 "--updates-per-step", "4", "--json", "--no-progress", "--no-tensorboard", "--log-dir", str(tmp_path / "a")]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["scheme"]["num_grad_workers"] == 2
+    assert summary["updates"] >= 80
+    assert summary["updates"] % 4 == 0
+    assert json.loads((tmp_path / "a" / "run.json").read_text())["recipe"]["options"]["preset"] == "a3c"
+    assert main([*flags, "--help"]) == 0
+    assert "[100]" in " ".join(capsys.readouterr().out.split()).split("--updates-per-step ")[1].split(" --")[0]
+    assert main([*flags[:-1], "a4c"]) == 2
+    assert "--preset" in capsys.readouterr().err
