@@ -345,7 +345,10 @@ class GWorker(Worker):
             self._tell_replay(batch, info)
             total.add(grads, batch.num_samples, info)
             self._unused_steps -= batch.num_new_samples
-            self._batches = None
+            # Nothing refers to this microbatch any more when the next one is collected.
+            self._batches = self._batch = None
+            del batch
+            self.storage.reset()
             if is_enough:
                 break
             self.get_data()

@@ -211,6 +211,16 @@ def test_microbatches_are_forgotten_where_nothing_needs_them(train, watch):
     assert max(watch.slices) <= 40
 
 
+def test_nothing_of_a_microbatch_is_held_while_the_next_is_collected(make_scheme, monkeypatch):
+    worker = (scheme := make_scheme(algo=ALGORITHMS["a2c"], train_batch_size=100, microbatch_size=16)).start().local_worker
+    held = []
+    monkeypatch.setattr(worker.collector, "get", lambda right=worker.collector.get: (
+        held.append((worker.storage.counters["resident"], worker._batch)), right())[1])
+    scheme.step()
+    assert len(held) > 5
+    assert set(held) == {(0, None)}
+
+
 @pytest.mark.parametrize(("options", "norm_over", "is_kept"), [
     ({"advantage_normalization": "minibatch"}, "batch", True), ({"advantage_normalization": "batch"}, "batch", True),
     ({"advantage_normalization": "minibatch"}, "microbatch", False),
