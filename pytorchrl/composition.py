@@ -17,21 +17,22 @@ from typing import Any
 
 from pytorchrl import presets
 from pytorchrl.agent.actors import OnPolicyActor
-from pytorchrl.agent.algorithms import A2C, APPO, IMPALA, PPO, OnPolicyAlgorithm
+from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, SAC, TD3, Algorithm
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.options import Factory
-from pytorchrl.agent.storages import GAEBuffer, VanillaOnPolicyBuffer, VTraceBuffer
+from pytorchrl.agent.storages import GAEBuffer, PERBuffer, ReplayBuffer, Storage, VTraceBuffer
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.named import PRESETS
 
-ALGORITHMS: dict[str, type[OnPolicyAlgorithm]] = {"ppo": PPO, "a2c": A2C, "impala": IMPALA, "appo": APPO}
-_STORAGES: dict[str, type[VanillaOnPolicyBuffer]] = {
-    "ppo": GAEBuffer, "a2c": GAEBuffer, "impala": VTraceBuffer, "appo": VTraceBuffer}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "ppo": PPO, "a2c": A2C, "impala": IMPALA, "appo": APPO, "dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC}
+_STORAGES: dict[str, type[Storage]] = {"ppo": GAEBuffer, "a2c": GAEBuffer, "impala": VTraceBuffer, "appo": VTraceBuffer}
 
 # What the user's options are called where a part has another name for it, or the same name for something else.
 _RENAMED = {"environments": {"vec_env_size": "num_envs"}, "storage": {"size": "num_steps"}}
+_RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
 # Names from elsewhere, and the nearest here.
 SYNONYMS = {"learning_rate": "lr", **{own: name for names in _RENAMED.values() for own, name in names.items()}}
 _NOT_OPTIONS = {
@@ -64,9 +65,13 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
         ConfigError: No such algorithm.
     """
     specs: dict[str, OptionSpec] = {}
-    parts = {"learner": Learner, "algorithm": algorithm_class(algorithm), "storage": _STORAGES[algorithm],
-             "actor": OnPolicyActor, "environments": VecEnv}
+    parts = {"learner": Learner, "algorithm": algorithm_class(algorithm), "storage": _STORAGES.get(algorithm, PERBuffer),
+             "actor": _actor_class(algorithm), "environments": VecEnv}
     found = [spec for part, owner in parts.items() for spec in _declared(part, owner)] + _scheme_specs()
+    if algorithm not in _STORAGES:
+        found.append(OptionSpec(
+            name="prioritized", part="storage", own_name="prioritized", hint=bool, default=False,
+            help="Draw transitions with large errors more often; alpha, beta and the like are for this."))
     for spec in found:
         if spec.name in specs:
             raise AssertionError(f"{spec.name} is an option of {spec.part} and of {specs[spec.name].part}")
@@ -74,7 +79,25 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
     return specs
 
 
-def algorithm_class(name: str) -> type[OnPolicyAlgorithm]:
+def _actor_class(algorithm: str) -> Any:
+    return getattr(algorithm_class(algorithm), "actor_class", OnPolicyActor)
+
+
+def _storage_factory(algorithm: str, options: dict[str, Any]) -> Factory[Any]:
+    if algorithm in _STORAGES:
+        return _STORAGES[algorithm].create_factory(**options)  # type: ignore[attr-defined]
+    is_prioritized = options.pop("prioritized", False)
+    if not isinstance(is_prioritized, bool):
+        raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")
+    if is_prioritized:
+        return PERBuffer.create_factory(**options)
+    own = {field.name for field in dataclasses.fields(ReplayBuffer.Options)}
+    if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:
+        raise ConfigError(f"{', '.join(others)} would be ignored: transitions are drawn uniformly; add prioritized=True")
+    return ReplayBuffer.create_factory(**options)
+
+
+def algorithm_class(name: str) -> type[Algorithm]:
     """The algorithm of that name; raises `ConfigError` with the nearest one."""
     if name not in ALGORITHMS:
         near = difflib.get_close_matches(str(name), ALGORITHMS, n=1)
@@ -86,6 +109,8 @@ def algorithm_class(name: str) -> type[OnPolicyAlgorithm]:
 def _declared(part: str, owner: Any) -> list[OptionSpec]:
     hints = typing.get_type_hints(owner.Options)
     renamed, left_out = _RENAMED.get(part, {}), _NOT_OPTIONS.get(part, set())
+    if issubclass(owner, ReplayBuffer):
+        renamed = _RENAMED_IN_REPLAY
     return [
         OptionSpec(
             name=renamed.get(field.name, field.name), part=part, own_name=field.name, hint=hints[field.name],
@@ -157,8 +182,9 @@ def compose(
         train_envs, test_envs = presets.environments(env, parts["environments"], _EVALUATION_ENVS)
         agent = Agent(
             algorithm=algorithm_class(algorithm).create_factory(**parts["algorithm"]),
-            actor=OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space, **parts["actor"]),
-            storage=_STORAGES[algorithm].create_factory(**parts["storage"]), train_envs=train_envs, test_envs=test_envs)
+            actor=_actor_class(algorithm).create_factory(
+                train_envs.observation_space, train_envs.action_space, **parts["actor"]),
+            storage=_storage_factory(algorithm, parts["storage"]), train_envs=train_envs, test_envs=test_envs)
     except ConfigError as error:
         raise type(error)(_in_users_words(str(error))) from error
     return agent, parts["scheme"], parts["learner"]

@@ -18,7 +18,37 @@ _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": T
 
 # Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with the number of steps that a
 # first look wants. Learning rates fall to zero: the last policy is the one that is kept.
+_CONTINUOUS: dict[str, dict[str, Any]] = {
+    "classic": {"num_envs": 1, "num_steps": 1, "replay_size": 50_000, "gamma": 0.98, "start_steps": 1000, "update_every": 1,
+                "num_updates": 1, "mini_batch_size": 128, "hidden_sizes": (64, 64), "target_steps": 20_000},
+    "mujoco": {"num_envs": 1, "num_steps": 1, "replay_size": 1_000_000, "start_steps": 5000, "update_every": 1, "num_updates": 1,
+               "target_steps": 1_000_000},
+}
+_CONTINUOUS["box2d"] = {**_CONTINUOUS["mujoco"], "target_steps": 500_000}
+_DDPG = {"policy": "deterministic", "num_critics": 1}
+_REPLAY_PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
+    (name, family): {**common, **own, **(classic if family == "classic" else {})}
+    for name, own, classic in (
+        ("sac", {}, {"lr_pi": 1e-3}), ("td3", {"policy": "deterministic"}, {"lr_q": 1e-3, "lr_pi": 1e-3}),
+        ("ddpg", _DDPG, {"lr_pi": 1e-3}))
+    for family, common in _CONTINUOUS.items()}
+_DQN = {"num_envs": 1, "num_steps": 4, "update_every": 4}
+_REPLAY_PRESETS |= {
+    ("dqn", "classic"): {
+        **_DQN, "replay_size": 50_000, "start_steps": 500, "lr": 1e-3, "mini_batch_size": 64, "num_updates": 2, "polyak": 0.99,
+        "target_update_interval": 1, "epsilon_steps": 10_000, "hidden_sizes": (120, 84), "target_steps": 40_000},
+    ("dqn", "box2d"): {
+        **_DQN, "replay_size": 100_000, "start_steps": 1000, "lr": 5e-4, "mini_batch_size": 128, "polyak": 0.995,
+        "target_update_interval": 1, "target_steps": 500_000},
+    ("dqn", "atari"): {
+        **_DQN, "replay_size": 100_000, "start_steps": 80_000, "epsilon_steps": 1_000_000, "final_epsilon": 0.01,
+        "target_steps": 10_000_000, **_ATARI},
+    # What no algorithm can do (discrete actions by DDPG, say) is refused by its actor, with the spaces in the message.
+    **{(name, "atari"): {"num_envs": 1, "num_steps": 4, "replay_size": 100_000, **_ATARI} for name in ("sac", "td3", "ddpg")},
+    ("dqn", "mujoco"): {**_DQN, "replay_size": 100_000},
+}
 _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
+    **_REPLAY_PRESETS,
     ("ppo", "classic"): {
         "num_envs": 8, "num_steps": 128, "num_epochs": 10, "num_mini_batch": 4, "lr": linear(1e-3, 0.0),
         "gamma": 0.98, "gae_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 100_000,

@@ -182,7 +182,13 @@ class SyntheticStorage(Storage):
     @property
     def full(self) -> bool:
         """Whether the rollout is complete."""
-        return len(self._rows) >= self.options.size
+        return len(self._rows) >= self.rollout_size
+
+    @property
+    def rollout_size(self) -> int:
+        """Steps of each environment in a rollout."""
+        size: int = self.options.size
+        return size
 
     def start(self, obs: Arrays, mask: np.ndarray | None = None) -> None:
         """There are no observations."""
@@ -264,9 +270,10 @@ class SyntheticReplay(SyntheticStorage):
         return Factory(cls, build_options(cls, {"size": size, **options}))
 
     @property
-    def full(self) -> bool:
-        """Whether the rollout is complete."""
-        return self.num_steps >= self.options.rollout_size
+    def rollout_size(self) -> int:
+        """Steps of each environment in a rollout."""
+        size: int = self.options.rollout_size
+        return size
 
     def insert_data_slice(self, rollouts: list[RolloutData], sources: Any = None) -> None:
         """Append steps; the oldest give way."""

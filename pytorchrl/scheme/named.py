@@ -23,6 +23,7 @@ class Preset:
         fixed: Settings that make it what it is; others are refused.
         defaults: Settings that hold where nothing else is given.
         least: Setting -> (smallest count, why a smaller one contradicts the name).
+        learner: Whether one gradient worker learns in a thread of its own (asynchronous gradients), and several in step.
         off_policyness: What the algorithm may declare: "on", "corrected" or "any".
     """
 
@@ -30,6 +31,7 @@ class Preset:
     fixed: Mapping[str, Any]
     defaults: Mapping[str, Any]
     least: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    learner: bool = False
     off_policyness: tuple[str, ...] = ("on", "corrected", "any")
 
     def settings(self, algo_factory: Factory[Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,6 +43,8 @@ class Preset:
         problems = [f"{self.name} means {name}={_shown(value)}, got {_shown(given[name])}; leave it out, or build a plain Scheme"
                     for name, value in self.fixed.items() if name in given and given[name] != value]
         settings = {**self.defaults, **given, **self.fixed}
+        if self.learner:
+            settings.setdefault("grad_communication", ASYNC if settings.get("num_grad_workers", 1) == 1 else SYNC)
         problems += [f"{why}: {name}={settings[name]} is too few, give {low} or more"
                      for name, (low, why) in self.least.items() if isinstance(settings[name], int) and settings[name] < low]
         # What is no factory is refused by the scheme itself.
@@ -58,6 +62,7 @@ def _shown(value: Any) -> str:
     return repr(str(value)) if isinstance(value, str) else repr(value)
 
 
+_LAGGING = ("corrected", "any")
 _NO_REMOTE_WORKER = "asynchronous gradients need a remote worker, and num_grad_workers=1 means none"
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
@@ -71,6 +76,25 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
         fixed={"col_communication": SYNC, "grad_communication": SYNC, "distribute_gradients": True},
         defaults={"num_grad_workers": 2, "num_col_workers": 2, "col_fraction_workers": 0.6, "fraction_samples": 0.25},
         least={"num_grad_workers": (2, "ranks average among themselves")}),
+    Preset(
+        name="microbatch",
+        fixed={"col_communication": SYNC, "grad_communication": SYNC, "num_grad_workers": 1},
+        defaults={"num_col_workers": 1, "train_batch_size": 10_000, "microbatch_size": 1000, "prefetch": None, "norm_over": "batch"}),
+    *(Preset(
+        name=name, fixed={"col_communication": ASYNC},
+        defaults={"num_col_workers": 2, "num_grad_workers": 1, "train_batch_size": 500, "queue_size": 16, "queue_timeout_s": 300.0,
+                  "minibatch_buffer_size": 1, "num_passes": 1, "col_in_flight": 2, "broadcast_interval": 1},
+        learner=True, off_policyness=_LAGGING) for name in ("impala", "appo")),
+    Preset(
+        name="apex", fixed={"col_communication": ASYNC},
+        defaults={"num_col_workers": 2, "num_replay_workers": 1, "queue_timeout_s": 300.0, "col_in_flight": 2, "add_in_flight": 2,
+                  "prefetch": 4, "routing": "round_robin", "max_weight_sync_delay": 400},
+        learner=True, least={"num_replay_workers": (1, "replay is in shards")}, off_policyness=("any",)),
+    Preset(
+        name="rapid", fixed={"col_communication": ASYNC, "grad_communication": SYNC},
+        defaults={"num_grad_workers": 2, "num_col_workers": 2, "queue_size": 4, "col_in_flight": 2, "broadcast_interval": 1,
+                  "num_passes": 1, "distribute_gradients": True},
+        least={"num_grad_workers": (2, "every learner is a gradient worker")}, off_policyness=_LAGGING),
 )}
 
 
@@ -102,19 +126,64 @@ class NamedSchemes:
               train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
         """Decentralised gradients (Wijmans et al. 2020): ranks average among themselves, stragglers are stopped early.
 
-        The share of workers that ends a round is that of a gradient worker's own collection workers.
-
-        Args:
-            algo_factory: Makes the algorithm.
-            actor_factory: Makes the actor.
-            storage_factory: Makes the storage.
-            train_envs_factory: Makes each collection worker's environments.
-            test_envs_factory: Makes the evaluation's environments; None: no evaluation.
-            **settings: `num_grad_workers=2`, `num_col_workers=2`, `col_fraction_workers=0.6`, `fraction_samples=0.25`, and
-                any other setting of `Scheme`.
-
-        Raises:
-            ConfigError: A setting is wrong, or contradicts decentralised gradients.
+        Arguments as of `a3c`; the settings are `num_grad_workers=2`, `num_col_workers=2`, `col_fraction_workers=0.6`,
+        `fraction_samples=0.25`.
         """
         return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
                    **PRESETS["ddppo"].settings(algo_factory, settings))
+
+    @classmethod
+    def microbatch(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
+                   train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
+        """Updates on batches larger than memory: collected and differentiated by pieces, one step of the optimiser.
+
+        Arguments as of `a3c`; the settings are `num_col_workers=1`, `train_batch_size=10000`, `microbatch_size=1000`,
+        `prefetch=None`, `norm_over="batch"`.
+        """
+        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
+                   **PRESETS["microbatch"].settings(algo_factory, settings))
+
+    @classmethod
+    def impala(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
+               train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
+        """Collectors that never wait for the learner, whose targets are corrected for the lag (Espeholt et al. 2018).
+
+        Arguments as of `a3c`; the settings are `num_col_workers=2`, `num_grad_workers=1`, `train_batch_size=500`,
+        `queue_size=16`, `minibatch_buffer_size=1`, `num_passes=1`, `col_in_flight=2`, `broadcast_interval=1`.
+        """
+        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
+                   **PRESETS["impala"].settings(algo_factory, settings))
+
+    @classmethod
+    def appo(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
+             train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
+        """As `impala`, with a clipped surrogate in place of the policy gradient (Luo et al. 2020).
+
+        Arguments as of `a3c`; the settings are as of `impala`.
+        """
+        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
+                   **PRESETS["appo"].settings(algo_factory, settings))
+
+    @classmethod
+    def apex(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
+             train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
+        """Replay shards between many collectors and one learner (Horgan et al. 2018).
+
+        Arguments as of `a3c`; the settings are `num_col_workers=2`, `num_replay_workers=1`, `max_weight_sync_delay=400`,
+        `col_in_flight=2`, `prefetch=4`, `add_in_flight=2`, `routing="round_robin"`. The storage is such as `PERBuffer`, and
+        `DQN` has `epsilon_per_worker=True`.
+        """
+        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
+                   **PRESETS["apex"].settings(algo_factory, settings))
+
+    @classmethod
+    def rapid(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
+              train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
+        """Decentralised gradient workers, each with collectors of its own that never wait (Berner et al. 2019).
+
+        Arguments as of `a3c`; the settings are `num_grad_workers=2`, `num_col_workers=2`, `queue_size=4`,
+        `col_in_flight=2`, `broadcast_interval=1`, `num_passes=1`, `distribute_gradients=True`. The algorithm is one that
+        corrects for lag, such as `APPO`.
+        """
+        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
+                   **PRESETS["rapid"].settings(algo_factory, settings))

@@ -257,7 +257,7 @@ class Scheme(NamedSchemes):
         col_factory = CWorkerSet.create_factory(
             num_col, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory,
             worker_resources=col_resources, compress_data_to_send=options["compress_data_to_send"], seed=self.seed,
-            num_threads=options["num_threads"])
+            num_threads=options["num_threads"], num_parents=max(1, grad_remote))
         replay_level: dict[str, Any] = {}
         if num_shards is not None:
             replay_level["replay_workers_factory"] = RWorkerSet.create_factory(

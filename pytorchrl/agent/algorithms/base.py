@@ -89,6 +89,9 @@ class Algorithm(ABC):
 
     # Acting
 
+    def take_place(self, index: int, num_collectors: int) -> None:  # noqa: B027 - for those that care
+        """Become collector `index` of `num_collectors`, counted from 0 over the whole tree; most do the same everywhere."""
+
     @abstractmethod
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,

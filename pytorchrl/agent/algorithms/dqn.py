@@ -75,7 +75,7 @@ class DQN(ReplayAlgorithm):
         self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Become collector `index` of `num_collectors`, counted from 0 over the whole tree, for `epsilon_per_worker`.
+        """See `Algorithm`: with `epsilon_per_worker` each has an epsilon of its own.
 
         Raises:
             ConfigError: There is no such collector.

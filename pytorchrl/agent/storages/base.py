@@ -53,6 +53,11 @@ class Storage(ABC):
         return self._rollout_rows.num_steps
 
     @property
+    def rollout_size(self) -> int:
+        """T, steps per environment of a whole rollout."""
+        return self._rollout_rows.size
+
+    @property
     def full(self) -> bool:
         """Whether the running rollout has its T steps."""
         return self._rollout_rows.num_steps >= self._rollout_rows.size

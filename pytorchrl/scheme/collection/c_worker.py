@@ -38,6 +38,8 @@ class CWorker(Worker):
         num_threads: Torch threads of this process; None leaves them alone.
         owned_data: Whether rollouts are copies that their receiver owns; False hands out the storage's own tensors.
         compress_data_to_send: Whether rollouts are compressed, without loss.
+        num_siblings, num_parents: Collection workers of each gradient worker, and gradient workers, for what differs by
+            worker.
         runtime: Owner of the clock.
         journal: That of its GWorker, for the one whose parameters two threads use.
 
@@ -53,8 +55,8 @@ class CWorker(Worker):
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: EnvFactory,
                  collects: bool = True, initial_weights: Weights | None = None, device: str = "cpu", seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
-                 compress_data_to_send: bool = False, runtime: Runtime | None = None,
-                 journal: Journal | None = None) -> None:
+                 compress_data_to_send: bool = False, num_siblings: int = 1, num_parents: int = 1,
+                 runtime: Runtime | None = None, journal: Journal | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -62,10 +64,11 @@ class CWorker(Worker):
         self.index_parent, self.incarnation, self.num_envs = index_parent, incarnation, train_envs_factory.num_envs
         self.actor = actor_factory(device=device, seed=derive_seed(seed, Stream.INIT))
         self.algo = algo_factory(device=device, actor=self.actor, seed=derive_seed(seed, Stream.ACTING, *path))
+        self.algo.take_place(
+            max(0, index_parent - 1) * num_siblings + max(0, index_worker - 1), num_siblings * num_parents)
         self.storage = storage_factory(
             device=device, actor=self.actor, algorithm=self.algo, num_envs=train_envs_factory.num_envs,
             seed=derive_seed(seed, Stream.BATCHES, *path))
-        self.num_envs = train_envs_factory.num_envs
         self.envs: VecEnv | None = train_envs_factory(
             index_grad_worker=index_parent, index_col_worker=index_worker, mode="train", seed=seed,
             incarnation=incarnation, num_threads=num_threads or 1) if collects else None

@@ -28,6 +28,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         compress_data_to_send: Whether rollouts cross compressed, without loss.
         seed: The experiment's seed.
         num_threads: Torch threads of each remote worker.
+        num_parents: Gradient workers that have such a set.
         col_execution, col_communication: Where collection runs and who waits for whom.
         runtime: Where remote workers run.
         initial_weights: Weights that all workers start from.
@@ -39,7 +40,7 @@ class CWorkerSet(WorkerSet[CWorker]):
     def __init__(self, num_workers: int, index_parent: int, local_device: str = "cpu", *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: Factory[Any],
                  worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
-                 seed: int = 0, num_threads: int | None = 1, col_execution: Execution | str = CENTRAL,
+                 seed: int = 0, num_threads: int | None = 1, num_parents: int = 1, col_execution: Execution | str = CENTRAL,
                  col_communication: Communication | str = "synchronous", runtime: Runtime | None = None,
                  initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0,
                  journal: Journal | None = None) -> None:
@@ -50,7 +51,7 @@ class CWorkerSet(WorkerSet[CWorker]):
             "index_parent": index_parent, "algo_factory": algo_factory, "actor_factory": actor_factory,
             "storage_factory": storage_factory, "train_envs_factory": train_envs_factory, "seed": seed,
             "compress_data_to_send": compress_data_to_send, "initial_weights": initial_weights,
-            "runtime": self.runtime,
+            "num_siblings": num_workers, "num_parents": num_parents, "runtime": self.runtime,
         }
         twin = asynchronous and not parallel
         num_remote = 0 if not collects else num_workers if parallel else int(twin)
@@ -65,10 +66,11 @@ class CWorkerSet(WorkerSet[CWorker]):
     def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],  # noqa: PLR0913
                        storage_factory: Factory[Any], train_envs_factory: Factory[Any],
                        worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
-                       seed: int = 0, num_threads: int | None = 1) -> Callable[..., CWorkerSet]:
+                       seed: int = 0, num_threads: int | None = 1, num_parents: int = 1) -> Callable[..., CWorkerSet]:
         """A function that makes new CWorkerSets; a GWorker calls it with what only it knows."""
         check_count("num_workers", num_workers)
         return partial(
             cls, num_workers, algo_factory=algo_factory, actor_factory=actor_factory, storage_factory=storage_factory,
             train_envs_factory=train_envs_factory, worker_resources=worker_resources,
-            compress_data_to_send=compress_data_to_send, seed=seed, num_threads=num_threads)
+            compress_data_to_send=compress_data_to_send, seed=seed, num_threads=num_threads,
+            num_parents=num_parents)

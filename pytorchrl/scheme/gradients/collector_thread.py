@@ -92,7 +92,7 @@ class CollectorThread(threading.Thread):
             self._gather = OnArrival(remote_workers, self._runtime, supervisor, self._journal,
                                      self.broadcast_new_weights_if_due, col_in_flight=check_count("col_in_flight", col_in_flight))
         else:
-            steps = max(1, round(check_fraction("fraction_samples", fraction_samples) * local_worker.storage.options.size))
+            steps = max(1, round(check_fraction("fraction_samples", fraction_samples) * local_worker.storage.rollout_size))
             self._gather = Barrier(
                 remote_workers, self._runtime, supervisor, self._journal, self.broadcast_new_weights_if_due, min_steps=steps,
                 fraction_workers=check_fraction("col_fraction_workers", col_fraction_workers), timeout_s=queue_timeout_s)

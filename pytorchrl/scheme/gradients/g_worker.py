@@ -361,7 +361,7 @@ class GWorker(Worker):
     def _least_rounds(self) -> int:
         """Rounds without which there is no further microbatch; there may have to be more."""
         assert self._microbatch_size is not None
-        largest = self.collector.num_workers * self.local_worker.num_envs * int(self.storage.options.size)
+        largest = self.collector.num_workers * self.local_worker.num_envs * self.storage.rollout_size
         return -(-self._microbatch_size // largest)
 
     def step(self, distribute_gradients: bool = False) -> tuple[list[Tensor], dict[str, float]]:
