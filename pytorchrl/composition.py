@@ -28,6 +28,7 @@ from pytorchrl.scheme.named import PRESETS
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "ppo": PPO, "a2c": A2C, "impala": IMPALA, "appo": APPO, "dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC}
+REPLAY_ALGORITHMS = ("dqn", "ddpg", "td3", "sac")
 _STORAGES: dict[str, type[Storage]] = {"ppo": GAEBuffer, "a2c": GAEBuffer, "impala": VTraceBuffer, "appo": VTraceBuffer}
 
 # What the user's options are called where a part has another name for it, or the same name for something else.
@@ -68,7 +69,7 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
     parts = {"learner": Learner, "algorithm": algorithm_class(algorithm), "storage": _STORAGES.get(algorithm, PERBuffer),
              "actor": _actor_class(algorithm), "environments": VecEnv}
     found = [spec for part, owner in parts.items() for spec in _declared(part, owner)] + _scheme_specs()
-    if algorithm not in _STORAGES:
+    if algorithm in REPLAY_ALGORITHMS:
         found.append(OptionSpec(
             name="prioritized", part="storage", own_name="prioritized", hint=bool, default=False,
             help="Draw transitions with large errors more often; alpha, beta and the like are for this."))

@@ -43,9 +43,9 @@ _REPLAY_PRESETS |= {
     ("dqn", "atari"): {
         **_DQN, "replay_size": 100_000, "start_steps": 80_000, "epsilon_steps": 1_000_000, "final_epsilon": 0.01,
         "target_steps": 10_000_000, **_ATARI},
-    # What no algorithm can do (discrete actions by DDPG, say) is refused by its actor, with the spaces in the message.
-    **{(name, "atari"): {"num_envs": 1, "num_steps": 4, "replay_size": 100_000, **_ATARI} for name in ("sac", "td3", "ddpg")},
-    ("dqn", "mujoco"): {**_DQN, "replay_size": 100_000},
+    ("sac", "atari"): {
+        "num_envs": 1, "num_steps": 4, "update_every": 4, "num_updates": 1, "replay_size": 100_000, "start_steps": 20_000,
+        "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000, **_ATARI},
 }
 _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
     **_REPLAY_PRESETS,
@@ -123,8 +123,8 @@ def family(env: str | Callable[..., Any]) -> str:
 
 
 def preset(algorithm: str, env: str | Callable[..., Any]) -> dict[str, Any]:
-    """Flat options for this algorithm and environment."""
-    return dict(_PRESETS[algorithm, family(env)])
+    """Flat options for this algorithm and environment; none where they do not go together, as their spaces then tell."""
+    return dict(_PRESETS.get((algorithm, family(env)), {}))
 
 
 def environments(env: str | Callable[..., Any], options: Mapping[str, Any], num_test_envs: int) -> tuple[

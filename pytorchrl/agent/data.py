@@ -134,7 +134,11 @@ class RolloutData:
 
     def map(self, function: Any) -> RolloutData:
         """A copy with `function` applied to every tensor (or array)."""
-        return map_tensors(self, function)
+        def apply(value: Any) -> Any:
+            if value is None:
+                return None
+            return {k: function(v) for k, v in value.items()} if isinstance(value, dict) else function(value)
+        return RolloutData(**{f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
     def to_numpy(self) -> RolloutData:
         """The same memory as numpy arrays, which cross processes with one copy."""

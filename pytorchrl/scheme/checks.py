@@ -50,6 +50,8 @@ _REPLAY_ONLY = {"learning_starts": None, "add_in_flight": 2, "routing": "round_r
 _QUEUE_ONLY = {"queue_size": 16, "queue_policy": "block", "minibatch_buffer_size": 1, "num_passes": 1, "ramp": None,
                "buffer": "ring", "replay_proportion": 0.0, "replay_slots": 0, "max_policy_lag": None, "on_policy_lag": "drop",
                "on_starved": "raise"}
+_NOT_WITH_REPLAY = {"minibatch_buffer_size": 1, "num_passes": 1, "ramp": None, "buffer": "ring", "replay_proportion": 0.0,
+                    "microbatch_size": None}
 _RATIOS = ("min_replay_ratio", "max_replay_ratio")
 _PREFETCH = 4
 _CHOICES = {"queue_policy": QUEUE_POLICIES, "on_starved": STARVED_POLICIES, "buffer": BUFFERS, "on_policy_lag": LAG_POLICIES}
@@ -185,6 +187,11 @@ class Checks:
     def _replay_level(self, algo: Any, storage: Any, train_envs: Any) -> None:
         """Refuse shards that nothing can be drawn from; settle what is left to the algorithm."""
         options, num_shards = self._options, self._options["num_replay_workers"]
+        if storage.cls.keeps:
+            for name, default in _NOT_WITH_REPLAY.items():
+                if options[name] != default:
+                    raise ConfigError(f"{name}={options[name]} is for rollouts that are used and forgotten; "
+                                      f"{storage.cls.__name__} keeps and draws them, so leave it out")
         if num_shards is None:
             return
         if not storage.cls.keeps:

@@ -145,6 +145,8 @@ class ReplayAlgorithm(Algorithm):
         """
         stages = max(0, storage.counters["inserted"] - self.start_steps) // self.update_every
         due, self._num_stages = stages - self._num_stages, stages
+        if not due:
+            return iter(())
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     @abstractmethod

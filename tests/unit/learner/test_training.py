@@ -111,8 +111,7 @@ def test_unknown_algorithm_names_the_nearest():
         train("pppo", "CartPole-v1")
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala", "appo"])
-@pytest.mark.parametrize("suite", ["classic", "box2d", "mujoco", "atari"])
+@pytest.mark.parametrize(("algorithm", "suite"), presets._PRESETS)
 def test_presets_hold_known_options_and_a_target(algorithm, suite):
     settings = presets._PRESETS[algorithm, suite]
     assert set(settings) <= set(option_specs(algorithm))
@@ -122,16 +121,34 @@ def test_presets_hold_known_options_and_a_target(algorithm, suite):
         spec = option_specs(algorithm)[name]
         parts[spec.part][spec.own_name] = value
     options = composition.algorithm_class(algorithm).create_factory(**parts["algorithm"]).options
-    composition._STORAGES[algorithm].create_factory(**parts["storage"])
-    assert settings["num_envs"] * settings["num_steps"] % options.num_mini_batch == 0
+    composition._storage_factory(algorithm, parts["storage"])
+    if algorithm in composition.REPLAY_ALGORITHMS:
+        assert settings["num_envs"] * settings["num_steps"] == options.update_every
+    else:
+        assert settings["num_envs"] * settings["num_steps"] % options.num_mini_batch == 0
 
 
 @pytest.mark.parametrize("algorithm", composition.ALGORITHMS)
 def test_every_algorithm_trains_from_its_preset_with_the_storage_that_fits(algorithm):
-    agent = train(algorithm, "CartPole-v1", target_steps=600, progress=False, seed=1)
+    is_continuous = algorithm in ("ddpg", "td3", "sac")
+    early = {"start_steps": 300} if algorithm in composition.REPLAY_ALGORITHMS else {}
+    env = "Pendulum-v1" if is_continuous else "CartPole-v1"
+    agent = train(algorithm, env, target_steps=600, progress=False, seed=1, **early)
     assert agent.summary["updates"] >= 1
-    assert agent.agent.storage.cls is {"ppo": pytorchrl.GAEBuffer, "a2c": pytorchrl.GAEBuffer,
-                                       "impala": pytorchrl.VTraceBuffer, "appo": pytorchrl.VTraceBuffer}[algorithm]
+    assert agent.agent.storage.cls is {
+        "ppo": pytorchrl.GAEBuffer, "a2c": pytorchrl.GAEBuffer, "impala": pytorchrl.VTraceBuffer,
+        "appo": pytorchrl.VTraceBuffer}.get(algorithm, pytorchrl.ReplayBuffer)
+
+
+def test_replay_is_uniform_unless_priorities_are_asked_for():
+    options = {"target_steps": 200, "start_steps": 100, "progress": False}
+    agent = train("dqn", "CartPole-v1", prioritized=True, alpha=0.5, **options)
+    assert agent.agent.storage.cls is pytorchrl.PERBuffer
+    assert agent.agent.storage.options.alpha == 0.5
+    with pytest.raises(ConfigError, match="alpha, priority_epsilon would be ignored: transitions are drawn uniformly; add prioritized=True"):
+        train("dqn", "CartPole-v1", alpha=0.5, priority_epsilon=0.1, **options)
+    with pytest.raises(ConfigError, match="prioritized must be True or False, got 1"):
+        train("dqn", "CartPole-v1", prioritized=1, **options)
 
 
 def test_options_of_a_storage_are_those_of_the_one_that_the_algorithm_takes():

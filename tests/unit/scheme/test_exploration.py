@@ -186,6 +186,8 @@ def scenario(seed, faulty=True):  # noqa: C901 - one choice after the other
     agent = {"size": rng.choice((2, 4)), "num_epochs": rng.choice((1, 2)), "num_mini_batch": rng.choice((1, 2))}
     if rng.random() < 0.25:
         agent |= {"capacity": rng.choice((6, 1000)), "learning_starts": rng.choice((0, 10))}
+        for name in ("minibatch_buffer_size", "num_passes", "ramp", "buffer", "replay_proportion", "replay_slots"):
+            settings.pop(name, None)
     return settings, agent, action
 
 

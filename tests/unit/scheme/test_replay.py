@@ -6,6 +6,7 @@ import pytest
 
 from pytorchrl import ASYNC, Scheme
 from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.errors import ConfigError
 
 
 @pytest.fixture
@@ -75,3 +76,11 @@ def test_a_lost_gradient_worker_takes_its_replay_along(make_replay_scheme, check
     assert ledger["evicted"] > 20
     scheme.stop()
     check_ledger(scheme)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("num_passes", 2), ("minibatch_buffer_size", 3), ("ramp", True), ("buffer", "circular"), ("microbatch_size", 2)])
+def test_replay_is_not_also_used_as_rollouts_are(make_replay_scheme, name, value):
+    """A rollout that is given twice would be in it twice."""
+    with pytest.raises(ConfigError, match=f"{name}={value} is for rollouts that are used and forgotten; SyntheticReplay keeps"):
+        make_replay_scheme({"capacity": 10}, col_communication=ASYNC, **{name: value})

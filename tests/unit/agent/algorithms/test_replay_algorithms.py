@@ -92,7 +92,7 @@ LEARNING = {
     "discrete_sac": {"target_entropy_scale": 0.1},
 }
 BASES = {"rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
-         "max_grad_norm": {"optimizer": "sgd"}, "double": {"lr": 1e-2, "target_update_interval": 50}}
+         "max_grad_norm": {"optimizer": "sgd"}, "double": {"lr": 0.1, "loss": "mse", "target_update_interval": 50}}
 ACTING = {
     "dqn": {"start_steps": 0, "initial_epsilon": 0.5, "epsilon_per_worker": True, "test_epsilon": 1.0,
             "final_epsilon": 0.9, "epsilon_steps": 10},
@@ -115,8 +115,8 @@ def test_tables_name_every_option():
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, table in LEARNING.items() for name in table])
 def test_every_option_of_learning_changes_what_is_learned(kind, name):
     base = {"target_update_interval": 2, **BASES.get(name, {})}
-    plain = update(make(kind, **base), 8)
-    changed = update(make(kind, **{**base, name: LEARNING[kind][name]}), 8)
+    plain = update(make(kind, **base), 40)
+    changed = update(make(kind, **{**base, name: LEARNING[kind][name]}), 40)
     first, second = (torch.cat([algorithm.groups[group].data for group in ("q", "pi") if group in algorithm.groups])
                      for algorithm in (plain, changed))
     assert first.isfinite().all()
@@ -140,14 +140,17 @@ def test_every_option_of_acting_changes_what_is_done(kind, name):
 
 def test_batches_of_a_stage():
     asked = []
-    storage = SimpleNamespace(counters={"inserted": 99}, generate_batches=lambda **how: asked.append(how) or iter("ab"))
+    storage = SimpleNamespace(counters={"inserted": 112}, generate_batches=lambda **how: asked.append(how) or iter("ab"))
     algorithm = make("sac", start_steps=100, num_updates=7, mini_batch_size=11, update_every=13)
     assert list(algorithm.batches(storage)) == []
     assert asked == []
-    storage.counters["inserted"] = 100
+    storage.counters["inserted"] = 113
     assert list(algorithm.batches(storage)) == ["a", "b"]
-    assert asked == [{"num_mini_batch": 7, "mini_batch_size": 11}]
-    assert algorithm.update_every == 13
+    storage.counters["inserted"] = 125
+    assert list(algorithm.batches(storage)) == []
+    storage.counters["inserted"] = 100 + 4 * 13
+    assert list(algorithm.batches(storage)) == ["a", "b"]
+    assert asked == [{"num_mini_batch": 7, "mini_batch_size": 11}, {"num_mini_batch": 21, "mini_batch_size": 11}]
 
 
 @pytest.mark.parametrize("kind", KINDS)
