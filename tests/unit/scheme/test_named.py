@@ -17,7 +17,8 @@ from pytorchrl.scheme.named import PRESETS, Preset
 def named():
     """A function that makes a scheme by name."""
     return lambda name, agent=None, **settings: getattr(Scheme, name)(
-        *(agent or synthetic_agent(4)), **({"runtime": "simulated", "seed": 1} | settings))
+        *(agent or synthetic_agent(4, capacity=1000 if name == "apex" else None)),
+        **({"runtime": "simulated", "seed": 1} | settings))
 
 
 def test_a3c_is_an_ordinary_scheme_with_these_settings(named):
@@ -52,8 +53,41 @@ def test_printing_shows_every_setting(named, name):
 def test_its_own_settings_are_settings_of_the_scheme_and_can_be_changed(named, name):
     scheme = named(name)
     assert {*PRESETS[name].defaults, *PRESETS[name].fixed, *PRESETS[name].least} <= set(scheme.settings)
-    assert named(name, num_grad_workers=4, worker_timeout_s=7.0).settings["num_grad_workers"] == 4
+    assert named(name, num_col_workers=3, worker_timeout_s=7.0).settings["num_col_workers"] == 3
     assert named(name, worker_timeout_s=7.0).settings["worker_timeout_s"] == 7.0
+
+
+@pytest.mark.parametrize("name", ["impala", "appo", "apex"])
+def test_one_learner_has_a_thread_of_its_own_and_several_go_in_step(named, name):
+    assert named(name).settings["grad_communication"] == "asynchronous"
+    assert named(name, num_grad_workers=2).settings["grad_communication"] == "synchronous"
+    assert named(name, num_grad_workers=2, grad_communication=ASYNC).settings["grad_communication"] == "asynchronous"
+
+
+@pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
+def test_it_makes_updates(named, name):
+    scheme = named(name, train_batch_size=8)
+    while scheme.version < 3:
+        scheme.step()
+    scheme.stop()
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), [
+    ("microbatch", {"num_grad_workers": 2}, "microbatch means num_grad_workers=1, got 2"),
+    ("impala", {"col_communication": SYNC}, "impala means col_communication='asynchronous', got 'synchronous'"),
+    ("rapid", {"num_grad_workers": 1}, "every learner is a gradient worker"),
+    ("apex", {"num_replay_workers": 0}, "replay is in shards: num_replay_workers=0 is too few"),
+])
+def test_what_contradicts_a_name_is_refused(named, name, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        named(name, **settings)
+
+
+@pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
+def test_on_policy_algorithms_are_refused_where_data_are_old(named, name):
+    algo, actor, storage, envs = synthetic_agent(4)
+    with pytest.raises(ConfigError, match=f"{name} needs an algorithm whose off_policyness is"):
+        named(name, (A2C.create_factory(), actor, storage, envs))
 
 
 def test_what_it_fixes_may_be_said_again(named):

@@ -65,9 +65,9 @@ def test_ratios_bound_how_often_a_step_is_used(make_level):
         make_updates(scheme, updates)
         ledger = scheme.ledger()
         return ledger["consumed"] / (ledger["resident"] + ledger["evicted"])
-    slow_learner, fast_learner = {"grad": 1.0}, {"grad": 1e-4, "step": 1e-2}
-    assert used(20, costs=slow_learner) < 0.1
-    assert used(20, costs=slow_learner, min_replay_ratio=1.0) > 0.5
+    slow_learner, fast_learner = {"grad": 0.5}, {"grad": 1e-4, "step": 1e-2}
+    assert used(5, costs=slow_learner) < 0.1
+    assert used(5, costs=slow_learner, min_replay_ratio=1.0) > 0.5
     assert used(60, costs=fast_learner) > 2.0
     assert used(60, costs=fast_learner, max_replay_ratio=0.5) <= 0.5
 

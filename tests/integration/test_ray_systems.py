@@ -1,0 +1,70 @@
+"""Systems of several parts on real Ray workers: they count, survive losses, and stop."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytorchrl import DQN, IMPALA, OnPolicyActor, PERBuffer, QActor, Scheme, VecEnv, VTraceBuffer
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+FREE = {"num_cpus": 0}
+
+
+def _check(scheme):
+    ledger = scheme.ledger()
+    places = sum(ledger[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
+    assert ledger["collected"] == places + sum(ledger["dropped"].values())
+    return ledger
+
+
+@pytest.fixture
+def run(shared_ray):
+    """A function that makes updates of a scheme, stops it, and gives its metrics and final account."""
+    schemes = []
+
+    def run_(scheme, updates):
+        schemes.append(scheme)
+        while scheme.version < updates:
+            scheme.step()
+            _check(scheme)
+        metrics = scheme.metrics()
+        final = scheme.stop()
+        assert final["in_flight"] == final["queued"] == 0
+        assert final["collected"] == final["consumed_unique"] + final["resident"] + final["evicted"] + sum(
+            final["dropped"].values())
+        return metrics, final
+    yield run_
+    for scheme in schemes:
+        scheme.stop()
+
+
+def apex(**settings):
+    envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+    return Scheme.apex(
+        DQN.create_factory(start_steps=100, mini_batch_size=32, epsilon_per_worker=True),
+        QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
+        PERBuffer.create_factory(2000, rollout_size=16, n_step=3, weight_norm="buffer"), envs, seed=1, num_replay_workers=2,
+        col_worker_resources=FREE, **settings)
+
+
+def test_apex_counts_every_step(run):
+    metrics, final = run(apex(), 60)
+    assert final["resident"] > 100
+    assert final["consumed"] >= 60 * 32
+    assert metrics["weight_pushes"] > 2
+
+
+def test_apex_goes_on_without_a_shard_and_a_collector_that_were_killed(run):
+    metrics, final = run(apex(faults="kill shard.1 @ sample 20; kill col.2 @ step 200", max_replay_ratio=1.0), 150)
+    assert metrics["workers_restarted"] >= 1
+    assert final["dropped"]["worker_lost"] > 0
+
+
+def test_impala_counts_every_step(run):
+    envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+    scheme = Scheme.impala(
+        IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
+        VTraceBuffer.create_factory(16), envs, seed=1, train_batch_size=100, col_worker_resources=FREE)
+    _, final = run(scheme, 30)
+    assert final["consumed"] >= 30 * 100
