@@ -257,7 +257,7 @@ class ReplayBuffer(Storage):
 class PERBuffer(ReplayBuffer):
     """Replay in which transitions with a large error are drawn more often (Schaul et al. 2016).
 
-    p = (|delta| + epsilon)^alpha, P = p / sum p, w = (N P)^-beta / max w. New transitions get the largest |delta| +
+    With d the absolute error: p = (d + epsilon)^alpha, P = p / sum p, w = (N P)^-beta / max w. New ones get the largest d +
     epsilon seen so far, 1 at first.
     """
 
