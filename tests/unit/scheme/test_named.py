@@ -85,7 +85,7 @@ def test_what_contradicts_a_name_is_refused(named, name, settings, message):
 
 @pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
 def test_on_policy_algorithms_are_refused_where_data_are_old(named, name):
-    algo, actor, storage, envs = synthetic_agent(4)
+    _, actor, storage, envs = synthetic_agent(4)
     with pytest.raises(ConfigError, match=f"{name} needs an algorithm whose off_policyness is"):
         named(name, (A2C.create_factory(), actor, storage, envs))
 
