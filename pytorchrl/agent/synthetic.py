@@ -122,6 +122,10 @@ class SyntheticAlgorithm(Algorithm):
         """Take over a number of updates."""
         self.count.copy_(state["count"])
 
+    def learning_state(self) -> dict[str, Tensor]:
+        """Nothing else."""
+        return {}
+
     def acting_step(self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False,
                     mask: np.ndarray | None = None) -> ActingStep:
         """Nothing to decide."""

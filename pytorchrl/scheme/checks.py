@@ -383,7 +383,6 @@ class Checks:
             if not isinstance(factory, Factory) or not issubclass(factory.cls, kind):
                 raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {factory!r}")
         storage.cls.check_algorithm(algo.cls)
-        self._check_gradient_state(algo)
         _check_actor_fits(actor, train_envs)
         if test_envs is not None:
             for what in ("observation_space", "action_space"):
@@ -400,16 +399,6 @@ class Checks:
                 if size > _LARGE_BYTES:
                     self.warnings.append(f"{name} is {size / 2**20:.0f} MB pickled, which every worker is sent; load "
                                          "large data inside the function")
-
-    def _check_gradient_state(self, algo: Any) -> None:
-        """Remote gradient workers that do not apply updates themselves are sent the acting state, and no more."""
-        if self._options["grad_execution"] is not PARALLEL or self._options["distribute_gradients"]:
-            return
-        for name in ("target_network", "kl_coef"):
-            if getattr(algo.options, name, None):
-                raise ConfigError(
-                    f"{name}={getattr(algo.options, name)} changes with every update, but gradient workers are not told; "
-                    "give num_grad_workers=1, or distribute_gradients=True, where each applies the updates itself")
 
     def _check_precision(self, algo: Any) -> None:
         if (getattr(algo.options, "mixed_precision", False) and self._options["device"] == "cpu"

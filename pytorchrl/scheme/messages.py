@@ -25,6 +25,8 @@ class Weights:
     """Acting state of the algorithm: flat parameter vectors, normalisers. Never written after it was made."""
     parameters: dict[str, float] = field(default_factory=dict)
     """Values of scheduled or changed algorithm parameters in force at this version."""
+    learning: dict[str, np.ndarray] = field(default_factory=dict)
+    """For gradient workers, what they need beyond the acting state: target networks and the like."""
 
 
 @dataclass(frozen=True, slots=True)

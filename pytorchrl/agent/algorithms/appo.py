@@ -119,20 +119,20 @@ class APPO(VTraceAlgorithm, PPO):
 
     # States
 
-    def gradient_state(self) -> dict[str, Any]:
-        """See `Algorithm`; with the weight of KL and the slow policy."""
+    def learning_state(self) -> dict[str, Tensor]:
+        """See `Algorithm`: the weight of KL, and the slow policy."""
         slow = {} if self._slow is None else self._slow.state_dict()
-        return {**super().gradient_state(), "kl_coef": self.kl_coef,
-                "slow": {name: tensor.detach().cpu().clone() for name, tensor in slow.items()}}
+        weight = {"kl_coef": torch.tensor(self.kl_coef, dtype=torch.float64)} if self.options.kl_coef else {}
+        return {**weight, **{f"slow.{name}": tensor.detach().cpu().clone() for name, tensor in slow.items()}}
 
-    def load_gradient_state(self, state: Mapping[str, Any]) -> None:
+    def load_learning_state(self, state: Mapping[str, Tensor]) -> None:
         """See `Algorithm`."""
-        if bool(state["slow"]) is not (self._slow is not None):
-            raise WeightsError("the state is of an algorithm with another target_network; give both the same")
-        super().load_gradient_state(state)
-        self.kl_coef = state["kl_coef"]
+        if self.learning_state().keys() != state.keys():
+            raise WeightsError("the state is of an algorithm with another target_network or kl_coef; give both the same")
+        if self.options.kl_coef:
+            self.kl_coef = float(state["kl_coef"])
         if self._slow is not None:
-            self._slow.load_state_dict(state["slow"])
+            self._slow.load_state_dict({name.removeprefix("slow."): tensor for name, tensor in state.items() if name != "kl_coef"})
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`; with the number of updates, by which the slow policy is copied."""

@@ -204,12 +204,21 @@ class Algorithm(ABC):
         """
         copy_tensors(dict(self._acting_tensors()), state, "acting state")
 
+    def learning_state(self) -> dict[str, Tensor]:
+        """Copies of what computing gradients needs beyond the acting state, on the CPU: target networks and the like."""
+        return {name: tensor.detach().cpu().clone() for name, tensor in self._learning_tensors()}
+
+    def load_learning_state(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a `learning_state()`; raises `WeightsError` where it does not fit."""
+        copy_tensors(dict(self._learning_tensors()), state, "gradient state")
+
     def gradient_state(self) -> dict[str, Any]:
-        """What computing gradients needs: the `acting` state and the `parameters` in force."""
-        return {"acting": self.acting_state(), "parameters": dict(self.parameters)}
+        """What computing gradients needs: the `acting` and the `learning` state, and the `parameters` in force."""
+        return {"acting": self.acting_state(), "learning": self.learning_state(), "parameters": dict(self.parameters)}
 
     def load_gradient_state(self, state: Mapping[str, Any]) -> None:
         """Copy a `gradient_state()`; raises `WeightsError` where it does not fit."""
+        self.load_learning_state(state["learning"])
         self.load_acting_state(state["acting"])
         self.parameters = dict(state["parameters"])
 
@@ -244,6 +253,10 @@ class Algorithm(ABC):
         elif value is not None:
             parameters[name] = float(value)
         self.schedules, self.parameters = schedules, parameters
+
+    def _learning_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, live tensor) of the learning state; none where the acting state is all."""
+        yield from ()
 
     def _acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, live tensor) of the acting state: all groups and the actor's buffers."""

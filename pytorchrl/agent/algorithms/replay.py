@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.algorithms.base import Algorithm, copy_tensors
+from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import Schedule, option
@@ -197,16 +197,6 @@ class ReplayAlgorithm(Algorithm):
                 old.copy_(new)
 
     # States
-
-    def gradient_state(self) -> dict[str, Any]:
-        """See `Algorithm`; with all that is trained but does not act, and target networks."""
-        learning = {name: tensor.detach().cpu().clone() for name, tensor in self._learning_tensors()}
-        return {**super().gradient_state(), "learning": learning}
-
-    def load_gradient_state(self, state: Mapping[str, Any]) -> None:
-        """See `Algorithm`."""
-        super().load_gradient_state(state)
-        copy_tensors(dict(self._learning_tensors()), state["learning"], "gradient state")
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`; with the number of updates and the generator of noise in losses."""

@@ -546,9 +546,12 @@ class GWorker(Worker):
                 with self._journal.writing():  # the user may be ending a schedule now
                     part.follow_schedules(env_steps, target_steps)
 
-    def get_weights(self) -> Weights:
-        """A snapshot of the acting state and its version."""
-        return self.local_worker.get_weights()
+    def get_weights(self, learning: bool = False) -> Weights:
+        """A snapshot of the acting state and its version; for gradient workers, with the learning state."""
+        with self._journal.lock:
+            weights = self.local_worker.get_weights()
+            return weights if not learning else replace(weights, learning={
+                name: value.numpy() for name, value in self.algo.learning_state().items()})
 
     def save_model(self, fname: str) -> str:
         """Save the current actor as a torch-loadable checkpoint of plain types.

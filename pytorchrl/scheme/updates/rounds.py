@@ -158,7 +158,7 @@ class _RemoteRound:
             return None
         if self._reference is None or self._reference[0] != version:
             start = self._runtime.now()
-            self._reference = (version, self._runtime.put(self._local.get_weights()))
+            self._reference = (version, self._runtime.put(self._local.get_weights(learning=True)))
             self._accounts.add_time("push", self._runtime.now() - start)
         self._versions[index] = version
         self._accounts.weight_pushes += 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from pytorchrl import ASYNC, Scheme
+from pytorchrl import ASYNC, DQN, SYNC, QActor, ReplayBuffer, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
 
 
@@ -84,3 +86,32 @@ def test_replay_is_not_also_used_as_rollouts_are(make_replay_scheme, name, value
     """A rollout that is given twice would be in it twice."""
     with pytest.raises(ConfigError, match=f"{name}={value} is for rollouts that are used and forgotten; SyntheticReplay keeps"):
         make_replay_scheme({"capacity": 10}, col_communication=ASYNC, **{name: value})
+
+
+@pytest.mark.parametrize("communication", [SYNC, ASYNC])
+def test_gradient_workers_are_sent_target_networks(communication):
+    """They move with updates, which only the update worker makes."""
+    envs = VecEnv.create_factory(CountingEnv, None, 2)
+    scheme = Scheme(
+        DQN.create_factory(start_steps=8, update_every=8, mini_batch_size=4, lr=1e-2, target_update_interval=3),
+        QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+        ReplayBuffer.create_factory(100, rollout_size=4), envs, seed=1, runtime="simulated", num_grad_workers=2,
+        grad_communication=communication)
+
+    def target(worker):
+        return worker.algo.learning_state()
+    seen, checked = {}, set()
+    for _ in range(12):
+        scheme.step()
+        local = scheme.update_worker.local_worker
+        seen[local.actor_version] = target(local)
+        for handle in scheme.update_worker.remote_workers:
+            worker = handle.native.worker
+            if worker.actor_version in seen:
+                checked.add(worker.actor_version)
+                for name, value in target(worker).items():
+                    assert torch.equal(value, seen[worker.actor_version][name])
+    assert max(checked) >= 6
+    first, last = (torch.cat([value.flatten() for value in seen[version].values()]) for version in (1, 12))
+    assert not torch.equal(first, last)
+    scheme.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytorchrl import APPO, ASYNC, IMPALA, PPO, GAEBuffer, VTraceBuffer
+from pytorchrl import APPO, ASYNC, IMPALA, PPO, SYNC, GAEBuffer, VTraceBuffer
 from pytorchrl.errors import ConfigError
 
 SLOW = {"target_network": True, "kl_coef": 0.4}
@@ -29,11 +29,28 @@ def test_storage_that_does_not_fit_is_refused_before_anything_starts(make_scheme
         make_scheme(algo=algorithm.create_factory(), storage=storage)
 
 
-@pytest.mark.parametrize("settings", [{}, {"grad_communication": ASYNC}])
-@pytest.mark.parametrize("options", [{"target_network": True}, {"kl_coef": 0.1}])
-def test_what_gradient_workers_would_not_learn_of_is_refused(make_scheme, options, settings):
-    with pytest.raises(ConfigError, match=f"{next(iter(options))}=.*distribute_gradients"):
-        make_scheme(algo=APPO.create_factory(**options), storage=VTraceBuffer, num_grad_workers=2, **settings)
+def slow_of(state):
+    return torch.cat([tensor.flatten() for name, tensor in state["learning"].items() if name.startswith("slow.")])
+
+
+@pytest.mark.parametrize("communication", [SYNC, ASYNC])
+def test_gradient_workers_are_sent_the_slow_policy_and_the_weight_of_kl(make_scheme, communication):
+    scheme = make_scheme(
+        algo=APPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-2, **SLOW), storage=VTraceBuffer,
+        num_grad_workers=2, grad_communication=communication, runtime="simulated")
+    seen = {}
+    for _ in range(9):
+        scheme.step()
+        local = scheme.update_worker.local_worker
+        seen[local.actor_version] = (slow_of(local.algo.gradient_state()), local.algo.kl_coef)
+        for handle in scheme.update_worker.remote_workers:
+            worker = handle.native.worker
+            if worker.actor_version > 0:
+                slow, weight = seen[worker.actor_version]
+                assert torch.equal(slow_of(worker.algo.gradient_state()), slow)
+                assert worker.algo.kl_coef == weight
+    assert worker.actor_version > 3
+    assert worker.algo.kl_coef != 0.4
 
 
 def test_ranks_that_apply_updates_themselves_agree_on_the_slow_policy_and_the_weight_of_kl(make_scheme):
@@ -43,11 +60,9 @@ def test_ranks_that_apply_updates_themselves_agree_on_the_slow_policy_and_the_we
     for _ in range(5):
         info = scheme.step()
     states = [handle.native.worker.algo.gradient_state() for handle in scheme.update_worker.remote_workers]
-    assert states[0]["kl_coef"] == states[1]["kl_coef"] == info["kl_coef"] != 0.4
-    for name, tensor in states[0]["slow"].items():
-        assert torch.equal(tensor, states[1]["slow"][name])
-    slow = torch.cat([tensor.flatten() for tensor in states[0]["slow"].values()])
-    assert not torch.equal(slow, states[0]["acting"]["all"])  # 5 is odd
+    assert states[0]["learning"]["kl_coef"] == states[1]["learning"]["kl_coef"] == info["kl_coef"] != 0.4
+    assert torch.equal(slow_of(states[0]), slow_of(states[1]))
+    assert not torch.equal(slow_of(states[0]), states[0]["acting"]["all"])  # 5 is odd
 
 
 def test_central_updates_move_the_slow_policy(make_scheme):
@@ -56,6 +71,5 @@ def test_central_updates_move_the_slow_policy(make_scheme):
     for number in range(1, 5):
         scheme.step()
         state = scheme.update_worker.local_worker.algo.gradient_state()
-        slow = torch.cat([tensor.flatten() for tensor in state["slow"].values()])
-        assert torch.equal(slow, state["acting"]["all"]) is (number % 2 == 0)
-    assert not torch.equal(slow, start)
+        assert torch.equal(slow_of(state), state["acting"]["all"]) is (number % 2 == 0)
+    assert not torch.equal(slow_of(state), start)
