@@ -193,9 +193,7 @@ class GWorker(Worker):
         while batch is None:  # a replay that learning has not started from gives none
             if not self._item_open:
                 self._take_item()
-            self._open_batches(None)
-            assert self._batches is not None
-            batch = next(self._batches, None)
+            batch = next(self._open_batches(None), None)
         batch.num_new_samples = self._count_new(batch.num_new_samples)
         self._batch = batch
         return batch
@@ -292,7 +290,7 @@ class GWorker(Worker):
             self._take_item()
         return self.storage.advantage_moments(), self.take_part()
 
-    def _open_batches(self, advantage_moments: Sequence[Moments] | None) -> None:
+    def _open_batches(self, advantage_moments: Sequence[Moments] | None) -> Iterator[Batch]:
         if self._forgets:  # then each microbatch is normalised by itself, if at all
             advantage_moments = None
         elif self._group is not None and self.algo.advantage_normalization == "batch":
@@ -301,6 +299,7 @@ class GWorker(Worker):
             self.storage.normalize_advantages(*mean_and_std(advantage_moments))
         self._batches = self.algo.batches(self.storage)
         self._item_open = False
+        return self._batches
 
     def get_grads(self, distribute_gradients: bool = False) -> tuple[list[Tensor], dict[str, float]]:
         """Compute gradients of the batch that `get_data` took.
