@@ -187,7 +187,7 @@ class RayRuntime(Runtime):
             return Outcome(future.worker, error=WorkerLostError(
                 f"{future.worker} gave no answer within {timeout_s:.1f} s"))
         except exceptions.RayError as error:
-            lost = WorkerDiedError(f"{future.worker} is lost: {type(error).__name__}: {str(error).splitlines()[0]}")
+            lost = WorkerDiedError(f"{future.worker} is lost: {type(error).__name__}: {_reason(error)}")
             lost.__cause__ = error
             return Outcome(future.worker, error=lost)
 
@@ -291,6 +291,12 @@ def _check_reachable(address: str) -> None:
             socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
         except OSError as error:
             raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Ray's one line on a death; of a start that failed, the error that ended it, which stands at the end of many."""
+    lines = str(error).splitlines()
+    return f"its start failed: {lines[-1]}" if "creation task" in lines[0] and len(lines) > 1 else lines[0]
 
 
 def _make_host(ray: Any) -> type:

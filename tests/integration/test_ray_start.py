@@ -90,3 +90,31 @@ def test_resources_that_a_fresh_local_ray_lacks(run_python):
     assert told["error"] == "InsufficientResourcesError"
     assert "num_gpus=64" in told["text"]
     assert not glob.glob("/tmp/prl-none-*")
+
+
+NOT_IMPORTABLE = """
+import os, sys, types
+from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.agent.actors import MLP
+from pytorchrl.errors import StartError
+module = sys.modules["only_here"] = types.ModuleType("only_here")  # as one that the workers have no path to
+class Extractor(MLP):
+    pass
+Extractor.__module__, module.Extractor = "only_here", Extractor
+envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+scheme = Scheme(
+    PPO.create_factory(),
+    OnPolicyActor.create_factory(envs.observation_space, envs.action_space, feature_extractor=Extractor),
+    GAEBuffer.create_factory(16), envs, seed=1, num_col_workers=2)
+try:
+    scheme.step()
+except StartError as error:
+    print(error)
+scheme.stop()
+"""
+
+
+def test_a_worker_that_cannot_be_built_says_why(run_python):
+    result = run_python("-c", NOT_IMPORTABLE, timeout=160)
+    assert "CWorker 1 is lost" in result.stdout, result.stderr
+    assert "its start failed: ModuleNotFoundError: No module named 'only_here'" in result.stdout
