@@ -1,20 +1,23 @@
 """Recording on Ray: whether the run is repeated bit for bit in one process, and what recording costs.
 
-    python benchmarks/replay.py [--runs 3] [--updates 300] [--pairs 8] [--seconds 8]
+    python benchmarks/replay.py [--runs 3] [--updates 300] [--seconds 120]
 
 PPO on CartPole-v1 with asynchronous collection (4 collection workers), with asynchronous gradients (2 gradient workers), and
 with both while a collection worker is killed. Each is recorded on Ray and replayed in this process, parameters compared
-bit for bit. Then training runs go on in pairs, with a record and without, in turn; the ratio of their speeds is what
-recording costs. Prints one JSON object; asserts nothing.
+bit for bit. What recording costs is the ratio of the time of updates with it and without, within one run that changes from
+one to the other ten times a second: a machine's speed may differ more from run to run, and from second to second, than a
+record could cost. Prints one JSON object; asserts nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -62,17 +65,61 @@ def record_and_replay(settings: dict[str, Any], seed: int, updates: int, folder:
             "replayed_s": time.perf_counter() - start}
 
 
-def speed(settings: dict[str, Any], seconds: float, path: Path | None) -> float:
-    """Env steps a second that reach the learner, after a warm-up."""
+PHASE_S = 0.1
+"""A run with a record keeps it in one half of such phases; what the machine does meanwhile concerns both halves alike."""
+
+
+_writing = threading.local()  # a write that has begun is finished
+
+
+def is_recording_now() -> bool:
+    """The same in all processes: of two phases one keeps the record, and which comes first is drawn."""
+    pair, second = divmod(int(time.monotonic() / PHASE_S), 2)
+    return getattr(_writing, "has_begun", False) or second == random.Random(pair).randrange(2)
+
+
+def switch_records() -> None:
+    """Let every journal of this process, and the driver's record, rest in half of the phases."""
+    from pytorchrl.runtime import journal
+    from pytorchrl.scheme.updates.u_worker import UWorker
+
+    def switched(name: str) -> Any:
+        recording, resting = getattr(journal.Recording, name), getattr(journal.Journal, name)
+        return lambda self, *args: (recording if is_recording_now() else resting)(self, *args)  # noqa: PLW0108 - as it is called
+
+    for name in ("reading", "writing", "note", "take"):
+        setattr(journal.Recording, name, switched(name))
+    journal.Recording.is_kept = property(lambda self: is_recording_now())  # type: ignore[assignment, method-assign]
+    write = UWorker._write_record
+
+    def write_switched(self: UWorker, failure: BaseException | None = None) -> None:
+        if failure is not None or is_recording_now():
+            _writing.has_begun = True
+            write(self, failure)
+            _writing.has_begun = False
+
+    UWorker._write_record = write_switched  # type: ignore[method-assign]
+
+
+def cost(settings: dict[str, Any], seconds: float, path: Path) -> dict[str, Any]:
+    """Seconds an update with a record over those without, both in one run that goes from one to the other."""
     scheme = Scheme(*agent(), seed=1, record=path, **settings)
     for _ in range(50):
         scheme.step()
-    start, before = time.perf_counter(), scheme.ledger()["consumed_unique"]
-    while time.perf_counter() - start < seconds:
+    spent: dict[tuple[int, bool], list[float]] = {}  # pair of phases, whether recording -> seconds of updates
+    end = time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
+        phase, is_on = int(time.monotonic() / PHASE_S), is_recording_now()
         scheme.step()
-    rate = (scheme.ledger()["consumed_unique"] - before) / (time.perf_counter() - start)
+        if int(time.monotonic() / PHASE_S) == phase:
+            spent.setdefault((phase // 2, is_on), []).append(time.perf_counter() - start)
     scheme.stop()
-    return rate
+    pairs = [(spent[pair, True], spent[pair, False]) for pair, is_on in spent if is_on and (pair, False) in spent]
+    ratios = [statistics.fmean(recorded) / statistics.fmean(without) for recorded, without in pairs]
+    # Of two sums: where the machine is slow both are long.
+    means = [sum(statistics.fmean(pair[i]) for pair in pairs) / len(pairs) for i in (0, 1)]
+    return {"pairs": len(pairs), "ratio_of_means": means[0] / means[1], "median_of_pairs": statistics.median(ratios),
+            "standard_error": statistics.stdev(ratios) / len(ratios) ** 0.5, "ms_per_update": 1e3 * means[1]}
 
 
 def main() -> None:
@@ -80,8 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="recorded and replayed runs of each scheme")
     parser.add_argument("--updates", type=int, default=300, help="of each of them")
-    parser.add_argument("--pairs", type=int, default=8, help="pairs of runs with and without a record, of each scheme")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each such run")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of the run of each scheme that tells what a record costs")
     options = parser.parse_args()
     import ray  # one for all runs: starting it takes longer than they do
 
@@ -95,19 +141,13 @@ def main() -> None:
                 runs.append(record_and_replay(settings, seed, options.updates, folder))
                 print(title, runs[-1], file=sys.stderr, flush=True)
             result[title] = {"runs": runs}
+        switch_records()
+        ray.shutdown()
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2,
+                 runtime_env={"worker_process_setup_hook": switch_records})
         for title, settings in list(SCHEMES.items())[:2]:
-            ratios = []
-            for pair in range(options.pairs):
-                path = folder / f"speed {title} {pair}"
-                if pair % 2:
-                    without, recorded = speed(settings, options.seconds, None), speed(settings, options.seconds, path)
-                else:
-                    recorded, without = speed(settings, options.seconds, path), speed(settings, options.seconds, None)
-                ratios.append(without / recorded)
-                print(f"{title}: {without:.0f} steps/s without, {recorded:.0f} with a record", file=sys.stderr, flush=True)
-            if ratios:
-                result[title]["time_with_record_over_without"] = {
-                    "median": statistics.median(ratios), "all": sorted(ratios)}
+            result[title]["time_with_record_over_without"] = cost(settings, options.seconds, folder / f"cost {title}")
+            print(title, result[title], file=sys.stderr, flush=True)
     ray.shutdown()
     print(json.dumps(result, indent=1))
 
