@@ -1,0 +1,125 @@
+"""Whether the queue keeps its learner busy: updates a second through it, and on one item again and again.
+
+    python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures]
+
+IMPALA with items of 512 steps, from pictures (84 x 84 x 4 uint8, Nature CNN), each used once, and from vectors
+(CartPole-v1, MLP of 64-64), each used four times: its learner is faster than any two collectors of this environment.
+Through the queue: collection workers on Ray fill it, the learner's thread empties it. By itself: the last item stays, no
+collector is there, and the same thread of this process makes V-trace's targets, the gradient and the update in a loop. The
+two take turns; each ratio is one pair. Where the queue is empty, it is collection that the learner waits for.
+
+Progress on stderr; prints one JSON object; asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+ITEM, ENVS, STEPS = 512, 8, 32
+
+
+class Pictures(gym.Env[np.ndarray, np.int64]):
+    """Some pictures in turn, which cost nothing to make; episodes of 500 steps."""
+
+    observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    action_space = spaces.Discrete(6)
+
+    def __init__(self) -> None:
+        self._pictures = np.random.default_rng(0).integers(0, 256, (7, 4, 84, 84), dtype=np.uint8)
+        self._t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        self._t = 0
+        return self._pictures[0], {}
+
+    def step(self, action: np.int64) -> Any:
+        """The next picture."""
+        self._t += 1
+        return self._pictures[self._t % 7], float(action == self._t % 6), self._t >= 500, False, {}
+
+
+def through_queue(env: Any, num_passes: int, num_collectors: int, seconds: float) -> tuple[dict[str, Any], Any]:
+    """Updates a second of the learner's thread after a warm-up, how it was fed; and its gradient worker, stopped."""
+    from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
+
+    envs = VecEnv.create_factory(env, vec_env_size=ENVS)
+    scheme = Scheme.impala(
+        IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
+        VTraceBuffer.create_factory(size=STEPS), envs, seed=1, num_col_workers=num_collectors, train_batch_size=ITEM,
+        num_passes=num_passes, col_worker_resources={"num_cpus": 0}, runtime="ray")
+    scheme.step()
+    end = time.perf_counter() + seconds / 4
+    while time.perf_counter() < end:
+        scheme.step()
+    start, first = time.perf_counter(), scheme.version
+    while time.perf_counter() < start + seconds:
+        scheme.step()
+    elapsed, updates, metrics = time.perf_counter() - start, scheme.version - first, scheme.metrics()
+    worker = scheme.update_worker.local_worker
+    scheme.stop()
+    return {"updates_per_s": updates / elapsed, "queue": metrics["queue"]}, worker
+
+
+def alone(worker: Any, seconds: float) -> float:
+    """Updates a second on the item that it used last."""
+    data, algo, storage = [part.rollout.data for part in worker._item.parts], worker.algo, worker.storage
+
+    def update() -> int:
+        storage.insert_data_slice(data)
+        storage.before_gradients()
+        num_updates = 0
+        for batch in algo.batches(storage):
+            algo.compute_gradients(batch)
+            algo.apply_gradients()
+            num_updates += 1
+        return num_updates
+
+    update()
+    updates, start = 0, time.perf_counter()
+    while time.perf_counter() < start + seconds:
+        updates += update()
+    return updates / (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5, help="measurements of each kind")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of each, beside a warm-up of a quarter")
+    parser.add_argument("--collectors", type=int, default=2, help="collection workers")
+    parser.add_argument("--only", choices=["pictures", "vectors"], help="only this kind of observation")
+    options = parser.parse_args()
+    import ray  # one for all runs: starting it takes as long as one
+    import torch
+
+    torch.set_num_threads(1)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
+    result: dict[str, Any] = {"task": "learner_feed", "cores": os.cpu_count(), "unit": "updates per second"}
+    for name, env, num_passes in (("pictures", Pictures, 1), ("vectors", "CartPole-v1", 4)):
+        if options.only not in (None, name):
+            continue
+        pairs = []
+        for _ in range(options.pairs):
+            fed, worker = through_queue(env, num_passes, options.collectors, options.seconds)
+            by_itself = alone(worker, options.seconds)
+            pairs.append({**fed, "alone_updates_per_s": by_itself, "ratio": fed["updates_per_s"] / by_itself})
+            print(name, pairs[-1], file=sys.stderr, flush=True)
+        result[name] = {"ratio": statistics.median(pair["ratio"] for pair in pairs), "pairs": pairs}
+    ray.shutdown()
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
