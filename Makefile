@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 REQUIREMENTS := requirements.txt constraints.txt pyproject.toml setup.py
 THREADS := OMP_NUM_THREADS=1
+# Processes that share the tests; all that use Ray go to one of them.
+JOBS ?= 2
+PYTEST = $(THREADS) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help venv train test test-all lint docs bench clean
@@ -34,10 +37,10 @@ train: $(VENV)/.stamp  ## PPO on CartPole-v1: a model, a learning curve, 100 eva
 	@$(BIN)/python -m pytorchrl enjoy $(RUN_DIR) --episodes 100
 
 test: $(VENV)/.stamp-dev  ## the tests of every change
-	@$(THREADS) $(BIN)/python -m pytest -q
+	@$(PYTEST)
 
 test-all: $(VENV)/.stamp-dev  ## also those that train until a score is reached
-	@$(THREADS) $(BIN)/python -m pytest -q -m ''
+	@$(PYTEST) -m ''
 
 lint: $(VENV)/.stamp-dev  ## ruff and mypy
 	@$(BIN)/python -m ruff check .

@@ -14,6 +14,15 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Where processes share the tests, all that use Ray are one process's: they start it once, and count what is left."""
+    for item in items:
+        if item.get_closest_marker("ray") is not None:
+            item.add_marker(pytest.mark.xdist_group("ray"))
+
+
+
 class FakeScheme:
     """A scheme without workers: each step "collects" and uses `steps_per_update` env steps."""
 
