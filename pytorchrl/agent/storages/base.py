@@ -88,7 +88,7 @@ class Storage(Updatable, ABC):
         return 0, 0.0, 0.0
 
     def normalize_advantages(self, mean: float, std: float) -> None:
-        """Replace each advantage A by (A - mean) / (std + 1e-8); see `returns.mean_and_std` for several workers."""
+        """Replace each advantage A by (A - mean) / (std + 1e-8); see `moments.mean_and_std` for several workers."""
 
     @abstractmethod
     def generate_batches(
