@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -39,23 +39,17 @@ from pytorchrl.scheme.replay.shards import ROUTINGS
 from pytorchrl.scheme.supervisor import check_policy
 from pytorchrl.scheme.updates.rounds import LagRule
 
-_FRACTION_SAMPLES = 0.25
 _NORM_OVER = ("batch", "microbatch")
-_ASYNC_ONLY = {
-    "col_in_flight": 2, "queue_size": 16, "queue_policy": "block", "on_starved": "raise",
-    "minibatch_buffer_size": 1, "num_passes": 1, "ramp": None, "buffer": "ring", "replay_proportion": 0.0, "replay_slots": 0,
-    "max_policy_lag": None, "on_policy_lag": "drop", "broadcast_interval": 1, "max_weight_sync_delay": None}
-_REPLAY_ONLY = {"learning_starts": None, "add_in_flight": 2, "routing": "round_robin",
-                "min_replay_ratio": None, "max_replay_ratio": None, "replay_worker_resources": FREE}
-_QUEUE_ONLY = {"queue_size": 16, "queue_policy": "block", "minibatch_buffer_size": 1, "num_passes": 1, "ramp": None,
-               "buffer": "ring", "replay_proportion": 0.0, "replay_slots": 0, "max_policy_lag": None, "on_policy_lag": "drop",
-               "on_starved": "raise"}
-_NOT_WITH_REPLAY = {"minibatch_buffer_size": 1, "num_passes": 1, "ramp": None, "buffer": "ring", "replay_proportion": 0.0,
-                    "microbatch_size": None}
+# Names of settings that must be left at their defaults, which are those of `Scheme`, where they have no effect.
+_USES = ("minibatch_buffer_size", "num_passes", "ramp", "buffer", "replay_proportion")
+_QUEUE_ONLY = (*_USES, "replay_slots", "queue_size", "queue_policy", "on_starved", "max_policy_lag", "on_policy_lag")
+_ASYNC_ONLY = (*_QUEUE_ONLY, "col_in_flight", "broadcast_interval", "max_weight_sync_delay")
+_NOT_WITH_REPLAY = (*_USES, "microbatch_size")
+_REPLAY_ONLY = ("learning_starts", "add_in_flight", "routing", "min_replay_ratio", "max_replay_ratio", "replay_worker_resources")
+_ASYNC_GRADS_ONLY = ("aggregate", "max_grad_lag", "lag_policy")
 _RATIOS = ("min_replay_ratio", "max_replay_ratio")
 _PREFETCH = 4
 _CHOICES = {"queue_policy": QUEUE_POLICIES, "on_starved": STARVED_POLICIES, "buffer": BUFFERS, "on_policy_lag": LAG_POLICIES}
-_ASYNC_GRADS_ONLY = {"aggregate": 1, "max_grad_lag": None, "lag_policy": "apply"}
 _LARGE_BYTES = 10 * 2**20
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
 
@@ -63,12 +57,16 @@ _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
 class Checks:
     """Checks the settings of a scheme; collects all problems and reports them at once.
 
+    Args:
+        given: Setting -> value.
+        defaults: Setting -> what it is if the user says nothing.
+
     Attributes:
         warnings: Settings that are allowed but have no effect, or a bad one.
     """
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._options = dict(given)
+    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self._options, self._defaults = dict(given), defaults
         self._problems: list[str] = []
         self.warnings: list[str] = []
 
@@ -120,6 +118,10 @@ class Checks:
             text = str(error)
             self._problems.append(text if name in text else f"{name}: {text}")
 
+    def _changed(self, names: Iterable[str]) -> list[str]:
+        """Those settings that are not as they are if the user says nothing."""
+        return [name for name in names if self._options[name] != self._defaults[name]]
+
     def _check_gradient_lag(self) -> None:
         options = self._options
         if options["max_grad_lag"] is not None:
@@ -168,12 +170,10 @@ class Checks:
         low, high = (options[name] for name in _RATIOS)
         asynchronous = options["col_communication"] is ASYNC
         self._problems += [text for wrong, text in (
-            *((num_shards is None and options[name] != default,
-               f"{name}={options[name]} is for a replay level; give num_replay_workers, or leave it out")
-              for name, default in _REPLAY_ONLY.items()),
-            *((num_shards is not None and options[name] != default,
-               f"{name}={options[name]} is for items of a queue; with num_replay_workers there is none")
-              for name, default in _QUEUE_ONLY.items()),
+            *((num_shards is None, f"{name}={options[name]} is for a replay level; give num_replay_workers, or leave it out")
+              for name in self._changed(_REPLAY_ONLY)),
+            *((num_shards is not None, f"{name}={options[name]} is for items of a queue; with num_replay_workers there is none")
+              for name in self._changed(_QUEUE_ONLY)),
             (num_shards is not None and not asynchronous,
              "num_replay_workers needs col_communication='asynchronous': shards are filled beside learning"),
             (num_shards == 1 and dict(options["replay_worker_resources"]) != FREE,
@@ -188,10 +188,9 @@ class Checks:
         """Refuse shards that nothing can be drawn from; settle what is left to the algorithm."""
         options, num_shards = self._options, self._options["num_replay_workers"]
         if storage.cls.keeps:
-            for name, default in _NOT_WITH_REPLAY.items():
-                if options[name] != default:
-                    raise ConfigError(f"{name}={options[name]} is for rollouts that are used and forgotten; "
-                                      f"{storage.cls.__name__} keeps and draws them, so leave it out")
+            for name in self._changed(_NOT_WITH_REPLAY):
+                raise ConfigError(f"{name}={options[name]} is for rollouts that are used and forgotten; "
+                                  f"{storage.cls.__name__} keeps and draws them, so leave it out")
         if num_shards is None:
             return
         if not storage.cls.keeps:
@@ -279,12 +278,12 @@ class Checks:
         fraction, distribute = options["col_fraction_workers"] < 1.0, options["distribute_gradients"]
         compress_data, compress_grads = options["compress_data_to_send"], options["compress_grads_to_send"]
         self._problems += [text for wrong, text in (
-            *((not async_col and options[name] != default,
+            *((not async_col,
                f"{name}={options[name]} is for col_communication='asynchronous'; synchronous collection would ignore it")
-              for name, default in _ASYNC_ONLY.items()),
-            *((not (async_grad and parallel_grad) and options[name] != default,
+              for name in self._changed(_ASYNC_ONLY)),
+            *((not (async_grad and parallel_grad),
                f"{name}={options[name]!r} is for grad_communication='asynchronous' with num_grad_workers >= 2; other "
-               "gradients would ignore it") for name, default in _ASYNC_GRADS_ONLY.items()),
+               "gradients would ignore it") for name in self._changed(_ASYNC_GRADS_ONLY)),
             (options["aggregate"] > options["num_grad_workers"] and async_grad and parallel_grad,
              f"aggregate must be 1 ... num_grad_workers ({options['num_grad_workers']}), got {options['aggregate']}"),
             *((not parallel and dict(options[name]) != dict(DEFAULT_RESOURCES),
@@ -308,7 +307,7 @@ class Checks:
              "max_weight_sync_delay takes the place of broadcast_interval; give one of them"),
             (fraction and async_col,
              "col_fraction_workers < 1 ends synchronous rounds early; col_communication='asynchronous' has none"),
-            (not fraction and options["fraction_samples"] != _FRACTION_SAMPLES,
+            (not fraction and bool(self._changed(["fraction_samples"])),
              f"fraction_samples={options['fraction_samples']} needs col_fraction_workers < 1: nobody is told to stop otherwise"),
             (distribute and not parallel_grad, "distribute_gradients=True needs num_grad_workers >= 2"),
             (distribute and async_grad,

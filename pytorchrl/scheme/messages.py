@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from pytorchrl.agent.data import Episode
+from pytorchrl.agent.moments import Moments as Moments
 from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.ledger import LedgerSnapshot
-
-Moments = tuple[Any, Any, Any]
-"""(count, mean, M2) of a set of samples: merged without counting one twice."""
 
 
 @dataclass(frozen=True, slots=True)

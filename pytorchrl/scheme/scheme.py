@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import secrets
@@ -154,7 +155,7 @@ class Scheme(NamedSchemes):
         given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
         self.algo_factory, self.actor_factory, self.storage_factory = algo_factory, actor_factory, storage_factory
         self.train_envs_factory, self.test_envs_factory = train_envs_factory, test_envs_factory
-        checks = Checks(given)
+        checks = Checks(given, {name: parameter.default for name, parameter in inspect.signature(Scheme).parameters.items()})
         self._options = checks.run()
         checks.agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         checks.microbatches(algo_factory)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.extractors import is_image
-from pytorchrl.agent.actors.normalisers import Moments, RunningMoments, moments
+from pytorchrl.agent.actors.normalisers import RunningMoments, moments
 from pytorchrl.agent.data import Obs, RolloutData
+from pytorchrl.agent.moments import Moments
 from pytorchrl.errors import CheckpointError, ConfigError
 
 _REWARD = "reward"

@@ -1,12 +1,11 @@
-"""Running moments, merged by the pairwise formula of Chan, Golub and LeVeque 1979."""
+"""Running moments of what an actor normalises."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-Moments = tuple[Tensor, Tensor, Tensor]
-"""(count, mean, M2): number of samples, their mean and summed squared deviation from it, float64."""
+from pytorchrl.agent.moments import Moments, merge_moments
 
 _CLIP = 10.0
 _EPSILON = 1e-8
@@ -18,16 +17,6 @@ def moments(samples: Tensor) -> Moments:
     count = torch.tensor(float(samples.shape[0]), dtype=torch.float64)
     mean = samples.sum(0) / max(1, samples.shape[0])
     return count, mean, (samples - mean).square_().sum(0)
-
-
-def merge_moments(first: Moments, second: Moments) -> Moments:
-    """Moments of the union of two disjoint sets of samples."""
-    count_a, mean_a, m2_a = first
-    count_b, mean_b, m2_b = second
-    count = count_a + count_b
-    share = count_b / count.clamp_min(1.0)
-    delta = mean_b - mean_a
-    return count, mean_a + delta * share, m2_a + m2_b + delta.square() * (count_a * share)
 
 
 class RunningMoments(nn.Module):
@@ -58,7 +47,7 @@ class RunningMoments(nn.Module):
     def merge(self, other: Moments) -> None:
         """Add samples by their moments, in place."""
         own = (self.count, self.mean, self.m2)
-        count, mean, m2 = merge_moments(own, tuple(x.to(self.mean.device) for x in other))  # type: ignore[arg-type]
+        count, mean, m2 = merge_moments(own, tuple(x.to(self.mean.device) for x in other))
         if count == 0:
             return
         self.count.copy_(count)

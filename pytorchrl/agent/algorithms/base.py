@@ -5,7 +5,6 @@ E = environments, P = scalars of a group's parameter vector.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -19,9 +18,10 @@ from torch import Tensor, nn
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS, FlatOptimizer
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
-from pytorchrl.agent.options import Factory, Schedule, build_options, option
+from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
+from pytorchrl.agent.updatable import Updatable
 from pytorchrl.errors import NonFiniteUpdateError, WeightsError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pytorchrl.agent.storages.base import Storage
 
 
-class Algorithm(ABC):
+class Algorithm(Updatable, ABC):
     """Acts, turns batches into gradients, and gradients into better weights.
 
     What it trains are `groups`, one vector and one optimiser each. The learning rate of a group is the option
@@ -78,10 +78,7 @@ class Algorithm(ABC):
             rmsprop_decay=options.rmsprop_decay) for name, group in self.groups.items()}
         self._gradients = [group.grad for group in self.groups.values()]
         self.gamma: float = options.gamma
-        self.schedules: dict[str, Schedule] = {}
-        self.parameters: dict[str, float] = {}
-        for name in self._updatable():
-            self._set_parameter(name, getattr(options, name))
+        self._start_parameters()
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
         """Group -> name -> parameter; every parameter of the actor in one group, if not overridden."""
@@ -89,7 +86,7 @@ class Algorithm(ABC):
 
     # Acting
 
-    def take_place(self, index: int, num_collectors: int) -> None:  # noqa: B027 - for those that care
+    def take_place(self, index: int, num_collectors: int) -> None:
         """Become collector `index` of `num_collectors`, counted from 0 over the whole tree; most do the same everywhere."""
 
     @abstractmethod
@@ -179,16 +176,7 @@ class Algorithm(ABC):
             KeyError: There is no such option, or it is fixed.
             ConfigError: The value is not allowed; nothing was changed.
         """
-        if name not in self._updatable():
-            raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can {', '.join(self._updatable())}")
-        self.options = dataclasses.replace(self.options, **{name: value})
-        self._set_parameter(name, value)
-
-    def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """Set each scheduled parameter to its value after `env_steps` of the whole experiment; returns those set."""
-        values = {name: schedule.value(env_steps, target_steps) for name, schedule in self.schedules.items()}
-        self.parameters = {**self.parameters, **values}
-        return values
+        self._update_option(name, value)
 
     # States
 
@@ -226,7 +214,7 @@ class Algorithm(ABC):
         """All that is needed to go on exactly: the `gradient` state, optimiser moments and the acting generator."""
         return {
             "gradient": self.gradient_state(),
-            "schedules": {name: dataclasses.asdict(schedule) for name, schedule in self.schedules.items()},
+            "schedules": self._schedules_state(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()},
             "generator": self.generator.get_state(),
         }
@@ -234,25 +222,12 @@ class Algorithm(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict()`; raises `WeightsError` where it does not fit."""
         self.load_gradient_state(state["gradient"])
-        self.schedules = {name: Schedule(**schedule) for name, schedule in state["schedules"].items()}
+        self._load_schedules(state["schedules"])
         for name, optimizer in self._optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         self.generator.set_state(state["generator"])
 
     # Helpers
-
-    def _updatable(self) -> list[str]:
-        return [field.name for field in dataclasses.fields(self.options) if field.metadata.get("updatable")]
-
-    def _set_parameter(self, name: str, value: float | Schedule | None) -> None:
-        # New dictionaries, so that a thread that reads the old ones never sees half a change.
-        schedules = {other: schedule for other, schedule in self.schedules.items() if other != name}
-        parameters = {other: number for other, number in self.parameters.items() if other != name}
-        if isinstance(value, Schedule):
-            schedules[name], parameters[name] = value, value.start
-        elif value is not None:
-            parameters[name] = float(value)
-        self.schedules, self.parameters = schedules, parameters
 
     def _learning_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, live tensor) of the learning state; none where the acting state is all."""

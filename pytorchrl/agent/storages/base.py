@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
 from pytorchrl.agent.data import ActingStep, RolloutData, Step
-from pytorchrl.agent.options import Schedule
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
+from pytorchrl.agent.updatable import Updatable
 
 if TYPE_CHECKING:
     from pytorchrl.agent.algorithms import Algorithm
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["ActingRow", "Storage"]
 
 
-class Storage(ABC):
+class Storage(Updatable, ABC):
     """Holds transitions between acting and learning.
 
     A collector fills its storage row by row and takes the rollout out; a learner puts rollouts in and draws batches.
@@ -29,21 +28,13 @@ class Storage(ABC):
 
     keeps: ClassVar[bool] = False
     """Whether transitions stay, to be drawn again, until newer ones take their place: replay. `counters` then has `evicted`."""
-    schedules: Mapping[str, Schedule] = MappingProxyType({})
-    """Of its parameters that change with the experiment's env steps."""
-    parameters: Mapping[str, float] = MappingProxyType({})
-    """Those parameters' values in force."""
     generator: torch.Generator
     _rollout_rows: RolloutRows
     """The collector's half."""
 
-    @classmethod  # noqa: B027 - a storage that says nothing fits all
+    @classmethod
     def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
         """Raise `ConfigError` if this storage does not fit that class of algorithm."""
-
-    def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """Set each scheduled parameter to its value after `env_steps` of the whole experiment; returns those set."""
-        return {}
 
     # Collector
 
@@ -89,15 +80,15 @@ class Storage(ABC):
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
         """Take rollouts to learn from."""
 
-    def before_gradients(self) -> None:  # noqa: B027 - replay has nothing to prepare
+    def before_gradients(self) -> None:
         """Prepare what was inserted for `generate_batches`."""
 
     def advantage_moments(self) -> tuple[float, float, float]:
         """Count, mean and sum of squared deviations of the advantages, over valid samples; there may be none."""
         return 0, 0.0, 0.0
 
-    def normalize_advantages(self, mean: float, std: float) -> None:  # noqa: B027 - replay has no advantages
-        """Replace each advantage A by (A - mean) / (std + 1e-8); see `returns.mean_and_std` for several workers."""
+    def normalize_advantages(self, mean: float, std: float) -> None:
+        """Replace each advantage A by (A - mean) / (std + 1e-8); see `moments.mean_and_std` for several workers."""
 
     @abstractmethod
     def generate_batches(
@@ -105,7 +96,7 @@ class Storage(ABC):
     ) -> Iterator[Any]:
         """Batches to compute gradients on."""
 
-    def after_gradients(self, batch: Any, info: dict[str, Any]) -> None:  # noqa: B027 - most have nothing to learn
+    def after_gradients(self, batch: Any, info: dict[str, Any]) -> None:
         """Learn what a batch's gradients said about it (priorities); never moves data."""
 
     @abstractmethod

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.data import Batch, RolloutData
+from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.base import Storage
-from pytorchrl.agent.storages.returns import gae, mean_and_std
+from pytorchrl.agent.storages.returns import gae
 from pytorchrl.agent.storages.rollout_rows import RolloutRows
 from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
 from pytorchrl.errors import ConfigError
@@ -112,7 +113,7 @@ class VanillaOnPolicyBuffer(Storage):
         return len(values), float(mean), float((values - mean).square().sum())
 
     def normalize_advantages(self, mean: float, std: float) -> None:
-        """Replace each advantage A by (A - mean) / (std + 1e-8); see `returns.mean_and_std` for several workers."""
+        """Replace each advantage A by (A - mean) / (std + 1e-8); see `moments.mean_and_std` for several workers."""
         self._normalized = True
         if self._samples is not None:
             self._samples.advantage = (self._samples.advantage - mean) / (std + 1e-8)

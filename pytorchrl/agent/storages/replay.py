@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Hashable, Iterator, Sequence
@@ -80,8 +79,7 @@ class ReplayBuffer(Storage):
         self._rollout_rows = RolloutRows(options.rollout_size, num_envs, actor.initial_states(num_envs))
         self._ring = Ring(options.size, options.stacked_frames)
         self._num_sampled = 0
-        self.schedules: dict[str, Schedule] = {}
-        self.parameters: dict[str, float] = {}
+        self._start_parameters()
 
     # Inserting
 
@@ -168,17 +166,7 @@ class ReplayBuffer(Storage):
             KeyError: It is none of the updatable ones.
             ConfigError: The value is not allowed; nothing was changed.
         """
-        names = [field.name for field in dataclasses.fields(self.options) if field.metadata.get("updatable")]
-        if name not in names:
-            raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can {', '.join(names) or 'nothing'}")
-        self.options = dataclasses.replace(self.options, **{name: value})
-        self._set_parameter(name, value)
-
-    def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """Set each scheduled parameter to its value after `env_steps` of the whole experiment; returns those set."""
-        values = {name: schedule.value(env_steps, target_steps) for name, schedule in self.schedules.items()}
-        self.parameters = {**self.parameters, **values}
-        return values
+        self._update_option(name, value)
 
     def reset(self) -> None:
         """Forget all transitions (they count as evicted), keep the memory and what is known of priorities."""
@@ -197,7 +185,7 @@ class ReplayBuffer(Storage):
     def state_dict(self, contents: bool = True) -> dict[str, Any]:
         """What is needed to go on exactly as now; without `contents` the transitions are left out."""
         state = {**super().state_dict(), "parameters": dict(self.parameters),
-                 "schedules": {name: dataclasses.asdict(schedule) for name, schedule in self.schedules.items()}}
+                 "schedules": self._schedules_state()}
         return {**state, "contents": _convert(self._contents(), torch.from_numpy, np.ndarray)} if contents else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -209,7 +197,7 @@ class ReplayBuffer(Storage):
         if "contents" in state:
             self._load_contents(_convert(state["contents"], Tensor.numpy, Tensor))
         self.parameters = dict(state["parameters"])
-        self.schedules = {name: Schedule(**schedule) for name, schedule in state["schedules"].items()}
+        self._load_schedules(state["schedules"])
         super().load_state_dict(state)
 
     # What priorities change
@@ -240,12 +228,6 @@ class ReplayBuffer(Storage):
 
     def _integers(self, low: int, high: int, count: int) -> np.ndarray:
         return torch.randint(low, high, (count,), generator=self.generator).numpy()
-
-    def _set_parameter(self, name: str, value: float | Schedule) -> None:
-        self.schedules = {other: schedule for other, schedule in self.schedules.items() if other != name}
-        if isinstance(value, Schedule):
-            self.schedules[name] = value
-        self.parameters = {**self.parameters, name: value.start if isinstance(value, Schedule) else float(value)}
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -279,7 +261,6 @@ class PERBuffer(ReplayBuffer):
         super().__init__(options, **context)
         self._max_priority = _FIRST_PRIORITY
         self._num_stale = 0
-        self._set_parameter("beta", options.beta)
 
     # Made when first needed: a collector's storage never holds what is drawn from.
 

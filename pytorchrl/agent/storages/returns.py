@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 from torch import Tensor
@@ -124,15 +123,3 @@ def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> 
         sums[t] = running
         running[ended[t]] = 0.0
     return sums
-
-
-def mean_and_std(moments: Iterable[tuple[int, float, float]]) -> tuple[float, float]:
-    """Mean and sample standard deviation of everything behind several (count, mean, M2), merged in their order."""
-    count, mean, squares = 0, 0.0, 0.0
-    for n, m, m2 in moments:
-        if n:
-            delta, total = m - mean, count + n
-            mean += delta * n / total
-            squares += m2 + delta * delta * count * n / total
-            count = total
-    return mean, math.sqrt(squares / max(1, count - 1))

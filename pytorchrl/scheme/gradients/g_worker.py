@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import Batch
-from pytorchrl.agent.storages.returns import mean_and_std
+from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme import codecs

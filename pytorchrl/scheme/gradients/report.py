@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.actors.normalisers import merge_moments
 from pytorchrl.agent.data import Episode
+from pytorchrl.agent.moments import Moments, merge_moments
 from pytorchrl.scheme import codecs
-from pytorchrl.scheme.messages import Moments, Rollout
+from pytorchrl.scheme.messages import Rollout
 
 
 class Report:
@@ -60,8 +60,9 @@ def merge_parts(parts: Sequence[Mapping[str, Moments]]) -> list[dict[str, Moment
     merged: dict[str, Moments] = {}
     for part in parts:
         for name, values in part.items():
-            new = tuple(torch.as_tensor(value, dtype=torch.float64) for value in values)
-            merged[name] = merge_moments(merged[name], new) if name in merged else new  # type: ignore[arg-type, assignment]
+            count, mean, squares = (torch.as_tensor(value, dtype=torch.float64) for value in values)
+            new = (count, mean, squares)
+            merged[name] = merge_moments(merged[name], new) if name in merged else new
     return [merged] if merged else []
 
 

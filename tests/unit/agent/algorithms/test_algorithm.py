@@ -10,7 +10,7 @@ import torch
 
 from pytorchrl.agent.algorithms import A2C, PPO
 from pytorchrl.agent.options import linear
-from pytorchrl.agent.storages.returns import mean_and_std
+from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
 
 MEMORY = {"recurrent_net": "gru", "recurrent_size": 5}

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import RolloutData
-from pytorchrl.agent.storages.returns import discounted_sums, gae, mean_and_std
+from pytorchrl.agent.moments import mean_and_std
+from pytorchrl.agent.storages.returns import discounted_sums, gae
 
 NO_FINALS = (torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0))
 

@@ -1,0 +1,59 @@
+"""Ape-X: many collectors fill prioritised replay, one learner draws from it, and neither waits for the other.
+
+Each collector explores with a probability of its own. `--max-replay-ratio` says how often a step is learned from at
+most; without it a learner that is faster than collection would repeat what little there is.
+
+    python examples/apex.py --num-col-workers 4 --num-replay-workers 2
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from pytorchrl import DQN, Learner, PERBuffer, QActor, Scheme, VecEnv
+
+
+def main() -> None:
+    args = parse_args()
+
+    train_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
+    test_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=5)
+    actor = QActor.create_factory(
+        train_envs.observation_space, train_envs.action_space, hidden_sizes=(120, 84), dueling=True)
+    algorithm = DQN.create_factory(
+        lr=1e-3, start_steps=1_000, mini_batch_size=64, polyak=0.99, target_update_interval=1, epsilon_per_worker=True)
+    # The largest importance weight is that of all shards, so that their batches go together.
+    storage = PERBuffer.create_factory(50_000, rollout_size=16, n_step=3, weight_norm="buffer")
+
+    scheme = Scheme.apex(
+        algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers,
+        num_replay_workers=args.num_replay_workers, max_replay_ratio=args.max_replay_ratio, max_weight_sync_delay=128,
+        seed=args.seed)
+
+    with Learner(scheme, target_steps=4_000 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
+        learner.train()
+        metrics = learner.get_metrics()  # now: the learner's thread goes on until the end of this block
+        evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
+
+    ledger = metrics["ledger"]
+    print(f"{metrics['env_steps']:,} env steps in {metrics['seconds']:.1f} s, {metrics['updates']:,} updates")
+    print(f"{ledger['resident']:,} steps in replay, {ledger['evicted']:,} gave way; each was learned from "
+          f"{ledger['consumed'] / (ledger['resident'] + ledger['evicted']):.1f} times on average")
+    print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Ape-X: replay shards between asynchronous collectors and one learner.")
+    parser.add_argument("--num-col-workers", type=int, default=2,
+                        help="workers that collect: 1 is a thread of this process, 2 or more are Ray workers")
+    parser.add_argument("--num-replay-workers", type=int, default=1,
+                        help="shards of replay: 1 is a thread of this process, 2 or more are Ray workers")
+    parser.add_argument("--max-replay-ratio", type=float, default=16.0, help="steps learned from for one collected")
+    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
+    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

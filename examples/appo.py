@@ -1,0 +1,56 @@
+"""APPO: as IMPALA, with PPO's clipped loss, so that each batch can be used for several updates.
+
+`--slow-policy` makes it IMPACT: the ratio is clipped around a copy of the policy that is renewed now and then, which
+bears older data.
+
+    python examples/appo.py --num-col-workers 4
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from pytorchrl import APPO, Learner, OnPolicyActor, Scheme, VecEnv, VTraceBuffer, linear
+
+
+def main() -> None:
+    args = parse_args()
+
+    train_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
+    test_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=5)
+    actor = OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space)
+    algorithm = APPO.create_factory(
+        lr=linear(1e-3, 0.0), gamma=0.98, num_epochs=args.num_epochs, num_mini_batch=4, entropy_coef=0.0,
+        target_network=args.slow_policy)
+    storage = VTraceBuffer.create_factory(size=64, vtrace_lambda=0.9)
+
+    # Each batch makes `num_epochs` x 4 updates, and each of them makes all data that wait older: few may.
+    scheme = Scheme.appo(
+        algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers, train_batch_size=512,
+        queue_size=1, col_in_flight=1, seed=args.seed)
+
+    with Learner(scheme, target_steps=4_000 if args.smoke else 150_000, log_dir=args.log_dir) as learner:
+        learner.train()
+        metrics = learner.get_metrics()  # now: the learner's thread goes on until the end of this block
+        evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
+
+    lag = metrics["policy_lag"]
+    print(f"{metrics['env_steps']:,} env steps in {metrics['seconds']:.1f} s, {metrics['updates']:,} updates")
+    print(f"policy lag in updates: mean {lag['mean']:.1f}, median {lag['p50']}, largest {lag['max']}")
+    print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="APPO: asynchronous collectors, one learner, PPO's clipped loss.")
+    parser.add_argument("--num-col-workers", type=int, default=2,
+                        help="workers that collect: 1 is a thread of this process, 2 or more are Ray workers")
+    parser.add_argument("--num-epochs", type=int, default=4, help="passes over each batch")
+    parser.add_argument("--slow-policy", action="store_true", help="clip around a copy of the policy (IMPACT)")
+    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
+    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

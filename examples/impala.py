@@ -1,0 +1,57 @@
+"""IMPALA: collectors that never wait, and one learner whose targets are corrected for how old its data are.
+
+A rollout was made by a policy that is some updates behind the learner's: its policy lag. V-trace weights what such data
+say about the present policy. A shorter queue, or `--max-policy-lag`, bounds the lag itself.
+
+    python examples/impala.py --num-col-workers 4
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from pytorchrl import IMPALA, Learner, OnPolicyActor, Scheme, VecEnv, VTraceBuffer, linear
+
+
+def main() -> None:
+    args = parse_args()
+
+    train_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
+    test_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=5)
+    actor = OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space)
+    algorithm = IMPALA.create_factory(lr=linear(2e-3, 0.0), gamma=0.98, entropy_coef=0.0)
+    storage = VTraceBuffer.create_factory(size=16)
+
+    # A train batch is a rollout of each of two workers; at most so many wait.
+    scheme = Scheme.impala(
+        algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers, train_batch_size=256,
+        queue_size=args.queue_size, col_in_flight=1, max_policy_lag=args.max_policy_lag, seed=args.seed)
+
+    with Learner(scheme, target_steps=4_000 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
+        learner.train()
+        metrics = learner.get_metrics()  # now: the learner's thread goes on until the end of this block
+        evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
+
+    lag, ledger = metrics["policy_lag"], metrics["ledger"]
+    print(f"{metrics['env_steps']:,} env steps in {metrics['seconds']:.1f} s, {metrics['updates']:,} updates")
+    print(f"policy lag in updates: mean {lag['mean']:.1f}, median {lag['p50']}, largest {lag['max']}")
+    print(f"batches that waited for the learner: {metrics['scheme']['queue']['mean']:.1f} on average")
+    print(f"of {ledger['collected']:,} steps collected, {ledger['consumed_unique']:,} were used, "
+          f"{ledger['dropped']['policy_lag']:,} too old")
+    print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="IMPALA: asynchronous collectors, one learner, V-trace.")
+    parser.add_argument("--num-col-workers", type=int, default=2,
+                        help="workers that collect: 1 is a thread of this process, 2 or more are Ray workers")
+    parser.add_argument("--queue-size", type=int, default=4, help="train batches that may wait for the learner")
+    parser.add_argument("--max-policy-lag", type=int, default=None, help="updates behind from which on data are dropped")
+    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
+    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Moments of samples that are never seen together, merged by the pairwise formula of Chan, Golub and LeVeque 1979."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+Moments = tuple[Any, Any, Any]
+"""(count, mean, M2): number of samples, their mean and summed squared deviation from it; numbers, or float64 tensors."""
+
+
+def merge_moments(first: Moments, second: Moments) -> Moments:
+    """Moments of the union of two disjoint sets of samples; either may be empty."""
+    count_a, mean_a, m2_a = first
+    count_b, mean_b, m2_b = second
+    count = count_a + count_b
+    share = count_b / max(count, 1)
+    delta = mean_b - mean_a
+    return count, mean_a + delta * share, m2_a + m2_b + delta * delta * (count_a * share)
+
+
+def mean_and_std(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
+    """Mean and sample standard deviation of everything behind several moments, merged in their order; zeros of none."""
+    count, mean, squares = functools.reduce(merge_moments, parts, (0, 0.0, 0.0))
+    return mean, math.sqrt(squares / max(1, count - 1))

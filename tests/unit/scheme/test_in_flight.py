@@ -1,0 +1,165 @@
+"""How much is on its way, and how old it gets, by scheme: random sizes, costs and schedules on the virtual clock, looked at
+after every event. Asynchronous collection into a queue is in `test_learner_thread.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from pytorchrl import ASYNC, Scheme
+from pytorchrl.agent.synthetic import synthetic_agent
+
+SEEDS = range(12)
+
+
+class Look:
+    """The env steps made so far, as those who made them know, and the most that were in no final place at any moment."""
+
+    def __init__(self, scheme, unused):
+        self.root, self.unused, self.most = scheme.start(10**6), unused, 0
+        scheme.runtime.schedule.after_event = self.look
+
+    def look(self):
+        self.most = max(self.most, self.unused(self))
+
+    @property
+    def grad_workers(self):
+        remote = [handle.native.worker for handle in self.root.remote_workers]
+        return [worker for worker in remote if worker is not None] or [self.root.local_worker]
+
+    @property
+    def made(self):
+        collectors = []
+        for worker in self.grad_workers:
+            remote = [handle.native.worker for handle in worker.remote_workers]
+            collectors += [collector for collector in remote if collector is not None] or [worker.local_worker]
+        return sum(collector.collected_steps for collector in collectors)
+
+
+def not_consumed(look):
+    """Steps made that are in no update yet."""
+    ledger = look.root.accounts.ledger()
+    return look.made - ledger.consumed_unique - sum(ledger.dropped.values())
+
+
+def not_resident(look):
+    """Steps made that no shard has confirmed."""
+    parts = [worker.ledger.snapshot() for worker in look.grad_workers]
+    return look.made - sum(part.resident + part.evicted + sum(part.dropped.values()) for part in parts)
+
+
+@pytest.fixture
+def make(check_ledger):
+    """A function that makes schemes of an agent that counts; their accounts are checked at the end."""
+    schemes = []
+
+    def make_(agent, seed, costs=None, **settings):
+        schemes.append(Scheme(*agent, seed=1, runtime="simulated", schedule_seed=seed, costs={"start": 0} | (costs or {}), **settings))
+        return schemes[-1]
+    yield make_
+    for scheme in schemes:
+        final = scheme.stop()
+        check_ledger(scheme)
+        assert final["in_flight"] == final["queued"] == 0
+
+
+@pytest.fixture
+def dice(request):
+    """A function from a seed to random numbers of this test's own."""
+    return lambda seed: random.Random(f"{request.node.originalname} {seed}")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_synchronous_rounds(make, dice, seed):
+    """One round of all workers at most, and nothing once its first pass is complete; data are never old."""
+    rng = dice(seed)
+    workers, learners, rollout, parts = rng.choice((1, 2, 3)), rng.choice((1, 2, 3)), rng.choice((4, 6)), rng.choice((1, 2))
+    agent = synthetic_agent(rollout, num_mini_batch=parts)
+    scheme = make(agent, seed, {"grad": 10 ** rng.uniform(-4, 0)}, num_col_workers=workers, num_grad_workers=learners)
+    look = Look(scheme, not_consumed)
+    for _ in range(20):
+        for _ in range(parts):
+            scheme.step()
+        assert not_consumed(look) == 0
+    assert 0 < look.most <= learners * workers * rollout
+    assert scheme.metrics()["policy_lag"]["max"] == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_synchronous_collection_by_pieces(make_scheme, plain_a2c, dice, seed):
+    """The train batch, less than a microbatch more, and those that are collected ahead; nothing between two updates."""
+    rng = dice(seed)
+    workers, rollout, micro = rng.choice((2, 3)), rng.choice((4, 6)), rng.choice((5, 20))
+    train, prefetch = micro * rng.choice((1, 3)), rng.choice((0, 1))
+    scheme = make_scheme(num_envs=1, size=rollout, algo=plain_a2c, runtime="simulated", schedule_seed=seed,
+                         costs={"start": 0, "grad": 10 ** rng.uniform(-4, 0)}, num_col_workers=workers, train_batch_size=train,
+                         microbatch_size=micro, prefetch=prefetch)
+    look = Look(scheme, not_consumed)
+    for _ in range(20):
+        scheme.step()
+        assert not_consumed(look) == 0
+    assert train <= look.most < train + micro + workers * rollout
+    assert scheme.metrics()["policy_lag"]["max"] == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("is_slow", [False, True], ids=["equal", "one-slow"])
+def test_asynchronous_gradients(make, dice, seed, is_slow):
+    """A rollout of each worker; gradients lag by the number of the others, or by what those make while the slow one works."""
+    rng = dice(seed)
+    workers, rollout, times = rng.choice((2, 3, 5)), rng.choice((4, 6)), rng.choice((2.5, 7.5)) if is_slow else 1
+    costs = {"message": 2.0**-20, "update": 2.0**-20, "grad": 0, "step": 0.25, "step@GWorker 2*": 0.25 * times}
+    scheme = make(synthetic_agent(rollout), seed, costs, num_grad_workers=workers, grad_communication=ASYNC)
+    look = Look(scheme, not_consumed)
+    while scheme.version < 30 * workers:
+        scheme.step()
+    assert rollout <= look.most <= workers * rollout
+    lag = scheme.metrics()["grad_lag"]["max"]
+    assert lag == workers - 1 if not is_slow else math.floor(times) * (workers - 1) <= lag <= math.ceil(times) * (workers - 1)
+    assert scheme.metrics()["policy_lag"]["max"] == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_asynchronous_replay(make, dice, seed):
+    """What workers were asked for, and what shards have not confirmed."""
+    rng = dice(seed)
+    workers, in_flight, rollout = rng.choice((1, 2, 3)), rng.choice((1, 2, 3)), rng.choice((4, 6))
+    shards, adds, delay = rng.choice((1, 2, 3)), rng.choice((1, 2)), rng.choice((4, 30))
+    # Slow shards too: then rollouts wait for room.
+    costs = {name: 10 ** rng.uniform(-4, -1) for name in ("add", "sample", "grad")}
+    scheme = make(synthetic_agent(rollout, capacity=200), seed, costs, num_col_workers=workers, col_communication=ASYNC,
+                  grad_communication=ASYNC, col_in_flight=in_flight, num_replay_workers=shards, add_in_flight=adds,
+                  train_batch_size=8, max_weight_sync_delay=delay)
+    look = Look(scheme, not_resident)
+    while scheme.version < 60:
+        scheme.step()
+    assert 0 < look.most <= (workers * in_flight + shards * adds) * rollout
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_weights_of_collectors_that_fill_replay(make, dice, seed):
+    """With updates between any two rollouts, each worker makes so many steps with the same weights and not one more."""
+    rng = dice(seed)
+    workers, in_flight, rollout, delay = rng.choice((1, 2, 3)), rng.choice((1, 2, 3)), rng.choice((4, 6)), rng.choice((4, 10, 30))
+    scheme = make(synthetic_agent(rollout, capacity=200), seed, {"grad": 0.1, "step": 0.1}, num_col_workers=workers,
+                  col_communication=ASYNC, grad_communication=ASYNC, col_in_flight=in_flight, num_replay_workers=2,
+                  train_batch_size=8, max_weight_sync_delay=delay)
+    collector = Look(scheme, not_resident).root.local_worker.collector
+    versions, deliver = {}, collector._deliver
+
+    def watch(rollouts):
+        for found in rollouts:
+            versions.setdefault(found.worker, []).append(found.weights_version)
+        deliver(rollouts)
+    collector._deliver = watch
+    while min(map(len, versions.values()), default=0) < 40:
+        scheme.step()
+    most = math.ceil(delay / rollout) + (in_flight - 1 if workers > 1 else 0)
+    for made in versions.values():
+        runs = [len(list(group)) for version, group in itertools.groupby(made) if version > 0]
+        assert max(runs) <= most
+        assert set(runs[:-1]) & {math.ceil(delay / rollout)}
