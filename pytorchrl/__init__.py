@@ -13,10 +13,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor
-    from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, SAC, TD3
+    from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3
     from pytorchrl.agent.env import VecEnv
     from pytorchrl.agent.options import Factory, Schedule, linear
-    from pytorchrl.agent.storages import GAEBuffer, PERBuffer, ReplayBuffer, VanillaOnPolicyBuffer, VTraceBuffer
+    from pytorchrl.agent.storages import (
+        GAEBuffer,
+        PERBuffer,
+        ReplayBuffer,
+        SequenceBuffer,
+        VanillaOnPolicyBuffer,
+        VTraceBuffer,
+    )
     from pytorchrl.errors import ConfigError, PyTorchRLError
     from pytorchrl.learner import Learner
     from pytorchrl.scheme import ASYNC, CENTRAL, PARALLEL, SYNC, Scheme
@@ -24,10 +31,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "pytorchrl.agent.actors": ("OffPolicyActor", "OnPolicyActor", "QActor"),
-    "pytorchrl.agent.algorithms": ("A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "SAC", "TD3"),
+    "pytorchrl.agent.algorithms": ("A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "R2D2", "SAC", "TD3"),
     "pytorchrl.agent.env": ("VecEnv",),
     "pytorchrl.agent.options": ("Factory", "Schedule", "linear"),
-    "pytorchrl.agent.storages": ("GAEBuffer", "PERBuffer", "ReplayBuffer", "VTraceBuffer", "VanillaOnPolicyBuffer"),
+    "pytorchrl.agent.storages": ("GAEBuffer", "PERBuffer", "ReplayBuffer", "SequenceBuffer", "VTraceBuffer", "VanillaOnPolicyBuffer"),
     "pytorchrl.errors": ("ConfigError", "PyTorchRLError"),
     "pytorchrl.learner": ("Learner",),
     "pytorchrl.scheme": ("ASYNC", "CENTRAL", "PARALLEL", "SYNC", "Scheme"),
@@ -38,8 +45,8 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [  # noqa: RUF022 - sorted without regard to case, as a reader looks them up
     "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "DDPG", "DQN", "Factory", "GAEBuffer", "IMPALA",
     "Learner", "linear", "load", "OffPolicyActor", "OnPolicyActor", "PARALLEL", "PERBuffer", "PPO", "PyTorchRLError", "QActor",
-    "ReplayBuffer", "SAC", "Schedule", "Scheme", "SYNC", "TD3", "train", "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv",
-    "VTraceBuffer",
+    "R2D2", "ReplayBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3", "train", "TrainedAgent",
+    "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
 ]
 
 

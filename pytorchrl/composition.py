@@ -17,19 +17,21 @@ from typing import Any
 
 from pytorchrl import presets
 from pytorchrl.agent.actors import OnPolicyActor
-from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, SAC, TD3, Algorithm
+from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, Algorithm
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.options import Factory
-from pytorchrl.agent.storages import GAEBuffer, PERBuffer, ReplayBuffer, Storage, VTraceBuffer
+from pytorchrl.agent.storages import GAEBuffer, PERBuffer, ReplayBuffer, SequenceBuffer, Storage, VTraceBuffer
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.named import PRESETS
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    "ppo": PPO, "a2c": A2C, "impala": IMPALA, "appo": APPO, "dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC}
+    "ppo": PPO, "a2c": A2C, "impala": IMPALA, "appo": APPO, "dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC,
+    "r2d2": R2D2}
 REPLAY_ALGORITHMS = ("dqn", "ddpg", "td3", "sac")
-_STORAGES: dict[str, type[Storage]] = {"ppo": GAEBuffer, "a2c": GAEBuffer, "impala": VTraceBuffer, "appo": VTraceBuffer}
+_STORAGES: dict[str, type[Storage]] = {
+    "ppo": GAEBuffer, "a2c": GAEBuffer, "impala": VTraceBuffer, "appo": VTraceBuffer, "r2d2": SequenceBuffer}
 
 # What the user's options are called where a part has another name for it, or the same name for something else.
 _RENAMED = {"environments": {"vec_env_size": "num_envs"}, "storage": {"size": "num_steps"}}

@@ -32,6 +32,7 @@ _REPLAY_PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
         ("sac", {}, {"lr_pi": 1e-3}), ("td3", {"policy": "deterministic"}, {"lr_q": 1e-3, "lr_pi": 1e-3}),
         ("ddpg", _DDPG, {"lr_pi": 1e-3}))
     for family, common in _CONTINUOUS.items()}
+_MEMORY = {"recurrent_net": "lstm", "dueling": True}
 _DQN = {"num_envs": 1, "num_steps": 4, "update_every": 4}
 _REPLAY_PRESETS |= {
     ("dqn", "classic"): {
@@ -43,6 +44,17 @@ _REPLAY_PRESETS |= {
     ("dqn", "atari"): {
         **_DQN, "replay_size": 100_000, "start_steps": 80_000, "epsilon_steps": 1_000_000, "final_epsilon": 0.01,
         "target_steps": 10_000_000, **_ATARI},
+    # Each step is used 8 to 16 times; with many collectors once, as Kapturowski et al. 2019, by `max_replay_ratio`.
+    ("r2d2", "classic"): {
+        **_MEMORY, "num_envs": 4, "num_steps": 8, "replay_size": 50_000, "start_steps": 1000, "update_every": 32, "num_updates": 1,
+        "mini_batch_size": 32, "length": 16, "burn_in": 8, "period": 8, "n_step": 3, "gamma": 0.99, "lr": 1e-3,
+        "target_update_interval": 100, "recurrent_net": "gru", "recurrent_size": 64, "hidden_sizes": (64,), "target_steps": 100_000},
+    ("r2d2", "box2d"): {
+        **_MEMORY, "num_envs": 8, "num_steps": 40, "replay_size": 200_000, "start_steps": 5000, "update_every": 320, "num_updates": 1,
+        "lr": 5e-4, "target_update_interval": 400, "recurrent_size": 128, "target_steps": 1_000_000},
+    ("r2d2", "atari"): {
+        **_MEMORY, "num_envs": 16, "num_steps": 40, "replay_size": 200_000, "start_steps": 80_000, "update_every": 640,
+        "num_updates": 1, "target_steps": 10_000_000, **_ATARI, "reward_transform": None, "end_on_life_loss": False},
     ("sac", "atari"): {
         "num_envs": 1, "num_steps": 4, "update_every": 4, "num_updates": 1, "replay_size": 100_000, "start_steps": 20_000,
         "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000, **_ATARI},

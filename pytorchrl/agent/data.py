@@ -211,3 +211,44 @@ class ReplayBatch:
     """0: a drawn transition is a copy and stays where it is (ledger: resident)."""
     last: bool = False
     """Whether no further batch is drawn before new data come."""
+
+
+@dataclass(slots=True)
+class SequenceBatch:
+    """Sequences drawn from replay, for one gradient. W = steps of warm-up, L = trained steps, n = `n_step` of the storage.
+
+    A sequence has W + L + n observations: those before its trained steps warm the memory up, those after them are what
+    targets bootstrap from. Its trained steps are at rows W to W + L - 1. A shorter warm-up begins with an episode, `done`;
+    rows before that, and rows after an episode's last observation, repeat what is next to them.
+    """
+
+    obs: Obs
+    """Leaf -> (W+L+n, B, ...)."""
+    done: Tensor
+    """(W+L+n, B) bool: o_t is the first of an episode, memory is reset before it."""
+    rhs: Obs
+    """net -> (B, H), the stored state before row 0."""
+    action: Tensor
+    """(L, B) int64, of the trained steps."""
+    ret: Tensor
+    """(L, B) float32, R: the sum of m <= n rewards after o, discounted."""
+    discount: Tensor
+    """(L, B) float32: gamma^m, 0 after a termination."""
+    next_row: Tensor
+    """(L, B) int64, the row of the observation after those m steps."""
+    valid: Tensor
+    """(L, B) bool; false after an episode's end."""
+    weight: Tensor
+    """(B,) float32 importance weights, at most 1."""
+    ids: Tensor
+    """(B,) int64, where in replay they are, generation included; for priorities."""
+    burn_in: int
+    """W."""
+    mask: Tensor | None = None
+    """(W+L+n, B, actions) bool, allowed actions."""
+    num_samples: int = 0
+    """Valid trained steps in it."""
+    num_new_samples: int = 0
+    """0: what is drawn is a copy and stays where it is (ledger: resident)."""
+    last: bool = False
+    """Whether no further batch is drawn before new data come."""

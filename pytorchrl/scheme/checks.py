@@ -42,8 +42,8 @@ from pytorchrl.scheme.updates.rounds import LagRule
 _NORM_OVER = ("batch", "microbatch")
 # Names of settings that must be left at their defaults, which are those of `Scheme`, where they have no effect.
 _USES = ("minibatch_buffer_size", "num_passes", "ramp", "buffer", "replay_proportion")
-_QUEUE_ONLY = (*_USES, "replay_slots", "queue_size", "queue_policy", "on_starved", "max_policy_lag", "on_policy_lag")
-_ASYNC_ONLY = (*_QUEUE_ONLY, "col_in_flight", "broadcast_interval", "max_weight_sync_delay")
+_QUEUE_ONLY = (*_USES, "replay_slots", "queue_policy", "on_starved", "max_policy_lag", "on_policy_lag")
+_ASYNC_ONLY = (*_QUEUE_ONLY, "queue_size", "col_in_flight", "broadcast_interval", "max_weight_sync_delay")
 _NOT_WITH_REPLAY = (*_USES, "microbatch_size")
 _REPLAY_ONLY = ("learning_starts", "add_in_flight", "routing", "min_replay_ratio", "max_replay_ratio", "replay_worker_resources")
 _ASYNC_GRADS_ONLY = ("aggregate", "max_grad_lag", "lag_policy")
@@ -204,12 +204,23 @@ class Checks:
             options["learning_starts"] = getattr(algo.options, "start_steps", 0)
         options["prefetch"] = options["prefetch"] or _PREFETCH
         for wrong, text in (
-                (own < options["train_batch_size"],
+                (own < options["train_batch_size"] and not getattr(storage.cls, "draws_sequences", False),
                  f"size {size} over {num_shards} shards is {own} each, less than train_batch_size {options['train_batch_size']}"),
                 (own < rollout, f"a shard must hold a rollout of {rollout} steps, size {size} over {num_shards} shards is {own} each"),
                 (options["learning_starts"] > size, f"learning_starts {options['learning_starts']} exceeds size {size}")):
             if wrong:
                 raise ConfigError(f"{text}; raise the storage's size")
+
+    def _check_sequences(self, storage: Any, train_envs: Any) -> None:
+        """Refuse replay in which no sequence would ever be complete; the steps of a worker stay together."""
+        options = self._options
+        num_shards = options["num_replay_workers"] or 1
+        storage.cls.check_size(storage.options, train_envs.num_envs, -(-options["num_col_workers"] // num_shards),
+                               storage.options.size // num_shards)
+        if options["routing"] == "least_loaded":
+            raise ConfigError("routing='least_loaded' would tear sequences apart, whose steps come rollout by rollout; leave it out")
+        if options["num_replay_workers"] is not None:
+            options["routing"] = "by_stream"
 
     def _check_runtime(self) -> None:
         runtime = self._options["runtime"]
@@ -382,12 +393,15 @@ class Checks:
             if not isinstance(factory, Factory) or not issubclass(factory.cls, kind):
                 raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {factory!r}")
         storage.cls.check_algorithm(algo.cls)
+        algo.cls.check_actor(actor)
         _check_actor_fits(actor, train_envs)
         if test_envs is not None:
             for what in ("observation_space", "action_space"):
                 ours, theirs = getattr(train_envs, what), getattr(test_envs, what)
                 if ours != theirs:
                     raise SpaceError(f"{what} differs: training environments have {ours}, test environments {theirs}")
+        if getattr(storage.cls, "draws_sequences", False):
+            self._check_sequences(storage, train_envs)
         self._replay_level(algo, storage, train_envs)
         self._check_batch(algo, storage, train_envs)
         self._check_precision(algo)

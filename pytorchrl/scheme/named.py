@@ -91,6 +91,11 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
                   "prefetch": 4, "routing": "round_robin", "max_weight_sync_delay": 400},
         learner=True, least={"num_replay_workers": (1, "replay is in shards")}, off_policyness=("any",)),
     Preset(
+        name="r2d2", fixed={"col_communication": ASYNC, "routing": "by_stream"},
+        defaults={"num_col_workers": 2, "num_replay_workers": 1, "queue_timeout_s": 300.0, "col_in_flight": 2, "add_in_flight": 2,
+                  "prefetch": 4, "queue_size": 4, "max_weight_sync_delay": 400},
+        learner=True, least={"num_replay_workers": (1, "replay is in shards")}, off_policyness=("any",)),
+    Preset(
         name="rapid", fixed={"col_communication": ASYNC, "grad_communication": SYNC},
         defaults={"num_grad_workers": 2, "num_col_workers": 2, "queue_size": 4, "col_in_flight": 2, "broadcast_interval": 1,
                   "num_passes": 1, "distribute_gradients": True},
@@ -175,6 +180,22 @@ class NamedSchemes:
         """
         return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
                    **PRESETS["apex"].settings(algo_factory, settings))
+
+    @classmethod
+    def r2d2(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
+             train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
+        """As `apex`, for sequences and an actor with memory (Kapturowski et al. 2019).
+
+        Arguments as of `a3c`; the settings are as of `apex`, but `queue_size=4`, and `routing="by_stream"` always. The storage is
+        `SequenceBuffer`.
+
+        Raises:
+            ConfigError: A setting is wrong, or the storage draws single transitions.
+        """
+        if isinstance(storage_factory, Factory) and not getattr(storage_factory.cls, "draws_sequences", False):
+            raise ConfigError(f"r2d2 needs a storage of sequences, such as SequenceBuffer, got {storage_factory.cls.__name__}")
+        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
+                   **PRESETS["r2d2"].settings(algo_factory, settings))
 
     @classmethod
     def rapid(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],

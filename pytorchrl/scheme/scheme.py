@@ -56,7 +56,8 @@ class Scheme(NamedSchemes):
         replay_worker_resources: Ray resources of each remote shard.
         learning_starts: Env steps that must have come into replay before learning begins; None: the algorithm's start_steps.
         add_in_flight: Rollouts on their way to each shard, before collection waits.
-        routing: Shard of a rollout: "round_robin", "least_loaded", or "by_stream" (one for each collection worker).
+        routing: Shard of a rollout: "round_robin", "least_loaded", or "by_stream" (one for each collection worker; always
+            so for sequences).
         min_replay_ratio: Env steps consumed for each collected, below which collection waits for learning; None: never.
         max_replay_ratio: The same, above which learning waits for collection; None: never.
         num_grad_workers: Gradient workers; 1 means the local one, 2 or more are remote.
@@ -65,7 +66,8 @@ class Scheme(NamedSchemes):
         compress_grads_to_send: Send gradients compressed, without loss (needs lz4).
         distribute_gradients: Gradient workers average gradients among themselves (gloo) and each applies the update.
         col_in_flight: Requests that each asynchronous collection worker always has.
-        queue_size: Items (rollouts, or train batches) that may wait for an asynchronous learner.
+        queue_size: Items (rollouts, or train batches) that may wait for an asynchronous learner; with num_replay_workers,
+            batches asked of all shards together, or waiting.
         queue_policy: Where the queue is full: "block": collection waits; "drop_oldest", "drop_newest": an item is given up.
         queue_timeout_s: Seconds that a learner waits for data before it raises, or does what `on_starved` says.
         on_starved: Then, with asynchronous collection: "raise", "warn" (once, and wait on) or "wait".
@@ -82,8 +84,8 @@ class Scheme(NamedSchemes):
         broadcast_interval: Updates after which an asynchronous collection worker is given new weights.
         max_weight_sync_delay: Env steps after which it is given the newest weights, in place of broadcast_interval.
         train_batch_size: Env steps that each learner is given for its next gradients, at least: whole rounds, or whole
-            rollouts where collection is asynchronous; None: one. With num_replay_workers, transitions drawn for an update;
-            None: the algorithm's mini_batch_size.
+            rollouts where collection is asynchronous; None: one. With num_replay_workers, transitions or sequences drawn for
+            an update; None: the algorithm's mini_batch_size.
         microbatch_size: Most env steps of one backward pass; a larger batch is differentiated in slices, to the same
             result. None: no limit. With train_batch_size and synchronous collection it is also collected so, and forgotten
             piece by piece where the algorithm needs it once only.
@@ -265,7 +267,8 @@ class Scheme(NamedSchemes):
                 num_shards, self.algo_factory, self.actor_factory, self.storage_factory, shard_resources, self.seed,
                 options["num_threads"])
             replay_level["replay_options"] = {"batch_size": options["train_batch_size"], **{name: options[name] for name in (
-                "learning_starts", "prefetch", "add_in_flight", "routing")},
+                "learning_starts", "prefetch", "add_in_flight", "routing", "queue_size")},
+                "item_size": getattr(self.storage_factory.options, "length", 1),
                 "min_ratio": options["min_replay_ratio"], "max_ratio": options["max_replay_ratio"]}
         grad_factory = GWorkerSet.create_factory(
             num_grad, col_factory, options["col_fraction_workers"], options["col_execution"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -59,6 +59,8 @@ class OffPolicyActor(ReplayActor):
         log_std_bound: str = option(
             "clip", help="How log standard deviations stay bounded: cut off at [-20, 2], or by tanh into [-5, 2].",
             choices=LOG_STD_BOUNDS)
+
+        recurrent_net: ClassVar[None] = None  # it has no memory
 
         def __post_init__(self) -> None:
             """Refuse action spaces that it has no policy for, and options without effect."""

@@ -10,17 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.distributions import check_mask
+from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.seeding import torch_generator
-from pytorchrl.errors import SpaceError
+from pytorchrl.errors import ConfigError, SpaceError
 
 _LOWEST = torch.finfo(torch.float32).min
 
 
 class QActor(ReplayActor):
     """Takes the action with the highest value.
+
+    With memory (`recurrent_net`) values depend on the observations before: `unroll` takes the memory's state, and is what
+    acts and learns. Without, `act` and `get_q_scores` are all there is.
 
     Attributes:
         q: The network, from normalised observations to values (B, n).
@@ -32,10 +36,14 @@ class QActor(ReplayActor):
 
         dueling: bool = option(False, help="Separate heads for the value and for advantages of actions.")
         noisy: bool = option(False, help="Noise on the parameters of the heads, whose size is learned; explores by itself.")
+        recurrent_net: str | None = option(None, help="Memory after the extractor; R2D2 learns with it.", choices=(None, *MEMORIES))
+        recurrent_size: int | None = option(None, help="Units of the memory; None: gru 256, lstm 512.", low=1)
 
         def __post_init__(self) -> None:
             """Refuse other action spaces."""
             super().__post_init__()
+            if self.recurrent_size is not None and self.recurrent_net is None:
+                raise ConfigError(f"recurrent_size={self.recurrent_size} needs recurrent_net='gru' or 'lstm', got None")
             if not isinstance(self.action_space, gym.spaces.Discrete):
                 raise SpaceError(
                     f"QActor needs a Discrete action space, got {self.action_space}; OffPolicyActor takes a Box, "
@@ -59,6 +67,7 @@ class QActor(ReplayActor):
             CheckpointError: The checkpoint cannot be read or holds another network.
         """
         super().__init__(options, device)
+        self.is_recurrent = options.recurrent_net is not None
         self.num_actions = int(options.action_space.n)
         self.q = DiscreteQNet(
             options, self.num_actions, torch_generator(seed), dueling=options.dueling, noisy=options.noisy)
@@ -71,6 +80,26 @@ class QActor(ReplayActor):
     def acting_networks(self) -> dict[str, nn.Module]:
         """The same."""
         return {"q": self.q}
+
+    def initial_states(self, num_envs: int) -> Obs:
+        """{"q": zeros (E, H)}; an LSTM's vector is its output and its cell. Empty without memory."""
+        memory = self.q.trunk.memory
+        return {} if memory is None else {"q": torch.zeros(num_envs, memory.state_size, device=self.device)}
+
+    def unroll(
+        self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Obs]:
+        """Values of all actions, (B, n) or (L, B, n), of one step or of L of them, and the memory after the last one.
+
+        Args:
+            obs: Leaf -> (B, ...) or (L, B, ...).
+            rhs: {"q": (B, H)}, the memory before the first row; empty without memory.
+            done: (B,) or (L, B) bool, whether a row is the first of its episode.
+            mask: (B, n) or (L, B, n) bool, true where an action is allowed.
+            generator: Of a noisy network's noise; None leaves it out.
+        """
+        scores, state = self.q.unroll(self.normalise(obs), rhs.get("q"), done, mask, generator)
+        return scores, {} if state is None else {"q": state}
 
     def get_q_scores(
         self, obs: Obs, action: Tensor | None = None, mask: Tensor | None = None,
@@ -99,5 +128,5 @@ class QActor(ReplayActor):
 
 
 def best_action(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Index (B,) of the highest score (B, n) among allowed actions."""
+    """Index (...) of the highest score (..., n) among allowed actions."""
     return (scores if mask is None else scores.masked_fill(~mask, _LOWEST)).argmax(-1)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -26,7 +26,7 @@ _NOISE_SCALE = 0.5
 
 
 class ReplayActor(Actor):
-    """Base of the actors of replay algorithms: networks that share nothing, without memory.
+    """Base of the actors of replay algorithms: networks that share nothing.
 
     Observations are dictionaries leaf -> (B, ...). Inputs are never changed.
     """
@@ -44,9 +44,6 @@ class ReplayActor(Actor):
         activation: str = option("relu", help="Activation between those layers.", choices=tuple(ACTIVATIONS))
         normalize_obs: bool = option(False, help="Divide observations that are no images by their running moments.")
         checkpoint: str | None = option(None, help="Saved model whose acting networks and normalisers to start from.")
-
-        recurrent_net: ClassVar[None] = None
-        recurrent_size: ClassVar[None] = None
 
         def __post_init__(self) -> None:
             """Flatten the spaces; refuse those that do not fit."""
@@ -77,7 +74,7 @@ def replay_trunk(options: Any, generator: torch.Generator, hidden_sizes: tuple[i
         options = dataclasses.replace(options, hidden_sizes=hidden_sizes)
     trunk = Trunk(options, generator)
     if isinstance(options.feature_extractor, str):
-        default_init(trunk, generator)
+        default_init(trunk.extractor, generator)  # a memory keeps its orthogonal weights
     return trunk
 
 
@@ -146,16 +143,29 @@ class DiscreteQNet(nn.Module):
             mask: (B, n) bool: the mean of a dueling network is that of allowed actions.
             generator: Of the noise of noisy layers.
         """
-        features, _ = self.trunk.forward(obs, None, None)
+        return self.unroll(obs, None, None, mask, generator)[0]
+
+    def unroll(self, obs: Obs, state: Tensor | None, done: Tensor | None, mask: Tensor | None = None,
+               generator: torch.Generator | None = None) -> tuple[Tensor, Tensor | None]:
+        """Values of one step (B, n), or of L of them (L, B, n), and the memory's state after the last one, (B, H).
+
+        Args:
+            obs: Leaf -> (B, ...) or (L, B, ...), normalised.
+            state: (B, H), before the first row; None without memory.
+            done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
+            mask: (B, n) or (L, B, n) bool: the mean of a dueling network is that of allowed actions.
+            generator: Of the noise of noisy layers.
+        """
+        features, state = self.trunk.forward(obs, state, done)
         noise = (generator,) if self._noisy else ()
         q: Tensor = self.advantage_head(features, *noise)
         if self.value_head is None:
-            return q
+            return q, state
         if mask is None:
             mean = q.mean(-1, keepdim=True)
         else:  # a terminal observation may allow nothing; its values count nothing
             mean = torch.where(mask, q, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-        return self.value_head(features, *noise) + q - mean
+        return self.value_head(features, *noise) + q - mean, state
 
 
 class ContinuousQNet(nn.Module):

@@ -60,6 +60,10 @@ class Algorithm(Updatable, ABC):
         """A factory of this algorithm; raises `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, options))
 
+    @classmethod  # noqa: B027 - most take what they are given
+    def check_actor(cls, actor: Factory[Any]) -> None:
+        """Raise `ConfigError` if actors of this factory are not what the algorithm can learn with."""
+
     def __init__(self, options: Any, *, actor: Any, seed: int, device: str = "cpu") -> None:
         """Use `create_factory`.
 

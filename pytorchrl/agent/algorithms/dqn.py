@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -98,15 +99,18 @@ class DQN(ReplayAlgorithm):
 
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
         """See `ReplayAlgorithm`."""
+        return self._explore(len(done), deterministic, mask, lambda: self._greedy(obs, deterministic, mask))
+
+    def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
+        """Actions (E,): those of `greedy`, which is asked if need be, each with probability epsilon a random one instead."""
         epsilon = self._epsilon(deterministic)
-        num_envs = len(done)
         if epsilon == 0:
-            return self._greedy(obs, deterministic, mask)
+            return greedy()
         explores = torch.rand(num_envs, generator=self.generator, device=self.device) < epsilon
         if not bool(explores.any()):
-            return self._greedy(obs, deterministic, mask)
+            return greedy()
         random = self.random_actions(num_envs, mask)
-        return random if bool(explores.all()) else torch.where(explores, random, self._greedy(obs, deterministic, mask))
+        return random if bool(explores.all()) else torch.where(explores, random, greedy())
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
         """See `ReplayAlgorithm`."""

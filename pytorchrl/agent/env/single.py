@@ -21,7 +21,7 @@ from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 
 # Namespace of ids -> the module that registers them, and the extra that installs it.
-_NAMESPACES = {"ALE": ("ale_py", "atari")}
+_NAMESPACES: dict[str, tuple[str, str | None]] = {"ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
 # What an entry point contains -> the extra that it needs.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 

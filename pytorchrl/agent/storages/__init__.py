@@ -3,7 +3,11 @@
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.on_policy import GAEBuffer, VanillaOnPolicyBuffer
 from pytorchrl.agent.storages.replay import PERBuffer, ReplayBuffer
+from pytorchrl.agent.storages.sequences import SequenceBuffer
 from pytorchrl.agent.storages.trees import MinTree, SumTree
 from pytorchrl.agent.storages.vtrace import VTraceBuffer
 
-__all__ = ["GAEBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "Storage", "SumTree", "VTraceBuffer", "VanillaOnPolicyBuffer"]
+__all__ = [
+    "GAEBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "SequenceBuffer", "Storage", "SumTree", "VTraceBuffer",
+    "VanillaOnPolicyBuffer",
+]

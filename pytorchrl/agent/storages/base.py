@@ -99,6 +99,10 @@ class Storage(Updatable, ABC):
     def after_gradients(self, batch: Any, info: dict[str, Any]) -> None:
         """Learn what a batch's gradients said about it (priorities); never moves data."""
 
+    def item_errors(self, batch: Any, errors: Any) -> Any:
+        """What `after_gradients` has of an algorithm's errors for each item that was drawn: (B,)."""
+        return errors
+
     @abstractmethod
     def reset(self) -> None:
         """Forget everything that is held, keep the memory."""

@@ -25,6 +25,8 @@ from pytorchrl.errors import ConfigError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from pytorchrl.agent.algorithms import Algorithm
+
 _FIRST_PRIORITY = 1.0
 
 
@@ -35,6 +37,8 @@ class ReplayBuffer(Storage):
     """
 
     keeps: ClassVar[bool] = True
+    draws_sequences: ClassVar[bool] = False
+    """Whether what is drawn are sequences of steps, of one environment each; else single transitions."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -51,6 +55,13 @@ class ReplayBuffer(Storage):
     def create_factory(cls, size: int, **options: Any) -> Factory[Self]:
         """A factory of this storage; raises `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, {"size": size, **options}))
+
+    @classmethod
+    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
+        """See `Storage`: algorithms learn from transitions or from sequences."""
+        if getattr(algorithm, "learns_sequences", False) is not cls.draws_sequences:
+            drawn, fitting = ("sequences", "PERBuffer") if cls.draws_sequences else ("single transitions", "SequenceBuffer")
+            raise ConfigError(f"{cls.__name__} draws {drawn}, which {algorithm.__name__} does not learn from; use {fitting}")
 
     def __init__(
         self, options: Any, *, actor: Any, algorithm: Any, num_envs: int, seed: int, device: str = "cpu",
@@ -100,7 +111,7 @@ class ReplayBuffer(Storage):
             raise ValueError(f"got {len(rollouts)} rollouts and {len(sources)} sources")
         for rollout, source in zip(rollouts, sources, strict=True):
             if rollout.num_steps:
-                self._inserted(self._ring.insert(rollout, source))
+                self._insert(rollout, source)
 
     # Drawing
 
@@ -200,10 +211,14 @@ class ReplayBuffer(Storage):
         self._load_schedules(state["schedules"])
         super().load_state_dict(state)
 
-    # What priorities change
+    # What priorities and sequences change
+
+    def _insert(self, rollout: RolloutData, source: Hashable) -> None:
+        """Append a rollout of at least one step."""
+        self._inserted(self._ring.insert(rollout, source))
 
     def _inserted(self, inserted: Inserted) -> None:
-        """Rows were written."""
+        """Rows were written, and can be drawn where they are valid."""
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Places and weights of `count` rows that can be drawn; there is at least one."""
@@ -299,7 +314,7 @@ class PERBuffer(ReplayBuffer):
         """
         if "errors" not in info:
             raise ConfigError("priorities need an algorithm whose info has errors; use ReplayBuffer instead")
-        errors = _array(info["errors"])
+        errors = _array(self.item_errors(batch, info["errors"]))
         if np.isfinite(errors).all():
             self.update_priorities(_array(batch.ids), errors)
 

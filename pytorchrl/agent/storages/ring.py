@@ -19,7 +19,7 @@ from pytorchrl.agent.storages.leaves import Leaf, Slots, StackedLeaf, WholeLeaf,
 from pytorchrl.errors import ConfigError
 
 MASK = "mask"
-"""Name of the leaf of allowed actions, beside those of the observations, `obs/<leaf>`, and of memories, `rhs/<net>`."""
+"""Name of the leaf of allowed actions, beside those of the observations, `obs/<leaf>`."""
 
 
 class Inserted(NamedTuple):
@@ -29,6 +29,8 @@ class Inserted(NamedTuple):
     """(T·E,) rows that were written."""
     broken: np.ndarray
     """Resident rows that cannot be drawn any more: an older picture of their stack went."""
+    continued: np.ndarray
+    """(E,) bool, whether the environment goes on where the source's last rollout left it."""
 
 
 class Window(NamedTuple):
@@ -59,16 +61,17 @@ class _Head:
 class Ring:
     """Rows of transitions, allocated when the first rollout comes."""
 
-    def __init__(self, capacity: int, stacked_frames: int | None = None, with_memory: bool = False) -> None:
+    def __init__(self, capacity: int, stacked_frames: int | None = None, in_sequences: bool = False) -> None:
         """Keep `capacity` rows.
 
         Args:
             capacity: C.
             stacked_frames: Pictures stacked in the observations, to be kept once each; None finds them, 1 keeps stacks.
-            with_memory: Whether to keep memory states and starts of episodes, too.
+            in_sequences: Whether rows are drawn in sequences: starts of episodes are kept, too, and rows can be drawn
+                from when `make_drawable` says so; else every valid row can be drawn at once.
         """
         self.capacity = capacity
-        self._stacked_frames, self._with_memory = stacked_frames, with_memory
+        self._stacked_frames, self._in_sequences = stacked_frames, in_sequences
         self.first = self.total = 0
         self.num_drawable = 0
         self.leaves: dict[str, Leaf] = {}
@@ -118,16 +121,23 @@ class Ring:
             write_rows(self.columns[name], start, values.swapaxes(0, 1))
         rows = places[:-1].T.reshape(-1)
         valid = self.columns["valid"][rows]
-        self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = valid, False, False
+        self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = False, False, False
         shown = link[-1] == heads  # else the episode ended in the last row, and what is next has no row before it
         self._give_back(heads[~shown])
         self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
         self.total += count
         num_valid = int(np.count_nonzero(valid))
-        self.num_drawable += num_valid
+        if not self._in_sequences:
+            self.make_drawable(rows[valid])
         self.counters["inserted"] += num_valid
         self.counters["resident"] += num_valid
-        return Inserted(rows, broken)
+        return Inserted(rows, broken, previous < 0)
+
+    def make_drawable(self, rows: np.ndarray, drawable: bool = True) -> None:
+        """Say of different rows, (N,) places, that they can be drawn from now on, or cannot any more."""
+        changed = np.count_nonzero(self.columns["drawable"][rows] != drawable)
+        self.columns["drawable"][rows] = drawable
+        self.num_drawable += int(changed) if drawable else -int(changed)
 
     def clear(self) -> None:
         """Forget all rows; memory and the count of ids stay."""
@@ -180,6 +190,11 @@ class Ring:
         return Window(last, ret, discount, num_steps)
 
     @property
+    def sources(self) -> list[Hashable]:
+        """Whose last rows are still there."""
+        return list(self._heads)
+
+    @property
     def num_bytes(self) -> int:
         """Memory that it holds."""
         return sum(leaf.num_bytes for leaf in self.leaves.values()) + sum(c.nbytes for c in self.columns.values())
@@ -224,9 +239,8 @@ class Ring:
             leaves[MASK] = rollout.mask.numpy()
         columns = {name: getattr(rollout, name).numpy() for name in (
             "action", "reward", "terminated", "truncated", "valid")}
-        if self._with_memory:
+        if self._in_sequences:
             columns["done"] = rollout.done[:-1].numpy()
-            columns |= {f"rhs/{name}": state[:-1].numpy() for name, state in rollout.rhs.items()}
         return leaves, columns
 
     def _allocate(self, leaves: dict[str, np.ndarray], columns: dict[str, np.ndarray], done: np.ndarray) -> None:
@@ -285,11 +299,11 @@ class Ring:
             if not len(rows):
                 break
             rows = rows[np.any([leaf.broken(rows, start, count) for leaf in self.leaves.values()], axis=0)]
-            broken.append(rows[self.columns["drawable"][rows]])
-            self.columns["broken"][rows], self.columns["drawable"][rows] = True, False
+            broken.append(rows[~self.columns["broken"][rows]])
+            self.columns["broken"][rows] = True
+            self.make_drawable(rows, False)
             rows = self.columns["link"][rows]
             rows = rows[rows >= 0]
-        self.num_drawable -= sum(map(len, broken))
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -273,7 +273,7 @@ class GWorker(Worker):
             self.storage.after_gradients(batch, info)
         errors = info.pop("errors", None)
         if self.shards is not None and errors is not None and not self._fault:
-            self.shards.learned(batch.ids, errors)
+            self.shards.learned(batch.ids, self.storage.item_errors(batch, errors))
 
     @_with_part
     def prepare(self, weights: Weights | None = None, *,

@@ -37,14 +37,16 @@ class Shards:
     """Adds, draws and priorities of one GWorker's shards.
 
     Nothing is drawn that is not wanted, and nothing drawn is thrown away: a batch is asked for only while fewer than
-    `prefetch` a shard are on their way or wait. A shard is drawn in proportion to its mass, as it last said. What replay
+    `prefetch` a shard, and `queue_size` in all, are on their way or wait. A shard is drawn in proportion to its mass, as it last said. What replay
     holds is booked when a shard has confirmed it.
 
     Args:
         workers: The shards.
         ledger: The GWorker's account.
         on_worker_failure: What becomes of lost shards; see `Supervisor`.
-        batch_size: Transitions of a batch.
+        batch_size: Transitions of a batch, or sequences.
+        item_size: Env steps of each, at most.
+        queue_size: Batches asked for or waiting, in all.
         learning_starts: Env steps that must have come, over all shards, before anything is drawn.
         prefetch: Batches asked for or waiting, a shard.
         add_in_flight: Adds that a shard has not confirmed; a rollout waits for room.
@@ -60,12 +62,15 @@ class Shards:
     def __init__(self, workers: RWorkerSet, ledger: Ledger, on_worker_failure: str = "restart", *, batch_size: int,  # noqa: PLR0913
                  learning_starts: int = 0, prefetch: int = 4, add_in_flight: int = 2, routing: str = "round_robin",
                  min_ratio: float | None = None, max_ratio: float | None = None, timeout_s: float = 300.0,
-                 worker_timeout_s: float = 60.0, seed: int = 0) -> None:
+                 worker_timeout_s: float = 60.0, seed: int = 0, item_size: int = 1, queue_size: int = 16) -> None:
         self._runtime, self._handles, self._ledger = workers.runtime, workers.remote_workers(), ledger
         self._batch_size, self._learning_starts, self._timeout_s = batch_size, learning_starts, timeout_s
         self._worker_timeout_s = worker_timeout_s
-        self._max_draws, self._max_adds, self._routing = prefetch * len(self._handles), add_in_flight, routing
+        self._batch_steps = batch_size * item_size  # a batch of sequences may have fewer: they are padded
+        self._max_draws = min(prefetch * len(self._handles), queue_size)
+        self._max_adds, self._routing = add_in_flight, routing
         self._min_ratio, self._max_ratio = min_ratio or 0.0, max_ratio
+        self._ignores = on_worker_failure == "ignore"
         self._rng = np.random.default_rng(seed)
         self._changed = self._runtime.make_event()
         # Both threads read and write, each in a moment.
@@ -106,7 +111,9 @@ class Shards:
         free = [index for index, adds in enumerate(self._on_their_way)
                 if len(adds) < self._max_adds and index not in self._supervisor.gone]
         if self._routing == "by_stream":
-            own = rollout.worker % len(self._handles)
+            # One that is being replaced is waited for; where none is, others take its workers over.
+            staying = [index for index in range(len(self._handles)) if not (self._ignores and index in self._supervisor.gone)]
+            own = staying[rollout.worker % len(staying)]
             return own if own in free else None
         if not free:
             return None
@@ -118,7 +125,7 @@ class Shards:
 
     def _learning_lags(self) -> bool:
         counted = self._added - self._learning_starts
-        return counted > 0 and self._trained + self._batch_size <= self._min_ratio * counted
+        return counted > 0 and self._trained + self._batch_steps <= self._min_ratio * counted
 
     def poll(self, timeout_s: float) -> None:
         """Take the confirmations that are there, once one is; book what they say. Lost shards are replaced.
@@ -236,8 +243,8 @@ class Shards:
     def _may_ask(self, added: int) -> bool:
         if self._max_ratio is None:
             return True
-        asked = self._trained + len(self._draws) * self._batch_size
-        return asked + self._batch_size <= self._max_ratio * (added - self._learning_starts)
+        asked = self._trained + len(self._draws) * self._batch_steps
+        return asked + self._batch_steps <= self._max_ratio * (added - self._learning_starts)
 
     def _take_draw(self) -> Any:
         """The batch of the oldest draw; None if it has not come yet, or will not."""

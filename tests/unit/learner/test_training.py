@@ -122,7 +122,7 @@ def test_presets_hold_known_options_and_a_target(algorithm, suite):
         parts[spec.part][spec.own_name] = value
     options = composition.algorithm_class(algorithm).create_factory(**parts["algorithm"]).options
     composition._storage_factory(algorithm, parts["storage"])
-    if algorithm in composition.REPLAY_ALGORITHMS:
+    if "start_steps" in settings:
         assert settings["num_envs"] * settings["num_steps"] == options.update_every
     else:
         assert settings["num_envs"] * settings["num_steps"] % options.num_mini_batch == 0
@@ -131,13 +131,13 @@ def test_presets_hold_known_options_and_a_target(algorithm, suite):
 @pytest.mark.parametrize("algorithm", composition.ALGORITHMS)
 def test_every_algorithm_trains_from_its_preset_with_the_storage_that_fits(algorithm):
     is_continuous = algorithm in ("ddpg", "td3", "sac")
-    early = {"start_steps": 300} if algorithm in composition.REPLAY_ALGORITHMS else {}
+    early = {"start_steps": 300} if algorithm in (*composition.REPLAY_ALGORITHMS, "r2d2") else {}
     env = "Pendulum-v1" if is_continuous else "CartPole-v1"
     agent = train(algorithm, env, target_steps=600, progress=False, seed=1, **early)
     assert agent.summary["updates"] >= 1
     assert agent.agent.storage.cls is {
         "ppo": pytorchrl.GAEBuffer, "a2c": pytorchrl.GAEBuffer, "impala": pytorchrl.VTraceBuffer,
-        "appo": pytorchrl.VTraceBuffer}.get(algorithm, pytorchrl.ReplayBuffer)
+        "appo": pytorchrl.VTraceBuffer, "r2d2": pytorchrl.SequenceBuffer}.get(algorithm, pytorchrl.ReplayBuffer)
 
 
 def test_replay_is_uniform_unless_priorities_are_asked_for():

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from pytorchrl import ASYNC, SYNC, A2C, Scheme, train
+from pytorchrl import ASYNC, DQN, R2D2, SYNC, A2C, PERBuffer, QActor, Scheme, SequenceBuffer, VecEnv, train
 from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
 from pytorchrl.cli import main
+from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, FactoryError
 from pytorchrl.scheme.named import PRESETS, Preset
 
@@ -16,9 +17,19 @@ from pytorchrl.scheme.named import PRESETS, Preset
 @pytest.fixture
 def named():
     """A function that makes a scheme by name."""
-    return lambda name, agent=None, **settings: getattr(Scheme, name)(
-        *(agent or synthetic_agent(4, capacity=1000 if name == "apex" else None)),
-        **({"runtime": "simulated", "seed": 1} | settings))
+    def make(name, agent=None, **settings):
+        if agent is None:
+            agent = small_r2d2() if name == "r2d2" else synthetic_agent(4, capacity=1000 if name == "apex" else None)
+        return getattr(Scheme, name)(*agent, **({"runtime": "simulated", "seed": 1} | settings))
+    return make
+
+
+def small_r2d2():
+    """An agent with memory that counts."""
+    envs = VecEnv.create_factory(CountingEnv)
+    return (R2D2.create_factory(start_steps=20), QActor.create_factory(
+        envs.observation_space, envs.action_space, hidden_sizes=(4,), recurrent_net="gru", recurrent_size=4),
+        SequenceBuffer.create_factory(400, rollout_size=4, length=4, burn_in=2, period=2, n_step=2), envs)
 
 
 def test_a3c_is_an_ordinary_scheme_with_these_settings(named):
@@ -57,14 +68,14 @@ def test_its_own_settings_are_settings_of_the_scheme_and_can_be_changed(named, n
     assert named(name, worker_timeout_s=7.0).settings["worker_timeout_s"] == 7.0
 
 
-@pytest.mark.parametrize("name", ["impala", "appo", "apex"])
+@pytest.mark.parametrize("name", ["impala", "appo", "apex", "r2d2"])
 def test_one_learner_has_a_thread_of_its_own_and_several_go_in_step(named, name):
     assert named(name).settings["grad_communication"] == "asynchronous"
     assert named(name, num_grad_workers=2).settings["grad_communication"] == "synchronous"
     assert named(name, num_grad_workers=2, grad_communication=ASYNC).settings["grad_communication"] == "asynchronous"
 
 
-@pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
+@pytest.mark.parametrize("name", ["impala", "appo", "apex", "r2d2", "rapid"])
 def test_it_makes_updates(named, name):
     scheme = named(name, train_batch_size=8)
     while scheme.version < 3:
@@ -76,11 +87,25 @@ def test_it_makes_updates(named, name):
     ("microbatch", {"num_grad_workers": 2}, "microbatch means num_grad_workers=1, got 2"),
     ("impala", {"col_communication": SYNC}, "impala means col_communication='asynchronous', got 'synchronous'"),
     ("rapid", {"num_grad_workers": 1}, "every learner is a gradient worker"),
+    ("r2d2", {"routing": "round_robin"}, "r2d2 means routing='by_stream', got 'round_robin'"),
+    ("r2d2", {"num_replay_workers": 0}, "replay is in shards: num_replay_workers=0 is too few"),
     ("apex", {"num_replay_workers": 0}, "replay is in shards: num_replay_workers=0 is too few"),
 ])
 def test_what_contradicts_a_name_is_refused(named, name, settings, message):
     with pytest.raises(ConfigError, match=message):
         named(name, **settings)
+
+
+def test_r2d2_is_apex_with_sequences():
+    """A shorter queue, and each collector's steps in one shard."""
+    scheme = Scheme.r2d2(*small_r2d2(), seed=1)
+    apex = Scheme.apex(*synthetic_agent(4, capacity=1000), seed=1, learning_starts=20, train_batch_size=64)
+    differing = {name for name, value in scheme.settings.items() if apex.settings[name] != value}
+    assert differing == {"queue_size", "routing"}
+    assert (scheme.settings["queue_size"], scheme.settings["routing"]) == (4, "by_stream")
+    _, actor, _, envs = small_r2d2()
+    with pytest.raises(ConfigError, match="r2d2 needs a storage of sequences, such as SequenceBuffer, got PERBuffer"):
+        Scheme.r2d2(DQN.create_factory(), actor, PERBuffer.create_factory(1000), envs)
 
 
 @pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
@@ -149,6 +174,23 @@ def test_train_takes_a_name():
     assert agent.summary["updates"] % 10 == 0
     with pytest.raises(ConfigError, match=r"preset must be one of .*a3c.*got 'a4c'"):
         train("a2c", "CartPole-v1", preset="a4c")
+
+
+def test_train_takes_r2d2_for_both():
+    agent = train("r2d2", "pytorchrl/Recall-v0", preset="r2d2", runtime="simulated", target_steps=600, start_steps=200,
+                  mini_batch_size=4, num_replay_workers=2, progress=False, seed=1)
+    assert agent.summary["updates"] >= 1
+    assert agent.summary["scheme"]["routing"] == "by_stream"
+    assert agent.agent.actor.options.recurrent_net == "gru"
+
+
+def test_the_command_line_takes_r2d2(capsys):
+    assert main(["train", "r2d2", "--env", "pytorchrl/Recall-v0", "--preset", "r2d2", "--runtime", "simulated", "--target-steps", "400",
+                 "--start-steps", "100", "--mini-batch-size", "4", "--burn-in", "4", "--json", "--no-progress",
+                 "--no-tensorboard"]) == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["scheme"]["queue_size"] == 4
+    assert summary["updates"] >= 1
 
 
 def test_the_command_line_takes_a_name(capsys, tmp_path):

@@ -112,7 +112,7 @@ def test_the_same_schedule_twice_is_the_same_run(make_level):
     ({"num_replay_workers": None, "learning_starts": 5}, "learning_starts=5 is for a replay level"),
     ({"col_communication": "synchronous"}, "num_replay_workers needs col_communication='asynchronous'"),
     ({"num_passes": 2}, "num_passes=2 is for items of a queue"),
-    ({"queue_size": 3}, "queue_size=3 is for items of a queue"),
+    ({"queue_policy": "drop_oldest"}, "queue_policy=drop_oldest is for items of a queue"),
     ({"routing": "random"}, "routing must be one of round_robin, least_loaded, by_stream, got 'random'"),
     ({"add_in_flight": 0}, "add_in_flight must be a whole number >= 1, got 0"),
     ({"min_replay_ratio": 0.0}, r"min_replay_ratio must be a number > 0 or None, got 0\.0"),

@@ -27,13 +27,14 @@ class Collector:
     """
 
     def __init__(self, *, seed=0, num_envs=2, num_steps=5, same_step=True, num_frames=0, padding="zero", with_mask=False,
-                 p_end=0.15, p_life=0.0, p_cut=0.0, picture=(3, 3), first_number=0):
+                 p_end=0.15, p_life=0.0, p_cut=0.0, picture=(3, 3), first_number=0, state_size=0):
         self.rng = np.random.default_rng(seed)
         self.num_envs, self.num_steps, self.same_step = num_envs, num_steps, same_step
         self.num_frames, self.padding, self.picture = num_frames, padding, picture
         self.p_end, self.p_life, self.p_cut, self.with_mask = p_end, p_life, p_cut, with_mask
         self.number = first_number
-        self.rows = RolloutRows(num_steps, num_envs, {})
+        self.state_size = state_size
+        self.rows = RolloutRows(num_steps, num_envs, {"q": torch.zeros(num_envs, state_size)} if state_size else {})
         self.made = [[] for _ in range(num_envs)]
         self.stacks = [np.zeros((num_frames, *picture), np.uint8) for _ in range(num_envs)]
         self.resetting = np.zeros(num_envs, bool)
@@ -76,6 +77,9 @@ class Collector:
     def step(self):
         num_envs, rng = self.num_envs, self.rng
         before, mask, resetting = self.batch(self.obs), self.mask, self.resetting
+        _, states, is_first, _ = self.rows.current()
+        states, is_first = {name: state.copy() for name, state in states.items()}, is_first.copy()
+        after_states = {name: rng.standard_normal(state.shape).astype(np.float32) for name, state in states.items()}
         actions = self.number + np.arange(num_envs)
         self.number += num_envs
         end, life = rng.random(num_envs) < self.p_end, rng.random(num_envs) < self.p_life
@@ -99,9 +103,9 @@ class Collector:
             self.made[e].append(Row(
                 obs={name: leaf[e] for name, leaf in before.items()}, mask=None if mask is None else mask[e],
                 action=actions[e], reward=reward[e], terminated=terminated[e], truncated=truncated[e], valid=valid[e],
-                next_obs=final or {name: leaf[e] for name, leaf in after.items()},
+                is_first=is_first[e], states={name: state[e] for name, state in states.items()}, next_obs=final or {name: leaf[e] for name, leaf in after.items()},
                 next_mask=None if mask is None else np.ones(4, bool) if final else self.mask[e]))
-        self.rows.insert(ActingStep(actions, actions, {}, {}), Step(
+        self.rows.insert(ActingStep(actions, actions, after_states, {}), Step(
             obs=after, reward=reward, terminated=terminated, truncated=truncated, valid=valid, first=first,
             final_index=index, final_obs=final_obs, mask=self.mask, episodes=[]))
 
@@ -129,6 +133,23 @@ class PlainReplay:
         """The valid rows that are still there, by action."""
         return {row.action: row for row in self.rows[-self.capacity:] if row.valid}
 
+    def sequences(self, length, burn_in, period, n_step):
+        """Number of the first trained step -> (all rows of the window, of which so many are warm-up), of complete ones."""
+        found, kept = {}, {id(row) for row in self.rows[-self.capacity:]}
+        for made, head in {id(made): (made, head) for made, _, head in self.streams.values()}.values():
+            for rows, from_start, is_over in episodes_of(made[:head]):
+                skipped, k = 0 if from_start else burn_in, 0
+                while True:
+                    start = skipped + k * period
+                    enough = len(rows) > start if is_over else len(rows) >= start + length + n_step - 1
+                    if not enough or (k and is_over and start - period + length >= len(rows)):
+                        break
+                    warm = max(0, start - burn_in)
+                    if id(rows[warm]) in kept:
+                        found[rows[start].action] = rows[warm:start + length], start - warm
+                    k += 1
+        return found
+
     def window(self, row, n_step, gamma):
         """(R, discount, next observation, next mask, m) of a row, by plain loops in float64."""
         made, index, head = self.streams[row.action]
@@ -140,6 +161,24 @@ class PlainReplay:
             following = made[index + m] if index + m < head else None
             if m == n_step or last.terminated or last.truncated or following is None or not following.valid:
                 return total, 0.0 if last.terminated else gamma**m, last.next_obs, last.next_mask, m
+
+
+def episodes_of(made):
+    """(valid rows, whether they begin with the episode, whether it is over) of what an environment made; None: a break."""
+    found, rows, from_start = [], [], False
+    for row in [*made, None]:
+        if rows and (row is None or row.is_first):  # left off
+            found.append((rows, from_start, False))
+            rows = []
+        if row is None:
+            continue
+        if row.valid:
+            from_start = from_start if rows else row.is_first
+            rows.append(row)
+        if rows and (not row.valid or row.terminated or row.truncated):
+            found.append((rows, from_start, True))
+            rows = []
+    return found
 
 
 @pytest.fixture
@@ -155,10 +194,11 @@ def make_plain_replay():
 @pytest.fixture
 def build_replay():
     """Build a replay storage whose actor and algorithm are stubs."""
-    def build(cls, size, gamma=0.9, num_envs=1, seed=0, **options):
+    def build(cls, size, gamma=0.9, num_envs=1, seed=0, state_size=0, **options):
         options.setdefault("rollout_size", 1)
+        states = {"q": torch.zeros(1, state_size)} if state_size else {}
         return cls.create_factory(size, **options)(
-            actor=SimpleNamespace(initial_states=lambda num_envs: {}), algorithm=SimpleNamespace(gamma=gamma),
+            actor=SimpleNamespace(initial_states=lambda num_envs: states), algorithm=SimpleNamespace(gamma=gamma),
             num_envs=num_envs, seed=seed, device="cpu")
     return build
 

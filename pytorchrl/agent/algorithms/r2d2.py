@@ -1,0 +1,135 @@
+"""Recurrent replay distributed DQN: Kapturowski et al. 2019. B = sequences, W = warm-up, L = trained steps, n = n-step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pytorchrl.agent.actors.distributions import check_mask
+from pytorchrl.agent.actors.q_actor import best_action
+from pytorchrl.agent.actors.replay_actor import DiscreteQNet
+from pytorchrl.agent.algorithms.dqn import DQN
+from pytorchrl.agent.algorithms.replay import START
+from pytorchrl.agent.data import ActingStep, Arrays, Obs, SequenceBatch
+from pytorchrl.agent.options import Schedule, option
+
+RESCALING_EPS = 1e-3
+"""Of value rescaling: Kapturowski et al. 2019, section 2.3."""
+
+
+def rescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
+    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x, of Pohlen et al. 2018, section 3.2: large values become small ones."""
+    return x / ((x.abs() + 1).sqrt() + 1) + eps * x
+
+
+def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
+    """The inverse of `rescale`: sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1).
+
+    With s the root, the inner bracket is 1 + y where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1): so written nothing
+    cancels where |x| is small. The whole is sign(x) y (y + 2).
+    """
+    root = (1 + 4 * eps * (x.abs() + 1 + eps)).sqrt()
+    y = 2 * x * (1 - 2 * eps / (root + 1 + 2 * eps)) / (root + 1)
+    return y * (y.abs() + 2)
+
+
+class R2D2(DQN):
+    """DQN with memory, from sequences that begin with the memory's state as it was stored when acting.
+
+    The first W steps of a sequence run without gradient, through the network and its target, each from the stored state.
+    Of the L steps after them, with a* = argmax_a Q(o_{t+m}, a) (double) and R, DISC, m of n steps from the storage:
+    delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t); the loss is the sum of w * delta^2 / 2 over valid steps,
+    divided by their number.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(DQN.Options):
+        """Options of R2D2; dueling networks and the memory are options of its actor, sequences of its storage."""
+
+        adam_eps: float = option(1e-3, help="Epsilon outside Adam's root.", low=0.0, exclusive=True)
+        gamma: float = option(0.997, help="Discount.", low=0.0, high=1.0)
+        lr: float | Schedule = option(1e-4, help="Learning rate.", low=0.0, updatable=True)
+        loss: str = option(
+            "mse", help="Of a TD error: mse (half its square) or huber (the same up to 1, linear beyond).", choices=("huber", "mse"))
+        epsilon_per_worker: bool = option(
+            True, help="Give each collector an epsilon of its own that stays, from 0.4 downwards.")
+        mini_batch_size: int = option(64, help="Sequences of a batch.", low=1)
+        target_update_interval: int = option(2500, help="Updates between two moves of the target network.", low=1)
+        value_rescaling: bool = option(True, help="Learn h(Q), which grows like a root, in place of clipping rewards.")
+        max_grad_norm: float | None = option(
+            80.0, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
+
+    learns_sequences: ClassVar[bool] = True
+
+    # Acting
+
+    def acting_step(
+        self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
+    ) -> ActingStep:
+        """See `Algorithm`; the memory sees every observation, whoever chooses the action."""
+        with torch.inference_mode():
+            allowed = None if mask is None else self._on_device(mask)
+            if allowed is not None:
+                check_mask(allowed)
+            scores, states = self.actor.unroll(
+                {name: self._on_device(leaf) for name, leaf in obs.items()},
+                {name: self._on_device(state) for name, state in rhs.items()}, self._on_device(done), allowed,
+                None if deterministic else self.generator)
+            if self.parameters[START] > 0 and not deterministic:
+                action = self.random_actions(len(done), allowed)
+            else:
+                action = self._explore(len(done), deterministic, allowed, lambda: best_action(scores, allowed))
+            taken = action.cpu().numpy()
+        return ActingStep(taken, taken, {name: state.cpu().numpy() for name, state in states.items()}, {})
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    # Learning
+
+    def losses(  # type: ignore[override] # its batches are sequences
+        self, batch: SequenceBatch,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+        """See `ReplayAlgorithm`; errors are (L, B), 0 where there is no step."""
+        actor, length, warm, rest = self.actor, len(batch.action), slice(0, batch.burn_in), slice(batch.burn_in, None)
+        obs, state = actor.normalise(batch.obs), batch.rhs.get("q")
+        with torch.no_grad():
+            online, target_state = state, state
+            if batch.burn_in:
+                _, online = self._unroll(actor.q, obs, state, batch, warm)
+                _, target_state = self._unroll(self.targets["q"], obs, state, batch, warm)
+            next_scores, _ = self._unroll(self.targets["q"], obs, target_state, batch, rest)
+        scores, _ = self._unroll(actor.q, obs, online, batch, rest)
+        score = scores[:length].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+        with torch.no_grad():
+            target = self._targets(batch, scores, next_scores)
+        count = batch.valid.sum()
+        loss = self._loss(score, target, reduction="none") * (0.5 if self.options.loss == "mse" else 1.0)
+        error = (score.detach() - target).abs()
+        measures = {"q": torch.where(batch.valid, score.detach(), 0.0).sum() / count}
+        return ({"q": torch.where(batch.valid, batch.weight * loss, 0.0).sum() / count}, measures,
+                torch.where(batch.valid, error, 0.0))
+
+    def _targets(self, batch: SequenceBatch, scores: Tensor, next_scores: Tensor) -> Tensor:
+        """(L, B), from what the network and its target say of the rows after the warm-up, (L+n, B, actions)."""
+        row = (batch.next_row - batch.burn_in).unsqueeze(-1)
+        after = next_scores.gather(0, row.expand(-1, -1, scores.shape[-1]))
+        choosing = scores.gather(0, row.expand_as(after)) if self.options.double else after
+        mask = None
+        if batch.mask is not None:
+            mask = batch.mask[batch.burn_in:].gather(0, row.expand_as(after))
+        value = after.gather(-1, best_action(choosing, mask).unsqueeze(-1)).squeeze(-1)
+        if not self.options.value_rescaling:
+            return batch.ret + batch.discount * value
+        return rescale(batch.ret + batch.discount * unrescale(value))
+
+    def _unroll(self, net: nn.Module, obs: Obs, state: Tensor | None, batch: SequenceBatch,
+                rows: slice) -> tuple[Tensor, Tensor | None]:
+        """Values of the rows, (rows, B, actions), and the memory after them, from normalised observations of all rows."""
+        assert isinstance(net, DiscreteQNet)
+        return net.unroll({name: leaf[rows] for name, leaf in obs.items()}, state, batch.done[rows],
+                          None if batch.mask is None else batch.mask[rows], self.update_generator)

@@ -1,0 +1,56 @@
+"""A task that cannot be solved without memory. The id is "pytorchrl/Recall-v0"; no extra is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from pytorchrl.errors import ConfigError
+
+
+class Recall(gym.Env[np.ndarray, np.int64]):
+    """A cue is shown in the first observation only, and has to be repeated `delay` steps later.
+
+    Observation: (num_cues + 1,) float32. At the first step entry c is 1, the cue; at the step of the answer the last entry
+    is 1; everything else is 0. Action c answers c; only the action of the last step counts: its reward is 1 if it is the
+    cue, and all other rewards are 0. Episodes take delay + 1 steps. Without memory no policy has a mean return above
+    1 / num_cues.
+
+    Args:
+        num_cues: Different cues, and actions.
+        delay: Steps from the cue to the answer.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as gymnasium declares it
+
+    def __init__(self, num_cues: int = 4, delay: int = 8) -> None:
+        if num_cues < 2 or delay < 1:
+            raise ConfigError(f"num_cues must be >= 2 and delay >= 1, got {num_cues} and {delay}")
+        self.observation_space = spaces.Box(0.0, 1.0, (num_cues + 1,), np.float32)
+        self.action_space = spaces.Discrete(num_cues)
+        self._delay, self._cue, self._t = delay, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Draw a cue, and show it."""
+        super().reset(seed=seed)
+        self._cue, self._t = int(self.np_random.integers(self.action_space.n)), 0  # type: ignore[attr-defined] # Discrete
+        return self._observation(self._cue), {}
+
+    def step(self, action: np.int64) -> Any:
+        """Wait, or answer."""
+        self._t += 1
+        is_over = self._t > self._delay
+        reward = float(is_over and int(action) == self._cue)
+        return self._observation(-1 if self._t == self._delay else None), reward, is_over, False, {}
+
+    def _observation(self, shown: int | None) -> np.ndarray:
+        obs = np.zeros(self.observation_space.shape or (), np.float32)
+        if shown is not None:
+            obs[shown] = 1.0
+        return obs
+
+
+gym.register("pytorchrl/Recall-v0", entry_point="pytorchrl.envs.memory:Recall")
