@@ -36,6 +36,7 @@ from pytorchrl.scheme.gradients.bad_batches import check_directory
 from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
 from pytorchrl.scheme.replay.r_worker_set import FREE
 from pytorchrl.scheme.replay.shards import ROUTINGS
+from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS
 from pytorchrl.scheme.supervisor import check_policy
 from pytorchrl.scheme.updates.rounds import LagRule
 
@@ -45,7 +46,8 @@ _ASYNC_ONLY = {
     "col_in_flight": 2, "queue_size": 16, "queue_policy": "block", "on_starved": "raise",
     "minibatch_buffer_size": 1, "num_passes": 1, "ramp": None, "buffer": "ring", "replay_proportion": 0.0, "replay_slots": 0,
     "max_policy_lag": None, "on_policy_lag": "drop", "broadcast_interval": 1, "max_weight_sync_delay": None}
-_REPLAY_ONLY = {"learning_starts": None, "add_in_flight": 2, "routing": "round_robin",
+_REPLAY_ONLY = {"learning_starts": None, "add_in_flight": 2, "routing": "round_robin", "initial_priority": "max",
+                "prioritized": None, **dict.fromkeys(STORAGE_OPTIONS),
                 "min_replay_ratio": None, "max_replay_ratio": None, "replay_worker_resources": FREE}
 _QUEUE_ONLY = {"queue_size": 16, "queue_policy": "block", "minibatch_buffer_size": 1, "num_passes": 1, "ramp": None,
                "buffer": "ring", "replay_proportion": 0.0, "replay_slots": 0, "max_policy_lag": None, "on_policy_lag": "drop",
@@ -54,7 +56,8 @@ _NOT_WITH_REPLAY = {"minibatch_buffer_size": 1, "num_passes": 1, "ramp": None, "
                     "microbatch_size": None}
 _RATIOS = ("min_replay_ratio", "max_replay_ratio")
 _PREFETCH = 4
-_CHOICES = {"queue_policy": QUEUE_POLICIES, "on_starved": STARVED_POLICIES, "buffer": BUFFERS, "on_policy_lag": LAG_POLICIES}
+_INITIAL_PRIORITIES = ("max", "worker")
+_CHOICES = {"initial_priority": _INITIAL_PRIORITIES, "queue_policy": QUEUE_POLICIES, "on_starved": STARVED_POLICIES, "buffer": BUFFERS, "on_policy_lag": LAG_POLICIES}
 _ASYNC_GRADS_ONLY = {"aggregate": 1, "max_grad_lag": None, "lag_policy": "apply"}
 _LARGE_BYTES = 10 * 2**20
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
@@ -158,6 +161,8 @@ class Checks:
         self._parse("add_in_flight", partial(check_count, "add_in_flight"))
         if options["routing"] not in ROUTINGS:
             self._problems.append(f"routing must be one of {', '.join(ROUTINGS)}, got {options['routing']!r}")
+        if options["prioritized"] is not None and not isinstance(options["prioritized"], bool):
+            self._problems.append(f"prioritized must be True, False or None, got {options['prioritized']!r}")
         for name in _RATIOS:
             value = options[name]
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf):
@@ -197,6 +202,7 @@ class Checks:
         if not storage.cls.keeps:
             raise ConfigError(f"num_replay_workers={num_shards} needs a storage that keeps transitions, such as ReplayBuffer, "
                               f"got {storage.cls.__name__}")
+        self._check_priorities(algo, storage)
         size, own = storage.options.size, storage.options.size // num_shards
         rollout = getattr(storage.options, "rollout_size", 1) * train_envs.num_envs
         if options["train_batch_size"] is None:
@@ -211,6 +217,17 @@ class Checks:
                 (options["learning_starts"] > size, f"learning_starts {options['learning_starts']} exceeds size {size}")):
             if wrong:
                 raise ConfigError(f"{text}; raise the storage's size")
+
+    def _check_priorities(self, algo: Any, storage: Any) -> None:
+        """Refuse priorities that nothing would set."""
+        by_worker = self._options["initial_priority"] == "worker"
+        if by_worker and not storage.cls.has_priorities:
+            raise ConfigError(f"initial_priority='worker' needs a storage with priorities, such as PERBuffer, got "
+                              f"{storage.cls.__name__}")
+        if storage.cls.has_priorities and not hasattr(algo.cls, "td_errors"):
+            option = "initial_priority='worker'" if by_worker else "prioritized=True" if self._options["prioritized"] \
+                else storage.cls.__name__
+            raise ConfigError(f"{option} needs an algorithm whose info has errors, {algo.cls.__name__} has none")
 
     def _check_runtime(self) -> None:
         runtime = self._options["runtime"]

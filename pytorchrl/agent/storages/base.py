@@ -29,6 +29,8 @@ class Storage(ABC):
 
     keeps: ClassVar[bool] = False
     """Whether transitions stay, to be drawn again, until newer ones take their place: replay. `counters` then has `evicted`."""
+    has_priorities: ClassVar[bool] = False
+    """Whether what it draws depends on errors; it then has `add_errors` and `update_priorities`."""
     schedules: Mapping[str, Schedule] = MappingProxyType({})
     """Of its parameters that change with the experiment's env steps."""
     parameters: Mapping[str, float] = MappingProxyType({})

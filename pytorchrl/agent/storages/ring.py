@@ -29,6 +29,8 @@ class Inserted(NamedTuple):
     """(T·E,) rows that were written."""
     broken: np.ndarray
     """Resident rows that cannot be drawn any more: an older picture of their stack went."""
+    errors: np.ndarray | None = None
+    """(T·E,) absolute errors of the rows, where their collector has found them."""
 
 
 class Window(NamedTuple):

@@ -272,7 +272,7 @@ class GWorker(Worker):
         if self.shards is None:
             self.storage.after_gradients(batch, info)
         errors = info.pop("errors", None)
-        if self.shards is not None and errors is not None and not self._fault:
+        if self.shards is not None and self.storage.has_priorities and errors is not None and not self._fault:
             self.shards.learned(batch.ids, errors)
 
     @_with_part
@@ -549,8 +549,7 @@ class GWorker(Worker):
         """A snapshot of the acting state and its version; for gradient workers, with the learning state."""
         with self._journal.lock:
             weights = self.local_worker.get_weights()
-            return weights if not learning else replace(weights, learning={
-                name: value.numpy() for name, value in self.algo.learning_state().items()})
+            return replace(weights, learning=self.local_worker.learning_state()) if learning else weights
 
     def save_model(self, fname: str) -> str:
         """Save the current actor as a torch-loadable checkpoint of plain types.
