@@ -221,6 +221,9 @@ class Checks:
     def _check_priorities(self, algo: Any, storage: Any) -> None:
         """Refuse priorities that nothing would set."""
         by_worker = self._options["initial_priority"] == "worker"
+        if by_worker and getattr(storage.cls, "draws_sequences", False):
+            raise ConfigError(f"initial_priority='worker' is for single transitions; {storage.cls.__name__} draws sequences, so "
+                              "leave it out")
         if by_worker and not storage.cls.has_priorities:
             raise ConfigError(f"initial_priority='worker' needs a storage with priorities, such as PERBuffer, got "
                               f"{storage.cls.__name__}")

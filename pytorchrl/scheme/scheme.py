@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import warnings
@@ -325,6 +326,29 @@ class Scheme(NamedSchemes):
             if self._replay is None:
                 raise
             raise ReplayError(f"the replayed run does not follow its record {self._replay.path!r}: {deadlock}") from deadlock
+
+    def drain(self, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Bring to an end whatever is underway, so that nothing is in flight or queued; the next `step()` goes on.
+
+        Nobody is asked for anything more. Rollouts that are being made are finished; replay takes them, and what is in
+        replay stays. Gradients and data that no update has used are given up, as `dropped["shutdown"]`. At most the update
+        that a thread is making is made.
+
+        Args:
+            timeout_s: Seconds; workers that have given nothing by then are lost.
+
+        Returns:
+            The ledger.
+
+        Raises:
+            ConfigError: A time that is none, or the run is recorded or replayed.
+            Exception: Whatever ended a worker or thread.
+        """
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
+            raise ConfigError(f"timeout_s must be a number of seconds > 0, got {timeout_s!r}")
+        if self._worker is not None and self._final is None:
+            self._worker.drain(timeout_s)
+        return self.ledger()
 
     def stop(self) -> dict[str, Any]:
         """End every worker, thread and process of this scheme. Idempotent.

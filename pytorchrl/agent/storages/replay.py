@@ -104,9 +104,7 @@ class ReplayBuffer(Storage):
             raise ValueError(f"got {len(rollouts)} rollouts and {len(sources)} sources")
         for rollout, source in zip(rollouts, sources, strict=True):
             if rollout.num_steps:
-                errors = rollout.other.get(_ERROR)
-                self._inserted(self._ring.insert(rollout, source)._replace(
-                    errors=None if errors is None else errors.numpy().T.reshape(-1)))
+                self._insert(rollout, source)
 
     # Drawing
 
@@ -220,6 +218,12 @@ class ReplayBuffer(Storage):
         super().load_state_dict(state)
 
     # What priorities change
+
+    def _insert(self, rollout: RolloutData, source: Hashable) -> None:
+        """Append a rollout of at least one step."""
+        errors = rollout.other.get(_ERROR)
+        self._inserted(self._ring.insert(rollout, source)._replace(
+            errors=None if errors is None else errors.numpy().T.reshape(-1)))
 
     def _inserted(self, inserted: Inserted) -> None:
         """Rows were written."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pytorchrl.errors import CollectionError
+from pytorchrl.errors import CollectionError, WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.collection.c_worker import CWorker
@@ -57,6 +57,9 @@ class Gather(Protocol):
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Wait for what is still in flight; dead workers have nothing."""
 
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """Deliver what is in flight and ask for nothing; workers that give nothing before the deadline are lost."""
+
     @property
     def restarts(self) -> int:
         """Workers replaced so far."""
@@ -95,6 +98,9 @@ class LocalGather:
         """Nothing is ever in flight between two steps."""
         return []
 
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """Nothing is ever in flight between two steps."""
+
 
 class _RemoteGather:
     """What the barrier and the free-running way share: requests, the weights that go with them, lost workers.
@@ -126,6 +132,7 @@ class _RemoteGather:
         # Of rounds that are not complete yet, by worker, oldest first.
         self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
         self._reference: tuple[int, object] | None = None
+        self._is_draining = False
 
     def ages(self) -> list[tuple[int, int]]:
         """Version last given to each worker, and env steps since."""
@@ -177,8 +184,27 @@ class _RemoteGather:
 
     def _ask_replacement(self, index: int) -> None:
         """Ask a new worker for what its place owes, with the newest weights."""
-        self._refresh(index)
-        self._request(index)
+        if not self._is_draining:
+            self._refresh(index)
+            self._request(index)
+
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """Deliver what is in flight and ask for nothing; the next step begins as the first one did.
+
+        Raises:
+            Exception: Whatever a worker raised; what the supervisor makes of a lost one.
+        """
+        self._is_draining = True
+        try:
+            while len(self._in_flight) and self._runtime.now() < deadline:
+                for _, rollout in self._poll():
+                    deliver([rollout])
+            for index in sorted(set(self._in_flight.owners())):
+                self._in_flight.lose(index, WorkerLostError(f"{self._workers[index].name} gave nothing until the end of drain()"))
+        finally:
+            self._is_draining = False
+        deliver([rollout for rollouts in self._arrived.values() for rollout in rollouts])
+        self._arrived.clear()
 
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Results of all requests still in flight, without asking again."""
@@ -243,6 +269,11 @@ class Barrier(_RemoteGather):
             del self._arrived[index]
         deliver(done)
 
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """See `_RemoteGather`; rounds that were asked for are none any more."""
+        super().drain(deliver, deadline)
+        self._num_asked = 0
+
     def _missing(self) -> list[int]:
         """Workers that were asked and have nothing for the oldest round yet."""
         return [index for index in dict.fromkeys(self._in_flight.owners()) if index not in self._arrived]
@@ -277,12 +308,18 @@ class OnArrival(_RemoteGather):
             self._started = True
             for _ in range(self._col_in_flight):
                 for index in range(len(self._workers)):
-                    self._refresh(index)
-                    self._request(index)
+                    if index not in self._supervisor.gone:
+                        self._refresh(index)
+                        self._request(index)
         for index, rollout in self._poll():
             deliver([rollout])
             self._refresh(index)
             self._request(index)
+
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """See `_RemoteGather`."""
+        super().drain(deliver, deadline)
+        self._started = False
 
     def _ask_replacement(self, index: int) -> None:
         for _ in range(self._col_in_flight):

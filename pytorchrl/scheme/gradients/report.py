@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,24 @@ from pytorchrl.agent.actors.normalisers import merge_moments
 from pytorchrl.agent.data import Episode
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.messages import Moments, Rollout
+
+P = ParamSpec("P")
+R = TypeVar("R")
+W = TypeVar("W", bound=Any)
+
+
+def with_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
+    """Let an error take along what its GWorker's journal has noted, for no gradient will."""
+    @functools.wraps(method)
+    def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            if self.index_worker > 0:  # the local one is asked by its owner
+                error.part = self.take_part()  # type: ignore[attr-defined]
+            raise
+
+    return call
 
 
 class Report:
@@ -45,6 +64,17 @@ class Report:
         for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1),
                             ("preempted", int(rollout.preempted))):
             self.counters[name] += value
+
+
+    def count(self, collector: Any, shards: Any) -> None:
+        """Totals of what lies below: a CollectorThread, and Shards or None."""
+        self.counters["weight_pushes"] = collector.weight_pushes
+        self.counters["restarts"] = collector.restarts + (shards.restarts if shards is not None else 0)
+        self.counters["queued_items"] = collector.queue.qsize()
+        self.counters["dropped_items"] = collector.feed.dropped_items
+        self.counters["passes_cancelled"] = collector.feed.passes_cancelled
+        if shards is not None:
+            self.counters["replay_items_dropped"] = shards.items_dropped
 
 
 def own(rollout: Rollout) -> Rollout:

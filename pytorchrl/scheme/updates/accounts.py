@@ -58,6 +58,8 @@ class Accounts:
         self.updates_skipped_nan = 0
         self.samples_skipped_nan = 0
         self.grads_received = self.grads_applied = self.grads_held = self.grads_dropped = 0
+        self.grads_empty = 0
+        """Those without any sample to learn from."""
         self.grads_late = 0
         """Those whose lag was above `max_grad_lag`."""
         self._grads_by_worker: Counter[int] = Counter()
@@ -137,6 +139,18 @@ class Accounts:
         with self._lock:
             self.grads_held -= 1
             self.grads_dropped += 1
+
+    def empty(self, gradients: Gradients) -> None:
+        """A received gradient has nothing to learn from; no update is made of it."""
+        self._own.move(gradients.num_new_samples, "in_flight", "consumed_unique")
+        with self._lock:
+            self.grads_held -= 1
+            self.grads_empty += 1
+
+    def take_account(self, worker: int, incarnation: int, snapshot: LedgerSnapshot) -> None:
+        """A gradient worker's account, without a gradient."""
+        with self._lock:
+            self._snapshots[worker, incarnation] = snapshot
 
     def add_time(self, name: str, seconds: float) -> None:
         """The update worker's own "wait", "apply" or "push" took so long."""
@@ -224,7 +238,8 @@ class Accounts:
                 "updates": self.updates, "updates_skipped_nan": self.updates_skipped_nan,
                 "samples_skipped_nan": self.samples_skipped_nan,
                 "grads_received": self.grads_received, "grads_applied": self.grads_applied,
-                "grads_held": self.grads_held, "grads_dropped": self.grads_dropped, "grads_late": self.grads_late,
+                "grads_held": self.grads_held, "grads_dropped": self.grads_dropped, "grads_empty": self.grads_empty,
+                "grads_late": self.grads_late,
                 "grads_by_worker": {str(worker): n for worker, n in sorted(self._grads_by_worker.items())},
                 "weight_pushes": pushes,
                 "workers_restarted": counters["restarts"] + self.restarts, "envs_restarted": counters["envs_restarted"],
