@@ -44,7 +44,7 @@ class GradientGroup:
         Returns:
             New vectors, equal on all ranks to the bit; none if no rank has any sample.
         """
-        weighted = torch.cat([*(gradient * num_samples for gradient in gradients), torch.tensor([float(num_samples)])])
+        weighted = torch.cat([*(gradient.cpu() * num_samples for gradient in gradients), torch.tensor([float(num_samples)])])
         total = self._ranks.sum(weighted)
         if total[-1] == 0:
             return []

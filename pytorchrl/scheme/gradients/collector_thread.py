@@ -155,6 +155,11 @@ class CollectorThread(threading.Thread):
         return self._gather.pushes
 
     @property
+    def bytes_out(self) -> int:
+        """Bytes of those weights."""
+        return self._gather.bytes_out
+
+    @property
     def restarts(self) -> int:
         """Lost collection workers that were replaced."""
         return self._gather.restarts

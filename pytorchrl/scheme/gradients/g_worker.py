@@ -471,6 +471,7 @@ class GWorker(Worker):
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=used.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
+            events=report.events, shards=tuple(report.shards),
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
             queue_levels=self.collector.feed.take_levels())
 

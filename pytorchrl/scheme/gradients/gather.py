@@ -45,6 +45,9 @@ class Gather(Protocol):
     pushes: int
     """Weights given to single workers so far."""
 
+    bytes_out: int
+    """Bytes of those weights."""
+
     def push(self, weights: Callable[[], Weights], due: Due, only: int | None = None) -> bool:
         """Attach new weights to the next request of every worker (or of one) for which they are due."""
 
@@ -73,7 +76,7 @@ class LocalGather:
 
     def __init__(self, local_worker: CWorker) -> None:
         self._local_worker, self._journal = local_worker, local_worker.journal
-        self.pushes = self.restarts = self.delivered_by_lost = 0
+        self.pushes = self.bytes_out = self.restarts = self.delivered_by_lost = 0
 
     def step(self, deliver: Deliver) -> None:
         """Collect one rollout in the caller's thread."""
@@ -124,7 +127,7 @@ class _RemoteGather:
         # -1: not even the first weights, so that equal starts do not rest on equal initialisation everywhere.
         self._versions = [-1] * len(workers)
         self._steps_since_push = [0] * len(workers)
-        self.pushes = 0
+        self.pushes = self.bytes_out = 0
         self._num_requests = [0] * len(workers)
         # Touched by the collecting thread only, or after it has ended.
         self._in_flight: Requests[Rollout] = Requests(
@@ -132,6 +135,7 @@ class _RemoteGather:
         # Of rounds that are not complete yet, by worker, oldest first.
         self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
         self._reference: tuple[int, object] | None = None
+        self._num_bytes = 0  # of what it refers to
         self._is_draining = False
 
     def ages(self) -> list[tuple[int, int]]:
@@ -151,6 +155,7 @@ class _RemoteGather:
         snapshot = weights()
         if self._reference is None or self._reference[0] != snapshot.version:
             self._reference = (snapshot.version, self._runtime.put(snapshot))
+            self._num_bytes = snapshot.num_bytes
         for index in chosen:
             self._outbox[index], self._versions[index] = self._reference[1], snapshot.version
             self._steps_since_push[index] = 0
@@ -159,7 +164,9 @@ class _RemoteGather:
     def _request(self, index: int) -> None:
         weights, self._outbox[index] = self._outbox[index], None
         self._num_requests[index] += 1
-        self.pushes += weights is not None
+        if weights is not None:
+            self.pushes += 1
+            self.bytes_out += self._num_bytes
         # The reference is resolved on the way: the worker receives a `Weights`.
         self._in_flight.add(index, self._workers[index].submit(CWorker.collect, weights))  # type: ignore[arg-type]
 

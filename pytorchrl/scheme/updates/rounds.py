@@ -177,6 +177,7 @@ class _RemoteRound:
         self._local, self._workers, self._runtime, self._accounts = local_worker, workers, runtime, accounts
         self._timeout_s, self._supervisor, self._journal = request_timeout_s, supervisor, journal
         self._reference: tuple[int, Any] | None = None
+        self._num_bytes = 0  # of what it refers to
         self._versions = [-1] * len(workers)
         self._drains, self._is_draining = 0, False
         # Touched by the thread that steps only, or after it has ended.
@@ -190,10 +191,12 @@ class _RemoteRound:
             return None
         if self._reference is None or self._reference[0] != version:
             start = self._runtime.now()
-            self._reference = (version, self._runtime.put(self._local.get_weights(learning=True)))
+            weights = self._local.get_weights(learning=True)
+            self._reference, self._num_bytes = (version, self._runtime.put(weights)), weights.num_bytes
             self._accounts.add_time("push", self._runtime.now() - start)
         self._versions[index] = version
         self._accounts.weight_pushes += 1
+        self._accounts.bytes_out += self._num_bytes
         return self._reference[1]
 
     def forget_weights(self) -> None:

@@ -131,7 +131,7 @@ class UWorker(Worker):
         self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
         self.local_worker: GWorker = self.grad_workers.local_worker()
         self.remote_workers = self.grad_workers.remote_workers()
-        self.accounts = Accounts()
+        self.accounts = Accounts(self._runtime.now)
         self._target_steps = target_steps
         self._journal = self._runtime.journal(DRIVER)
         self._record, self._replay = record, replay
