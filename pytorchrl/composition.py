@@ -25,6 +25,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.named import PRESETS
+from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "ppo": PPO, "a2c": A2C, "impala": IMPALA, "appo": APPO, "dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC,
@@ -41,7 +42,9 @@ SYNONYMS = {"learning_rate": "lr", **{own: name for names in _RENAMED.values() f
 _NOT_OPTIONS = {
     "environments": {"env_fn", "log_dir", "num_threads"},
     "actor": {"observation_space", "action_space"},
-    "scheme": {"algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory"},
+    "scheme": {"algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory",
+               # Those of the storage, which is made of the same options.
+               "prioritized", *STORAGE_OPTIONS},
 }
 _EVALUATION_ENVS = 8
 

@@ -302,6 +302,16 @@ class SyntheticReplay(SyntheticStorage):
         """Every step is as likely as another."""
         return float(len(self._drawn_from))
 
+    @property
+    def num_items(self) -> int:
+        """Steps that it holds."""
+        return len(self._drawn_from)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of their numbers."""
+        return self._drawn_from.nbytes
+
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
         """Keep them, for tests to look at."""
         self.told.append((ids, errors))

@@ -36,6 +36,7 @@ from pytorchrl.scheme.gradients.bad_batches import check_directory
 from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
 from pytorchrl.scheme.replay.r_worker_set import FREE
 from pytorchrl.scheme.replay.shards import ROUTINGS
+from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS
 from pytorchrl.scheme.supervisor import check_policy
 from pytorchrl.scheme.updates.rounds import LagRule
 
@@ -45,11 +46,14 @@ _USES = ("minibatch_buffer_size", "num_passes", "ramp", "buffer", "replay_propor
 _QUEUE_ONLY = (*_USES, "replay_slots", "queue_policy", "on_starved", "max_policy_lag", "on_policy_lag")
 _ASYNC_ONLY = (*_QUEUE_ONLY, "queue_size", "col_in_flight", "broadcast_interval", "max_weight_sync_delay")
 _NOT_WITH_REPLAY = (*_USES, "microbatch_size")
-_REPLAY_ONLY = ("learning_starts", "add_in_flight", "routing", "min_replay_ratio", "max_replay_ratio", "replay_worker_resources")
+_REPLAY_ONLY = ("learning_starts", "add_in_flight", "routing", "initial_priority", "prioritized", *STORAGE_OPTIONS, "min_replay_ratio",
+                "max_replay_ratio", "replay_worker_resources")
 _ASYNC_GRADS_ONLY = ("aggregate", "max_grad_lag", "lag_policy")
 _RATIOS = ("min_replay_ratio", "max_replay_ratio")
 _PREFETCH = 4
-_CHOICES = {"queue_policy": QUEUE_POLICIES, "on_starved": STARVED_POLICIES, "buffer": BUFFERS, "on_policy_lag": LAG_POLICIES}
+_INITIAL_PRIORITIES = ("max", "worker")
+_CHOICES = {"initial_priority": _INITIAL_PRIORITIES, "queue_policy": QUEUE_POLICIES, "on_starved": STARVED_POLICIES,
+            "buffer": BUFFERS, "on_policy_lag": LAG_POLICIES}
 _LARGE_BYTES = 10 * 2**20
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
 
@@ -160,6 +164,8 @@ class Checks:
         self._parse("add_in_flight", partial(check_count, "add_in_flight"))
         if options["routing"] not in ROUTINGS:
             self._problems.append(f"routing must be one of {', '.join(ROUTINGS)}, got {options['routing']!r}")
+        if options["prioritized"] is not None and not isinstance(options["prioritized"], bool):
+            self._problems.append(f"prioritized must be True, False or None, got {options['prioritized']!r}")
         for name in _RATIOS:
             value = options[name]
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf):
@@ -196,6 +202,7 @@ class Checks:
         if not storage.cls.keeps:
             raise ConfigError(f"num_replay_workers={num_shards} needs a storage that keeps transitions, such as ReplayBuffer, "
                               f"got {storage.cls.__name__}")
+        self._check_priorities(algo, storage)
         size, own = storage.options.size, storage.options.size // num_shards
         rollout = getattr(storage.options, "rollout_size", 1) * train_envs.num_envs
         if options["train_batch_size"] is None:
@@ -204,7 +211,7 @@ class Checks:
             options["learning_starts"] = getattr(algo.options, "start_steps", 0)
         options["prefetch"] = options["prefetch"] or _PREFETCH
         for wrong, text in (
-                (own < options["train_batch_size"] and not getattr(storage.cls, "draws_sequences", False),
+                (own < options["train_batch_size"] and not storage.cls.draws_sequences,
                  f"size {size} over {num_shards} shards is {own} each, less than train_batch_size {options['train_batch_size']}"),
                 (own < rollout, f"a shard must hold a rollout of {rollout} steps, size {size} over {num_shards} shards is {own} each"),
                 (options["learning_starts"] > size, f"learning_starts {options['learning_starts']} exceeds size {size}")):
@@ -214,6 +221,8 @@ class Checks:
     def _check_sequences(self, storage: Any, train_envs: Any) -> None:
         """Refuse replay in which no sequence would ever be complete; the steps of a worker stay together."""
         options = self._options
+        if not storage.cls.draws_sequences:
+            return
         num_shards = options["num_replay_workers"] or 1
         storage.cls.check_size(storage.options, train_envs.num_envs, -(-options["num_col_workers"] // num_shards),
                                storage.options.size // num_shards)
@@ -221,6 +230,20 @@ class Checks:
             raise ConfigError("routing='least_loaded' would tear sequences apart, whose steps come rollout by rollout; leave it out")
         if options["num_replay_workers"] is not None:
             options["routing"] = "by_stream"
+
+    def _check_priorities(self, algo: Any, storage: Any) -> None:
+        """Refuse priorities that nothing would set."""
+        by_worker = self._options["initial_priority"] == "worker"
+        if by_worker and storage.cls.draws_sequences:
+            raise ConfigError(f"initial_priority='worker' is for single transitions; {storage.cls.__name__} draws sequences, so "
+                              "leave it out")
+        if by_worker and not storage.cls.has_priorities:
+            raise ConfigError(f"initial_priority='worker' needs a storage with priorities, such as PERBuffer, got "
+                              f"{storage.cls.__name__}")
+        if storage.cls.has_priorities and not hasattr(algo.cls, "td_errors"):
+            option = "initial_priority='worker'" if by_worker else "prioritized=True" if self._options["prioritized"] \
+                else storage.cls.__name__
+            raise ConfigError(f"{option} needs an algorithm whose info has errors, {algo.cls.__name__} has none")
 
     def _check_runtime(self) -> None:
         runtime = self._options["runtime"]
@@ -400,8 +423,7 @@ class Checks:
                 ours, theirs = getattr(train_envs, what), getattr(test_envs, what)
                 if ours != theirs:
                     raise SpaceError(f"{what} differs: training environments have {ours}, test environments {theirs}")
-        if getattr(storage.cls, "draws_sequences", False):
-            self._check_sequences(storage, train_envs)
+        self._check_sequences(storage, train_envs)
         self._replay_level(algo, storage, train_envs)
         self._check_batch(algo, storage, train_envs)
         self._check_precision(algo)

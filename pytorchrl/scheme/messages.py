@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,12 @@ class Weights:
     """Values of scheduled or changed algorithm parameters in force at this version."""
     learning: dict[str, np.ndarray] = field(default_factory=dict)
     """For gradient workers, what they need beyond the acting state: target networks and the like."""
+
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the states that cross."""
+        return sum(array.nbytes for part in (self.state, self.learning) for array in part.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,10 @@ class Gradients:
     """Of the rollouts that came into use, with the last gradient made from them."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by operation since the last message."""
+    events: dict[str, int] = field(default_factory=dict)
+    """How often each operation was done in that time."""
+    shards: tuple[Mapping[str, Any], ...] = ()
+    """Statistics of each replay shard."""
     counters: dict[str, int] = field(default_factory=dict)
     """Totals by name: weight pushes, bytes."""
     incarnation: int = 0

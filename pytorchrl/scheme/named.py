@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.worker import ASYNC, SYNC
+from pytorchrl.scheme.replay.storage_options import has_priorities
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -176,8 +177,10 @@ class NamedSchemes:
 
         Arguments as of `a3c`; the settings are `num_col_workers=2`, `num_replay_workers=1`, `max_weight_sync_delay=400`,
         `col_in_flight=2`, `prefetch=4`, `add_in_flight=2`, `routing="round_robin"`. The storage is such as `PERBuffer`, and
-        `DQN` has `epsilon_per_worker=True`.
+        `DQN` has `epsilon_per_worker=True`. Where the storage has priorities, `initial_priority="worker"`.
         """
+        if has_priorities(storage_factory, settings):
+            settings.setdefault("initial_priority", "worker")
         return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
                    **PRESETS["apex"].settings(algo_factory, settings))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import secrets
 import warnings
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import Factory, Schedule
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import DEFAULT_RESOURCES, FaultPlan, Future, Handle, Runtime, make_runtime
@@ -27,6 +28,7 @@ from pytorchrl.scheme.messages import Weights
 from pytorchrl.scheme.named import NamedSchemes
 from pytorchrl.scheme.record import RecordWriter, read_record
 from pytorchrl.scheme.replay.r_worker_set import FREE, RWorkerSet
+from pytorchrl.scheme.replay.storage_options import with_options
 from pytorchrl.scheme.updates.u_worker import UWorker
 
 # One evaluation is begun anew so often.
@@ -58,6 +60,14 @@ class Scheme(NamedSchemes):
         add_in_flight: Rollouts on their way to each shard, before collection waits.
         routing: Shard of a rollout: "round_robin", "least_loaded", or "by_stream" (one for each collection worker; always
             so for sequences).
+        initial_priority: First priority of a transition in a storage with priorities: "max" (the largest that was seen) or
+            "worker" (its TD error by the weights of the collection worker that made it).
+        size: Env steps of replay in all, in place of the storage's own; and so are the next five. None: the storage's.
+        prioritized: True makes a ReplayBuffer draw by priority, False a PERBuffer uniformly.
+        alpha: How much priorities count.
+        beta: How much importance weights correct for it; a number or a schedule.
+        epsilon: Added to each absolute error.
+        stratified: Whether to draw once from each equal part of the priorities' sum.
         min_replay_ratio: Env steps consumed for each collected, below which collection waits for learning; None: never.
         max_replay_ratio: The same, above which learning waits for collection; None: never.
         num_grad_workers: Gradient workers; 1 means the local one, 2 or more are remote.
@@ -136,7 +146,9 @@ class Scheme(NamedSchemes):
                  fraction_samples: float = 0.25, compress_data_to_send: bool = False,
                  num_replay_workers: int | None = None, replay_worker_resources: Mapping[str, float] = FREE,
                  learning_starts: int | None = None, add_in_flight: int = 2, routing: str = "round_robin",
-                 min_replay_ratio: float | None = None, max_replay_ratio: float | None = None,
+                 initial_priority: str = "max", size: int | None = None, prioritized: bool | None = None,
+                 alpha: float | None = None, beta: float | Schedule | None = None, epsilon: float | None = None,
+                 stratified: bool | None = None, min_replay_ratio: float | None = None, max_replay_ratio: float | None = None,
                  num_grad_workers: int = 1,
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
                  compress_grads_to_send: bool = False, distribute_gradients: bool = False, col_in_flight: int = 2,
@@ -159,6 +171,8 @@ class Scheme(NamedSchemes):
         self.train_envs_factory, self.test_envs_factory = train_envs_factory, test_envs_factory
         checks = Checks(given, {name: parameter.default for name, parameter in inspect.signature(Scheme).parameters.items()})
         self._options = checks.run()
+        if num_replay_workers is not None and isinstance(storage_factory, Factory):
+            storage_factory = self.storage_factory = with_options(storage_factory, self._options)
         checks.agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         checks.microbatches(algo_factory)
         self._replay = None if replay is None else read_record(replay)
@@ -166,7 +180,7 @@ class Scheme(NamedSchemes):
             seed = secrets.randbits(32) if self._replay is None else self._replay.settings["seed"]
         self.seed = check_seed(seed)
         self.settings: dict[str, Any] = {
-            **{name: str(value) if isinstance(value, (Execution, Communication)) else
+            **{name: str(value) if isinstance(value, (Execution, Communication, Schedule)) else
                dict(value) if isinstance(value, Mapping) else value for name, value in self._options.items()},
             "seed": self.seed,
         }
@@ -260,7 +274,7 @@ class Scheme(NamedSchemes):
         col_factory = CWorkerSet.create_factory(
             num_col, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory,
             worker_resources=col_resources, compress_data_to_send=options["compress_data_to_send"], seed=self.seed,
-            num_threads=options["num_threads"], num_parents=max(1, grad_remote))
+            num_threads=options["num_threads"], num_parents=max(1, grad_remote), initial_priority=options["initial_priority"])
         replay_level: dict[str, Any] = {}
         if num_shards is not None:
             replay_level["replay_workers_factory"] = RWorkerSet.create_factory(
@@ -316,6 +330,29 @@ class Scheme(NamedSchemes):
             if self._replay is None:
                 raise
             raise ReplayError(f"the replayed run does not follow its record {self._replay.path!r}: {deadlock}") from deadlock
+
+    def drain(self, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Bring to an end whatever is underway, so that nothing is in flight or queued; the next `step()` goes on.
+
+        Nobody is asked for anything more. Rollouts that are being made are finished; replay takes them, and what is in
+        replay stays. Gradients and data that no update has used are given up, as `dropped["shutdown"]`. At most the update
+        that a thread is making is made.
+
+        Args:
+            timeout_s: Seconds; workers that have given nothing by then are lost.
+
+        Returns:
+            The ledger.
+
+        Raises:
+            ConfigError: A time that is none, or the run is recorded or replayed.
+            Exception: Whatever ended a worker or thread.
+        """
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
+            raise ConfigError(f"timeout_s must be a number of seconds > 0, got {timeout_s!r}")
+        if self._worker is not None and self._final is None:
+            self._worker.drain(timeout_s)
+        return self.ledger()
 
     def stop(self) -> dict[str, Any]:
         """End every worker, thread and process of this scheme. Idempotent.

@@ -60,7 +60,7 @@ class Algorithm(Updatable, ABC):
         """A factory of this algorithm; raises `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, options))
 
-    @classmethod  # noqa: B027 - most take what they are given
+    @classmethod
     def check_actor(cls, actor: Factory[Any]) -> None:
         """Raise `ConfigError` if actors of this factory are not what the algorithm can learn with."""
 

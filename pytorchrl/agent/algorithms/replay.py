@@ -171,6 +171,11 @@ class ReplayAlgorithm(Algorithm):
             name, () without gradient; and the absolute TD errors (B,).
         """
 
+    def td_errors(self, batch: ReplayBatch) -> Tensor:
+        """(B,) absolute TD errors; nothing is learned."""
+        with torch.no_grad():
+            return self.losses(batch)[2]
+
     def compute_gradients(self, batch: ReplayBatch) -> tuple[list[Tensor], dict[str, Any]]:  # type: ignore[override]
         """See `Algorithm`; all groups at the same parameters.
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pytorchrl.agent.algorithms import Algorithm
 
 _FIRST_PRIORITY = 1.0
+_ERROR = "error"
+"""Name, among the further rows of a rollout, of the absolute TD errors that its collector found, (T, E) float32."""
 
 
 class ReplayBuffer(Storage):
@@ -149,11 +151,14 @@ class ReplayBuffer(Storage):
         if not self.num_items:
             return None
         rows, weight = self._draw(batch_size)
-        ring = self._ring
+        self._ring.columns["used"][rows] = True
+        self._num_sampled += batch_size
+        return self._batch(self._ring, rows, weight)
+
+    def _batch(self, ring: Ring, rows: np.ndarray, weight: np.ndarray) -> ReplayBatch:
+        """The transitions from rows of a ring, (B,) places, with these weights."""
         window = ring.window(rows, self.options.n_step, self._algorithm.gamma)
         following = ring.columns["link"][window.last]
-        ring.columns["used"][rows] = True
-        self._num_sampled += batch_size
         mask, next_mask = ring.take_mask(rows), ring.take_mask(following)
         return ReplayBatch(
             obs=self._tensors(ring.take(rows)),
@@ -165,7 +170,7 @@ class ReplayBuffer(Storage):
             ids=torch.from_numpy(ring.ids(rows)),
             mask=None if mask is None else self._tensor(mask),
             next_mask=None if next_mask is None else self._tensor(next_mask),
-            num_samples=batch_size,
+            num_samples=len(rows),
         )
 
     # Parameters, states
@@ -215,7 +220,9 @@ class ReplayBuffer(Storage):
 
     def _insert(self, rollout: RolloutData, source: Hashable) -> None:
         """Append a rollout of at least one step."""
-        self._inserted(self._ring.insert(rollout, source))
+        errors = rollout.other.get(_ERROR)
+        self._inserted(self._ring.insert(rollout, source)._replace(
+            errors=None if errors is None else errors.numpy().T.reshape(-1)))
 
     def _inserted(self, inserted: Inserted) -> None:
         """Rows were written, and can be drawn where they are valid."""
@@ -255,8 +262,10 @@ class PERBuffer(ReplayBuffer):
     """Replay in which transitions with a large error are drawn more often (Schaul et al. 2016).
 
     With d the absolute error: p = (d + epsilon)^alpha, P = p / sum p, w = (N P)^-beta / max w. New ones get the largest d +
-    epsilon seen so far, 1 at first.
+    epsilon seen so far, 1 at first; those of rollouts that `add_errors` has seen, their own.
     """
+
+    has_priorities: ClassVar[bool] = True
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayBuffer.Options):
@@ -318,6 +327,21 @@ class PERBuffer(ReplayBuffer):
         if np.isfinite(errors).all():
             self.update_priorities(_array(batch.ids), errors)
 
+    def add_errors(self, rollout: RolloutData) -> None:
+        """Let a rollout bring its transitions' first priorities: absolute TD errors by the weights of this algorithm.
+
+        What is n steps ahead ends with the rollout, as it does in replay until the next one comes.
+
+        Args:
+            rollout: T >= 1 steps; `other["error"]` (T, E) float32 is added, 0 where there is no transition.
+        """
+        ring = Ring(rollout.num_steps * rollout.num_envs, stacked_frames=1)
+        rows = ring.insert(rollout, None).rows
+        rows = rows[ring.columns["drawable"][rows]]
+        errors = np.zeros(ring.capacity, np.float32)
+        errors[rows] = _array(self._algorithm.td_errors(self._batch(ring, rows, np.ones(len(rows)))))
+        rollout.other[_ERROR] = torch.from_numpy(errors.reshape(rollout.num_envs, rollout.num_steps).T.copy())
+
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
         """Set p of transitions by their errors; those that are gone are passed over and counted.
 
@@ -337,10 +361,8 @@ class PERBuffer(ReplayBuffer):
         known = self._ring.resident(ids)
         known[known] = self._ring.columns["drawable"][rows[known]]
         self._num_stale += int(np.count_nonzero(~known))
-        rows, priorities = rows[known], np.abs(errors[known]).astype(np.float64) + self.options.epsilon
-        if len(rows):
-            self._max_priority = max(self._max_priority, float(priorities.max()))
-            self._set_leaves(rows, priorities ** self.options.alpha)
+        if known.any():
+            self._set_leaves(rows[known], self._priorities(errors[known]) ** self.options.alpha)
 
     def reset(self) -> None:
         """See `ReplayBuffer`; the largest priority seen stays."""
@@ -351,7 +373,18 @@ class PERBuffer(ReplayBuffer):
     def _inserted(self, inserted: Inserted) -> None:
         self._set_leaves(inserted.broken, 0.0)
         valid = self._ring.columns["drawable"][inserted.rows]
-        self._set_leaves(inserted.rows, np.where(valid, self._max_priority ** self.options.alpha, 0.0))
+        priorities: float | np.ndarray = self._max_priority
+        if inserted.errors is not None:
+            priorities = self._priorities(inserted.errors)
+        self._set_leaves(inserted.rows, np.where(valid, priorities ** self.options.alpha, 0.0))
+
+    def _priorities(self, errors: np.ndarray) -> np.ndarray:
+        """Priorities (N,) float64 by errors (N,); the largest is remembered. Raises `ValueError` if one is not finite."""
+        if not np.isfinite(errors).all():
+            raise ValueError("priorities must be finite")
+        priorities = np.abs(errors).astype(np.float64) + self.options.epsilon
+        self._max_priority = max(self._max_priority, float(priorities.max(initial=0.0)))
+        return priorities
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         share = torch.rand(count, dtype=torch.float64, generator=self.generator).numpy()

@@ -31,6 +31,8 @@ class Inserted(NamedTuple):
     """Resident rows that cannot be drawn any more: an older picture of their stack went."""
     continued: np.ndarray
     """(E,) bool, whether the environment goes on where the source's last rollout left it."""
+    errors: np.ndarray | None = None
+    """(T·E,) absolute errors of the rows, where their collector has found them."""
 
 
 class Window(NamedTuple):

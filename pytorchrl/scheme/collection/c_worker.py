@@ -40,6 +40,8 @@ class CWorker(Worker):
         compress_data_to_send: Whether rollouts are compressed, without loss.
         num_siblings, num_parents: Collection workers of each gradient worker, and gradient workers, for what differs by
             worker.
+        initial_priority: "worker": rollouts bring TD errors, by the weights they were made with, which become first
+            priorities in replay; "max": they do not.
         runtime: Owner of the clock.
         journal: That of its GWorker, for the one whose parameters two threads use.
 
@@ -56,7 +58,7 @@ class CWorker(Worker):
                  collects: bool = True, initial_weights: Weights | None = None, device: str = "cpu", seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
                  compress_data_to_send: bool = False, num_siblings: int = 1, num_parents: int = 1,
-                 runtime: Runtime | None = None, journal: Journal | None = None) -> None:
+                 initial_priority: str = "max", runtime: Runtime | None = None, journal: Journal | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -82,6 +84,7 @@ class CWorker(Worker):
         self._now = runtime.now
         self._point = runtime.points(f"GWorker {index_parent}/CWorker {index_worker}", incarnation)
         self._owned_data, self._compress = owned_data, compress_data_to_send
+        self._finds_errors = initial_priority == "worker"
         self._sequence = 0
         # Written by signals from another thread, read once per step.
         self._interrupted = False
@@ -92,14 +95,22 @@ class CWorker(Worker):
             self.set_weights(initial_weights)
 
     def get_weights(self) -> Weights:
-        """A snapshot of the acting state and its version; made at most once per version."""
+        """A snapshot of the acting state and its version; made at most once per version.
+
+        With the learning state where collection workers find errors: a TD error takes target networks and critics.
+        """
         with self.journal.lock:
             if self._snapshot is None or self._snapshot.version != self.version:
                 state = {key: value.numpy() for key, value in self.algo.acting_state().items()}
-                self._snapshot = Weights(self.version, state, dict(self.algo.parameters))
+                learning = self.learning_state() if self._finds_errors else {}
+                self._snapshot = Weights(self.version, state, dict(self.algo.parameters), learning)
             elif self._snapshot.parameters != self.algo.parameters:  # schedules move within a version
                 self._snapshot = replace(self._snapshot, parameters=dict(self.algo.parameters))
             return self._snapshot
+
+    def learning_state(self) -> dict[str, np.ndarray]:
+        """What computing gradients needs beyond the acting state."""
+        return {name: value.numpy() for name, value in self.algo.learning_state().items()}
 
     def set_weights(self, weights: Weights | Mapping[str, Any]) -> None:
         """Copy weights into the actor; nothing else moves.
@@ -141,6 +152,8 @@ class CWorker(Worker):
             check_finite(data.final_obs, f"{where}, last observations of episodes", env_axis=0)
             with torch.no_grad():
                 self.algo.finish_rollout(data)
+                if self._finds_errors:
+                    self.storage.add_errors(data)
                 moments = self._moments(data)
         raw = sent = 0
         if self._owned_data:

@@ -35,6 +35,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         collects: False for the GWorker that only serves parameters: no environments anywhere below it.
         first_incarnation: Of its remote workers, where their GWorker is a replacement itself.
         journal: That of their GWorker, for the local worker.
+        initial_priority: "worker" or "max"; see `CWorker`.
     """
 
     def __init__(self, num_workers: int, index_parent: int, local_device: str = "cpu", *, algo_factory: Factory[Any],  # noqa: PLR0913
@@ -43,7 +44,7 @@ class CWorkerSet(WorkerSet[CWorker]):
                  seed: int = 0, num_threads: int | None = 1, num_parents: int = 1, col_execution: Execution | str = CENTRAL,
                  col_communication: Communication | str = "synchronous", runtime: Runtime | None = None,
                  initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0,
-                 journal: Journal | None = None) -> None:
+                 journal: Journal | None = None, initial_priority: str = "max") -> None:
         parallel, asynchronous = Execution(col_execution) is PARALLEL, Communication(col_communication) is ASYNC
         runtime = runtime or ThreadRuntime()
         self.runtime = runtime if parallel else runtime.in_process()
@@ -52,6 +53,7 @@ class CWorkerSet(WorkerSet[CWorker]):
             "storage_factory": storage_factory, "train_envs_factory": train_envs_factory, "seed": seed,
             "compress_data_to_send": compress_data_to_send, "initial_weights": initial_weights,
             "num_siblings": num_workers, "num_parents": num_parents, "runtime": self.runtime,
+            "initial_priority": initial_priority,
         }
         twin = asynchronous and not parallel
         num_remote = 0 if not collects else num_workers if parallel else int(twin)
@@ -66,11 +68,11 @@ class CWorkerSet(WorkerSet[CWorker]):
     def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],  # noqa: PLR0913
                        storage_factory: Factory[Any], train_envs_factory: Factory[Any],
                        worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
-                       seed: int = 0, num_threads: int | None = 1, num_parents: int = 1) -> Callable[..., CWorkerSet]:
+                       seed: int = 0, num_threads: int | None = 1, num_parents: int = 1, initial_priority: str = "max") -> Callable[..., CWorkerSet]:
         """A function that makes new CWorkerSets; a GWorker calls it with what only it knows."""
         check_count("num_workers", num_workers)
         return partial(
             cls, num_workers, algo_factory=algo_factory, actor_factory=actor_factory, storage_factory=storage_factory,
             train_envs_factory=train_envs_factory, worker_resources=worker_resources,
             compress_data_to_send=compress_data_to_send, seed=seed, num_threads=num_threads,
-            num_parents=num_parents)
+            num_parents=num_parents, initial_priority=initial_priority)

@@ -42,10 +42,12 @@ class GradientGroup:
             num_samples: Valid samples behind this rank's gradients, n.
 
         Returns:
-            New vectors, equal on all ranks to the bit.
+            New vectors, equal on all ranks to the bit; none if no rank has any sample.
         """
-        weighted = torch.cat([*(gradient * num_samples for gradient in gradients), torch.tensor([float(num_samples)])])
+        weighted = torch.cat([*(gradient.cpu() * num_samples for gradient in gradients), torch.tensor([float(num_samples)])])
         total = self._ranks.sum(weighted)
+        if total[-1] == 0:
+            return []
         means = total[:-1] / total[-1]
         return list(torch.split(means, [gradient.numel() for gradient in gradients]))
 

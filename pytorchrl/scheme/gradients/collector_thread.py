@@ -7,19 +7,25 @@ import queue
 import threading
 from typing import Any
 
-from pytorchrl.errors import LearnerStarvedError, StoppedError
+from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, check_count, check_fraction
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.feed import Feed
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S, Barrier, Due, Gather, LocalGather, OnArrival, OnDemand
-from pytorchrl.scheme.gradients.minibatch_buffer import Item
+from pytorchrl.scheme.gradients.minibatch_buffer import Item, Part
+from pytorchrl.scheme.gradients.report import own
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.parking import Parking
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervisor import Supervisor
 
 logger = logging.getLogger(__name__)
+
+
+class HeldError(StoppedError):
+    """The learner waits for data, and is to be drained before it gets any. Ends the request, not the worker."""
 
 
 class CollectorThread(threading.Thread):
@@ -81,6 +87,9 @@ class CollectorThread(threading.Thread):
         self.queue = self.feed.queue
         self._shards = shards
         self.failure: BaseException | None = None
+        self._parking = Parking(self._runtime)
+        # Numbers of drains that were announced and made: signals may come late.
+        self._drain_announced = self._drains = 0
         self._gather: Gather
         supervisor = supervisor or Supervisor(remote_workers, lambda place: None, self._runtime, "raise")
         if not remote_workers:
@@ -107,7 +116,9 @@ class CollectorThread(threading.Thread):
         """Collect until closed. An exception ends the thread, and `get` raises it."""
         try:
             while not self.stopped:
-                self.step()
+                self._parking.rest_if_asked(lambda: self.stopped)
+                if not self.stopped:
+                    self.step()
         except BaseException as failure:  # noqa: BLE001 - re-raised to the owner by get()
             self.failure = failure
             self._journal.fail(failure)
@@ -142,6 +153,11 @@ class CollectorThread(threading.Thread):
     def weight_pushes(self) -> int:
         """Weights given to single workers so far."""
         return self._gather.pushes
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes of those weights."""
+        return self._gather.bytes_out
 
     @property
     def restarts(self) -> int:
@@ -184,6 +200,7 @@ class CollectorThread(threading.Thread):
         Raises:
             StoppedError: The thread has been closed.
             LearnerStarvedError: Nothing came within `queue_timeout_s`, and `on_starved` is "raise".
+            HeldError: It is to be drained; asynchronous collection.
             Exception: Whatever ended the thread.
         """
         if not self._asynchronous:
@@ -198,6 +215,8 @@ class CollectorThread(threading.Thread):
         while True:
             if self.stopped:
                 raise StoppedError(f"collection of GWorker {self.index_worker} has been stopped")
+            if self.is_held:
+                raise HeldError(f"GWorker {self.index_worker} is to be drained")
             try:
                 return self.feed.take(POLL_INTERVAL_S)
             except queue.Empty:
@@ -209,10 +228,72 @@ class CollectorThread(threading.Thread):
                 deadline = float("inf")
                 self._tell_starved()
 
+    def get_rounds(self, microbatch: int, target: int) -> Item:
+        """Whole synchronous rounds as one item: microbatches of so many env steps at least, until there are `target`."""
+        earlier: list[Part] = []
+        goal = microbatch
+        while True:
+            item = self.get()
+            newest, item.parts = item.parts, [*earlier, *item.parts]
+            if item.num_steps >= goal:
+                if item.num_steps >= target:
+                    return item
+                goal = item.num_steps + microbatch
+            # The local worker hands out its storage's own rows, which its next rollout overwrites.
+            earlier += [part._replace(rollout=own(part.rollout)) for part in newest]
+
     def ensure_started(self) -> None:
-        """Begin to collect, if it has not begun."""
+        """Begin to collect, if it has not begun, or go on after a drain."""
         if self.ident is None:
             self._runtime.start_thread(self)
+        elif not self.is_held:
+            self._parking.let_go()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is to be drained."""
+        return self._drain_announced > self._drains
+
+    def hold(self, number: int) -> None:
+        """Signal: drain number so and so, from 1, is to come; a learner that waits for data gives up waiting."""
+        self._drain_announced = max(self._drain_announced, number)
+
+    def why_no_data(self) -> BaseException | None:
+        """What keeps data from coming: the error that ended the thread, or that it is to be drained."""
+        return HeldError("to be drained") if self.is_held and self.failure is None else self.failure
+
+    def drain(self, number: int, timeout_s: float) -> None:
+        """Collect nothing more until data are asked for again; wait for what is in flight, and empty the queue.
+
+        Rollouts that come still are in flight in the ledger, or in replay. The learner takes nothing meanwhile.
+
+        Raises:
+            WorkerLostError: The thread did not come to rest in time.
+            Exception: Whatever ended the thread, or ends a worker.
+        """
+        self.hold(number)
+        deadline = self._runtime.now() + timeout_s
+        if self._shards is not None:
+            self._shards.is_draining = True
+        while self._asynchronous and not self._parking.ask(self.is_alive, POLL_INTERVAL_S):
+            self.feed.clear()  # it may wait for room
+            if self._runtime.now() > deadline:
+                raise WorkerLostError(f"{self.name} did not come to rest within {timeout_s:.1f} s")
+        if self.failure is not None:
+            raise self.failure
+        self._gather.drain(lambda rollouts: self._deliver_late(rollouts, deadline), deadline)
+        if self._shards is not None:
+            self._shards.drain(deadline)
+            self._shards.is_draining = False
+        self.feed.clear()
+        self._drains = number
+
+    def _deliver_late(self, rollouts: list[Rollout], deadline: float) -> None:
+        """Book what arrives while draining; replay takes it, the queue does not."""
+        for rollout in rollouts:
+            self._ledger.collect(rollout.num_env_steps)
+            if self._shards is not None and rollout.num_env_steps:
+                self._shards.add(rollout, lambda: self.stopped or self._runtime.now() > deadline)
 
     def _tell_starved(self) -> None:
         alive, num_asked = self._gather.state()

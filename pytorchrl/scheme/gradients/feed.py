@@ -120,6 +120,18 @@ class Feed:
         self.dropped_items += 1
         self._ledger.drop(item.num_new_steps, "queued", DropReason.QUEUE_FULL)
 
+    def clear(self) -> None:
+        """Give up everything, used or not; its steps stay queued in the ledger. For a learner that takes nothing meanwhile."""
+        with self._journal.lock:
+            while not self.queue.empty():
+                self.queue.get(0.0)
+                self.dropped_items += 1
+            self.passes_cancelled += self._buffer.uses_left
+            self._buffer.clear()
+            self._batches.clear()
+            self._in_use_since = None
+        self._room.set()
+
     def may_ask(self, num_asked: int) -> bool:
         """Whether a rollout asked for now would not be too old at its first use, behind `num_asked` that were asked for.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +21,9 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.accumulator import GradAccumulator, Used, warn_of_batch_norm, why_all_is_kept
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
-from pytorchrl.scheme.gradients.collector_thread import CollectorThread
-from pytorchrl.scheme.gradients.minibatch_buffer import Item, Part
-from pytorchrl.scheme.gradients.report import Report, decode, merge_parts, own
+from pytorchrl.scheme.gradients.collector_thread import CollectorThread, HeldError
+from pytorchrl.scheme.gradients.minibatch_buffer import Item
+from pytorchrl.scheme.gradients.report import Report, decode, merge_parts, with_part
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -36,26 +35,9 @@ _INCARNATIONS = 64
 # stop() gives workers this long to end their running call; the whole of stop() promises 10 s.
 _STOP_TIMEOUT_S = 5.0
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 __all__ = ["CollectorThread", "GWorker"]
 
 logger = logging.getLogger(__name__)
-
-
-def _with_part(method: Callable[Concatenate[GWorker, P], R]) -> Callable[Concatenate[GWorker, P], R]:
-    """Let an error take along what its worker's journal has noted, for no gradient will."""
-    @functools.wraps(method)
-    def call(self: GWorker, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            if self.index_worker > 0:  # the local one is asked by its owner
-                error.part = self.take_part()  # type: ignore[attr-defined]
-            raise
-
-    return call
 
 
 class GWorker(Worker):
@@ -85,7 +67,6 @@ class GWorker(Worker):
         norm_over: "batch" or "microbatch": what an algorithm normalises over where batches are collected by pieces.
         replay_workers_factory: Makes its set of replay shards; None for no replay level.
         replay_options: Further arguments of `Shards`.
-        collector_options: Further options of `CollectorThread`.
 
     Attributes:
         index_worker, col_communication, compress_grads_to_send: As given.
@@ -201,7 +182,7 @@ class GWorker(Worker):
     def _draw(self, shards: Shards) -> Any:
         start = self._runtime.now()
         self.collector.ensure_started()
-        batch = shards.get(lambda: self.collector.stopped, lambda: self.collector.failure, self.storage.parameters)
+        batch = shards.get(lambda: self.collector.stopped, self.collector.why_no_data, self.storage.parameters)
         self._report.add_time("wait", self._runtime.now() - start)
         for rollout in shards.take_headers():
             self._report.add_rollout(rollout, self.actor_version, self.actor_version)
@@ -234,16 +215,10 @@ class GWorker(Worker):
         self._evicted = evicted
 
     def _count_new(self, num_drawn: int) -> int:
-        """Env steps that a batch uses for the first time, of those that it draws for the first time in this pass.
-
-        Old rollouts were counted with an earlier item. Batches mix them with new ones, so that each counts its share.
-        """
+        """Env steps that a batch uses for the first time, of those that it draws for the first time in this pass."""
         assert self._item is not None
-        if self._item.uses > 1 or not num_drawn:
-            return 0
-        new, total, before = self._item.num_new_steps, self._item.num_steps, self._drawn_steps
-        self._drawn_steps += num_drawn
-        return self._drawn_steps * new // total - before * new // total
+        before, self._drawn_steps = self._drawn_steps, self._drawn_steps + num_drawn
+        return self._item.count_new(before, self._drawn_steps)
 
     def _collect(self) -> Item:
         """The next item.
@@ -254,28 +229,17 @@ class GWorker(Worker):
         if self._train_batch_size is None or self.col_communication is ASYNC:
             return self.collector.get()
         microbatch = self._microbatch_size or self._train_batch_size
-        target = microbatch if self._forgets else self._train_batch_size
-        earlier: list[Part] = []
-        goal = microbatch
-        while True:
-            item = self.collector.get()
-            newest, item.parts = item.parts, [*earlier, *item.parts]
-            if item.num_steps >= goal:
-                if item.num_steps >= target:
-                    return item
-                goal = item.num_steps + microbatch
-            # The local worker hands out its storage's own rows, which its next rollout overwrites.
-            earlier += [part._replace(rollout=own(part.rollout)) for part in newest]
+        return self.collector.get_rounds(microbatch, microbatch if self._forgets else self._train_batch_size)
 
     def _tell_replay(self, batch: Any, info: dict[str, Any]) -> None:
         """What a gradient said of single samples is for priorities, not for reports."""
         if self.shards is None:
             self.storage.after_gradients(batch, info)
         errors = info.pop("errors", None)
-        if self.shards is not None and errors is not None and not self._fault:
+        if self.shards is not None and self.storage.has_priorities and errors is not None and not self._fault:
             self.shards.learned(batch.ids, self.storage.item_errors(batch, errors))
 
-    @_with_part
+    @with_part
     def prepare(self, weights: Weights | None = None, *,
                 skip_remaining: bool = False) -> tuple[Moments, WorkersPart | None]:
         """Take the next item if the last is used up; (count, mean, M2) of its advantages, and the journal's part.
@@ -313,7 +277,10 @@ class GWorker(Worker):
         assert self._batch is not None, "get_data() comes first"
         batch: Any = self._batch
         self._fault = ""
-        if self._forgets:
+        if not batch.num_samples:
+            grads, info = self._empty_gradients(distribute_gradients)
+            self._used = Used(0, 0, batch.last)
+        elif self._forgets:
             grads, info = self._accumulate_microbatches(distribute_gradients)
         else:
             grads, info = self.compute_gradients(batch, distribute_gradients)
@@ -327,6 +294,12 @@ class GWorker(Worker):
             self._batches = None
         self._grads = grads
         return grads, info
+
+    def _empty_gradients(self, distribute_gradients: bool) -> tuple[list[Tensor], dict[str, float]]:
+        """Of a batch with nothing to learn from: none; but other ranks may have one."""
+        if not distribute_gradients:
+            return [], {}
+        return self._mean_of_ranks([torch.zeros_like(group.grad) for group in self.algo.groups.values()], 0), {}
 
     def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[list[Tensor], dict[str, float]]:
         """The gradient of a whole train batch, of which no more than a microbatch is held at a time."""
@@ -449,7 +422,7 @@ class GWorker(Worker):
         part = self._journal.take()
         return None if part is None else (f"GWorker {self.index_worker}", self._incarnation, part)
 
-    @_with_part
+    @with_part
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
                          parameters: Mapping[str, float] | None = None) -> Gradients:
@@ -471,32 +444,34 @@ class GWorker(Worker):
         if self._item_open and advantage_moments is not None:
             self._open_batches(advantage_moments)
         version = self.actor_version
-        self.get_data()
-        grads, info = self.get_grads(distribute_gradients)
+        try:
+            self.get_data()
+            grads, info = self.get_grads(distribute_gradients)
+        except HeldError:  # nobody waits for data any more
+            grads, info, self._used = [], {}, Used(0, 0, False)
         report, used = self._report, self._used
         vectors: Any = grads
         skipped = False
-        if distribute_gradients:
+        if distribute_gradients and grads:
             self._held_moments += report.moments
             applied = self.apply_gradients(grads, moments=self._gather_held() if used.last else ())
             vectors, skipped, info = None, applied is None, {**info, **(applied or {})}
+        elif distribute_gradients:  # no rank had anything to learn from
+            vectors = None
         elif self.index_worker > 0:
             vectors = [np.array(grad.detach().cpu().numpy()) for grad in grads]
             report.counters["bytes_raw"] += codecs.num_bytes(vectors)
             if self.compress_grads_to_send:
                 vectors = [codecs.compress(vector) for vector in vectors]
             report.counters["bytes_sent"] += codecs.num_bytes(vectors)
-        report.counters["weight_pushes"] = self.collector.weight_pushes
-        report.counters["restarts"] = self.collector.restarts + (self.shards.restarts if self.shards is not None else 0)
-        report.counters["queued_items"] = self.inqueue.qsize()
-        report.counters["dropped_items"] = self.collector.feed.dropped_items
-        report.counters["passes_cancelled"] = self.collector.feed.passes_cancelled
+        report.count(self.collector, self.shards)
         self._report = Report(report)
         return Gradients(
             vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=used.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
+            events=report.events, shards=tuple(report.shards),
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
             queue_levels=self.collector.feed.take_levels())
 
@@ -549,8 +524,7 @@ class GWorker(Worker):
         """A snapshot of the acting state and its version; for gradient workers, with the learning state."""
         with self._journal.lock:
             weights = self.local_worker.get_weights()
-            return weights if not learning else replace(weights, learning={
-                name: value.numpy() for name, value in self.algo.learning_state().items()})
+            return replace(weights, learning=self.local_worker.learning_state()) if learning else weights
 
     def save_model(self, fname: str) -> str:
         """Save the current actor as a torch-loadable checkpoint of plain types.
@@ -569,6 +543,32 @@ class GWorker(Worker):
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Change one of the algorithm's updatable parameters; an unknown name raises `KeyError`."""
         self.local_worker.update_algorithm_parameter(parameter_name, new_parameter_value)
+
+    def hold(self, number: int) -> None:
+        """Signal: drain number so and so, from 1, is to come; a request that waits for data ends without any."""
+        self.collector.hold(number)
+
+    def drain(self, number: int, timeout_s: float) -> tuple[int, LedgerSnapshot]:
+        """Bring to an end what is underway below; what was not learned from is given up. The next request goes on.
+
+        Args:
+            number: 1, 2, ...: of this drain.
+            timeout_s: Workers that are not done by then are lost.
+
+        Returns:
+            Its incarnation and its account, in which nothing is in flight or queued.
+
+        Raises:
+            Exception: Whatever ended a thread or a worker.
+        """
+        self.collector.drain(number, timeout_s)
+        if not self.storage.keeps:  # what replay has given is a copy, and may wait
+            self._batches = self._batch = self._item = None
+            self._item_open, self._unused_steps = False, 0
+            if self._held_moments:
+                self.local_worker.merge_moments(self._gather_held())
+        self.ledger.drop_all(DropReason.SHUTDOWN)
+        return self._incarnation, self.ledger.snapshot()
 
     def interrupt(self) -> None:
         """Signal: no data comes any more; a call that waits for data ends with `StoppedError`."""

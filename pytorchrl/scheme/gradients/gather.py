@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pytorchrl.errors import CollectionError
+from pytorchrl.errors import CollectionError, WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.collection.c_worker import CWorker
@@ -45,6 +45,9 @@ class Gather(Protocol):
     pushes: int
     """Weights given to single workers so far."""
 
+    bytes_out: int
+    """Bytes of those weights."""
+
     def push(self, weights: Callable[[], Weights], due: Due, only: int | None = None) -> bool:
         """Attach new weights to the next request of every worker (or of one) for which they are due."""
 
@@ -56,6 +59,9 @@ class Gather(Protocol):
 
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Wait for what is still in flight; dead workers have nothing."""
+
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """Deliver what is in flight and ask for nothing; workers that give nothing before the deadline are lost."""
 
     @property
     def restarts(self) -> int:
@@ -70,7 +76,7 @@ class LocalGather:
 
     def __init__(self, local_worker: CWorker) -> None:
         self._local_worker, self._journal = local_worker, local_worker.journal
-        self.pushes = self.restarts = self.delivered_by_lost = 0
+        self.pushes = self.bytes_out = self.restarts = self.delivered_by_lost = 0
 
     def step(self, deliver: Deliver) -> None:
         """Collect one rollout in the caller's thread."""
@@ -95,6 +101,9 @@ class LocalGather:
         """Nothing is ever in flight between two steps."""
         return []
 
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """Nothing is ever in flight between two steps."""
+
 
 class _RemoteGather:
     """What the barrier and the free-running way share: requests, the weights that go with them, lost workers.
@@ -118,7 +127,7 @@ class _RemoteGather:
         # -1: not even the first weights, so that equal starts do not rest on equal initialisation everywhere.
         self._versions = [-1] * len(workers)
         self._steps_since_push = [0] * len(workers)
-        self.pushes = 0
+        self.pushes = self.bytes_out = 0
         self._num_requests = [0] * len(workers)
         # Touched by the collecting thread only, or after it has ended.
         self._in_flight: Requests[Rollout] = Requests(
@@ -126,6 +135,8 @@ class _RemoteGather:
         # Of rounds that are not complete yet, by worker, oldest first.
         self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
         self._reference: tuple[int, object] | None = None
+        self._num_bytes = 0  # of what it refers to
+        self._is_draining = False
 
     def ages(self) -> list[tuple[int, int]]:
         """Version last given to each worker, and env steps since."""
@@ -144,6 +155,7 @@ class _RemoteGather:
         snapshot = weights()
         if self._reference is None or self._reference[0] != snapshot.version:
             self._reference = (snapshot.version, self._runtime.put(snapshot))
+            self._num_bytes = snapshot.num_bytes
         for index in chosen:
             self._outbox[index], self._versions[index] = self._reference[1], snapshot.version
             self._steps_since_push[index] = 0
@@ -152,7 +164,9 @@ class _RemoteGather:
     def _request(self, index: int) -> None:
         weights, self._outbox[index] = self._outbox[index], None
         self._num_requests[index] += 1
-        self.pushes += weights is not None
+        if weights is not None:
+            self.pushes += 1
+            self.bytes_out += self._num_bytes
         # The reference is resolved on the way: the worker receives a `Weights`.
         self._in_flight.add(index, self._workers[index].submit(CWorker.collect, weights))  # type: ignore[arg-type]
 
@@ -177,8 +191,27 @@ class _RemoteGather:
 
     def _ask_replacement(self, index: int) -> None:
         """Ask a new worker for what its place owes, with the newest weights."""
-        self._refresh(index)
-        self._request(index)
+        if not self._is_draining:
+            self._refresh(index)
+            self._request(index)
+
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """Deliver what is in flight and ask for nothing; the next step begins as the first one did.
+
+        Raises:
+            Exception: Whatever a worker raised; what the supervisor makes of a lost one.
+        """
+        self._is_draining = True
+        try:
+            while len(self._in_flight) and self._runtime.now() < deadline:
+                for _, rollout in self._poll():
+                    deliver([rollout])
+            for index in sorted(set(self._in_flight.owners())):
+                self._in_flight.lose(index, WorkerLostError(f"{self._workers[index].name} gave nothing until the end of drain()"))
+        finally:
+            self._is_draining = False
+        deliver([rollout for rollouts in self._arrived.values() for rollout in rollouts])
+        self._arrived.clear()
 
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Results of all requests still in flight, without asking again."""
@@ -243,6 +276,11 @@ class Barrier(_RemoteGather):
             del self._arrived[index]
         deliver(done)
 
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """See `_RemoteGather`; rounds that were asked for are none any more."""
+        super().drain(deliver, deadline)
+        self._num_asked = 0
+
     def _missing(self) -> list[int]:
         """Workers that were asked and have nothing for the oldest round yet."""
         return [index for index in dict.fromkeys(self._in_flight.owners()) if index not in self._arrived]
@@ -277,12 +315,18 @@ class OnArrival(_RemoteGather):
             self._started = True
             for _ in range(self._col_in_flight):
                 for index in range(len(self._workers)):
-                    self._refresh(index)
-                    self._request(index)
+                    if index not in self._supervisor.gone:
+                        self._refresh(index)
+                        self._request(index)
         for index, rollout in self._poll():
             deliver([rollout])
             self._refresh(index)
             self._request(index)
+
+    def drain(self, deliver: Deliver, deadline: float) -> None:
+        """See `_RemoteGather`."""
+        super().drain(deliver, deadline)
+        self._started = False
 
     def _ask_replacement(self, index: int) -> None:
         for _ in range(self._col_in_flight):

@@ -39,6 +39,16 @@ class Item:
         """Env steps of rollouts that are in no other item before it."""
         return sum(part.rollout.num_env_steps for part in self.parts if not part.is_old)
 
+    def count_new(self, start: int, end: int) -> int:
+        """Env steps that are used for the first time where steps `start` to `end` of a pass are drawn.
+
+        Old rollouts were counted with an earlier item. Batches mix them with new ones, so that each counts its share.
+        """
+        if self.uses > 1 or start == end:
+            return 0
+        new, total = self.num_new_steps, self.num_steps
+        return end * new // total - start * new // total
+
     @property
     def version(self) -> int:
         """Of the oldest weights behind it."""
@@ -71,6 +81,10 @@ class TrainBatches:
     def share_open(self) -> float:
         """How much of an item there is that is not complete yet, below 1."""
         return self._open_steps / (self._size or 1)
+
+    def clear(self) -> None:
+        """Give up the item that is not complete; rollouts that are kept to be drawn stay."""
+        self._open, self._open_steps = [], 0
 
     def add(self, rollouts: list[Rollout], version: int) -> Iterator[Item]:
         """Take rollouts that arrived when the learner had this version; the items that they complete."""
@@ -174,6 +188,11 @@ class MinibatchBuffer:
         self._passes = min(self._passes + 1, self._num_passes)
         return True
 
+    def clear(self) -> None:
+        """Give up all that it holds."""
+        self._slots = [None] * len(self._slots)
+        self._left = [0] * len(self._left)
+
     def discard(self, item: Item) -> int:
         """Give up what is left of an item; the number of uses."""
         for slot, held in enumerate(self._slots):
@@ -234,6 +253,10 @@ class CircularBuffer:
         if released:
             del self._left[item]
         return item, released
+
+    def clear(self) -> None:
+        """Give up all that it holds."""
+        self._left.clear()
 
     def discard(self, item: Item) -> int:
         """Give up what is left of an item; the number of uses."""

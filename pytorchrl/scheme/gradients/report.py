@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,24 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.agent.moments import Moments, merge_moments
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.messages import Rollout
+
+P = ParamSpec("P")
+R = TypeVar("R")
+W = TypeVar("W", bound=Any)
+
+
+def with_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
+    """Let an error take along what its GWorker's journal has noted, for no gradient will."""
+    @functools.wraps(method)
+    def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            if self.index_worker > 0:  # the local one is asked by its owner
+                error.part = self.take_part()  # type: ignore[attr-defined]
+            raise
+
+    return call
 
 
 class Report:
@@ -23,14 +42,17 @@ class Report:
         self.episodes: list[Episode] = []
         self.moments: list[dict[str, Moments]] = []
         self.timings: dict[str, float] = {}
+        self.events: dict[str, int] = {}
+        self.shards: list[dict[str, Any]] = []
         self.counters: dict[str, int] = (
             dict(previous.counters) if previous else {"bytes_raw": 0, "bytes_sent": 0, "rollouts": 0, "preempted": 0,
-                                                            "backward_passes": 0})
+                                                            "backward_passes": 0, "collected_in_use": 0})
         self.envs_restarted: dict[tuple[int, int], int] = dict(previous.envs_restarted) if previous else {}
 
     def add_time(self, name: str, seconds: float) -> None:
         """An operation took so long."""
         self.timings[name] = self.timings.get(name, 0.0) + seconds
+        self.events[name] = self.events.get(name, 0) + 1
 
     def add_rollout(self, rollout: Rollout, version_queued: int, version_used: int) -> None:
         """A rollout came into use; the learner's version when it was queued, and now."""
@@ -40,11 +62,27 @@ class Report:
         if rollout.moments:
             self.moments.append(rollout.moments)
         self.add_time("collect", rollout.collect_s)
+        self.counters["collected_in_use"] += rollout.num_env_steps
         self.envs_restarted[rollout.worker, rollout.incarnation] = rollout.envs_restarted  # a total
         self.counters["envs_restarted"] = sum(self.envs_restarted.values())
         for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1),
                             ("preempted", int(rollout.preempted))):
             self.counters[name] += value
+
+
+    def count(self, collector: Any, shards: Any) -> None:
+        """Totals of what lies below: a CollectorThread, and Shards or None."""
+        self.counters["weight_pushes"] = collector.weight_pushes
+        self.counters["restarts"] = collector.restarts + (shards.restarts if shards is not None else 0)
+        self.counters["queued_items"] = collector.queue.qsize()
+        self.counters["dropped_items"] = collector.feed.dropped_items
+        self.counters["passes_cancelled"] = collector.feed.passes_cancelled
+        self.counters["bytes_out"] = collector.bytes_out
+        self.counters["stale_priorities"] = collector.local_worker.storage.counters.get("stale_priorities", 0)
+        if shards is not None:
+            self.shards = [state.statistics() for state in shards.states]
+            self.counters["replay_items_dropped"] = shards.items_dropped
+            self.counters["stale_priorities"] = sum(shard.get("stale_priorities", 0) for shard in self.shards)
 
 
 def own(rollout: Rollout) -> Rollout:

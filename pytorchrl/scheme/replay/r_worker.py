@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,6 +21,9 @@ from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.gradients.report import decode
 from pytorchrl.scheme.messages import Rollout
+
+# Times of calls are means over so many.
+_TIME_WINDOW = 100
 
 
 class ShardState(NamedTuple):
@@ -34,6 +41,23 @@ class ShardState(NamedTuple):
     """The smallest of those."""
     counters: Mapping[str, int] = MappingProxyType({})
     """The storage's own."""
+    num_items: int = 0
+    """What can be drawn."""
+    num_bytes: int = 0
+    """Memory that it holds."""
+    alpha: float = 1.0
+    """What priorities were raised to the power of, for `mass` and `smallest`."""
+    times_ms: Mapping[str, float] = MappingProxyType({})
+    """Mean milliseconds of the last 100 calls of each kind."""
+
+    def statistics(self) -> dict[str, Any]:
+        """What is told of it in metrics: totals since it began, what it holds, and what calls take; None: nothing yet."""
+        return {"added": self.counters.get("inserted", 0), "sampled": self.counters.get("sampled", 0), "items": self.num_items,
+                "bytes": self.num_bytes, "mass": self.mass,
+                "min_priority": self.smallest ** (1.0 / self.alpha) if math.isfinite(self.smallest) else None,
+                "stale_priorities": self.counters.get("stale_priorities", 0),
+                "evicted_unused": self.counters.get("evicted_unused", 0),
+                **{f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}}
 
 
 class RWorker(Worker):
@@ -63,17 +87,23 @@ class RWorker(Worker):
         self._factories = algo_factory, actor_factory, share_of(storage_factory, max(0, index_worker - 1), num_shards)
         self._seed = derive_seed(seed, Stream.BATCHES, index_parent, index_worker, incarnation)
         self._point = (runtime or ThreadRuntime()).points(f"GWorker {index_parent}/RWorker {index_worker}", incarnation)
+        self._now = (runtime or ThreadRuntime()).now
+        self._times: dict[str, deque[float]] = {}
         self._stays_here = is_beside_learner
         self._storage: Any = None
         self._answers = 0
 
     def add(self, rollout: Rollout) -> ShardState:
         """Keep a rollout; what it overwrites is evicted."""
+        with self._timed("add"):
+            self._add(rollout)
+        return self._state()
+
+    def _add(self, rollout: Rollout) -> None:
         self._arrive("add")
         if self._storage is None:
             self._storage = self._build(rollout)
         self._storage.insert_data_slice([decode(rollout)], sources=[(rollout.worker, rollout.incarnation)])
-        return self._state()
 
     def sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> tuple[Any, ShardState]:
         """Draw a batch.
@@ -86,6 +116,11 @@ class RWorker(Worker):
         Returns:
             The batch, None if there is nothing to draw from.
         """
+        with self._timed("sample"):
+            batch = self._sample(size, smallest, parameters)
+        return batch, self._state()
+
+    def _sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> Any:
         self._arrive("sample")
         batch = None
         if self._storage is not None:
@@ -93,7 +128,7 @@ class RWorker(Worker):
             batch = next(self._storage.generate_batches(1, size), None)
             if batch is not None:
                 batch = self._for_learner(batch, smallest)
-        return batch, self._state()
+        return batch
 
     def _for_learner(self, batch: Any, smallest: float) -> Any:
         """The batch with weights relative to the largest of all shards, where they are relative to this shard's."""
@@ -108,10 +143,18 @@ class RWorker(Worker):
             ids: (B,) int64, as drawn; a later one counts more.
             errors: (B,) float32, absolute TD errors.
         """
-        self._arrive("priorities")
-        if self._storage is not None:
-            self._storage.update_priorities(ids, errors)
+        with self._timed("priority"):
+            self._arrive("priorities")
+            if self._storage is not None:
+                self._storage.update_priorities(ids, errors)
         return self._state()
+
+    @contextlib.contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        """Note how long the call takes that is made within."""
+        start = self._now()
+        yield
+        self._times.setdefault(name, deque(maxlen=_TIME_WINDOW)).append(1e3 * (self._now() - start))
 
     def _arrive(self, point: str) -> None:
         if self._point is not None:
@@ -127,9 +170,11 @@ class RWorker(Worker):
         self._answers += 1
         if self._storage is None:
             return ShardState(self._answers)
-        counters = self._storage.counters
-        return ShardState(self._answers, counters["resident"], counters["evicted"], self._storage.mass,
-                          getattr(self._storage, "leaf_min", 1.0), counters)
+        storage, counters = self._storage, self._storage.counters
+        return ShardState(
+            self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "leaf_min", 1.0), counters,
+            storage.num_items, storage.num_bytes, getattr(storage.options, "alpha", 1.0),
+            {name: statistics.fmean(times) for name, times in self._times.items()})
 
 
 def share_of(storage_factory: Factory[Any], index: int, num_shards: int) -> Factory[Any]:

@@ -73,6 +73,10 @@ class Shards:
         self._ignores = on_worker_failure == "ignore"
         self._rng = np.random.default_rng(seed)
         self._changed = self._runtime.make_event()
+        self.is_draining = False
+        """Whether learning rests, so that collection need not wait for it."""
+        self.items_dropped = 0
+        """Batches that were drawn and not used."""
         # Both threads read and write, each in a moment.
         self._lock = threading.Lock()
         self._states = [ShardState() for _ in self._handles]
@@ -125,7 +129,8 @@ class Shards:
 
     def _learning_lags(self) -> bool:
         counted = self._added - self._learning_starts
-        return counted > 0 and self._trained + self._batch_steps <= self._min_ratio * counted
+        return (not self.is_draining and counted > 0
+                and self._trained + self._batch_steps <= self._min_ratio * counted)
 
     def poll(self, timeout_s: float) -> None:
         """Take the confirmations that are there, once one is; book what they say. Lost shards are replaced.
@@ -164,6 +169,30 @@ class Shards:
             self._incarnations[index] += 1
             self._states[index] = ShardState()
         self._changed.set()
+
+    def drain(self, deadline: float) -> None:
+        """Wait until shards have confirmed all that they were sent and told; batches that come are for nobody.
+
+        Both threads rest meanwhile. A shard that does not answer before the deadline is lost.
+        """
+        while len(self._adds) and self._runtime.now() < deadline:
+            self.poll(POLL_INTERVAL_S)
+        while self._draws and self._runtime.now() < deadline:
+            batch = self._take_draw()
+            if batch is not None:
+                self.items_dropped += 1
+                self._trained -= batch.num_samples
+        while self._is_telling() and self._runtime.now() < deadline:
+            self._runtime.wait([told[1] for told in self._telling if told is not None], POLL_INTERVAL_S)
+        for index in sorted({*self._adds.owners(), *(draw.shard for draw in self._draws)}):
+            self._adds.lose(index, WorkerLostError(f"{self._handles[index].name} gave no answer until the end of drain()"))
+        self._draws.clear()
+
+    def _is_telling(self) -> bool:
+        """Whether a shard is still to be told, or to confirm, what learning found."""
+        for index in range(len(self._handles)):
+            self._tell(index)
+        return any(told is not None for told in self._telling)
 
     @property
     def restarts(self) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import statistics
 import threading
+import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,13 @@ from pytorchrl.scheme.window_stat import WindowStat
 _MAX_SKIPPED_IN_A_ROW = 5
 # The first ones of a row are those whose batches are kept.
 _MAX_FAULTS_SHOWN = 3
-# Times of the update worker's operations are means over so many.
+# Times of operations are means over so many.
 _TIME_WINDOW = 100
+# Rates are those of the last seconds.
+_RATE_WINDOW_S = 10.0
+_TIMED = {"collect": "collect", "wait": "dequeue", "grad": "grad"}
+"""What gradient workers time, and what it is called in metrics."""
+_RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +38,17 @@ class Accounts:
     """Totals over all gradient workers. Thread-safe: an updater thread writes while the user reads.
 
     A gradient is `receive`d, then `apply`ed, `skip`ped or `drop`ped; the steps that are new in it move accordingly.
+
+    Args:
+        now: The clock.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._lock, self._now = threading.Lock(), now
         self._own = Ledger()
+        self._totals: deque[tuple[float, tuple[int, ...]]] = deque([(now(), (0,) * len(_RATES))])
+        self._shards: dict[int, tuple[Mapping[str, Any], ...]] = {}
+        self._events: Counter[str] = Counter()
         self._snapshots: dict[tuple[int, int], LedgerSnapshot] = {}  # by GWorker and incarnation
         self._counters: dict[tuple[int, int], dict[str, int]] = {}
         self._incarnations: Counter[int] = Counter()
@@ -58,12 +70,14 @@ class Accounts:
         self.updates_skipped_nan = 0
         self.samples_skipped_nan = 0
         self.grads_received = self.grads_applied = self.grads_held = self.grads_dropped = 0
+        self.grads_empty = 0
+        """Those without any sample to learn from."""
         self.grads_late = 0
         """Those whose lag was above `max_grad_lag`."""
         self._grads_by_worker: Counter[int] = Counter()
         self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_TIME_WINDOW))
         self.restarts = 0
-        self.weight_pushes = 0
+        self.weight_pushes = self.bytes_out = 0
 
     def receive(self, gradients: Gradients) -> None:
         """A gradient has arrived; its new steps are in flight until it is applied or dropped."""
@@ -78,6 +92,10 @@ class Accounts:
                 self._queue_levels.push(level)
             self._episodes.extend(gradients.episodes)
             self._timings.update(gradients.timings)
+            self._events.update(gradients.events)
+            for name, count in gradients.events.items():
+                self._times[_TIMED[name]].extend([gradients.timings[name] / count] * min(count, _TIME_WINDOW))
+            self._shards[gradients.worker] = gradients.shards
             self.grads_received += 1
             self.grads_held += 1
             self._grads_by_worker[gradients.worker] += 1
@@ -103,6 +121,22 @@ class Accounts:
             for name, value in info.items():
                 self._info[name] = self._info.get(name, 0.0) + weight * value
             self._info_weight += weight
+        self._note_totals()
+
+    def _note_totals(self) -> None:
+        """Remember what there is now, for rates; totals that are older than the window go."""
+        own, now = self._own.snapshot(), self._now()
+        with self._lock:
+            collected = sum(snapshot.collected for snapshot in self._snapshots.values())
+            self._totals.append((now, (collected, own.consumed, own.consumed_unique, self.updates)))
+            while len(self._totals) > 2 and self._totals[1][0] <= now - _RATE_WINDOW_S:
+                self._totals.popleft()
+
+    def _rates(self) -> dict[str, float]:
+        """Of the last ten seconds, up to the last update."""
+        (start, before), (end, after) = self._totals[0], self._totals[-1]
+        seconds = max(end - start, 1e-9)
+        return {f"{name}_per_s": (last - first) / seconds for name, first, last in zip(_RATES, before, after, strict=True)}
 
     def skip(self, gradients: Sequence[Gradients]) -> None:
         """No update was made from these gradients, because their mean is not finite.
@@ -137,6 +171,18 @@ class Accounts:
         with self._lock:
             self.grads_held -= 1
             self.grads_dropped += 1
+
+    def empty(self, gradients: Gradients) -> None:
+        """A received gradient has nothing to learn from; no update is made of it."""
+        self._own.move(gradients.num_new_samples, "in_flight", "consumed_unique")
+        with self._lock:
+            self.grads_held -= 1
+            self.grads_empty += 1
+
+    def take_account(self, worker: int, incarnation: int, snapshot: LedgerSnapshot) -> None:
+        """A gradient worker's account, without a gradient."""
+        with self._lock:
+            self._snapshots[worker, incarnation] = snapshot
 
     def add_time(self, name: str, seconds: float) -> None:
         """The update worker's own "wait", "apply" or "push" took so long."""
@@ -214,17 +260,21 @@ class Accounts:
             return sum(snapshot.collected for snapshot in self._snapshots.values())
 
     def metrics(self) -> dict[str, Any]:
-        """Counters, lags and times; JSON-able."""
+        """Counters, lags, rates and times; JSON-able."""
+        ledger = self.ledger()
         with self._lock:
             counters: Counter[str] = Counter()
             for part in self._counters.values():
                 counters.update(part)
             pushes = counters.pop("weight_pushes", 0) + self.weight_pushes
+            lag, lag_collect = summary(self._lags), summary(self._lags_collect)["mean"]
+            grad_s, collect_s = self._timings["grad"], self._timings["collect"]
             return {
                 "updates": self.updates, "updates_skipped_nan": self.updates_skipped_nan,
                 "samples_skipped_nan": self.samples_skipped_nan,
                 "grads_received": self.grads_received, "grads_applied": self.grads_applied,
-                "grads_held": self.grads_held, "grads_dropped": self.grads_dropped, "grads_late": self.grads_late,
+                "grads_held": self.grads_held, "grads_dropped": self.grads_dropped, "grads_empty": self.grads_empty,
+                "grads_late": self.grads_late,
                 "grads_by_worker": {str(worker): n for worker, n in sorted(self._grads_by_worker.items())},
                 "weight_pushes": pushes,
                 "workers_restarted": counters["restarts"] + self.restarts, "envs_restarted": counters["envs_restarted"],
@@ -232,13 +282,27 @@ class Accounts:
                 "microbatch_steps": max((part.get("microbatch_steps", 0) for part in self._counters.values()), default=0),
                 "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"],
                 "bytes_in": counters["bytes_sent"], "bytes_in_raw": counters["bytes_raw"],
+                "bytes_out": counters["bytes_out"] + self.bytes_out,
                 "queue_size": counters["queued_items"], "queue": self._queue_levels.stats(),
-                "dropped_items": counters["dropped_items"], "passes_cancelled": counters["passes_cancelled"], "policy_lag": summary(self._lags),
-                "policy_lag_collect_mean": summary(self._lags_collect)["mean"], "grad_lag": summary(self._grad_lags),
+                "dropped_items": counters["dropped_items"], "passes_cancelled": counters["passes_cancelled"],
+                "replay_items_dropped": counters["replay_items_dropped"], "stale_priorities": counters["stale_priorities"],
+                "replay_ratio": ledger.consumed / ledger.collected if ledger.collected else None,
+                "policy_lag": lag, "policy_lag_collect_mean": lag_collect, "policy_lag_queue_mean": lag["mean"] - lag_collect,
+                "grad_lag": summary(self._grad_lags), **self._rates(),
+                "collect_peak_steps_per_s": counters["collected_in_use"] / collect_s if collect_s else None,
+                "grad_peak_steps_per_s": ledger.consumed / grad_s if grad_s else None,
                 "time_s": {name: round(seconds, 6) for name, seconds in sorted(self._timings.items())},
                 **{f"{name}_time_ms": 1e3 * statistics.fmean(self._times[name]) if self._times[name] else None
-                   for name in ("wait", "apply", "push")},
+                   for name in ("wait", "apply", "push", *_TIMED.values())},
+                **{f"shard/{place}/{name}": value for place, shard in self._named_shards() for name, value in shard.items()},
             }
+
+    def _named_shards(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """Shards by index; by gradient worker and index where several have some."""
+        places = [(worker, index, shard) for worker, shards in sorted(self._shards.items())
+                  for index, shard in enumerate(shards, start=1)]
+        several = len({worker for worker, *_ in places}) > 1
+        return [(f"{worker}.{index}" if several else str(index), shard) for worker, index, shard in places]
 
 
 def _join(faults: Sequence[str]) -> str:

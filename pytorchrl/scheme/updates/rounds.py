@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.errors import ConfigError, DeadlockError, ReplayError
+from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, WorkerLostError
 from pytorchrl.runtime import Future, Handle, Journal, Runtime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.gradients.g_worker import GWorker
@@ -40,6 +40,9 @@ class Round(Protocol):
     def finish(self, timeout_s: float) -> None:
         """Wait for gradients still in flight and book them as dropped."""
 
+    def drain(self, timeout_s: float) -> None:
+        """Nothing is in flight or queued anywhere after it; the next step goes on."""
+
 
 def decode(gradients: Gradients) -> list[Tensor]:
     """The flat gradient of each group as tensors of our own: what came through shared memory is copied."""
@@ -57,6 +60,8 @@ def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None =
     total = sum(part.num_samples for part in parts)
     sums: list[Tensor] = []
     for part, factor in zip(parts, factors or [1.0] * len(parts), strict=True):
+        if not part.num_samples:
+            continue
         weight = part.num_samples * factor / total
         scaled = decode(part) if weight == 1.0 else [vector * weight for vector in decode(part)]
         sums = [a.add_(b) for a, b in zip(sums, scaled, strict=True)] if sums else scaled
@@ -65,8 +70,17 @@ def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None =
 
 def mean_info(parts: Sequence[Gradients]) -> dict[str, float]:
     """Mean of the algorithm's statistics, weighted by samples."""
+    parts = [part for part in parts if part.num_samples]
     total = sum(part.num_samples for part in parts)
-    return {name: sum(part.info[name] * part.num_samples for part in parts) / total for name in parts[0].info}
+    return {name: sum(part.info[name] * part.num_samples for part in parts) / total for name in parts[0].info} if parts else {}
+
+
+def take_empty(accounts: Accounts, parts: Sequence[Gradients]) -> list[Gradients]:
+    """Book the gradients that have nothing to learn from; the others."""
+    for part in parts:
+        if not part.num_samples:
+            accounts.empty(part)
+    return [part for part in parts if part.num_samples]
 
 
 def book(accounts: Accounts, parts: Sequence[Gradients], version: int, info: Mapping[str, float],
@@ -119,17 +133,34 @@ class CentralRound:
     def __init__(self, local_worker: GWorker, accounts: Accounts) -> None:
         self._local, self._accounts = local_worker, accounts
         self._held = HeldMoments()
+        self._drains = 0
 
     def step(self) -> None:
-        """One batch, one update."""
+        """One update; batches without anything to learn from make none. None at all if it is to be drained."""
+        while not self._step() and not self._local.collector.is_held:
+            pass
+
+    def _step(self) -> bool:
         gradients = self._local.collect_and_grad()
         self._accounts.receive(gradients)
+        if not take_empty(self._accounts, [gradients]):
+            return False
         version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
         moments = self._held.of([gradients], used_up=gradients.last or skip)
         applied = self._local.apply_gradients(gradients.vectors, moments=moments)
         book(self._accounts, [gradients], version, gradients.info, applied)
         if skip:
             self._local.skip_remaining()
+        return True
+
+    def hold(self) -> None:
+        """Signal: it is to be drained; an update that waits for data is not made."""
+        self._local.hold(self._drains + 1)
+
+    def drain(self, timeout_s: float) -> None:
+        """See `Round`."""
+        self._drains += 1
+        self._accounts.take_account(0, *self._local.drain(self._drains, timeout_s))
 
     def rest(self) -> None:
         """Nothing goes on between two steps."""
@@ -146,9 +177,11 @@ class _RemoteRound:
         self._local, self._workers, self._runtime, self._accounts = local_worker, workers, runtime, accounts
         self._timeout_s, self._supervisor, self._journal = request_timeout_s, supervisor, journal
         self._reference: tuple[int, Any] | None = None
+        self._num_bytes = 0  # of what it refers to
         self._versions = [-1] * len(workers)
+        self._drains, self._is_draining = 0, False
         # Touched by the thread that steps only, or after it has ended.
-        self._in_flight: Requests[Gradients] = Requests(
+        self._in_flight: Requests[Any] = Requests(
             runtime, supervisor, journal, _seconds_of, _numbers_of, self._lost, self._replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
@@ -158,10 +191,12 @@ class _RemoteRound:
             return None
         if self._reference is None or self._reference[0] != version:
             start = self._runtime.now()
-            self._reference = (version, self._runtime.put(self._local.get_weights(learning=True)))
+            weights = self._local.get_weights(learning=True)
+            self._reference, self._num_bytes = (version, self._runtime.put(weights)), weights.num_bytes
             self._accounts.add_time("push", self._runtime.now() - start)
         self._versions[index] = version
         self._accounts.weight_pushes += 1
+        self._accounts.bytes_out += self._num_bytes
         return self._reference[1]
 
     def forget_weights(self) -> None:
@@ -186,6 +221,34 @@ class _RemoteRound:
 
     def rest(self) -> None:
         """Nothing is asked for between two steps."""
+
+    def drain(self, timeout_s: float) -> None:
+        """Let running requests end, and every worker bring to an end what is below it; those that do not are lost.
+
+        Raises:
+            Exception: Whatever ended a worker; what the supervisor makes of a lost one.
+        """
+        deadline = self._runtime.now() + timeout_s
+        self._drains += 1
+        self._is_draining = True
+        try:
+            for index, handle in enumerate(self._workers):
+                if index not in self._supervisor.gone:
+                    handle.signal(GWorker.hold, self._drains)
+                    # What it is busy with below gets most of the time, so that it can still answer itself.
+                    self._in_flight.add(index, handle.submit(GWorker.drain, self._drains, 0.8 * timeout_s))
+            while len(self._in_flight) and self._runtime.now() < deadline:
+                for index, answer in self._in_flight.poll(POLL_INTERVAL_S):
+                    if isinstance(answer, Gradients):
+                        self._accounts.receive(answer)
+                        if take_empty(self._accounts, [answer]):
+                            self._accounts.drop(answer, DropReason.SHUTDOWN)
+                    else:
+                        self._accounts.take_account(index + 1, *answer)
+            for index in sorted(set(self._in_flight.owners())):
+                self._in_flight.lose(index, WorkerLostError(f"{self._workers[index].name} gave no answer until the end of drain()"))
+        finally:
+            self._is_draining = False
 
     def finish(self, timeout_s: float) -> None:
         """Take what comes within the deadline, and book it as dropped."""
@@ -241,20 +304,35 @@ class SyncRound(_RemoteRound):
             self._skip = False
         return self._ask(GWorker.collect_and_grad, advantage_moments=advantage_moments)
 
+    def drain(self, timeout_s: float) -> None:
+        """See `_RemoteRound`; all begin with new items then."""
+        super().drain(timeout_s)
+        self._used_up, self._skip = True, False
+
     def step(self) -> None:
         """Weights out, gradients in, one update."""
+        while not self._step():
+            pass
+
+    def _step(self) -> bool:
         parts = None
         while parts is None:
             parts = self._ask_for_gradients()
         for part in parts:
             self._accounts.receive(part)
+        if not any(part.num_samples for part in parts):
+            take_empty(self._accounts, parts)
+            self._held.of(parts, used_up=False)
+            self._used_up, self._skip = parts[0].last, False
+            return False
         info, version = mean_info(parts), self._local.actor_version
         # Decided once, on the mean, so that all workers agree.
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
         self._used_up = self._skip or parts[0].last
         moments = self._held.of(parts, self._used_up)
         applied = self._local.apply_gradients(mean_gradients(parts), moments=moments)
-        book(self._accounts, parts, version, info, applied)
+        book(self._accounts, take_empty(self._accounts, parts), version, info, applied)
+        return True
 
 
 @dataclass(frozen=True)
@@ -321,7 +399,7 @@ class AsyncRound(_RemoteRound):
         """
         if not self._started:
             self._started = True
-            self._to_ask = dict.fromkeys(range(len(self._workers)), False)
+            self._to_ask = {index: False for index in range(len(self._workers)) if index not in self._supervisor.gone}
         while len(self._held) < self._num_needed:
             if self._ready:
                 self._handle(*self._ready.popleft())
@@ -369,6 +447,10 @@ class AsyncRound(_RemoteRound):
         self._accounts.add_time("wait", self._runtime.now() - start)
 
     def _handle(self, index: int, gradients: Gradients) -> None:
+        if not take_empty(self._accounts, [gradients]):
+            self._moments[index].of([gradients], used_up=False)
+            self._to_ask[index] = False
+            return
         lag = self._local.actor_version - gradients.weights_version
         factor = self._lag_rule.factor(lag)
         if self._lag_rule.is_late(lag):
@@ -404,15 +486,25 @@ class AsyncRound(_RemoteRound):
     def _replaced(self, index: int) -> None:
         super()._replaced(index)
         self._moments[index] = HeldMoments()
-        self._request(index, skip=False)
+        if not self._is_draining:
+            self._request(index, skip=False)
+
+    def drain(self, timeout_s: float) -> None:
+        """See `_RemoteRound`; gradients that were not applied are given up, and the next step begins as the first did."""
+        self._give_up_gradients()
+        super().drain(timeout_s)
+        self._to_ask, self._started = {}, False
 
     def finish(self, timeout_s: float) -> None:
         """Book finished and unfinished chains as dropped."""
+        self._give_up_gradients()
+        super().finish(timeout_s)
+
+    def _give_up_gradients(self) -> None:
         for gradients in [*(gradients for _, gradients in self._ready), *(gradients for gradients, _ in self._held.values())]:
             self._accounts.drop(gradients, DropReason.SHUTDOWN)
         self._ready.clear()
         self._held.clear()
-        super().finish(timeout_s)
 
 
 class DecentralisedRound(_RemoteRound):
@@ -437,10 +529,19 @@ class DecentralisedRound(_RemoteRound):
             outcome.unwrap()
         self._joined = True
 
+    def drain(self, timeout_s: float) -> None:
+        """See `_RemoteRound`."""
+        super().drain(timeout_s)
+        self._skip = False
+
     def step(self) -> None:
         """One update on every rank; only statistics come here."""
         if not self._joined:
             self._join()
+        while not self._step():
+            pass
+
+    def _step(self) -> bool:
         parameters: Mapping[str, float] = dict(self._local.algo.parameters)
         for index, handle in enumerate(self._workers):
             future = handle.submit(GWorker.collect_and_grad, None, skip_remaining=self._skip,
@@ -449,6 +550,10 @@ class DecentralisedRound(_RemoteRound):
         parts = self._gather_all()
         for part in parts:
             self._accounts.receive(part)
+        parts = take_empty(self._accounts, parts)
+        if not parts:
+            self._skip = False
+            return False
         info = mean_info(parts)
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
         self._pulled = False  # also after a skipped update: normalisers may have moved
@@ -456,6 +561,7 @@ class DecentralisedRound(_RemoteRound):
         applied: dict[str, float] | None = None if parts[0].skipped else {}
         book(self._accounts, parts, self._updates, info, applied)
         self._updates += applied is not None
+        return True
 
     def pull_weights(self, timeout_s: float) -> None:
         """Bring the local worker to the ranks' weights, which are equal."""

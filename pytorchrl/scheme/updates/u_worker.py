@@ -18,6 +18,7 @@ from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.parking import Parking
 from pytorchrl.scheme.record import DRIVER, Record, RecordWriter, checksum_of
 from pytorchrl.scheme.supervisor import Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
@@ -49,6 +50,7 @@ class UpdaterThread(threading.Thread):
         super().__init__(name="UpdaterThread", daemon=True)
         self._round, self._runtime = round_, runtime
         self._closing = runtime.make_event()
+        self.parking = Parking(runtime)
         # Set after every update and at the end; a waiting user's thread clears it.
         self.progressed = runtime.make_event()
         self.failure: BaseException | None = None
@@ -77,7 +79,9 @@ class UpdaterThread(threading.Thread):
         """Make updates until closed. An exception ends the thread; the user's next call raises it."""
         try:
             while not self.stopped and not self.is_over():
-                self.step()
+                self.parking.rest_if_asked(lambda: self.stopped)
+                if not self.stopped:
+                    self.step()
                 self.progressed.set()
         except BaseException:
             logger.debug("the updater thread ends", exc_info=True)
@@ -127,7 +131,7 @@ class UWorker(Worker):
         self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
         self.local_worker: GWorker = self.grad_workers.local_worker()
         self.remote_workers = self.grad_workers.remote_workers()
-        self.accounts = Accounts()
+        self.accounts = Accounts(self._runtime.now)
         self._target_steps = target_steps
         self._journal = self._runtime.journal(DRIVER)
         self._record, self._replay = record, replay
@@ -229,9 +233,30 @@ class UWorker(Worker):
         self._round.rest()
         return self.accounts.take_info()[1]
 
+    def drain(self, timeout_s: float) -> None:
+        """Bring to an end whatever is underway in the tree; see `Scheme.drain`.
+
+        Raises:
+            ConfigError: The run is recorded or replayed, and nobody could say between which events this came.
+            Exception: Whatever ended a worker or a thread.
+        """
+        if self._journal.is_kept:
+            raise ConfigError("a run that is recorded or replayed cannot be drained; leave record and replay out")
+        if self.updater.failure is not None:
+            raise self.updater.failure
+        start = self._runtime.now()
+        if self._in_thread and self.updater.ident is not None:
+            self._round.hold()
+            if not self.updater.parking.ask(self.updater.is_alive, timeout_s):
+                raise WorkerLostError(f"the running update did not end within {timeout_s:.1f} s")
+            if self.updater.failure is not None:
+                raise self.updater.failure
+        self._round.drain(max(0.0, timeout_s - (self._runtime.now() - start)))
+
     def _await_updates(self) -> dict[str, float]:
         if self.updater.ident is None:
             self._runtime.start_thread(self.updater)
+        self.updater.parking.let_go()
         was_over = self._replay_is_over
         while True:
             self.updater.progressed.wait(POLL_INTERVAL_S)

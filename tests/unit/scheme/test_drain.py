@@ -1,0 +1,222 @@
+"""`drain()`: whatever a scheme is made of, nothing is in flight or queued after it, no step is lost, and it goes on."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pytorchrl import ASYNC, PPO, Scheme
+from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.errors import ConfigError, InjectedFault
+
+LEARNER_THREAD = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC}
+SHARDS = {**LEARNER_THREAD, "num_replay_workers": 2, "train_batch_size": 8}
+
+
+@pytest.fixture
+def make():
+    """A function from settings to a simulated scheme of the synthetic agent."""
+    schemes = []
+
+    def make_(agent=None, **settings):
+        parts = synthetic_agent(**{"size": 4, "num_epochs": 2, "num_mini_batch": 2,
+                                   "capacity": 400 if "num_replay_workers" in settings else None} | (agent or {}))
+        schemes.append(Scheme(*parts, **{"seed": 1, "runtime": "simulated"} | settings))
+        return schemes[-1]
+    yield make_
+    for scheme in schemes:
+        scheme.stop()
+
+
+def drained(scheme, check_ledger):
+    """Drain it, and look at everything that could still hold a step."""
+    ledger = scheme.drain()
+    assert ledger == check_ledger(scheme)
+    assert ledger["in_flight"] == ledger["queued"] == 0
+    root = scheme.update_worker
+    for worker in [root.local_worker, *(handle.native.worker for handle in root.remote_workers)]:
+        if worker is None:  # lost, and not replaced yet
+            continue
+        assert worker.collector.queue.empty()
+        assert worker.collector._gather.state()[1] == 0
+        assert not worker.collector.feed.is_ready
+        assert worker.shards is None or not (worker.shards._draws or len(worker.shards._adds) or any(worker.shards._telling))
+    return ledger
+
+
+def go_on(scheme, count):
+    target = scheme.version + count
+    while scheme.version < target:
+        scheme.step()
+
+
+def made_by(scheme):
+    """Env steps that the environments of all collectors have made."""
+    root = scheme.update_worker
+    total = 0
+    for worker in [root.local_worker, *(handle.native.worker for handle in root.remote_workers)]:
+        for collector in [worker.local_worker, *(handle.native.worker for handle in worker.remote_workers)]:
+            total += collector.envs._num_steps if collector.envs is not None else 0
+    return total
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_pattern(make, check_ledger, pattern, seed):
+    rng = random.Random(f"{seed} {pattern}")
+    costs = {name: ("exponential", 10 ** rng.uniform(-4, -1)) for name in ("step", "message", "grad", "update")}
+    scheme = make(schedule_seed=seed, costs=costs, **pattern)
+    for _ in range(4):
+        go_on(scheme, rng.randint(1, 7))
+        version = scheme.version
+        ledger = drained(scheme, check_ledger)
+        in_thread = pattern["grad_communication"] is ASYNC and pattern["num_grad_workers"] == 1
+        assert version <= scheme.version <= version + in_thread
+        assert ledger["collected"] == made_by(scheme)  # by the environments' own count
+        assert drained(scheme, check_ledger) == ledger  # there is nothing left to end
+        assert made_by(scheme) == ledger["collected"]
+    final = scheme.stop()
+    assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
+    assert {name for name, steps in final["dropped"].items() if steps} <= {"shutdown"}
+
+
+@pytest.mark.parametrize("settings", [
+    {**LEARNER_THREAD, "queue_size": 1, "costs": {"grad": 1.0}},
+    {**LEARNER_THREAD, "train_batch_size": 10, "minibatch_buffer_size": 2, "num_passes": 3},
+    {**LEARNER_THREAD, "max_policy_lag": 4, "on_policy_lag": "wait"},
+    {**LEARNER_THREAD, "buffer": "circular", "num_passes": 2},
+    {"num_col_workers": 2, "train_batch_size": 40},
+    {"num_grad_workers": 3, "grad_communication": ASYNC, "aggregate": 2},
+    {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "distribute_gradients": True},
+    {"num_grad_workers": 2, "distribute_gradients": True}, {"num_col_workers": 3, "col_fraction_workers": 0.6},
+], ids=["slow-learner", "train-batches", "wait", "circular", "rounds", "aggregate", "rapid", "decentralised", "preemptive"])
+def test_other_settings(make, check_ledger, settings):
+    scheme = make(**settings)
+    for _ in range(4):
+        go_on(scheme, 3)
+        drained(scheme, check_ledger)
+
+
+def test_microbatches(make_scheme, check_ledger, one_batch):
+    scheme = make_scheme(algo=one_batch, runtime="simulated", num_col_workers=2, train_batch_size=96, microbatch_size=16,
+                         norm_over="microbatch", prefetch=1)
+    for _ in range(3):
+        scheme.step()
+        drained(scheme, check_ledger)
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"num_replay_workers": 1}, {"num_col_workers": 1}, {"grad_communication": "synchronous"}, {"num_grad_workers": 2},
+    {"min_replay_ratio": 4.0, "costs": {"grad": 1.0}}, {"max_replay_ratio": 0.5}, {"add_in_flight": 1, "costs": {"add": 0.1}}],
+    ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "collection-waits", "learning-waits", "slow-shards"])
+def test_replay_keeps_what_it_has_and_takes_what_comes(make, check_ledger, settings):
+    scheme = make(**{**SHARDS, **settings})
+    for _ in range(4):
+        go_on(scheme, 5)
+        before = scheme.ledger()
+        ledger = drained(scheme, check_ledger)
+        assert ledger["resident"] >= before["resident"] > 0
+        assert ledger["dropped"]["shutdown"] == 0
+        assert ledger["collected"] == made_by(scheme)
+
+
+@pytest.mark.parametrize("num_grad_workers", [1, 2])
+def test_a_learner_that_waits_for_data_is_not_waited_for(make, check_ledger, num_grad_workers):
+    """Learning would start in an hour."""
+    scheme = make(**{**SHARDS, "learning_starts": 300, "queue_timeout_s": 1e5, "num_grad_workers": num_grad_workers,
+                     "costs": {"step": 10.0}})
+    if num_grad_workers == 1:
+        scheme.start()
+        root = scheme.update_worker
+        scheme.runtime.start_thread(root.updater)
+    else:
+        root = scheme.start()
+        root._round._to_ask, root._round._started = {0: False, 1: False}, True
+        root._round.rest()
+    scheme.runtime.sleep(100.0)
+    start = scheme.runtime.now()
+    ledger = scheme.drain(200.0)
+    assert scheme.runtime.now() - start < 100.0
+    assert ledger["in_flight"] == ledger["queued"] == 0 < ledger["resident"]
+    assert scheme.version == 0
+    if num_grad_workers == 2:
+        assert scheme.metrics()["grads_empty"] == 2
+
+
+def test_the_replay_of_a_learner_gives_up_no_draw(make, check_ledger):
+    scheme = make({"capacity": 50, "num_epochs": 1, "num_mini_batch": 3})
+    go_on(scheme, 1)
+    ledger = drained(scheme, check_ledger)
+    scheme.step()
+    assert scheme.ledger()["collected"] == ledger["collected"] == 4  # the second of three batches from the same rollout
+    assert ledger["dropped"]["shutdown"] == 0
+
+
+def test_what_gives_nothing_in_time_is_lost(make, check_ledger):
+    scheme = make(**LEARNER_THREAD, faults="hang col.2 @ step 30", worker_timeout_s=1e4)
+    while scheme.ledger()["collected"] < 200:
+        scheme.step()
+    start = scheme.runtime.now()
+    ledger = scheme.drain(5.0)
+    assert 5.0 <= scheme.runtime.now() - start < 7.0
+    assert ledger["in_flight"] == ledger["queued"] == 0
+    go_on(scheme, 200)
+    while scheme.metrics()["workers_restarted"] < 1:
+        scheme.step()
+    check_ledger(scheme)
+
+
+@pytest.mark.parametrize("settings", [LEARNER_THREAD, SHARDS, {"num_grad_workers": 2, "grad_communication": ASYNC},
+                                      {"num_grad_workers": 2, "num_col_workers": 2}], ids=["learner", "shards", "a3c", "sync"])
+@pytest.mark.parametrize("seed", range(5))
+def test_workers_may_die_meanwhile(make, check_ledger, settings, seed):
+    faults = {"num_replay_workers": "kill shard.* p=0.01; kill col.* p=0.002"}.get(
+        next(iter(settings.keys() & {"num_replay_workers"}), ""), "kill col.* p=0.003")
+    scheme = make(**settings, **({"faults": faults} if settings.get("num_col_workers") else {"faults": "kill grad.* p=0.01"}),
+                  schedule_seed=seed)
+    for _ in range(5):
+        go_on(scheme, 6)
+        drained(scheme, check_ledger)
+    final = scheme.stop()
+    places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
+    assert final["collected"] == places + sum(final["dropped"].values())
+
+
+def test_an_error_comes_to_the_caller(make):
+    scheme = make(**LEARNER_THREAD, faults="raise col.2 @ step 2")
+    scheme.start()
+    scheme.runtime.start_thread(scheme.update_worker.updater)
+    scheme.runtime.sleep(30.0)
+    with pytest.raises(InjectedFault):
+        scheme.drain()
+
+
+def test_on_threads(make_scheme, check_ledger, pattern):
+    scheme = make_scheme(**pattern)
+    for _ in range(3):
+        scheme.step()
+        ledger = scheme.drain(30.0)
+        assert ledger["in_flight"] == ledger["queued"] == 0
+        assert ledger == check_ledger(scheme)
+    scheme.step()
+
+
+def test_before_the_start_and_after_the_end(make):
+    scheme = make()
+    assert scheme.drain()["collected"] == 0
+    scheme.step()
+    final = scheme.stop()
+    assert scheme.drain() == final
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, True, "60", float("inf")])
+def test_a_time_that_is_none_is_refused(make, timeout_s):
+    with pytest.raises(ConfigError, match="timeout_s must be a number of seconds > 0"):
+        make().drain(timeout_s)
+
+
+def test_a_run_that_is_recorded_is_refused(make_scheme, tmp_path):
+    scheme = make_scheme(algo=PPO.create_factory(), record=str(tmp_path / "run.jsonl"))
+    scheme.step()
+    with pytest.raises(ConfigError, match="a run that is recorded or replayed cannot be drained"):
+        scheme.drain()

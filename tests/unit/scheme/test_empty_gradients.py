@@ -1,0 +1,99 @@
+"""Gradients without anything to learn from: counted, no update, the version stays, and nothing else is as it would not be without them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from pytorchrl import ASYNC, PPO, GAEBuffer
+from pytorchrl.scheme.gradients.all_reduce import GradientGroup
+
+
+def with_empty(at, only_of=None):
+    """A storage that gives, before the batches number so and so of an item, one without any valid sample.
+
+    Args:
+        at: Numbers, from 0.
+        only_of: In the place of a batch, and for the storage made so and so alone (all of them in order, from 0).
+    """
+    made = []
+
+    class WithEmpty(GAEBuffer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.number = len(made)
+            made.append(self)
+
+        def generate_batches(self, *args, **kwargs):
+            for number, batch in enumerate(super().generate_batches(*args, **kwargs)):
+                empty = dataclasses.replace(batch, num_samples=0, num_new_samples=0, last=False)
+                if number in at and only_of is None:
+                    yield empty
+                    yield batch
+                elif number in at and self.number == only_of:
+                    yield dataclasses.replace(empty, last=batch.last)
+                else:
+                    yield batch
+    return WithEmpty
+
+
+def parameters(scheme, updates):
+    seen = []
+    while scheme.version < updates:
+        scheme.step()
+        seen.append(scheme.version)
+    return scheme.acting_state()["all"], seen
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True}, {"num_col_workers": 2}],
+    ids=["central", "parallel", "decentralised", "collectors"])
+def test_they_change_nothing_but_their_count(make_scheme, check_ledger, settings):
+    plain, _ = parameters(make_scheme(**settings), 12)
+    scheme = make_scheme(storage=with_empty({0, 2}), **settings)
+    found, versions = parameters(scheme, 12)
+    assert torch.equal(found, plain)
+    assert versions == list(range(1, 13))  # a step makes its update all the same
+    metrics, places = scheme.metrics(), settings.get("num_grad_workers", 1)
+    assert metrics["grads_empty"] == 6 * places
+    assert metrics["updates_skipped_nan"] == metrics["grads_held"] == 0
+    assert metrics["grads_received"] == metrics["grads_applied"] + metrics["grads_empty"]
+    check_ledger(scheme)
+
+
+def test_asynchronous_gradients(make_scheme, check_ledger):
+    scheme = make_scheme(storage=with_empty({0, 3}), num_grad_workers=2, grad_communication=ASYNC, runtime="simulated")
+    while scheme.version < 40:
+        scheme.step()
+    metrics = scheme.metrics()
+    assert metrics["grads_empty"] >= 18  # two to every four that are applied, but for those underway
+    assert metrics["grads_received"] == sum(metrics[f"grads_{name}"] for name in ("applied", "held", "dropped", "empty"))
+    check_ledger(scheme)
+
+
+@pytest.mark.parametrize("decentralised", [False, True])
+def test_one_of_several_has_nothing(make_scheme, check_ledger, decentralised):
+    """Then the update is that of the others alone."""
+    settings = {"num_grad_workers": 2, "distribute_gradients": decentralised, "algo": PPO.create_factory(
+        num_epochs=1, num_mini_batch=1, lr=1e-2)}
+    scheme = make_scheme(storage=with_empty({0}, only_of=1), **settings)
+    before = scheme.acting_state()["all"].clone()
+    scheme.step()
+    assert scheme.version == 1
+    assert not torch.equal(scheme.acting_state()["all"], before)
+    assert scheme.metrics()["grads_empty"] == 1
+    assert scheme.metrics()["grads_applied"] == 1
+    check_ledger(scheme)
+
+
+def test_no_rank_has_anything():
+    class Alone:
+        size = 1
+
+        def sum(self, tensor):
+            return tensor
+    group = GradientGroup(Alone())
+    assert group.mean([torch.ones(3)], 0) == []
+    assert torch.equal(group.mean([torch.ones(3), 2 * torch.ones(1)], 4)[0], torch.ones(3))

@@ -1,0 +1,116 @@
+"""The account under faults: each named scheme, random schedules, and in the end no step that is in no place, or in two."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from pytorchrl import A2C, OnPolicyActor, Scheme, VanillaOnPolicyBuffer, VecEnv
+from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
+from pytorchrl.envs.testing import CountingEnv
+
+KILLED_COLLECTOR, KILLED_SHARD, KILLED_LEARNER = "kill col.* p=0.004", "kill shard.* p=0.02", "kill grad.* p=0.02"
+SLOW_LEARNER, TWICE = {"grad": 1.0}, "kill col.1 @ step 30; kill col.2 @ step 70"
+TWO_COLLECTORS = {"num_col_workers": 2}
+
+CASES = {
+    "a3c, collector": ("a3c", {**TWO_COLLECTORS, "updates_per_step": 3, "faults": KILLED_COLLECTOR}),
+    "a3c, gradient worker": ("a3c", {"num_grad_workers": 3, "updates_per_step": 3, "faults": KILLED_LEARNER}),
+    "a3c, both, late ones dropped": ("a3c", {**TWO_COLLECTORS, "num_grad_workers": 3, "updates_per_step": 3, "aggregate": 2,
+                                             "max_grad_lag": 1, "lag_policy": "drop", "faults": f"{KILLED_COLLECTOR}; {KILLED_LEARNER}"}),
+    "microbatch, collector": ("microbatch", {"num_col_workers": 3, "train_batch_size": 96, "microbatch_size": 20,
+                                             "faults": KILLED_COLLECTOR}),
+    "microbatch, collector, ahead": ("microbatch", {"num_col_workers": 3, "train_batch_size": 96, "microbatch_size": 20, "prefetch": 1,
+                                                    "faults": KILLED_COLLECTOR}),
+    "apex, collector": ("apex", {"num_replay_workers": 2, "train_batch_size": 8, "faults": KILLED_COLLECTOR}),
+    "apex, shard": ("apex", {"num_replay_workers": 3, "train_batch_size": 8, "faults": KILLED_SHARD}),
+    "apex, gradient worker": ("apex", {"num_replay_workers": 2, "num_grad_workers": 2, "train_batch_size": 8,
+                                       "faults": f"{KILLED_LEARNER}; {KILLED_SHARD}"}),
+    "apex, slow shard": ("apex", {"num_replay_workers": 2, "train_batch_size": 8, "faults": "delay shard.2 3s p=0.1"}),
+    "apex, hung shard": ("apex", {"num_replay_workers": 2, "train_batch_size": 8, "worker_timeout_s": 2.0,
+                                  "faults": "hang shard.2 @ add 9"}),
+    "apex, slow adds": ("apex", {"num_replay_workers": 2, "train_batch_size": 8, "add_in_flight": 1, "faults": KILLED_COLLECTOR,
+                                 "costs": {"add": 0.5}}),
+    **{f"{name}, {what}": (name, {"train_batch_size": 10, **settings}) for name in ("impala", "appo") for what, settings in {
+        "collector": {"faults": KILLED_COLLECTOR},
+        "gradient worker": {"num_grad_workers": 2, "faults": KILLED_LEARNER},
+        "full queue": {"queue_size": 1, "costs": SLOW_LEARNER, "faults": TWICE},
+        "full queue, oldest dropped": {"queue_size": 1, "queue_policy": "drop_oldest", "costs": SLOW_LEARNER,
+                                       "faults": TWICE},
+        "full queue, newest dropped": {"queue_size": 1, "queue_policy": "drop_newest", "costs": SLOW_LEARNER},
+        "old data dropped": {"max_policy_lag": 1, "num_passes": 3, "minibatch_buffer_size": 2, "faults": KILLED_COLLECTOR},
+    }.items()},
+}
+
+
+@pytest.fixture
+def make():
+    """A function from a case to a simulated scheme; microbatching is of real gradients, others of an agent that counts."""
+    schemes = []
+
+    def make_(name, settings, seed):
+        if name == "microbatch":
+            envs = VecEnv.create_factory(CountingEnv, None, 2)
+            agent = (A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+                     VanillaOnPolicyBuffer.create_factory(4), envs)
+        else:
+            agent = synthetic_agent(4, capacity=200 if name == "apex" else None)
+        rng = random.Random(seed)
+        costs = {cost: ("exponential", 10 ** rng.uniform(-4, -1)) for cost in ("step", "message", "grad", "update", "add", "sample")}
+        schemes.append(getattr(Scheme, name)(*agent, **{
+            "seed": seed, "schedule_seed": seed, "runtime": "simulated", **settings, "costs": costs | settings.get("costs", {})}))
+        return schemes[-1]
+    yield make_
+    for scheme in schemes:
+        scheme.stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("case", CASES)
+def test_every_step_is_in_one_place(make, check_ledger, case, seed, monkeypatch):
+    given = []
+    insert = SyntheticStorage.insert_data_slice
+
+    def watch(storage, rollouts):
+        given.extend(rollout.reward.reshape(-1) for rollout in rollouts)
+        insert(storage, rollouts)
+    monkeypatch.setattr(SyntheticStorage, "insert_data_slice", watch)
+    name, settings = CASES[case]
+    scheme = make(name, settings, seed)
+    for number in range(12):
+        target = scheme.version + 4
+        while scheme.version < target:
+            scheme.step()
+            check_ledger(scheme)
+        if number == 6:
+            ledger = scheme.drain()
+            assert ledger["in_flight"] == ledger["queued"] == 0
+    final = scheme.stop()
+    assert check_ledger(scheme) == final
+    assert final["in_flight"] == final["queued"] == 0
+    assert final["collected"] > 0
+    assert (final["resident"] > 0) == (name == "apex")
+    assert scheme.metrics()["grads_held"] == 0 or name == "a3c"
+    if settings.get("num_passes", 1) == 1:  # else a rollout is given so often
+        times = Counter(int(step) for part in given for step in part)
+        assert not times or max(times.values()) == 1
+
+
+def test_these_faults_happen(make):
+    """Else the cases above would say nothing."""
+    lost, dropped, restarts = Counter(), Counter(), Counter()
+    for case, (name, settings) in CASES.items():
+        for seed in range(3):
+            scheme = make(name, settings, seed)
+            while scheme.version < 48:
+                scheme.step()
+            restarts[case] += scheme.metrics()["workers_restarted"]
+            final = scheme.stop()
+            lost[case] += final["dropped"]["worker_lost"]
+            dropped[case] += final["dropped"]["queue_full"] + final["dropped"]["policy_lag"] + final["dropped"]["gradient_lag"]
+    assert {case for case, (_, settings) in CASES.items() if "kill" in settings.get("faults", "") or "hang" in settings.get("faults", "")
+            } == {case for case, number in restarts.items() if number}
+    assert all(lost[case] for case in CASES if "shard" in case.replace("slow shard", "") or "gradient worker" in case)
+    assert all(dropped[case] for case in CASES if "dropped" in case)

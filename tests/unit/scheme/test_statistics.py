@@ -1,0 +1,171 @@
+"""Each statistic that the documentation names is there in a run that has it, and says what it is documented to say."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pytorchrl import A2C, ASYNC, DQN, PERBuffer, QActor, Scheme, VecEnv
+from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.envs.testing import CountingEnv
+
+PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
+TABLES = [re.findall(r"^\| (?!name|elsewhere|---)(.*?) \| (.*) \|$", part, re.MULTILINE) for part in
+          re.split(r"^\|---\|---\|$", PAGE.read_text(), flags=re.MULTILINE)[1:]]
+NAMES = [name for table in TABLES[:-2] for names, _ in table for name in re.findall(r"`([^`]+)`", names)]
+
+
+@pytest.fixture
+def make_apex():
+    """A function that makes Ape-X of a small DQN in the simulated runtime."""
+    schemes = []
+
+    def make(**settings):
+        envs = VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2)
+        schemes.append(Scheme.apex(
+            DQN.create_factory(start_steps=0, mini_batch_size=8, epsilon_per_worker=True),
+            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
+            PERBuffer.create_factory(60, rollout_size=7, alpha=0.5, epsilon=0.1), envs,
+            **{"seed": 1, "runtime": "simulated", "num_replay_workers": 2, "max_weight_sync_delay": 10} | settings))
+        return schemes[-1]
+    yield make
+    for scheme in schemes:
+        scheme.stop()
+
+
+@pytest.fixture
+def make():
+    """A function from settings to a simulated scheme of the synthetic agent."""
+    schemes = []
+
+    def make_(agent=None, **settings):
+        schemes.append(Scheme(*synthetic_agent(4, **(agent or {})), **{"seed": 1, "runtime": "simulated"} | settings))
+        return schemes[-1]
+    yield make_
+    for scheme in schemes:
+        scheme.stop()
+
+
+def run(scheme, updates=30):
+    while scheme.version < updates:
+        scheme.step()
+    return json.loads(json.dumps(scheme.metrics()))
+
+
+def test_the_page_has_tables():
+    assert len(TABLES) == 6
+    assert len(NAMES) > 50
+    assert len(TABLES[-2]) == 16
+
+
+def test_every_name_of_the_page_is_there(make_apex):
+    metrics = run(make_apex())
+    assert [name for name in NAMES if name not in metrics] == []
+
+
+def test_every_name_is_on_the_page(make_apex):
+    names = {re.sub(r"^shard/\d/", "shard/1/", name) for name in run(make_apex())}
+    assert names - set(NAMES) == {"samples_skipped_nan", "time_s"}
+    assert "`time_s`" in PAGE.read_text()
+
+
+@pytest.mark.parametrize("here", [here for _, here in TABLES[-2]])
+def test_what_names_elsewhere_are_here(make_apex, here):
+    scheme = make_apex()
+    metrics = run(scheme, 12)
+    for name in re.findall(r"`([^`]+)`", here):
+        if name == "step()":
+            assert "loss" in scheme.step()
+        elif (found := re.fullmatch(r'ledger\(\)\["(\w+)"\]', name)) is not None:
+            assert found[1] in scheme.ledger()
+        else:
+            assert name in metrics
+
+
+@pytest.mark.parametrize("here", [here for _, here in TABLES[-1]])
+def test_what_options_elsewhere_are_here(here):
+    options = {*inspect.signature(Scheme).parameters, "rollout_size"}
+    assert set(re.findall(r"`([^`]+)`", here)) <= options
+
+
+def test_gradients_are_in_one_place_each(make):
+    scheme = make(num_grad_workers=3, grad_communication=ASYNC, max_grad_lag=0, lag_policy="drop")
+    metrics = run(scheme)
+    assert metrics["grads_dropped"] > 0
+    assert metrics["grads_received"] == sum(metrics[f"grads_{name}"] for name in ("applied", "held", "dropped", "empty"))
+
+
+def test_times_are_those_of_the_costs(make):
+    costs = {"start": 0, "message": 0, "step": 0.5, "grad": 2.0, "update": 0.25}
+    metrics = run(make(costs=costs), 20)
+    assert metrics["collect_time_ms"] == pytest.approx(4 * 500.0)
+    assert metrics["grad_time_ms"] == pytest.approx(2000.0)
+    assert metrics["dequeue_time_ms"] == pytest.approx(4 * 500.0)  # the local collector works while the learner waits
+    assert metrics["collect_peak_steps_per_s"] == pytest.approx(2.0)
+    assert metrics["grad_peak_steps_per_s"] == pytest.approx(4 / 2.0)
+    # A rollout of 4 steps takes 2 s, its gradient 2 s, its update 0.25 s.
+    assert metrics["updates_per_s"] == pytest.approx(1 / 4.25)
+    for name in ("collected_steps", "consumed_steps", "unique_consumed_steps"):
+        assert metrics[f"{name}_per_s"] == pytest.approx(4 / 4.25)
+
+
+def test_passes_tell_rates_apart(make):
+    metrics = run(make({"num_epochs": 3}, costs={"start": 0, "message": 0, "step": 0.5, "grad": 1.0, "update": 0.0}), 60)
+    assert metrics["consumed_steps_per_s"] > 2.5 * metrics["unique_consumed_steps_per_s"]
+    assert metrics["replay_ratio"] == pytest.approx(3.0)
+
+
+def test_lag_has_two_parts(make):
+    metrics = run(make(num_col_workers=2, col_communication=ASYNC, queue_size=4, costs={"grad": 0.1}), 60)
+    assert metrics["policy_lag_queue_mean"] > 1.0
+    assert metrics["policy_lag_collect_mean"] + metrics["policy_lag_queue_mean"] == pytest.approx(metrics["policy_lag"]["mean"])
+
+
+def test_bytes_out_are_those_of_pushed_weights(make, make_scheme):
+    metrics = run(make(num_col_workers=2, num_grad_workers=2))  # one number of 8 bytes
+    assert metrics["bytes_out"] == 8 * metrics["weight_pushes"] > 0
+    central = make_scheme(algo=A2C.create_factory(), runtime="threads")
+    central.step()
+    assert central.metrics()["bytes_out"] == 0
+
+
+def test_shards_say_what_their_storages_have(make_apex):
+    scheme = make_apex(costs={"sample": 0.3, "add": 0.2, "priorities": 0.1})
+    metrics = run(scheme, 40)
+    scheme.drain()
+    scheme.step()
+    metrics = scheme.metrics()
+    storages = [handle.native.worker._storage for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
+    for index, storage in enumerate(storages, start=1):
+        shard = {name: metrics[f"shard/{index}/{name}"] for name in (
+            "added", "sampled", "items", "bytes", "mass", "min_priority", "add_time_ms", "sample_time_ms", "priority_time_ms",
+            "evicted_unused")}
+        assert 0.5 * storage.counters["inserted"] < shard["added"] <= storage.counters["inserted"]
+        assert 0 < shard["items"] <= 30
+        assert shard["bytes"] == storage.num_bytes
+        assert shard["mass"] == pytest.approx(sum(storage._sums.get([i])[0] for i in range(30)), rel=0.5)
+        assert 0.1 <= shard["min_priority"] < 1e4
+        assert shard["min_priority"] ** 0.5 * shard["items"] <= shard["mass"] * 1.001
+        assert shard["sample_time_ms"] == pytest.approx(300.0)
+        assert shard["add_time_ms"] == pytest.approx(200.0)
+        assert shard["priority_time_ms"] == pytest.approx(100.0)
+    assert metrics["stale_priorities"] > 0  # a shard of 30 is overwritten while messages are underway
+
+
+def test_shards_of_several_gradient_workers_have_names_of_their_own(make_apex):
+    metrics = run(make_apex(num_grad_workers=2))
+    places = {name.split("/")[1] for name in metrics if name.startswith("shard/")}
+    assert places == {"1.1", "1.2", "2.1", "2.2"}
+
+
+def test_a_drain_drops_what_was_drawn_ahead(make_apex):
+    scheme = make_apex()
+    run(scheme)
+    assert scheme.metrics()["replay_items_dropped"] == 0
+    scheme.drain()
+    run(scheme, scheme.version + 1)
+    assert 0 < scheme.metrics()["replay_items_dropped"] <= 8

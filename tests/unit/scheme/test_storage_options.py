@@ -1,0 +1,78 @@
+"""Options of the replay storage that a scheme is given: they win, in every shard and where the learner looks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytorchrl import DQN, PERBuffer, QActor, ReplayBuffer, Scheme, VecEnv, linear
+from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.errors import ConfigError
+
+
+@pytest.fixture
+def make_apex():
+    """A function that makes Ape-X of a small DQN in the simulated runtime."""
+    schemes = []
+
+    def make(storage=PERBuffer, **settings):
+        envs = VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2)
+        schemes.append(Scheme.apex(
+            DQN.create_factory(start_steps=0, mini_batch_size=8, epsilon_per_worker=True),
+            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
+            storage.create_factory(400, rollout_size=7), envs, **{"seed": 1, "runtime": "simulated", "num_replay_workers": 2} | settings))
+        return schemes[-1]
+    yield make
+    for scheme in schemes:
+        scheme.stop()
+
+
+def storages(scheme):
+    """Of all shards, once there were some updates."""
+    while scheme.version < 5:
+        scheme.step()
+    return [handle.native.worker._storage for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
+
+
+@pytest.mark.parametrize(("name", "value"), [("alpha", 0.9), ("beta", 0.7), ("epsilon", 0.5), ("stratified", True)])
+def test_it_takes_the_place_of_the_storages_own(make_apex, name, value):
+    scheme = make_apex(**{name: value})
+    assert scheme.settings[name] == value
+    for storage in storages(scheme):
+        assert getattr(storage.options, name) == value != getattr(PERBuffer.Options(size=1), name)
+    assert getattr(scheme.update_worker.local_worker.storage.options, name) == value
+
+
+def test_a_schedule_of_beta_reaches_the_draws(make_apex):
+    scheme = make_apex(beta=linear(0.4, 1.0))
+    json.dumps(scheme.settings)
+    scheme.start(2000)
+    betas = {storage.parameters["beta"] for storage in storages(scheme)}
+    assert all(0.4 < beta < 1.0 for beta in betas)
+
+
+def test_size_is_that_of_all_shards(make_apex):
+    assert [storage.options.size for storage in storages(make_apex(size=101))] == [51, 50]
+    with pytest.raises(ConfigError, match="size 20 over 2 shards is 10 each"):
+        make_apex(size=20)
+
+
+def test_prioritized_changes_how_it_draws(make_apex):
+    assert {type(storage) for storage in storages(make_apex(prioritized=False))} == {ReplayBuffer}
+    scheme = make_apex(ReplayBuffer, prioritized=True, alpha=0.3)
+    assert scheme.settings["initial_priority"] == "worker"
+    assert {(type(storage), storage.options.alpha, storage.options.rollout_size) for storage in storages(scheme)} == {(PERBuffer, 0.3, 7)}
+
+
+@pytest.mark.parametrize(("storage", "settings", "text"), [
+    (PERBuffer, {"alpha": 0.0}, r"alpha must be > 0.0, got 0\.0"),
+    (PERBuffer, {"beta": float("inf")}, "beta must be finite"),
+    (PERBuffer, {"prioritized": 1}, "prioritized must be True, False or None, got 1"),
+    (ReplayBuffer, {"alpha": 0.5}, "alpha would be ignored: ReplayBuffer has no such option"),
+    (PERBuffer, {"prioritized": False, "beta": 0.5}, "beta would be ignored: ReplayBuffer has no such option"),
+    (PERBuffer, {"num_replay_workers": None, "alpha": 0.5}, "replay is in shards|alpha=0.5 is for a replay level"),
+])
+def test_what_is_wrong_or_would_be_ignored_is_refused(make_apex, storage, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        make_apex(storage, **settings)
