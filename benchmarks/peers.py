@@ -18,6 +18,7 @@ import json
 import math
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -41,7 +42,7 @@ WARM_UP = {"impala": 6000, "appo": 12_000, "dqn": 4000}
 """Env steps before the clock starts."""
 SCORES = {"impala": (50_000, 100_000), "appo": (50_000, 100_000), "dqn": (10_000, 20_000)}
 """Env-step budgets."""
-_LONGEST_WARM_UP_S = 120.0
+_LONGEST_WARM_UP_S = 180.0
 SIDES = {"impala": ("ours", "rllib"), "appo": ("ours", "rllib", "sample_factory"), "dqn": ("ours", "rllib")}
 
 
@@ -170,17 +171,17 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
             .env_runners(num_env_runners=WORKERS, num_envs_per_env_runner=ENVS, rollout_fragment_length=s["rollout"])
             .training(**options).rl_module(model_config=DefaultModelConfig(**network))
             .reporting(**report).debugging(seed=seed, log_level="ERROR")).build_algo()
-    going, updates = True, 0
+    going = True
     while going:
         found = algo.train()
         runners, learner = found.get("env_runners", {}), found.get("learners", {})
         steps = runners.get("num_env_steps_sampled_lifetime", 0)
-        learned = learner.get("__all_modules__", {}).get("num_env_steps_trained_lifetime", 0)
-        updates = learner.get("default_policy", {}).get("weights_seq_no", 0)
+        # What it counts as trained has every repetition in it; without any it tells what was learned from.
+        trained = learner.get("__all_modules__", {}).get("num_env_steps_trained_lifetime", 0)
+        learned = trained if task == "impala" else steps
         going = clock.tick(int(steps), int(learned), runners.get("episode_return_mean", math.nan))
     algo.stop()
-    return {"updates_per_env_step": updates / max(1, steps), "learned_with_repeats": learned,
-            "versions": {"ray": ray.__version__, "torch": torch.__version__, "gymnasium": gymnasium.__version__}}
+    return {"versions": {"ray": ray.__version__, "torch": torch.__version__, "gymnasium": gymnasium.__version__}}
 
 
 def make_sample_factory_env(name: str, config: Any, env_config: Any, render_mode: str | None = None) -> Any:
@@ -211,7 +212,7 @@ def sample_factory(task: str, seed: int, clock: Clock) -> dict[str, Any]:
             steps = sum(runner.env_steps.values())
             rewards = runner.policy_avg_stats.get("reward", [[]])[0]
             if not clock.tick(steps, steps, statistics.fmean(rewards) if rewards else math.nan):
-                runner.stopped = True
+                runner.cfg.train_for_env_steps = 0  # it looks at that next
 
     with tempfile.TemporaryDirectory() as folder:
         parser, _ = parse_sf_args(argv=[
@@ -237,13 +238,19 @@ def sample_factory(task: str, seed: int, clock: Clock) -> dict[str, Any]:
 def in_process(python: str, side: str, task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """One measurement in a process of its own with one thread everywhere."""
     budgets = [str(budget) for budget in options.budgets[task]]
-    done = subprocess.run(
-        [python, __file__, "_measure", side, task, str(seed), str(options.seconds), str(options.limit), *budgets],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0"})
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"returns"')]
-    if done.returncode or not lines:
-        return {"error": done.stderr.strip().splitlines()[-3:]}
+    longest = _LONGEST_WARM_UP_S + max(options.seconds, options.limit) + 60.0
+    with subprocess.Popen(
+            [python, __file__, "_measure", side, task, str(seed), str(options.seconds), str(options.limit), *budgets],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}) as process:
+        try:
+            out, errors = process.communicate(timeout=longest)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the workers that it started
+            return {"error": [f"not finished after {longest:.0f} s"]}
+    lines = [line for line in out.splitlines() if line.startswith('{"returns"')]
+    if process.returncode or not lines:
+        return {"error": errors.strip().splitlines()[-3:]}
     return json.loads(lines[-1])  # type: ignore[no-any-return]
 
 
