@@ -6,6 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
+_FEW = 512
+"""Of so few changes, computing a common parent once for each is cheaper than finding out which are common."""
+
 
 class _Tree:
     """Values 0..capacity-1 are the leaves of a full binary tree; a node holds what its two children make together.
@@ -43,12 +46,15 @@ class _Tree:
             raise ValueError("values must not be negative or NaN")
         nodes = ids + self._num_leaves
         self._nodes[nodes] = values
-        nodes = np.unique(nodes)
+        is_many = len(nodes) > _FEW
+        if is_many:
+            nodes = np.unique(nodes)
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes >>= 1
-            first = np.ones(len(nodes), dtype=np.bool_)  # of those with the same parent, which are neighbours
-            np.not_equal(nodes[1:], nodes[:-1], out=first[1:])
-            nodes = nodes[first]
+            if is_many:
+                first = np.ones(len(nodes), dtype=np.bool_)  # of those with the same parent, which are neighbours
+                np.not_equal(nodes[1:], nodes[:-1], out=first[1:])
+                nodes = nodes[first]
             left = nodes << 1
             self._nodes[nodes] = self._operation(self._nodes[left], self._nodes[left + 1])
 

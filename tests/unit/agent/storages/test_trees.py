@@ -32,7 +32,7 @@ def test_ranges_on_golden_values():
     assert (sums.total, minima.smallest) == (10, 1)
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 8, 37, 64, 100])
+@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 8, 37, 64, 100, 1000])  # up to twice as many changes at once
 def test_trees_agree_with_plain_arrays_through_random_changes(capacity):
     rng = np.random.default_rng(capacity)
     sums, minima = SumTree(capacity), MinTree(capacity)
