@@ -195,7 +195,7 @@ class NamedSchemes:
         Raises:
             ConfigError: A setting is wrong, or the storage draws single transitions.
         """
-        if isinstance(storage_factory, Factory) and not getattr(storage_factory.cls, "draws_sequences", False):
+        if isinstance(storage_factory, Factory) and not storage_factory.cls.draws_sequences:
             raise ConfigError(f"r2d2 needs a storage of sequences, such as SequenceBuffer, got {storage_factory.cls.__name__}")
         return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
                    **PRESETS["r2d2"].settings(algo_factory, settings))

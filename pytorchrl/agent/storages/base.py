@@ -28,6 +28,8 @@ class Storage(Updatable, ABC):
 
     keeps: ClassVar[bool] = False
     """Whether transitions stay, to be drawn again, until newer ones take their place: replay. `counters` then has `evicted`."""
+    draws_sequences: ClassVar[bool] = False
+    """Whether what is drawn are sequences of steps, of one environment each; else single transitions."""
     has_priorities: ClassVar[bool] = False
     """Whether what it draws depends on errors; it then has `add_errors` and `update_priorities`."""
     generator: torch.Generator

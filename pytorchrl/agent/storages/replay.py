@@ -39,8 +39,6 @@ class ReplayBuffer(Storage):
     """
 
     keeps: ClassVar[bool] = True
-    draws_sequences: ClassVar[bool] = False
-    """Whether what is drawn are sequences of steps, of one environment each; else single transitions."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
