@@ -22,6 +22,7 @@ from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import Factory, Schedule, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
+from pytorchrl.agent.storages.returns import discounted_sums
 from pytorchrl.errors import NonFiniteUpdateError, WeightsError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Algorithm(ABC):
         self.gamma: float = options.gamma
         self.schedules: dict[str, Schedule] = {}
         self.parameters: dict[str, float] = {}
-        for name in self._updatable():
+        for name in self.updatable:
             self._set_parameter(name, getattr(options, name))
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
@@ -112,6 +113,21 @@ class Algorithm(ABC):
     @abstractmethod
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Complete what was recorded, by the weights that acted. Called once a rollout, in the collector."""
+
+    def moments_of(self, rollout: RolloutData, running: dict[str, Any]) -> dict[str, Any]:
+        """What a rollout tells the actor's normalisers.
+
+        Args:
+            rollout: Its valid steps count.
+            running: The collector's, kept from rollout to rollout: where G <- gamma * G + r stands, (E,).
+
+        Returns:
+            Normaliser -> (count, mean, M2).
+        """
+        if self.actor.reward_moments is None:
+            return dict(self.actor.moments_of(rollout))
+        returns = discounted_sums(rollout, self.gamma, running.setdefault("returns", np.zeros(rollout.num_envs)))
+        return dict(self.actor.moments_of(rollout, torch.from_numpy(returns)))
 
     # Learning
 
@@ -166,6 +182,11 @@ class Algorithm(ABC):
             info[f"grad_norm{mark}"], info[f"lr{mark}"] = norm, lr
         return info
 
+    @property
+    def gradient_sizes(self) -> list[int]:
+        """Scalars of each vector that `compute_gradients` gives."""
+        return [len(group) for group in self.groups.values()]
+
     def is_due(self, group: str) -> bool:
         """Whether the next update moves this group; always, if not overridden."""
         return True
@@ -179,8 +200,8 @@ class Algorithm(ABC):
             KeyError: There is no such option, or it is fixed.
             ConfigError: The value is not allowed; nothing was changed.
         """
-        if name not in self._updatable():
-            raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can {', '.join(self._updatable())}")
+        if name not in self.updatable:
+            raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can {', '.join(self.updatable)}")
         self.options = dataclasses.replace(self.options, **{name: value})
         self._set_parameter(name, value)
 
@@ -241,7 +262,9 @@ class Algorithm(ABC):
 
     # Helpers
 
-    def _updatable(self) -> list[str]:
+    @property
+    def updatable(self) -> list[str]:
+        """Names of options that may change while training."""
         return [field.name for field in dataclasses.fields(self.options) if field.metadata.get("updatable")]
 
     def _set_parameter(self, name: str, value: float | Schedule | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +12,7 @@ import torch
 
 from pytorchrl.agent.data import ActingStep, RolloutData, Step
 from pytorchrl.agent.options import Schedule
+from pytorchrl.agent.storages.returns import mean_and_std
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 
 if TYPE_CHECKING:
@@ -97,7 +98,11 @@ class Storage(ABC):
         return 0, 0.0, 0.0
 
     def normalize_advantages(self, mean: float, std: float) -> None:  # noqa: B027 - replay has no advantages
-        """Replace each advantage A by (A - mean) / (std + 1e-8); see `returns.mean_and_std` for several workers."""
+        """Replace each advantage A by (A - mean) / (std + 1e-8)."""
+
+    def normalize_by(self, moments: Sequence[Any]) -> None:
+        """Normalise by the `advantage_moments` of all workers together."""
+        self.normalize_advantages(*mean_and_std(moments))
 
     @abstractmethod
     def generate_batches(

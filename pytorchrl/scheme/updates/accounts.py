@@ -47,7 +47,7 @@ class Accounts:
         self._episodes: list[Episode] = []
         self._timings: Counter[str] = Counter()
         self._info: dict[str, float] = {}
-        self._info_weight = 0.0
+        self._info_weights: dict[str, float] = {}
         self._new_updates = 0
         self._parts: list[WorkersPart] = []
         self.last_info: Mapping[str, float] = {}
@@ -85,11 +85,10 @@ class Accounts:
 
     def apply(self, gradients: Iterable[Gradients], version: int, info: Mapping[str, float]) -> None:
         """One update was made from these gradients, when the parameters' version was `version`."""
-        weight = count = 0
+        count = 0
         for part in gradients:
             self._own.move(part.num_new_samples, "in_flight", "consumed_unique")
             self._own.consume(part.num_samples)
-            weight += part.num_samples
             count += 1
         with self._lock:
             for part in gradients:
@@ -100,9 +99,10 @@ class Accounts:
             self.last_info = info
             self._new_updates += 1
             self._skipped_in_a_row = 0
-            for name, value in info.items():
+            for name, value in info.items():  # of a policy that is absent there is none
+                weight = sum(part.weight_of(name) for part in gradients)
                 self._info[name] = self._info.get(name, 0.0) + weight * value
-            self._info_weight += weight
+                self._info_weights[name] = self._info_weights.get(name, 0.0) + weight
 
     def skip(self, gradients: Sequence[Gradients]) -> None:
         """No update was made from these gradients, because their mean is not finite.
@@ -175,9 +175,8 @@ class Accounts:
     def take_info(self) -> tuple[int, dict[str, float]]:
         """Updates since the last call, and the algorithm's statistics over them, weighted by samples."""
         with self._lock:
-            weight = self._info_weight or 1.0
-            info = {name: total / weight for name, total in self._info.items()}
-            updates, self._new_updates, self._info, self._info_weight = self._new_updates, 0, {}, 0.0
+            info = {name: total / (self._info_weights[name] or 1.0) for name, total in self._info.items()}
+            updates, self._new_updates, self._info, self._info_weights = self._new_updates, 0, {}, {}
             return updates, info
 
     def add_part(self, part: WorkersPart | None) -> None:
@@ -229,6 +228,7 @@ class Accounts:
                 "weight_pushes": pushes,
                 "workers_restarted": counters["restarts"] + self.restarts, "envs_restarted": counters["envs_restarted"],
                 "backward_passes": counters["backward_passes"],
+                **{name: steps for name, steps in sorted(counters.items()) if name.startswith("agent_steps/")},
                 "microbatch_steps": max((part.get("microbatch_steps", 0) for part in self._counters.values()), default=0),
                 "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"],
                 "bytes_in": counters["bytes_sent"], "bytes_in_raw": counters["bytes_raw"],
