@@ -112,7 +112,7 @@ def _normalised_leaves(options: Any) -> dict[str, gym.Space[Any]]:
     }
 
 
-def load_checkpoint(actor: Actor, path: str) -> None:
+def load_checkpoint(actor: Any, path: str) -> None:
     """Copy the acting state of a saved model into the actor.
 
     The state has one vector for each of the acting networks, all parameters in their order; its other entries are

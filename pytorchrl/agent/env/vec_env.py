@@ -411,11 +411,13 @@ def _probe_backend(options: VecEnv.Options) -> str:
 
 
 def env_seeds(seed: int | None, stream: Stream, path: tuple[int, ...], num_envs: int) -> list[int]:
+    """A seed for each environment of a vector at that place in the worker tree; without a seed they are drawn."""
     root = secrets.randbits(63) if seed is None else check_seed(seed)
     return [derive_seed(root, stream, *path, index) >> _SEED_SHIFT for index in range(num_envs)]
 
 
 def reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.ndarray] | None:
+    """What makes rewards (E,) into what learners see; None where they see them as they are."""
     if transform is None:
         return None
     if transform == "sign":

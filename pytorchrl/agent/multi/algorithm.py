@@ -223,7 +223,7 @@ class MultiAgentAlgorithm(Algorithm):
         for policy in found or self.algorithms:
             try:
                 self.algorithms[policy].update_algorithm_parameter(own, value)
-            except KeyError:  # another policy may have it
+            except KeyError:  # noqa: PERF203 - another policy may have it
                 unknown += 1
         if unknown == len(found or self.algorithms):
             raise KeyError(f"no policy has a parameter {name!r} to update; there are {', '.join(self.updatable)}")
@@ -234,7 +234,7 @@ class MultiAgentAlgorithm(Algorithm):
         return [f"{policy}{SEPARATOR}{name}" for policy, algo in self.algorithms.items() for name in (*algo.updatable, TRAINABLE)]
 
     @property
-    def parameters(self) -> dict[str, float]:  # type: ignore[override] # those of the policies
+    def parameters(self) -> dict[str, float]:
         """`policy/name` -> value in force."""
         return joined({policy: {**algo.parameters, TRAINABLE: self._trainable[policy]} for policy, algo in self.algorithms.items()})
 

@@ -39,7 +39,9 @@ def multi_agent(
         raise ConfigError(f"envs must be a factory such as MultiAgentVecEnv.create_factory(...), got {envs!r}")
     if callable(actors) and not isinstance(actors, (Factory, Mapping)):
         make = actors
-        actors = {policy: make(envs.observation_space[policy], envs.action_space[policy]) for policy in envs.policies}
+        observation_spaces: Any = envs.observation_space
+        action_spaces: Any = envs.action_space
+        actors = {policy: make(observation_spaces[policy], action_spaces[policy]) for policy in envs.policies}
     of_actor = _by_policy("actors", actors, envs.policies)
     of_algorithm = _by_policy("algorithms", algorithms, envs.policies)
     of_storage = _by_policy("storages", storages, envs.policies)

@@ -29,7 +29,7 @@ def own_names(values: Mapping[str, Any], policy: str) -> dict[str, Any]:
 
 
 def joined(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """policy -> name -> value as `policy/name` -> value; the inverse of `own_names`."""
+    """Policy -> name -> value as `policy/name` -> value; the inverse of `own_names`."""
     return {f"{policy}{SEPARATOR}{name}": value for policy, own in values.items() for name, value in own.items()}
 
 

@@ -19,8 +19,8 @@ from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, action_star
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv, env_seeds, reward_function
 from pytorchrl.agent.multi.data import SEPARATOR, MultiStep
-from pytorchrl.agent.options import build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import build_options, option
 from pytorchrl.agent.seeding import Stream
 from pytorchrl.errors import ConfigError, EnvError, PyTorchRLError
 
@@ -58,7 +58,7 @@ class _Columns:
     def masks(self, observations: list[Any], infos: list[Any]) -> np.ndarray | None:
         """(K, n) bool, allowed actions, if there are such."""
         if self.reader.has_mask:
-            return np.stack([self.reader.mask(observation) for observation in observations])
+            return np.stack([np.asarray(self.reader.mask(observation)) for observation in observations])
         given = [info[MASK_LEAF] for info in infos if isinstance(info, Mapping) and MASK_LEAF in info]
         if given and len(given) < len(infos):
             raise EnvError(f"info['{MASK_LEAF}'] must be there for all agents of a policy, or for none")
@@ -114,7 +114,7 @@ class MultiAgentVecEnv(VecEnv):
                     raise ConfigError(f"wrappers must be functions from environment to environment, got {wrapper!r}")
 
     @classmethod
-    def create_factory(  # type: ignore[override] # other options
+    def create_factory(
         cls, env_fn: Any, env_kwargs: dict[str, Any] | None = None, vec_env_size: int = 1, *,
         policy_of: Callable[[str], str] | Mapping[str, str] | None = None, **options: Any,
     ) -> MultiAgentEnvFactory:
@@ -158,15 +158,15 @@ class MultiAgentVecEnv(VecEnv):
         is_training = mode == "train"
         self.num_envs = options.vec_env_size
         self._where = f"worker g{index_grad_worker}-c{index_col_worker}"
-        self._seeds: list[int] | None = env_seeds(
+        self._first_seeds: list[int] | None = env_seeds(
             seed, Stream.ENV if is_training else Stream.EVALUATION, (index_grad_worker, index_col_worker, incarnation), self.num_envs)
         kwargs = options.env_kwargs | ({} if is_training else options.test_env_kwargs)
-        self._envs = [_build(options, kwargs, f"{self._where}, env {index}") for index in range(self.num_envs)]
+        self._games = [_build(options, kwargs, f"{self._where}, env {index}") for index in range(self.num_envs)]
         self._columns = {
-            policy: _Columns(agents, self._envs[0].observation_space(agents[0]), self._envs[0].action_space(agents[0]), self.num_envs)
+            policy: _Columns(agents, self._games[0].observation_space(agents[0]), self._games[0].action_space(agents[0]), self.num_envs)
             for policy, agents in options.agents.items()}
         self._policy_of = {agent: policy for policy, agents in options.agents.items() for agent in agents}
-        self.observation_space = {policy: columns.reader.space for policy, columns in self._columns.items()}  # type: ignore[assignment]
+        self.observation_space = {policy: columns.reader.space for policy, columns in self._columns.items()}  # type: ignore[misc]
         self.action_space = {policy: columns.action_space for policy, columns in self._columns.items()}  # type: ignore[assignment]
         self._transform = reward_function(options.reward_transform if is_training else None)
         self._max_steps = options.max_episode_steps
@@ -176,7 +176,7 @@ class MultiAgentVecEnv(VecEnv):
         self._statistics = EpisodeStatistics(
             self.num_envs, None if path is None else Monitor(path, tuple(f"r{SEPARATOR}{policy}" for policy in self._columns)))
         self._agent_returns: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
-        self._num_steps = np.zeros(self.num_envs, np.int64)
+        self._lengths = np.zeros(self.num_envs, np.int64)
         self._checked: set[str] = set()
         self._closed = False
 
@@ -193,8 +193,8 @@ class MultiAgentVecEnv(VecEnv):
         """
         self._statistics.reset()
         for index in range(self.num_envs):
-            self._begin(index, None if self._seeds is None else self._seeds[index])
-        self._seeds = None
+            self._begin(index, None if self._first_seeds is None else self._first_seeds[index])
+        self._first_seeds = None
         return ({policy: columns.obs for policy, columns in self._columns.items()},
                 {policy: columns.mask for policy, columns in self._columns.items()})
 
@@ -220,14 +220,14 @@ class MultiAgentVecEnv(VecEnv):
 
     def _step_one(self, index: int, action: Any, results: dict[str, _Result]) -> tuple[float, bool, bool]:
         """Step one environment: the reward of all agents, and whether the episode is over and all ended by themselves."""
-        env = self._envs[index]
+        env = self._games[index]
         acting = [str(agent) for agent in env.agents]
         try:
-            obs, rewards, terminations, truncations, infos = env.step({agent: self._outgoing(index, agent, action) for agent in acting})
+            obs, rewards, terminations, truncations, infos = env.step({agent: self._action_of(index, agent, action) for agent in acting})
         except Exception as failure:  # noqa: BLE001 - raised again with where it happened
             self._fail("step", index, failure)
-        self._num_steps[index] += 1
-        is_cut = self._num_steps[index] == self._max_steps
+        self._lengths[index] += 1
+        is_cut = self._lengths[index] == self._max_steps
         team, going_on, all_terminated = 0.0, {str(agent) for agent in env.agents}, True
         for agent in acting:
             if agent not in rewards or agent not in terminations or agent not in truncations:
@@ -270,14 +270,14 @@ class MultiAgentVecEnv(VecEnv):
 
     def _begin(self, index: int, seed: int | None, results: dict[str, _Result] | None = None) -> None:
         try:
-            result = self._envs[index].reset(seed=seed)
+            result = self._games[index].reset(seed=seed)
             obs, infos = result
         except Exception as failure:  # noqa: BLE001 - raised again with where it happened
             self._fail("reset", index, failure)
-        agents = {str(agent) for agent in self._envs[index].agents}
+        agents = {str(agent) for agent in self._games[index].agents}
         if not agents:
             raise EnvError(f"{self._where}, env {index}: there is no agent after reset")
-        self._num_steps[index] = 0
+        self._lengths[index] = 0
         self._agent_returns[index] = {}
         self._show(index, obs, infos, agents, set(), results)
 
@@ -291,7 +291,7 @@ class MultiAgentVecEnv(VecEnv):
     def _column(self, index: int, agent: str) -> int:
         return self._columns[self._policy_of[agent]].column(index, agent)
 
-    def _outgoing(self, index: int, agent: str, action: Any) -> Any:
+    def _action_of(self, index: int, agent: str, action: Any) -> Any:
         """An agent's action as its environment expects it."""
         policy = self._policy_of[agent]
         columns = self._columns[policy]
@@ -314,7 +314,7 @@ class MultiAgentVecEnv(VecEnv):
     def _fail(self, call: str, index: int, failure: Exception) -> NoReturn:  # type: ignore[override] # of one environment
         if isinstance(failure, PyTorchRLError):
             raise failure
-        raise EnvError(f"{self._where}, env {index}: {call} raised at step {self._num_steps[index]}: {describe(failure)}") from failure
+        raise EnvError(f"{self._where}, env {index}: {call} raised at step {self._lengths[index]}: {describe(failure)}") from failure
 
     def close(self) -> None:
         """Close the environments and the monitor file; closing twice is fine."""
@@ -322,7 +322,7 @@ class MultiAgentVecEnv(VecEnv):
             return
         self._closed = True
         self._statistics.close()
-        for env in self._envs:
+        for env in self._games:
             env.close()
 
 
@@ -411,7 +411,7 @@ def _agents_by_policy(agents: Sequence[str], policy_of: Any) -> dict[str, tuple[
         if policy_of is None:
             policy = _SINGLE_POLICY
         elif isinstance(policy_of, Mapping):
-            policy = policy_of.get(agent)
+            policy = policy_of.get(agent, "")
         else:
             policy = policy_of(agent)
         if not isinstance(policy, str) or not policy or SEPARATOR in policy:

@@ -78,6 +78,7 @@ class MultiAgentStorage(Storage):
             self.storages[policy] = own(
                 device=device, actor=actor.actors[policy], algorithm=algorithm.algorithms[policy], num_envs=num_envs * num_agents,
                 seed=derive_seed(seed, Stream.BATCHES, index))
+        self._normalizing = [policy for policy, algo in algorithm.algorithms.items() if algo.advantage_normalization == "batch"]
         self._held_env_steps = self._held_agent_steps = self._inserted = self._sampled = 0
 
     def _own_size(self, num_agents: int) -> int:
@@ -161,10 +162,8 @@ class MultiAgentStorage(Storage):
 
     def normalize_by(self, moments: Sequence[Any]) -> None:
         """Normalise by the moments of all workers, of those policies that normalise over the batch."""
-        for policy, factory in self.options.policies.items():
-            storage = self.storages[policy]
-            if storage._algorithm.advantage_normalization == "batch":
-                storage.normalize_by([found[policy] for found in moments])
+        for policy in self._normalizing:
+            self.storages[policy].normalize_by([found[policy] for found in moments])
 
     def to_learn_from(self, policy: str) -> Any:
         """What the policy's algorithm draws its batches from."""
@@ -223,7 +222,7 @@ class MultiAgentStorage(Storage):
     # Parameters, states
 
     @property
-    def parameters(self) -> dict[str, float]:  # type: ignore[override] # those of the policies
+    def parameters(self) -> dict[str, float]:
         """`policy/name` -> value in force."""
         return joined({policy: storage.parameters for policy, storage in self.storages.items()})
 
@@ -355,9 +354,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Env steps: `inserted`, `evicted`, `resident`; `sampled`: transitions of one policy. And what policies count themselves,
-        as `stale_priorities/hunter`.
-        """
+        """Env steps: `inserted`, `evicted`, `resident`; `sampled`: transitions of one policy. `<name>/<policy>`: a policy's own."""
         return {"inserted": self._inserted, "sampled": self._sampled, "evicted": self._evicted,
                 "resident": self._inserted - self._evicted,
                 **{f"{name}/{policy}": value for policy, storage in self.storages.items()

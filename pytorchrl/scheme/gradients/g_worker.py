@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from pytorchrl.agent.data import Batch
 from pytorchrl.agent.multi.data import samples_by_policy
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
-from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count, check_device
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.accumulator import GradAccumulator, Used, warn_of_batch_norm, why_all_is_kept

@@ -57,8 +57,7 @@ def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None =
     decoded = [decode(part) for part in parts]
     weights = [part.weights(len(vectors)) for part, vectors in zip(parts, decoded, strict=True)]
     factors = factors or [1.0] * len(parts)
-    return [_mean(*column) for column in (
-        [[row[index] for row in rows] for rows in (decoded, weights)] + [factors] for index in range(len(decoded[0])))]
+    return [_mean([row[index] for row in decoded], [row[index] for row in weights], factors) for index in range(len(decoded[0]))]
 
 
 def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Sequence[float]) -> Tensor | None:
