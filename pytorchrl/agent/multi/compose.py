@@ -52,9 +52,9 @@ def multi_agent(
     if wrong:
         raise ConfigError(f"policies {wrong}: an algorithm that learns from replay needs a storage that keeps transitions, others one "
                           "that does not")
-    return (MultiAgentAlgorithm.create_factory(of_algorithm, envs.agents, None if trainable is None else tuple(trainable)),
-            MultiAgentActor.create_factory(of_actor, envs.agents, checkpoint),
-            MultiAgentStorage.create_factory(of_storage, envs.agents))
+    storage = MultiAgentStorage.create_factory(of_storage, envs.agents)
+    algorithm = MultiAgentAlgorithm.create_factory(of_algorithm, envs.agents, None if trainable is None else tuple(trainable))
+    return algorithm, MultiAgentActor.create_factory(of_actor, envs.agents, checkpoint), storage
 
 
 def _by_policy(name: str, parts: Any, policies: tuple[str, ...]) -> dict[str, Factory[Any]]:
