@@ -17,6 +17,7 @@ SMOKE_RUNS = {
     "async_collection.py": ([pytest.mark.ray], None),
     "a3c.py": ([pytest.mark.ray], None),
     "microbatch.py": ([], None),
+    "multi_agent.py": ([], "mpe2"),
     "atari_ppo.py": ([], "ale_py"),
     "mujoco_ppo.py": ([], "mujoco"),
 }

@@ -322,7 +322,7 @@ def test_a_learner_thread_takes_items_of_all_policies(make_multi, check_ledger, 
 
 
 def test_schemes_with_a_name_ask_what_all_policies_can_learn_from(make_multi):
-    with pytest.raises(ConfigError, match="impala needs an algorithm whose off_policyness is 'corrected' or 'any'.* 'on'"):
+    with pytest.raises(ConfigError, match=r"impala needs an algorithm whose off_policyness is 'corrected' or 'any'.* 'on'"):
         make_multi(preset=Scheme.impala)
     mixed = {"early": PPO.create_factory(num_epochs=1, num_mini_batch=1), "shared": IMPALA.create_factory()}
     storages = {"early": GAEBuffer.create_factory(6), "shared": VTraceBuffer.create_factory(6)}
