@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor
     from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3
     from pytorchrl.agent.env import VecEnv
+    from pytorchrl.agent.multi import MultiAgentVecEnv, multi_agent
     from pytorchrl.agent.options import Factory, Schedule, linear
     from pytorchrl.agent.storages import (
         GAEBuffer,
@@ -33,6 +34,7 @@ _HOMES = {
     "pytorchrl.agent.actors": ("OffPolicyActor", "OnPolicyActor", "QActor"),
     "pytorchrl.agent.algorithms": ("A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "R2D2", "SAC", "TD3"),
     "pytorchrl.agent.env": ("VecEnv",),
+    "pytorchrl.agent.multi": ("MultiAgentVecEnv", "multi_agent"),
     "pytorchrl.agent.options": ("Factory", "Schedule", "linear"),
     "pytorchrl.agent.storages": ("GAEBuffer", "PERBuffer", "ReplayBuffer", "SequenceBuffer", "VTraceBuffer", "VanillaOnPolicyBuffer"),
     "pytorchrl.errors": ("ConfigError", "PyTorchRLError"),
@@ -44,9 +46,9 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - sorted without regard to case, as a reader looks them up
     "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "DDPG", "DQN", "Factory", "GAEBuffer", "IMPALA",
-    "Learner", "linear", "load", "OffPolicyActor", "OnPolicyActor", "PARALLEL", "PERBuffer", "PPO", "PyTorchRLError", "QActor",
-    "R2D2", "ReplayBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3", "train", "TrainedAgent",
-    "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
+    "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor", "OnPolicyActor", "PARALLEL", "PERBuffer",
+    "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3",
+    "train", "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
 ]
 
 

@@ -125,6 +125,7 @@ class Learner:
         self._means, self._rate = Means(), RateWindow()
         self._returns: deque[float] = deque(maxlen=_RETURN_WINDOW)
         self._lengths: deque[int] = deque(maxlen=_RETURN_WINDOW)
+        self._policy_returns: dict[str, deque[float]] = {}
         self._recorder: Recorder | None = None
         self._progress: Progress | None = None
 
@@ -287,6 +288,11 @@ class Learner:
         """Mean raw return of the last 100 training episodes; None before one has ended."""
         return statistics.fmean(self._returns) if self._returns else None
 
+    @property
+    def policy_return_means(self) -> dict[str, float]:
+        """Of several policies, policy -> mean raw return over the last 100 training episodes that it had a part in."""
+        return {policy: statistics.fmean(returns) for policy, returns in self._policy_returns.items()}
+
     def get_metrics(self) -> dict[str, Any]:
         """Everything measured up to now; means of the algorithm's statistics run since the last record.
 
@@ -303,6 +309,8 @@ class Learner:
             "length_mean": statistics.fmean(self._lengths) if self._lengths else None,
             "policy_lag": lag, "ledger": self.ledger, "algorithm": self._means.peek(), "scheme": scheme,
         }
+        if self._policy_returns:
+            metrics["policies"] = {policy: {"return_mean": mean} for policy, mean in self.policy_return_means.items()}
         if self._last_evaluation is not None:
             metrics["evaluation"] = _evaluation_metrics(self._last_evaluation)
         return metrics
@@ -317,6 +325,7 @@ class Learner:
             "env_steps": self.env_steps, "seconds": self.seconds,
             "env_steps_per_s": self.env_steps / self.seconds if self.seconds > 0 else 0.0,
             "updates": self.updates, "return_mean": self.return_mean, "return_episodes": len(self._returns),
+            **({"policy_return_means": self.policy_return_means} if self._policy_returns else {}),
             "policy_lag": {name: lag[name] for name in _LAGS},
             "ledger": self.ledger, "seed": self.scheme.seed, "scheme": self.scheme.settings,
         }
@@ -464,6 +473,9 @@ class Learner:
         episodes: list[Episode] = self.scheme.episodes()
         self._returns.extend(episode.env_return for episode in episodes)
         self._lengths.extend(episode.length for episode in episodes)
+        for episode in episodes:
+            for policy, value in (getattr(episode, "policy_returns", None) or {}).items():
+                self._policy_returns.setdefault(policy, deque(maxlen=_RETURN_WINDOW)).append(value)
 
     def _take_evaluation(self, evaluation: Evaluation | None) -> None:
         if evaluation is None:
@@ -491,6 +503,7 @@ class Learner:
             "env_steps": self.env_steps, "target_steps": self.target_steps, "env_steps_per_s": self._rate.rate,
             "return_mean": self.return_mean, "lag": metrics["policy_lag"]["mean"], "workers": metrics.get("workers"),
             "eval_return": None if evaluation is None else statistics.fmean(evaluation.returns),
+            "policy_returns": self.policy_return_means,
         }
 
     def _description(self) -> dict[str, Any]:
@@ -508,7 +521,10 @@ def _passes_of(scheme: Scheme) -> int:
 
 
 def _evaluation_metrics(evaluation: Evaluation) -> dict[str, Any]:
+    policies = {policy: {"return_mean": statistics.fmean(values)} for policy, values in
+                getattr(evaluation, "policy_returns", {}).items()}
     return {
+        **({"policies": policies} if policies else {}),
         "version": evaluation.version, "episodes": len(evaluation.returns),
         "return_mean": statistics.fmean(evaluation.returns), "return_std": statistics.pstdev(evaluation.returns),
         "length_mean": statistics.fmean(evaluation.lengths),

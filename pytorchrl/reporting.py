@@ -116,10 +116,10 @@ def _free_name(path: Path) -> Path:
 def versions() -> dict[str, str]:
     """What the run ran with. Reads the metadata of packages, imports none."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
-    for name in ("pytorchrl", "torch", "numpy", "gymnasium", "ray", "ale-py", "mujoco"):
+    for name in ("pytorchrl", "torch", "numpy", "gymnasium", "ray", "ale-py", "mujoco", "pettingzoo"):
         try:
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - seven names
+        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 - eight names
             continue
     return found
 
@@ -232,7 +232,7 @@ def progress_text(status: Mapping[str, Any]) -> str:
     workers = status.get("workers")
     parts = [
         f"{steps:>{len(f'{target:,}')},}/{target:,} steps", f"{min(1.0, steps / max(1, target)):4.0%}",
-        f"{rate:,.0f} steps/s", f"return {'-' if returns is None else f'{returns:.1f}'}",
+        f"{rate:,.0f} steps/s", f"return {'-' if returns is None else f'{returns:.1f}'}" + _by_policy(status),
         f"lag {status['lag']:.1f}", f"left {left}",
     ]
     if status.get("eval_return") is not None:
@@ -240,6 +240,12 @@ def progress_text(status: Mapping[str, Any]) -> str:
     if workers and len(set(str(workers).split("/"))) > 1:
         parts.append(f"workers {workers}")
     return "  ".join(parts)
+
+
+def _by_policy(status: Mapping[str, Any]) -> str:
+    """Returns of several policies, in brackets."""
+    returns = status.get("policy_returns")
+    return f" ({', '.join(f'{policy} {mean:.1f}' for policy, mean in returns.items())})" if returns else ""
 
 
 def _clock(seconds: float) -> str:

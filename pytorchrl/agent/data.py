@@ -7,7 +7,7 @@ Time comes first, environment second; there is no trailing axis of one. Observat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,13 +26,13 @@ D = TypeVar("D")
 
 
 def map_tensors(data: D, function: Callable[[Any], Any]) -> D:
-    """A copy of a dataclass with `function` applied to every tensor or array in it, also those in dictionaries."""
-    def apply(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: apply(part) for key, part in value.items()}
-        return function(value) if isinstance(value, (Tensor, np.ndarray)) else value
-    return dataclasses.replace(data, **{  # type: ignore[type-var]
-        field.name: apply(getattr(data, field.name)) for field in dataclasses.fields(data)})  # type: ignore[arg-type]
+    """A copy with `function` applied to every tensor or array, in dataclasses and dictionaries of whatever depth."""
+    if isinstance(data, dict):
+        return {key: map_tensors(part, function) for key, part in data.items()}  # type: ignore[return-value]
+    if dataclasses.is_dataclass(data) and not isinstance(data, type):
+        return dataclasses.replace(data, **{
+            field.name: map_tensors(getattr(data, field.name), function) for field in dataclasses.fields(data)})
+    return function(data) if isinstance(data, (Tensor, np.ndarray)) else data
 
 
 class Episode(NamedTuple):
@@ -48,6 +48,8 @@ class Episode(NamedTuple):
     """Environment within its vector."""
     terminated: bool
     """Whether it ended by itself (else a time limit cut it)."""
+    policy_returns: dict[str, float] | None = None
+    """Of several agents, by policy: the mean over its agents of their own returns; `env_return` sums over all agents."""
 
 
 @dataclass(slots=True)
@@ -127,6 +129,11 @@ class RolloutData:
     def num_envs(self) -> int:
         """E."""
         return self.reward.shape[1]
+
+    @property
+    def parts(self) -> Mapping[str, RolloutData]:
+        """Policy -> its transitions; those of one policy alone are all in `""`."""
+        return {"": self}
 
     def num_valid(self) -> int:
         """Number of env steps in it: its valid transitions."""

@@ -143,6 +143,11 @@ class SyntheticAlgorithm(Algorithm):
         """One."""
         return [torch.ones(1, dtype=torch.float64)], {"loss": 0.0}
 
+    @property
+    def gradient_sizes(self) -> list[int]:
+        """One."""
+        return [1]
+
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
         """Add the gradient; raises `NonFiniteUpdateError`."""
         (gradient,) = gradients or [torch.ones(1)]

@@ -26,12 +26,14 @@ class Updatable:
             self.parameters = {**self.parameters, **values}
         return values
 
-    def _updatable(self) -> list[str]:
+    @property
+    def updatable(self) -> list[str]:
+        """Names of options that may change while training."""
         return [field.name for field in dataclasses.fields(self.options) if field.metadata.get("updatable")]
 
     def _start_parameters(self) -> None:
         """Begin with what the options say."""
-        for name in self._updatable():
+        for name in self.updatable:
             self._set_parameter(name, getattr(self.options, name))
 
     def _update_option(self, name: str, value: Any) -> None:
@@ -41,7 +43,7 @@ class Updatable:
             KeyError: There is no such option, or it is fixed.
             ConfigError: The value is not allowed; nothing was changed.
         """
-        names = self._updatable()
+        names = self.updatable
         if name not in names:
             raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can {', '.join(names) or 'nothing'}")
         self.options = dataclasses.replace(self.options, **{name: value})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -196,3 +196,124 @@ class RaisingEnv(gym.Wrapper[Any, Any, Any, Any]):
         if self._generator.random() < self._probability:
             raise RuntimeError("raised at random")
         return self.env.step(action)
+
+
+class MatchingGame:
+    """A game of several agents (PettingZoo's parallel API) that is learned within seconds, and whose best score is known.
+
+    At each step every agent has a symbol, drawn anew, which all see. An agent gets 1 if its action is the symbol of the agent
+    after it. Observation: (num_agents * num_symbols,) float32, the symbols one-hot.
+
+    Args:
+        num_agents: Agents, called "agent_0" and so on.
+        num_symbols: Symbols, and actions.
+        episode_length: Steps after which an episode is cut.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "matching_game"}
+
+    def __init__(self, num_agents: int = 2, num_symbols: int = 3, episode_length: int = 8) -> None:
+        self.possible_agents = [f"agent_{index}" for index in range(num_agents)]
+        self.agents: list[str] = []
+        self._num_symbols, self._length, self._t = num_symbols, episode_length, 0
+        self._generator = np.random.default_rng(0)
+        self._space = spaces.Box(0.0, 1.0, (num_agents * num_symbols,), np.float32)
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        """Of each agent."""
+        return self._space
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        """Of each agent."""
+        return spaces.Discrete(self._num_symbols)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin the next episode."""
+        if seed is not None:
+            self._generator = np.random.default_rng(seed)
+        self.agents, self._t = list(self.possible_agents), 0
+        self._draw()
+        return self._observe(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        """Compare actions with symbols, and draw new ones."""
+        rewards = {agent: float(actions[agent] == self._symbols[(index + 1) % len(self._symbols)])
+                   for index, agent in enumerate(self.possible_agents)}
+        self._t += 1
+        self._draw()
+        over, obs = self._t >= self._length, self._observe()
+        if over:
+            self.agents = []
+        return (obs, rewards, dict.fromkeys(rewards, False), dict.fromkeys(rewards, over), {agent: {} for agent in rewards})
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _draw(self) -> None:
+        self._symbols = self._generator.integers(self._num_symbols, size=len(self.possible_agents))
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        shown = np.eye(self._num_symbols, dtype=np.float32)[self._symbols].reshape(-1)
+        return {agent: shown.copy() for agent in self.possible_agents}
+
+
+class ComingAndGoing:
+    """A game (PettingZoo's parallel API) in which agents come late and die early; what they see and get is known in advance.
+
+    Observation: (4,) float32 of (seed % 2**16, episode, t, number of the agent), t = 0 at reset. Reward: 100 times the number
+    of the agent, plus t after the step.
+
+    Args:
+        lives: Of each agent ("agent_0" and so on) the t at which it is there first, and the t at which it ends.
+        truncate: Whether agents are truncated, else they terminate.
+        masks: Whether infos tell which actions are allowed: that of t % 3 is not.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "coming_and_going"}
+
+    def __init__(self, lives: tuple[tuple[int, int], ...] = ((0, 6), (0, 3), (2, 6)), truncate: bool = False, masks: bool = False) -> None:
+        self.possible_agents = [f"agent_{index}" for index in range(len(lives))]
+        self.agents: list[str] = []
+        self._lives, self._truncate, self._masks = dict(zip(self.possible_agents, lives, strict=True)), truncate, masks
+        self._seed, self._episode, self._t = 0, -1, 0
+
+    def observation_space(self, agent: str) -> spaces.Box:
+        """Of each agent."""
+        return spaces.Box(0.0, 2.0**24, (4,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Discrete:
+        """Of each agent."""
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Begin the next episode."""
+        if seed is not None:
+            self._seed = seed % 2**16
+        self._episode, self._t = self._episode + 1, 0
+        self.agents = self._there()
+        return self._observe(self.agents), self._infos(self.agents)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        """Go on by one step; agents come and end."""
+        if set(actions) != set(self.agents):
+            raise RuntimeError(f"expected actions of {self.agents}, got those of {sorted(actions)}")
+        acting, self._t = self.agents, self._t + 1
+        ended = {agent: self._t >= self._lives[agent][1] for agent in acting}
+        self.agents = self._there()
+        rewards = {agent: 100.0 * self.possible_agents.index(agent) + self._t for agent in acting}
+        no, shown = dict.fromkeys(acting, False), sorted({*acting, *self.agents})
+        return (self._observe(shown), rewards, no if self._truncate else ended, ended if self._truncate else no, self._infos(shown))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _there(self) -> list[str]:
+        return [agent for agent, (first, end) in self._lives.items() if first <= self._t < end]
+
+    def _observe(self, agents: list[str]) -> dict[str, np.ndarray]:
+        return {agent: np.array([self._seed, self._episode, self._t, self.possible_agents.index(agent)], np.float32)
+                for agent in agents}
+
+    def _infos(self, agents: list[str]) -> dict[str, dict[str, Any]]:
+        allowed = np.arange(3) != self._t % 3
+        return {agent: {"action_mask": allowed} if self._masks else {} for agent in agents}

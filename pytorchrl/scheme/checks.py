@@ -415,6 +415,7 @@ class Checks:
         for name, (factory, kind, example) in parts.items():
             if not isinstance(factory, Factory) or not issubclass(factory.cls, kind):
                 raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {factory!r}")
+        self._policies(algo, actor, storage, train_envs)
         storage.cls.check_algorithm(algo.cls)
         algo.cls.check_actor(actor)
         _check_actor_fits(actor, train_envs)
@@ -434,6 +435,19 @@ class Checks:
                 if size > _LARGE_BYTES:
                     self.warnings.append(f"{name} is {size / 2**20:.0f} MB pickled, which every worker is sent; load "
                                          "large data inside the function")
+
+    def _policies(self, algo: Any, actor: Any, storage: Any, train_envs: Any) -> None:
+        """Refuse parts of several policies beside parts of one, or of others."""
+        policies = {name: tuple(getattr(factory.options, "policies", ())) for name, factory in (
+            ("algo_factory", algo), ("actor_factory", actor), ("storage_factory", storage))}
+        policies["train_envs_factory"] = tuple(getattr(train_envs.options, "agents", ()))
+        if len(set(policies.values())) > 1:
+            shown = ", ".join(f"{name} {list(own) if own else 'none'}" for name, own in policies.items())
+            raise ConfigError(f"all parts must have the same policies, got {shown}; make them with multi_agent(...)")
+        if (self._options["num_replay_workers"] or 0) > 1 and any(
+                getattr(factory.options, "weight_norm", None) == "buffer" for factory in getattr(storage.options, "policies", {}).values()):
+            raise ConfigError("weight_norm='buffer' of several policies needs one shard, which knows all that could be drawn; give "
+                              "num_replay_workers=1 or weight_norm='batch'")
 
     def _check_precision(self, algo: Any) -> None:
         if (getattr(algo.options, "mixed_precision", False) and self._options["device"] == "cpu"

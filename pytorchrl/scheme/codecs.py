@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pytorchrl.agent.data import RolloutData
+from pytorchrl.agent.multi.data import MultiRollout
 from pytorchrl.errors import ConfigError
+
+R = TypeVar("R", RolloutData, MultiRollout)
 
 
 def require_lz4(option: str, wanted: bool = True) -> bool:
@@ -46,25 +49,30 @@ def decompress(packed: Compressed) -> np.ndarray:
     return np.frombuffer(raw, dtype=packed.dtype).reshape(packed.shape)
 
 
-def compress_rollout(data: RolloutData) -> RolloutData:
+def compress_rollout(data: R) -> R:
     """The rollout with each array in its compressed form."""
     return data.map(compress)
 
 
-def decompress_rollout(data: RolloutData) -> RolloutData:
+def decompress_rollout(data: R) -> R:
     """The rollout's arrays again, bit for bit."""
     return data.map(decompress)
 
 
-def is_compressed(data: RolloutData) -> bool:
+def is_made_of(data: RolloutData | MultiRollout, kind: type) -> bool:
+    """Whether a rollout holds tensors, arrays or what `compress` makes."""
+    return isinstance(next(iter(data.parts.values())).reward, kind)
+
+
+def is_compressed(data: RolloutData | MultiRollout) -> bool:
     """Whether `compress_rollout` made it."""
-    return isinstance(data.reward, Compressed)
+    return is_made_of(data, Compressed)
 
 
 def num_bytes(data: Any) -> int:
-    """Bytes of all arrays of a rollout, or of a sequence of arrays, compressed or not."""
-    if isinstance(data, RolloutData):
+    """Bytes of all arrays of a rollout, or of a sequence of arrays, compressed or not, some of which may be missing."""
+    if isinstance(data, (RolloutData, MultiRollout)):
         sizes: list[int] = []
         data.map(lambda array: sizes.append(array.nbytes))
         return sum(sizes)
-    return sum(array.nbytes for array in data)
+    return sum(array.nbytes for array in data if array is not None)

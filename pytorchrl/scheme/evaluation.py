@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from pytorchrl.agent.data import map_tensors
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.base.worker import Worker
@@ -22,6 +24,8 @@ class Evaluation:
     """Number of updates behind the weights."""
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    policy_returns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of several agents, policy -> return of each episode in which it had a part: the mean over its agents."""
 
     @property
     def return_mean(self) -> float:
@@ -83,9 +87,10 @@ class Evaluator(Worker):
         owed[:num_episodes % num_envs] += 1
         returns: list[float] = []
         lengths: list[int] = []
+        policy_returns: dict[str, list[float]] = {}
         obs, mask = envs.reset()
         done = np.ones(num_envs, dtype=bool)
-        rhs = {name: state.cpu().numpy() for name, state in self._actor.initial_states(num_envs).items()}
+        rhs = map_tensors(self._actor.initial_states(num_envs), lambda state: state.cpu().numpy())
         with torch.inference_mode():
             while owed.sum() > 0:
                 if self._interrupted:
@@ -99,4 +104,6 @@ class Evaluator(Worker):
                         owed[episode.env_index] -= 1
                         returns.append(episode.env_return)
                         lengths.append(episode.length)
-        return Evaluation(version, tuple(returns), tuple(lengths))
+                        for policy, value in (episode.policy_returns or {}).items():
+                            policy_returns.setdefault(policy, []).append(value)
+        return Evaluation(version, tuple(returns), tuple(lengths), {p: tuple(values) for p, values in policy_returns.items()})

@@ -53,6 +53,8 @@ class Rollout:
     episodes: tuple[Episode, ...] = ()
     moments: dict[str, Moments] = field(default_factory=dict)
     """For the normalisers, by name."""
+    agent_steps: dict[str, int] = field(default_factory=dict)
+    """Of several policies: policy -> steps that its agents made."""
     collect_s: float = 0.0
     """Seconds that collecting took."""
     num_steps: int = 0
@@ -70,9 +72,10 @@ class Gradients:
     """What a GWorker sends for one request."""
 
     vectors: Any
-    """One flat float32 array per group, or their compressed form; None if it applied them itself."""
+    """One flat float32 array per group, or their compressed form; None if it applied them itself. Of several policies one a
+    policy, None for a policy that has no gradient."""
     num_samples: int
-    """Valid samples behind it: its weight in a mean."""
+    """Env steps behind it; its weight in a mean, where there is one policy."""
     num_new_samples: int
     """Those that no earlier gradient used."""
     weights_version: int
@@ -106,3 +109,18 @@ class Gradients:
     """Where it applied the mean itself: whether it left the update out, as all ranks then did."""
     queue_levels: tuple[int, ...] = ()
     """Items in its queue whenever one was taken for use since the last message."""
+    samples: dict[str, int] = field(default_factory=dict)
+    """Of several policies: policy -> valid samples behind its vector, in the order of `vectors`: its weight in a mean."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to learn from: no sample behind it, or none of a policy that learns."""
+        return not self.num_samples or (self.vectors is not None and all(vector is None for vector in self.vectors))
+
+    def weight_of(self, statistic: str) -> int:
+        """Samples behind a statistic: of several policies those of the one that its name ends with."""
+        return self.samples.get(statistic.rpartition("/")[2], self.num_samples)
+
+    def weights(self, num_vectors: int) -> list[int]:
+        """Samples behind each vector."""
+        return list(self.samples.values()) or [self.num_samples] * num_vectors

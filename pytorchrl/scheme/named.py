@@ -50,7 +50,8 @@ class Preset:
                      for name, (low, why) in self.least.items() if isinstance(settings[name], int) and settings[name] < low]
         # What is no factory is refused by the scheme itself.
         if isinstance(algo_factory, Factory):
-            found = getattr(algo_factory.cls, "off_policyness", None)
+            # Of several policies the options know.
+            found = getattr(algo_factory.options, "off_policyness", getattr(algo_factory.cls, "off_policyness", None))
             if found not in self.off_policyness:
                 problems.append(f"{self.name} needs an algorithm whose off_policyness is {' or '.join(map(repr, self.off_policyness))}"
                                 f", that of {algo_factory.cls.__name__} is {found!r}")

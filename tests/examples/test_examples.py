@@ -22,6 +22,7 @@ SMOKE_RUNS = {
     "impala.py": ([pytest.mark.ray], None),
     "rapid.py": ([pytest.mark.ray], None),
     "microbatch.py": ([], None),
+    "multi_agent.py": ([], "mpe2"),
     "atari_ppo.py": ([], "ale_py"),
     "mujoco_ppo.py": ([], "mujoco"),
 }

@@ -100,7 +100,7 @@ class Actor(nn.Module):
         self.obs_moments = nn.ModuleList(RunningMoments(tuple(space.shape or ())) for space in normalised.values())
         self.reward_moments = RunningMoments(()) if normalize_reward else None
         if self.options.checkpoint is not None:
-            _load_checkpoint(self, self.options.checkpoint)
+            load_checkpoint(self, self.options.checkpoint)
         self.to(self.device)
 
 
@@ -113,7 +113,7 @@ def _normalised_leaves(options: Any) -> dict[str, gym.Space[Any]]:
     }
 
 
-def _load_checkpoint(actor: Actor, path: str) -> None:
+def load_checkpoint(actor: Any, path: str) -> None:
     """Copy the acting state of a saved model into the actor.
 
     The state has one vector for each of the acting networks, all parameters in their order; its other entries are

@@ -99,6 +99,11 @@ class APPO(VTraceAlgorithm, PPO):
             self._gradients = [*gradients, gradients[0].new_tensor([info["kl"]])]
         return self._gradients, info
 
+    @property
+    def gradient_sizes(self) -> list[int]:
+        """See `Algorithm`; KL follows."""
+        return [*super().gradient_sizes, 1] if self.options.kl_coef else super().gradient_sizes
+
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
         """See `Algorithm`; then the weight of KL adapts and the slow policy is copied, if it is time.
 

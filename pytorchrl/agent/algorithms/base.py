@@ -21,6 +21,7 @@ from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
+from pytorchrl.agent.storages.returns import discounted_sums
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.errors import NonFiniteUpdateError, WeightsError
 
@@ -114,6 +115,21 @@ class Algorithm(Updatable, ABC):
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Complete what was recorded, by the weights that acted. Called once a rollout, in the collector."""
 
+    def moments_of(self, rollout: RolloutData, running: dict[str, Any]) -> dict[str, Any]:
+        """What a rollout tells the actor's normalisers.
+
+        Args:
+            rollout: Its valid steps count.
+            running: The collector's, kept from rollout to rollout: where G <- gamma * G + r stands, (E,).
+
+        Returns:
+            Normaliser -> (count, mean, M2).
+        """
+        if self.actor.reward_moments is None:
+            return dict(self.actor.moments_of(rollout))
+        returns = discounted_sums(rollout, self.gamma, running.setdefault("returns", np.zeros(rollout.num_envs)))
+        return dict(self.actor.moments_of(rollout, torch.from_numpy(returns)))
+
     # Learning
 
     @abstractmethod
@@ -166,6 +182,11 @@ class Algorithm(Updatable, ABC):
             mark = f"_{name}" if len(steps) > 1 else ""
             info[f"grad_norm{mark}"], info[f"lr{mark}"] = norm, lr
         return info
+
+    @property
+    def gradient_sizes(self) -> list[int]:
+        """Scalars of each vector that `compute_gradients` gives."""
+        return [len(group) for group in self.groups.values()]
 
     def is_due(self, group: str) -> bool:
         """Whether the next update moves this group; always, if not overridden."""

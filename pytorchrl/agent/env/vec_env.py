@@ -150,7 +150,7 @@ class VecEnv:
         is_training = mode == "train"
         self.num_envs = options.vec_env_size
         self._where = f"worker g{index_grad_worker}-c{index_col_worker}"
-        self._seeds = _env_seeds(
+        self._seeds = env_seeds(
             seed, Stream.ENV if is_training else Stream.EVALUATION,
             (index_grad_worker, index_col_worker, incarnation), self.num_envs)
         self._closed = False
@@ -173,7 +173,7 @@ class VecEnv:
         self._action_dtype = single_action_space.dtype
         self._is_continuous = self._action_dtype is not None and self._action_dtype.kind == "f"
         self._autoreset = make_autoreset(self.autoreset_mode, self._reader, self._envs)
-        self._transform = _reward_function(options.reward_transform if is_training else None)
+        self._transform = reward_function(options.reward_transform if is_training else None)
         self._monitor_path = None if options.log_dir is None else (
             Path(options.log_dir) / f"monitor_{mode}_g{index_grad_worker:03d}_c{index_col_worker:03d}.csv")
         monitor = None if self._monitor_path is None else Monitor(self._monitor_path, options.info_keywords)
@@ -410,12 +410,14 @@ def _probe_backend(options: VecEnv.Options) -> str:
     return "sync" if options.backend == "async" else options.backend
 
 
-def _env_seeds(seed: int | None, stream: Stream, path: tuple[int, ...], num_envs: int) -> list[int]:
+def env_seeds(seed: int | None, stream: Stream, path: tuple[int, ...], num_envs: int) -> list[int]:
+    """A seed for each environment of a vector at that place in the worker tree; without a seed they are drawn."""
     root = secrets.randbits(63) if seed is None else check_seed(seed)
     return [derive_seed(root, stream, *path, index) >> _SEED_SHIFT for index in range(num_envs)]
 
 
-def _reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.ndarray] | None:
+def reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.ndarray] | None:
+    """What makes rewards (E,) into what learners see; None where they see them as they are."""
     if transform is None:
         return None
     if transform == "sign":

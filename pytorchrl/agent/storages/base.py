@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
 from pytorchrl.agent.data import ActingStep, RolloutData, Step
+from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
 
@@ -92,7 +93,11 @@ class Storage(Updatable, ABC):
         return 0, 0.0, 0.0
 
     def normalize_advantages(self, mean: float, std: float) -> None:
-        """Replace each advantage A by (A - mean) / (std + 1e-8); see `moments.mean_and_std` for several workers."""
+        """Replace each advantage A by (A - mean) / (std + 1e-8)."""
+
+    def normalize_by(self, moments: Sequence[Any]) -> None:
+        """Normalise by the `advantage_moments` of all workers together."""
+        self.normalize_advantages(*mean_and_std(moments))
 
     @abstractmethod
     def generate_batches(

@@ -121,6 +121,11 @@ class ReplayBuffer(Storage):
         return self._ring.num_drawable
 
     @property
+    def num_rows_given_up(self) -> int:
+        """Rows, those that are no transitions included, that newer ones took the place of."""
+        return self._ring.first
+
+    @property
     def mass(self) -> float:
         """What this storage's share in a draw from several is proportional to: the transitions that can be drawn."""
         return float(self._ring.num_drawable)

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import Episode, RolloutData
+from pytorchrl.agent.data import Episode
 from pytorchrl.agent.env import EnvFactory, VecEnv, check_finite
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
-from pytorchrl.agent.storages.returns import discounted_sums
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import Worker
@@ -90,7 +89,7 @@ class CWorker(Worker):
         self._interrupted = False
         self._preemption: tuple[int, int] = (0, 0)
         self._reset_pending = True
-        self._running_returns = np.zeros(self.num_envs)
+        self._running: dict[str, Any] = {}  # of rewards' normalisers, from rollout to rollout
         if initial_weights is not None:
             self.set_weights(initial_weights)
 
@@ -148,13 +147,16 @@ class CWorker(Worker):
         moments: dict[str, Moments] = {}
         if num_env_steps:
             where = f"GWorker {self.index_parent}/CWorker {self.index_worker}"
-            check_finite({**data.obs, "reward": data.reward}, where)
-            check_finite(data.final_obs, f"{where}, last observations of episodes", env_axis=0)
+            for policy, part in data.parts.items():
+                what = f"{where}, policy {policy!r}" if policy else where
+                check_finite({**part.obs, "reward": part.reward}, what)
+                check_finite(part.final_obs, f"{what}, last observations of episodes", env_axis=0)
             with torch.no_grad():
                 self.algo.finish_rollout(data)
                 if self._finds_errors:
                     self.storage.add_errors(data)
-                moments = self._moments(data)
+                moments = self.algo.moments_of(data, self._running)
+        agent_steps = {policy: part.num_valid() for policy, part in data.parts.items() if policy}
         raw = sent = 0
         if self._owned_data:
             data = data.to_numpy()
@@ -166,7 +168,7 @@ class CWorker(Worker):
         return Rollout(
             data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
             worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
-            moments=moments, collect_s=self._now() - start, num_steps=num_steps, preempted=preempted,
+            moments=moments, agent_steps=agent_steps, collect_s=self._now() - start, num_steps=num_steps, preempted=preempted,
             bytes_raw=raw, bytes_sent=sent, envs_restarted=self.envs.num_restarts if self.envs is not None else 0)
 
     def _fill_storage(self) -> tuple[list[Episode], bool]:
@@ -193,13 +195,6 @@ class CWorker(Worker):
                 if step.episodes:
                     episodes.extend(step.episodes)
         return episodes, False
-
-    def _moments(self, data: RolloutData) -> dict[str, Moments]:
-        """Moments of this rollout for the actor's normalisers; G <- gamma * G + r runs on across rollouts."""
-        if self.actor.reward_moments is None:
-            return dict(self.actor.moments_of(data))
-        returns = discounted_sums(data, self.algo.gamma, self._running_returns)
-        return dict(self.actor.moments_of(data, torch.from_numpy(returns)))
 
     def preempt(self, sequence: int, min_steps: int) -> None:
         """Signal: end rollout number `sequence` once it has `min_steps` steps in each environment."""

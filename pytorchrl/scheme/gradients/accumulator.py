@@ -8,11 +8,14 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from pytorchrl.agent.multi.data import MultiBatch
 
 REDUCTIONS = ("mean", "sum")
 
@@ -28,15 +31,19 @@ class GradAccumulator:
     Attributes:
         num_samples: Valid samples behind what was added.
         num_parts: Gradients added, those without a sample included.
+        samples: Of several policies, policy -> valid samples behind what was added.
     """
 
     def __init__(self, microbatch_size: int | None = None, reduction: str = "mean") -> None:
         if reduction not in REDUCTIONS:
             raise ValueError(f"reduction must be one of {list(REDUCTIONS)}, got {reduction!r}")
         self._microbatch_size, self._reduction = microbatch_size, reduction
-        self._gradients: list[Tensor] = []
+        self._gradients: list[Tensor | None] = []
+        self._weights: list[int] = []  # samples behind each of them
         self._info: dict[str, float] = {}
+        self._info_weights: dict[str, int] = {}
         self.num_samples = self.num_parts = 0
+        self.samples: dict[str, int] = {}
 
     def slices(self, batch: Any, device: torch.device) -> Iterator[Any]:
         """Parts of a batch on `device`, one after the other, of sizes that differ by at most one.
@@ -45,55 +52,87 @@ class GradAccumulator:
         into `microbatch_size` steps, at least one.
 
         Args:
-            batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`; it is only read.
+            batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`; it is only read. Of a `MultiBatch` each
+                policy's is cut into as many slices as its env steps make.
             device: Where the parts are wanted. The batch may lie elsewhere: one part at a time is moved.
         """
-        done = getattr(batch, "done", None)
-        length = done.shape[0] if done is not None and done.dim() == 2 else None
-        axis = 0 if length is None else 1
-        count = batch.action.shape[axis]
+        if isinstance(batch, MultiBatch):
+            num_slices = 1 if self._microbatch_size is None else max(1, -(-batch.num_samples // self._microbatch_size))
+            for part in range(num_slices):
+                yield dataclasses.replace(batch, parts={
+                    policy: _cut(own, *_bounds(own, part, num_slices), device) for policy, own in batch.parts.items()})
+            return
+        length = _length(batch)
+        count = batch.action.shape[0 if length is None else 1]
         size = count if self._microbatch_size is None else max(1, self._microbatch_size // (length or 1))
         num_slices = max(1, -(-count // max(1, size)))
         for part in range(num_slices):
-            start, stop = count * part // num_slices, count * (part + 1) // num_slices
-            yield _cut(batch, axis, start, stop, device)
+            yield _cut(batch, *_bounds(batch, part, num_slices), device)
 
-    def add(self, gradients: Sequence[Tensor], num_samples: int, info: Mapping[str, float] | None = None) -> None:
+    def add(self, gradients: Sequence[Tensor | None], num_samples: int, info: Mapping[str, float] | None = None,
+            samples: Mapping[str, int] | None = None) -> None:
         """Add what one part gave; it is copied.
 
         Args:
-            gradients: One (P,) gradient per group, on any device. Kept in float32 or better.
+            gradients: One (P,) gradient per group, on any device. Kept in float32 or better. Of several policies one a policy,
+                None where it has none.
             num_samples: Valid samples behind it, n; a part without any counts for nothing.
             info: Statistics, of which `info` will be the mean.
+            samples: Of several policies, policy -> valid samples, each with a gradient of its own; `num_samples` is then
+                that of env steps.
         """
         self.num_parts += 1
-        if not num_samples:
-            return
         self.num_samples += num_samples
-        share = num_samples / self.num_samples
+        weights = list(samples.values()) if samples else [num_samples] * len(gradients)
+        for policy, count in (samples or {}).items():
+            self.samples[policy] = self.samples.get(policy, 0) + count
         if not self._gradients:
-            self._gradients = [
-                gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True) for gradient in gradients]
-        else:
-            for total, gradient in zip(self._gradients, gradients, strict=True):
-                own = gradient.to(total.dtype)
-                if self._reduction == "sum":
-                    total.add_(own)
-                else:  # the running mean cannot overflow where no part does
-                    total.lerp_(own, share)
+            self._gradients, self._weights = [None] * len(gradients), [0] * len(gradients)
+        for index, (gradient, weight) in enumerate(zip(gradients, weights, strict=True)):
+            if gradient is not None and weight:
+                self._add(index, gradient, weight)
         for name, value in (info or {}).items():
-            before = self._info.get(name, 0.0)
-            self._info[name] = before + (value - before) * share
+            weight = (samples or {}).get(name.rpartition("/")[2], num_samples)
+            if weight:
+                before, self._info_weights[name] = self._info.get(name, 0.0), self._info_weights.get(name, 0) + weight
+                self._info[name] = before + (value - before) * (weight / self._info_weights[name])
 
-    def result(self) -> list[Tensor]:
-        """The gradient of the whole, one (P,) vector per group; raises `RuntimeError` where there was no sample."""
-        if not self._gradients:
+    def _add(self, index: int, gradient: Tensor, weight: int) -> None:
+        total = self._gradients[index]
+        self._weights[index] += weight
+        if total is None:
+            self._gradients[index] = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
+        elif self._reduction == "sum":
+            total.add_(gradient.to(total.dtype))
+        else:  # the running mean cannot overflow where no part does
+            total.lerp_(gradient.to(total.dtype), weight / self._weights[index])
+
+    def result(self) -> list[Tensor | None]:
+        """The gradient of the whole, one vector for each that was added; None where no sample is behind it.
+
+        Raises:
+            RuntimeError: There was no sample at all.
+        """
+        if not self.samples and not any(self._weights):
             raise RuntimeError("no gradient was added that has a sample behind it")
         return self._gradients
 
     def info(self) -> dict[str, float]:
         """Means of the statistics, weighted by samples."""
         return dict(self._info)
+
+
+def _length(batch: Any) -> int | None:
+    """L of sequences (L, B, ...); None for rows (B, ...)."""
+    done = getattr(batch, "done", None)
+    return done.shape[0] if done is not None and done.dim() == 2 else None
+
+
+def _bounds(batch: Any, part: int, num_parts: int) -> tuple[int, int, int]:
+    """Axis, start and stop of one of several parts whose sizes differ by at most one."""
+    axis = 0 if _length(batch) is None else 1
+    count = batch.action.shape[axis]
+    return axis, count * part // num_parts, count * (part + 1) // num_parts
 
 
 def _cut(batch: Any, axis: int, start: int, stop: int, device: torch.device) -> Any:
@@ -136,6 +175,8 @@ class Used(NamedTuple):
     num_samples: int
     num_new_samples: int
     last: bool
+    samples: Mapping[str, int] = MappingProxyType({})
+    """Of several policies, policy -> valid samples."""
 
 
 def warn_of_batch_norm(actor: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,25 +35,31 @@ class GradientGroup:
     def __init__(self, ranks: Collective) -> None:
         self._ranks = ranks
 
-    def mean(self, gradients: Sequence[Tensor], num_samples: int) -> list[Tensor]:
+    def mean(self, gradients: Sequence[Tensor | None], weights: Sequence[int],
+             sizes: Sequence[int] | None = None) -> list[Tensor | None]:
         """Mean of each gradient over all ranks, weighted by the samples behind it: sum(n * g) / sum(n).
 
         Args:
-            gradients: Flat float32 vectors, one a group of parameters; not changed.
-            num_samples: Valid samples behind this rank's gradients, n.
+            gradients: Flat float32 vectors, not changed; None where this rank has none.
+            weights: Valid samples behind each of this rank's gradients, n.
+            sizes: Scalars of each; None: those of the gradients, which are all there.
 
         Returns:
-            New vectors, equal on all ranks to the bit; none if no rank has any sample.
+            New vectors, equal on all ranks to the bit; None where no rank has one.
         """
-        weighted = torch.cat([*(gradient.cpu() * num_samples for gradient in gradients), torch.tensor([float(num_samples)])])
-        total = self._ranks.sum(weighted)
-        if total[-1] == 0:
-            return []
-        means = total[:-1] / total[-1]
-        return list(torch.split(means, [gradient.numel() for gradient in gradients]))
+        sizes = sizes or [0 if gradient is None else gradient.numel() for gradient in gradients]
+        own = [0 if gradient is None else weight for gradient, weight in zip(gradients, weights, strict=True)]
+        weighted = [torch.zeros(size) if gradient is None else gradient.cpu() * weight
+                    for gradient, weight, size in zip(gradients, own, sizes, strict=True)]
+        total = self._ranks.sum(torch.cat([*weighted, torch.tensor(own, dtype=torch.float32)]))
+        sums, counts = torch.split(total[:-len(own)], list(sizes)), total[-len(own):].tolist()
+        return [vector / count if count else None for vector, count in zip(sums, counts, strict=True)]
 
-    def gather_all(self, moments: Moments) -> list[Moments]:
-        """(count, mean, M2) of every rank's samples, in rank order."""
+    def gather_all(self, moments: Any) -> list[Any]:
+        """(count, mean, M2) of every rank's samples, in rank order; of several policies a mapping from policy to that."""
+        if isinstance(moments, Mapping):
+            columns = [self.gather_all(own) for own in moments.values()]
+            return [dict(zip(moments, row, strict=True)) for row in zip(*columns, strict=True)]
         parts = self._ranks.gather(torch.tensor([float(value) for value in moments], dtype=torch.float64))
         return [tuple(part.tolist()) for part in parts]
 

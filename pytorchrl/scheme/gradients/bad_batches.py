@@ -69,7 +69,7 @@ class BadBatches:
         self._index, self._algo = index_worker, algo
         self._num_files = 0
 
-    def find_fault(self, batch: Batch, gradients: Sequence[Tensor], info: Mapping[str, float], version: int) -> str:
+    def find_fault(self, batch: Batch, gradients: Sequence[Tensor | None], info: Mapping[str, float], version: int) -> str:
         """What is not finite in a gradient of this worker alone, and where its batch is; empty if all is well.
 
         Args:
@@ -78,11 +78,11 @@ class BadBatches:
             info: The algorithm's statistics.
             version: Of the parameters.
         """
-        norms = [float(torch.linalg.vector_norm(gradient)) for gradient in gradients]
+        norms = [float(torch.linalg.vector_norm(gradient)) for gradient in gradients if gradient is not None]
         if all(map(math.isfinite, norms)):
             return ""
         norm = next(norm for norm in norms if not math.isfinite(norm))
-        loss = f"loss {info['loss']:g}, " if "loss" in info else ""
+        loss = "".join(f"{name} {value:g}, " for name, value in info.items() if name.split("/")[0] == "loss")
         return (f"GWorker {self._index} at version {version}: {loss}norm of its gradient {norm:g}, batch "
                 f"{self._keep(batch, info, version)}")
 
@@ -120,10 +120,12 @@ class BadBatches:
         return path
 
 
-def _plain(batch: Batch) -> dict[str, Any]:
+def _plain(batch: Any) -> dict[str, Any]:
     """Copies of its tensors, without the larger ones that they may be views of, and its numbers."""
     def copy(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {name: copy(part) for name, part in value.items()}
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return _plain(value)
         return value.detach().cpu().clone() if isinstance(value, Tensor) else value
     return {field.name: copy(getattr(batch, field.name)) for field in dataclasses.fields(batch)}

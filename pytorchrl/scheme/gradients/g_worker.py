@@ -7,15 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from pytorchrl.agent.data import Batch
-from pytorchrl.agent.moments import mean_and_std
+from pytorchrl.agent.multi.data import samples_by_policy
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
-from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count, check_device
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.accumulator import GradAccumulator, Used, warn_of_batch_norm, why_all_is_kept
@@ -23,7 +20,7 @@ from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.collector_thread import CollectorThread, HeldError
 from pytorchrl.scheme.gradients.minibatch_buffer import Item
-from pytorchrl.scheme.gradients.report import Report, decode, merge_parts, with_part
+from pytorchrl.scheme.gradients.report import Report, Vectors, decode, merge_parts, not_finite, with_part
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -134,7 +131,7 @@ class GWorker(Worker):
         self._report = Report()
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
         self._fault = ""  # of the last gradient, before any averaging
-        self._grads: list[Tensor] | None = None  # the last ones computed
+        self._grads: Vectors | None = None  # the last ones computed
         self._used = Used(0, 0, True)
         self._microbatch_size = None if microbatch_size is None else check_count("microbatch_size", microbatch_size)
         self._train_batch_size = None if train_batch_size is None else check_count("train_batch_size", train_batch_size)
@@ -260,12 +257,12 @@ class GWorker(Worker):
         elif self._group is not None and self.algo.advantage_normalization == "batch":
             advantage_moments = self._group.gather_all(self.storage.advantage_moments())
         if advantage_moments is not None:
-            self.storage.normalize_advantages(*mean_and_std(advantage_moments))
+            self.storage.normalize_by(advantage_moments)
         self._batches = self.algo.batches(self.storage)
         self._item_open = False
         return self._batches
 
-    def get_grads(self, distribute_gradients: bool = False) -> tuple[list[Tensor], dict[str, float]]:
+    def get_grads(self, distribute_gradients: bool = False) -> tuple[Vectors, dict[str, float]]:
         """Compute gradients of the batch that `get_data` took.
 
         Args:
@@ -284,7 +281,7 @@ class GWorker(Worker):
             grads, info = self._accumulate_microbatches(distribute_gradients)
         else:
             grads, info = self.compute_gradients(batch, distribute_gradients)
-            self._used = Used(batch.num_samples, batch.num_new_samples, batch.last)
+            self._used = Used(batch.num_samples, batch.num_new_samples, batch.last, samples_by_policy(batch))
             self._unused_steps -= batch.num_new_samples
             self._tell_replay(batch, info)
         if self._fault:
@@ -295,13 +292,11 @@ class GWorker(Worker):
         self._grads = grads
         return grads, info
 
-    def _empty_gradients(self, distribute_gradients: bool) -> tuple[list[Tensor], dict[str, float]]:
+    def _empty_gradients(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """Of a batch with nothing to learn from: none; but other ranks may have one."""
-        if not distribute_gradients:
-            return [], {}
-        return self._mean_of_ranks([torch.zeros_like(group.grad) for group in self.algo.groups.values()], 0), {}
+        return (self._mean_of_ranks([None] * len(self.algo.gradient_sizes), 0, {}) if distribute_gradients else []), {}
 
-    def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[list[Tensor], dict[str, float]]:
+    def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """The gradient of a whole train batch, of which no more than a microbatch is held at a time."""
         assert self._train_batch_size is not None
         total = GradAccumulator(self._microbatch_size, self.algo.loss_reduction)
@@ -315,7 +310,7 @@ class GWorker(Worker):
                 self.collector.ask_ahead(self._least_rounds())
             grads, info = self.compute_gradients(batch, False)
             self._tell_replay(batch, info)
-            total.add(grads, batch.num_samples, info)
+            total.add(grads, batch.num_samples, info, samples_by_policy(batch))
             self._unused_steps -= batch.num_new_samples
             # Nothing refers to this microbatch any more when the next one is collected.
             self._batches = self._batch = None
@@ -324,10 +319,10 @@ class GWorker(Worker):
             if is_enough:
                 break
             self.get_data()
-        self._used = Used(total.num_samples, num_new, True)
+        self._used = Used(total.num_samples, num_new, True, total.samples)
         grads = total.result()
         if distribute_gradients:
-            grads = self._mean_of_ranks(grads, total.num_samples)
+            grads = self._mean_of_ranks(grads, total.num_samples, total.samples)
         return grads, self._decided(total.info())
 
     def _least_rounds(self) -> int:
@@ -336,13 +331,13 @@ class GWorker(Worker):
         largest = self.collector.num_workers * self.local_worker.num_envs * self.storage.rollout_size
         return -(-self._microbatch_size // largest)
 
-    def step(self, distribute_gradients: bool = False) -> tuple[list[Tensor], dict[str, float]]:
+    def step(self, distribute_gradients: bool = False) -> tuple[Vectors, dict[str, float]]:
         """Take the next batch and compute its gradients; see `get_grads`."""
         self.get_data()
         return self.get_grads(distribute_gradients)
 
     def compute_gradients(self, batch: Batch, distribute_gradients: bool,
-                          ) -> tuple[list[Tensor], dict[str, float]]:
+                          ) -> tuple[Vectors, dict[str, float]]:
         """Gradients of one batch.
 
         Args:
@@ -355,16 +350,16 @@ class GWorker(Worker):
         start = self._runtime.now()
         grads, info = self._differentiate(batch)
         if self._point is not None and self._point("grad"):
-            grads = [torch.full_like(grad, torch.nan) for grad in grads]
+            grads = not_finite(grads)
         fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
         self._fault = self._fault or fault
         if distribute_gradients:
-            grads = self._mean_of_ranks(grads, batch.num_samples)
+            grads = self._mean_of_ranks(grads, batch.num_samples, samples_by_policy(batch))
         self.iter += 1
         self._report.add_time("grad", self._runtime.now() - start)
         return grads, info
 
-    def _differentiate(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
+    def _differentiate(self, batch: Batch) -> tuple[Vectors, dict[str, float]]:
         """The gradient of a batch, made in one backward pass or in several."""
         counters = self._report.counters
         counters["microbatch_steps"] = batch.num_samples
@@ -374,7 +369,7 @@ class GWorker(Worker):
         accumulator = GradAccumulator(self._microbatch_size, self.algo.loss_reduction)
         for part in accumulator.slices(self.algo.prepare_batch(batch), self.algo.device):
             grads, info = self.algo.compute_gradients(part)
-            accumulator.add(grads, part.num_samples, info)
+            accumulator.add(grads, part.num_samples, info, samples_by_policy(part))
         counters["backward_passes"] += accumulator.num_parts
         return accumulator.result(), self._decided(accumulator.info())
 
@@ -384,12 +379,12 @@ class GWorker(Worker):
             info["skip_remaining"] = float(self.algo.skip_remaining(info))
         return info
 
-    def _mean_of_ranks(self, grads: list[Tensor], num_samples: int) -> list[Tensor]:
+    def _mean_of_ranks(self, grads: Vectors, num_samples: int, samples: Mapping[str, int]) -> Vectors:
         if self._group is None:
             raise RuntimeError("distribute_gradients=True needs join_group() first")
-        return self._group.mean(grads, num_samples)
+        return self._group.mean(grads, list(samples.values()) or [num_samples] * len(grads), self.algo.gradient_sizes)
 
-    def apply_gradients(self, gradients: list[Tensor] | None = None, *,
+    def apply_gradients(self, gradients: Vectors | None = None, *,
                         moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float] | None:
         """Make one update of the actor, and merge `moments` into its normalisers.
 
@@ -403,7 +398,7 @@ class GWorker(Worker):
         """
         gradients = self._grads if gradients is None else gradients
         if self._point is not None and self._point("update") and gradients is not None:
-            gradients = [torch.full_like(gradient, torch.nan) for gradient in gradients]
+            gradients = not_finite(gradients)
         info: dict[str, float] | None = None
         with self._journal.writing():
             try:
@@ -452,18 +447,14 @@ class GWorker(Worker):
         report, used = self._report, self._used
         vectors: Any = grads
         skipped = False
-        if distribute_gradients and grads:
+        if distribute_gradients and any(grad is not None for grad in grads):
             self._held_moments += report.moments
             applied = self.apply_gradients(grads, moments=self._gather_held() if used.last else ())
             vectors, skipped, info = None, applied is None, {**info, **(applied or {})}
         elif distribute_gradients:  # no rank had anything to learn from
-            vectors = None
+            vectors = []
         elif self.index_worker > 0:
-            vectors = [np.array(grad.detach().cpu().numpy()) for grad in grads]
-            report.counters["bytes_raw"] += codecs.num_bytes(vectors)
-            if self.compress_grads_to_send:
-                vectors = [codecs.compress(vector) for vector in vectors]
-            report.counters["bytes_sent"] += codecs.num_bytes(vectors)
+            vectors = report.pack(grads, self.compress_grads_to_send)
         report.count(self.collector, self.shards)
         self._report = Report(report)
         return Gradients(
@@ -473,7 +464,7 @@ class GWorker(Worker):
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
             events=report.events, shards=tuple(report.shards),
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
-            queue_levels=self.collector.feed.take_levels())
+            queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples))
 
     def skip_remaining(self) -> None:
         """Give up what is left of the current item; steps that no gradient has used are dropped."""

@@ -30,7 +30,7 @@ Due = Callable[[int, int], bool]
 def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
     """Env steps, version, a checksum of actions and rewards, and steps if it was cut short."""
     checksum = 0
-    for array in (rollout.data.action, rollout.data.reward):
+    for array in (array for part in rollout.data.parts.values() for array in (part.action, part.reward)):
         checksum = zlib.crc32(
             array.frame if isinstance(array, codecs.Compressed) else np.ascontiguousarray(array).data, checksum)
     return rollout.num_env_steps, rollout.weights_version, checksum, rollout.num_steps if rollout.preempted else 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,14 @@ def with_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W,
 
     return call
 
+Vectors = list[Tensor | None]
+"""One flat gradient per group; of several policies one a policy, None for one that has no gradient."""
+
+
+def not_finite(vectors: Vectors) -> Vectors:
+    """NaN in place of every number."""
+    return [None if vector is None else torch.full_like(vector, torch.nan) for vector in vectors]
+
 
 class Report:
     """What a GWorker tells with its next gradient; counters go on, the rest starts anew."""
@@ -54,6 +63,15 @@ class Report:
         self.timings[name] = self.timings.get(name, 0.0) + seconds
         self.events[name] = self.events.get(name, 0) + 1
 
+    def pack(self, gradients: Vectors, compress: bool) -> list[Any]:
+        """Gradients as they cross between processes; their bytes are counted."""
+        vectors: list[Any] = [None if grad is None else np.array(grad.detach().cpu().numpy()) for grad in gradients]
+        self.counters["bytes_raw"] += codecs.num_bytes(vectors)
+        if compress:
+            vectors = [None if vector is None else codecs.compress(vector) for vector in vectors]
+        self.counters["bytes_sent"] += codecs.num_bytes(vectors)
+        return vectors
+
     def add_rollout(self, rollout: Rollout, version_queued: int, version_used: int) -> None:
         """A rollout came into use; the learner's version when it was queued, and now."""
         self.lags.append((rollout.worker, version_queued - rollout.weights_version,
@@ -68,6 +86,9 @@ class Report:
         for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1),
                             ("preempted", int(rollout.preempted))):
             self.counters[name] += value
+        for policy, steps in rollout.agent_steps.items():
+            name = f"agent_steps/{policy}"
+            self.counters[name] = self.counters.get(name, 0) + steps
 
 
     def count(self, collector: Any, shards: Any) -> None:
@@ -88,7 +109,7 @@ class Report:
 def own(rollout: Rollout) -> Rollout:
     """The rollout with data that nobody else writes; the local worker's are its storage's own rows."""
     data = rollout.data
-    if codecs.is_compressed(data) or not isinstance(data.reward, Tensor):
+    if not codecs.is_made_of(data, Tensor):
         return rollout
     return replace(rollout, data=data.map(Tensor.clone))
 
@@ -107,6 +128,6 @@ def merge_parts(parts: Sequence[Mapping[str, Moments]]) -> list[dict[str, Moment
 def decode(rollout: Rollout) -> Any:
     """The rollout's data as tensors that the learner may write; the local worker's are used as they are."""
     data = rollout.data
-    if codecs.is_compressed(data):
+    if codecs.is_made_of(data, codecs.Compressed):
         data = codecs.decompress_rollout(data)
-    return data if isinstance(data.reward, Tensor) else data.to_torch()
+    return data if codecs.is_made_of(data, Tensor) else data.to_torch()

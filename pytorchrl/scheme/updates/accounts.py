@@ -59,7 +59,7 @@ class Accounts:
         self._episodes: list[Episode] = []
         self._timings: Counter[str] = Counter()
         self._info: dict[str, float] = {}
-        self._info_weight = 0.0
+        self._info_weights: dict[str, float] = {}
         self._new_updates = 0
         self._parts: list[WorkersPart] = []
         self.last_info: Mapping[str, float] = {}
@@ -71,7 +71,7 @@ class Accounts:
         self.samples_skipped_nan = 0
         self.grads_received = self.grads_applied = self.grads_held = self.grads_dropped = 0
         self.grads_empty = 0
-        """Those without any sample to learn from."""
+        """Those without any sample to learn from, of a policy that learns."""
         self.grads_late = 0
         """Those whose lag was above `max_grad_lag`."""
         self._grads_by_worker: Counter[int] = Counter()
@@ -103,11 +103,10 @@ class Accounts:
 
     def apply(self, gradients: Iterable[Gradients], version: int, info: Mapping[str, float]) -> None:
         """One update was made from these gradients, when the parameters' version was `version`."""
-        weight = count = 0
+        count = 0
         for part in gradients:
             self._own.move(part.num_new_samples, "in_flight", "consumed_unique")
             self._own.consume(part.num_samples)
-            weight += part.num_samples
             count += 1
         with self._lock:
             for part in gradients:
@@ -118,9 +117,10 @@ class Accounts:
             self.last_info = info
             self._new_updates += 1
             self._skipped_in_a_row = 0
-            for name, value in info.items():
+            for name, value in info.items():  # of a policy that is absent there is none
+                weight = sum(part.weight_of(name) for part in gradients)
                 self._info[name] = self._info.get(name, 0.0) + weight * value
-            self._info_weight += weight
+                self._info_weights[name] = self._info_weights.get(name, 0.0) + weight
         self._note_totals()
 
     def _note_totals(self) -> None:
@@ -175,6 +175,7 @@ class Accounts:
     def empty(self, gradients: Gradients) -> None:
         """A received gradient has nothing to learn from; no update is made of it."""
         self._own.move(gradients.num_new_samples, "in_flight", "consumed_unique")
+        self._own.consume(gradients.num_samples)
         with self._lock:
             self.grads_held -= 1
             self.grads_empty += 1
@@ -221,9 +222,8 @@ class Accounts:
     def take_info(self) -> tuple[int, dict[str, float]]:
         """Updates since the last call, and the algorithm's statistics over them, weighted by samples."""
         with self._lock:
-            weight = self._info_weight or 1.0
-            info = {name: total / weight for name, total in self._info.items()}
-            updates, self._new_updates, self._info, self._info_weight = self._new_updates, 0, {}, 0.0
+            info = {name: total / (self._info_weights[name] or 1.0) for name, total in self._info.items()}
+            updates, self._new_updates, self._info, self._info_weights = self._new_updates, 0, {}, {}
             return updates, info
 
     def add_part(self, part: WorkersPart | None) -> None:
@@ -279,6 +279,7 @@ class Accounts:
                 "weight_pushes": pushes,
                 "workers_restarted": counters["restarts"] + self.restarts, "envs_restarted": counters["envs_restarted"],
                 "backward_passes": counters["backward_passes"],
+                **{name: steps for name, steps in sorted(counters.items()) if name.startswith("agent_steps/")},
                 "microbatch_steps": max((part.get("microbatch_steps", 0) for part in self._counters.values()), default=0),
                 "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"],
                 "bytes_in": counters["bytes_sent"], "bytes_in_raw": counters["bytes_raw"],

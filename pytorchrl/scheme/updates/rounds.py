@@ -44,43 +44,52 @@ class Round(Protocol):
         """Nothing is in flight or queued anywhere after it; the next step goes on."""
 
 
-def decode(gradients: Gradients) -> list[Tensor]:
-    """The flat gradient of each group as tensors of our own: what came through shared memory is copied."""
+def decode(gradients: Gradients) -> list[Tensor | None]:
+    """Its vectors as tensors of our own: what came through shared memory is copied."""
     return [
-        part if isinstance(part, Tensor)
+        part if part is None or isinstance(part, Tensor)
         else torch.from_numpy(codecs.decompress(part) if isinstance(part, codecs.Compressed) else np.array(part))
         for part in gradients.vectors]
 
 
-def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor]:
-    """Mean of each group's gradient, weighted by the samples behind it, summed in the order given.
+def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:
+    """Mean of each vector, weighted by the samples behind it, summed in the order given; None of a policy that nobody has.
 
     Each may have a factor of its own: then it is the sum of n_i s_i g_i over the sum of n_i.
     """
-    total = sum(part.num_samples for part in parts)
-    sums: list[Tensor] = []
-    for part, factor in zip(parts, factors or [1.0] * len(parts), strict=True):
-        if not part.num_samples:
-            continue
-        weight = part.num_samples * factor / total
-        scaled = decode(part) if weight == 1.0 else [vector * weight for vector in decode(part)]
-        sums = [a.add_(b) for a, b in zip(sums, scaled, strict=True)] if sums else scaled
-    return sums
+    decoded = [decode(part) for part in parts]
+    weights = [part.weights(len(vectors)) for part, vectors in zip(parts, decoded, strict=True)]
+    factors = factors or [1.0] * len(parts)
+    return [_mean([row[index] for row in decoded], [row[index] for row in weights], factors) for index in range(len(decoded[0]))]
+
+
+def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Sequence[float]) -> Tensor | None:
+    total = sum(weight for vector, weight in zip(vectors, weights, strict=True) if vector is not None)
+    mean: Tensor | None = None
+    for vector, weight, factor in zip(vectors, weights, factors, strict=True):
+        if vector is not None and weight:
+            share = weight * factor / total
+            scaled = vector if share == 1.0 else vector * share
+            mean = scaled if mean is None else mean.add_(scaled)
+    return mean
 
 
 def mean_info(parts: Sequence[Gradients]) -> dict[str, float]:
-    """Mean of the algorithm's statistics, weighted by samples."""
-    parts = [part for part in parts if part.num_samples]
-    total = sum(part.num_samples for part in parts)
-    return {name: sum(part.info[name] * part.num_samples for part in parts) / total for name in parts[0].info} if parts else {}
+    """Mean of the algorithm's statistics, weighted by samples; of a policy that is not in all of them, over those it is in."""
+    means = {}
+    for name in dict.fromkeys(name for part in parts for name in part.info):
+        having = [part for part in parts if name in part.info]
+        total = sum(part.weight_of(name) for part in having)
+        means[name] = sum(part.info[name] * part.weight_of(name) for part in having) / total
+    return means
 
 
 def take_empty(accounts: Accounts, parts: Sequence[Gradients]) -> list[Gradients]:
     """Book the gradients that have nothing to learn from; the others."""
     for part in parts:
-        if not part.num_samples:
+        if part.is_empty:
             accounts.empty(part)
-    return [part for part in parts if part.num_samples]
+    return [part for part in parts if not part.is_empty]
 
 
 def book(accounts: Accounts, parts: Sequence[Gradients], version: int, info: Mapping[str, float],
@@ -320,7 +329,7 @@ class SyncRound(_RemoteRound):
             parts = self._ask_for_gradients()
         for part in parts:
             self._accounts.receive(part)
-        if not any(part.num_samples for part in parts):
+        if all(part.is_empty for part in parts):
             take_empty(self._accounts, parts)
             self._held.of(parts, used_up=False)
             self._used_up, self._skip = parts[0].last, False
@@ -330,7 +339,7 @@ class SyncRound(_RemoteRound):
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
         self._used_up = self._skip or parts[0].last
         moments = self._held.of(parts, self._used_up)
-        applied = self._local.apply_gradients(mean_gradients(parts), moments=moments)
+        applied = self._local.apply_gradients(mean_gradients([part for part in parts if not part.is_empty]), moments=moments)
         book(self._accounts, take_empty(self._accounts, parts), version, info, applied)
         return True
 

@@ -107,7 +107,7 @@ def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
         "for name in pytorchrl.__all__: getattr(pytorchrl, name)\n"
         "ratio = (time.perf_counter() - start) / torch_s\n"
         "import pytorchrl.cli.train\n"
-        "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool')\n"
+        "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool', 'pettingzoo')\n"
         "print(ratio, [name for name in names if name in sys.modules])\n")
     ratios = []
     for _ in range(3):  # one slow read from the disk is not the package's fault

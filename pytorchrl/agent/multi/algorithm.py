@@ -1,0 +1,283 @@
+"""The algorithms of several policies as one. E = environments, C = columns of a policy, P = scalars of its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.multi.data import SEPARATOR, MultiActingStep, MultiBatch, joined, own_names
+from pytorchrl.agent.options import Factory, Schedule, option
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.errors import ConfigError, NonFiniteUpdateError
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.multi.actor import MultiAgentActor
+
+_SHARED = ("num_epochs", "num_mini_batch", "mini_batch_size", "start_steps", "update_every", "num_updates")
+"""Options that decide when there is an update, and of how much: all policies have the same, as their updates are made together."""
+_STRICTEST_FIRST = ("on", "corrected", "any")
+TRAINABLE = "trainable"
+"""Parameter `policy/trainable`: 0 while a policy acts only."""
+
+
+class MultiAgentAlgorithm(Algorithm):
+    """Holds an algorithm for each policy, and makes one update of all policies that there are data of.
+
+    A gradient is one vector a policy, that of all its groups one after the other; None where the batch has no sample of it,
+    or it is not trainable: then nothing of it moves, neither parameters nor moments of its optimiser. Statistics end with
+    the policy, as in `loss/hunter`; names of parameters and states begin with it, as in `hunter/lr`.
+
+    Attributes:
+        algorithms: Policy -> algorithm.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of `MultiAgentAlgorithm`; `multi_agent` makes them."""
+
+        policies: dict[str, Any] = option(help="Policy -> factory of its algorithm.")
+        agents: dict[str, tuple[str, ...]] = option(help="Policy -> its agents.")
+        trainable: tuple[str, ...] = option(help="Policies that learn; others act only.")
+
+        def __post_init__(self) -> None:
+            """Refuse algorithms that cannot make their updates together."""
+            super().__post_init__()
+            problems = []
+            for name in _SHARED:
+                values = {policy: getattr(factory.options, name, None) for policy, factory in self.policies.items()}
+                if len(set(values.values())) > 1:
+                    problems.append(f"{name} must be the same for all policies, whose updates are made together, got {values}")
+            problems += [f"target_kl={factory.options.target_kl} of policy {policy!r} would end a rollout's updates for all "
+                         "policies; leave it out" for policy, factory in self.policies.items()
+                         if getattr(factory.options, "target_kl", None) is not None]
+            if len({factory.cls.loss_reduction for factory in self.policies.values()}) > 1:
+                problems.append("the losses of some policies are sums over their samples, of others means; make them alike")
+            if unknown := sorted(set(self.trainable) - set(self.policies)):
+                problems.append(f"trainable has {unknown}, which are no policies; those are {list(self.policies)}")
+            if problems:
+                raise ConfigError("; ".join(problems))
+
+        def __getattr__(self, name: str) -> Any:
+            """What all policies have in common."""
+            if name in _SHARED:
+                return getattr(next(iter(self.policies.values())).options, name)
+            raise AttributeError(f"the algorithms of several policies have no option {name!r} in common")
+
+        @property
+        def advantage_normalization(self) -> str:
+            """Over which samples; each policy over its own. "batch" if any has that."""
+            found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
+            return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
+
+        @property
+        def mixed_precision(self) -> bool:
+            """Whether any computes in bfloat16."""
+            return any(getattr(factory.options, "mixed_precision", False) for factory in self.policies.values())
+
+        @property
+        def off_policyness(self) -> str:
+            """Which data all of them may learn from."""
+            found = {factory.cls.off_policyness for factory in self.policies.values()}
+            return next(kind for kind in _STRICTEST_FIRST if kind in found)
+
+    off_policyness: ClassVar[str] = "on"  # of an instance, that of its options
+    actor: MultiAgentActor
+
+    def __init__(self, options: Any, *, actor: Any, seed: int, device: str = "cpu") -> None:
+        """Arguments as of `Algorithm`."""
+        self.options, self.actor, self.device = options, actor, torch.device(device)
+        self.algorithms: dict[str, Algorithm] = {
+            policy: factory(device=device, actor=actor.actors[policy], seed=derive_seed(seed, Stream.ACTING, index))
+            for index, (policy, factory) in enumerate(options.policies.items())}
+        self.groups = joined({policy: algo.groups for policy, algo in self.algorithms.items()})
+        self.advantage_normalization = options.advantage_normalization
+        self.loss_reduction = next(iter(self.algorithms.values())).loss_reduction  # type: ignore[misc] # of the options
+        for name in ("num_epochs", "num_mini_batch"):
+            if hasattr(options, name):
+                setattr(self, name, getattr(options, name))
+        self._trainable = {policy: float(policy in options.trainable) for policy in self.algorithms}
+        self._last: list[Tensor | None] = [None] * len(self.algorithms)
+
+    @classmethod
+    def create_factory(cls, policies: Mapping[str, Factory[Any]], agents: Mapping[str, tuple[str, ...]],  # type: ignore[override]
+                       trainable: tuple[str, ...] | None = None) -> Factory[MultiAgentAlgorithm]:
+        """A factory of these algorithms; `multi_agent` calls it."""
+        return Factory(cls, cls.Options(
+            policies=dict(policies), agents=dict(agents), trainable=tuple(policies if trainable is None else trainable)))
+
+    # Acting
+
+    def take_place(self, index: int, num_collectors: int) -> None:
+        """See `Algorithm`."""
+        for algo in self.algorithms.values():
+            algo.take_place(index, num_collectors)
+
+    def acting_step(self, obs: Any, rhs: Any, done: Any, deterministic: bool = False, mask: Any = None) -> Any:
+        """Decide for all agents of E environments.
+
+        Args:
+            obs: Policy -> leaf -> (C, ...).
+            rhs: Policy -> network -> (C, H).
+            done: Policy -> (C,) bool; or (E,) bool, said of all agents of each environment.
+            deterministic: See `Algorithm`.
+            mask: Policy -> (C, n) bool, or None.
+        """
+        if not isinstance(done, Mapping):
+            done = {policy: np.repeat(done, len(agents)) for policy, agents in self.options.agents.items()}
+        return MultiActingStep({
+            policy: algo.acting_step(obs[policy], rhs[policy], done[policy], deterministic, None if mask is None else mask[policy])
+            for policy, algo in self.algorithms.items()})
+
+    def finish_rollout(self, rollout: Any) -> None:
+        """See `Algorithm`; `rollout` is a `MultiRollout`."""
+        for policy, part in rollout.parts.items():
+            self.algorithms[policy].finish_rollout(part)
+
+    def moments_of(self, rollout: Any, running: dict[str, Any]) -> dict[str, Any]:
+        """See `Algorithm`; names begin with the policy."""
+        return joined({policy: self.algorithms[policy].moments_of(part, running.setdefault(policy, {}))
+                       for policy, part in rollout.parts.items()})
+
+    # Learning
+
+    def batches(self, storage: Any) -> Iterator[Any]:
+        """A `MultiBatch` for each update."""
+        return storage.join({policy: algo.batches(storage.to_learn_from(policy)) for policy, algo in self.algorithms.items()})
+
+    def prepare_batch(self, batch: MultiBatch) -> MultiBatch:
+        """See `Algorithm`."""
+        return dataclasses.replace(batch, parts={
+            policy: self.algorithms[policy].prepare_batch(part) for policy, part in batch.parts.items()})
+
+    def compute_gradients(self, batch: Any) -> Any:
+        """See `Algorithm`.
+
+        Returns:
+            For each policy its gradient (P,), or None. Statistics; of replay `errors` as in the order of `batch.ids`, NaN of
+            policies that have no gradient.
+        """
+        vectors: list[Tensor | None] = []
+        info: dict[str, Any] = {}
+        errors: list[Tensor] = []
+        for policy, algo in self.algorithms.items():
+            part = batch.parts.get(policy)
+            vector = None
+            if part is not None and part.num_samples:
+                found: dict[str, Any] = {}
+                if self._trainable[policy]:
+                    gradients, found = algo.compute_gradients(part)
+                    vector = gradients[0] if len(gradients) == 1 else torch.cat(gradients)
+                if batch.ids is not None:
+                    errors.append(found.pop("errors", torch.full((part.num_samples,), math.nan)))
+                info.update({f"{name}{SEPARATOR}{policy}": value for name, value in found.items()})
+            vectors.append(vector)
+        self._last = vectors
+        return vectors, info if batch.ids is None else {**info, "errors": torch.cat(errors)}
+
+    @property
+    def gradient_sizes(self) -> list[int]:
+        """P of each policy."""
+        return [sum(algo.gradient_sizes) for algo in self.algorithms.values()]
+
+    def apply_gradients(self, gradients: Any = None) -> dict[str, float]:
+        """One optimiser step of each policy that has a gradient.
+
+        Raises:
+            NonFiniteUpdateError: A gradient holds NaN or infinity; nothing was changed, of no policy.
+        """
+        vectors: list[Tensor | None] = self._last if gradients is None else gradients
+        for policy, vector in zip(self.algorithms, vectors, strict=True):
+            if vector is not None and not math.isfinite(norm := float(torch.linalg.vector_norm(vector))):
+                raise NonFiniteUpdateError(f"the norm of the gradient of {policy!r} is {norm}; the update was not made")
+        info: dict[str, float] = {}
+        for (policy, algo), vector in zip(self.algorithms.items(), vectors, strict=True):
+            if vector is not None:
+                own = algo.apply_gradients(list(torch.split(vector, algo.gradient_sizes)))
+                info.update({f"{name}{SEPARATOR}{policy}": value for name, value in own.items()})
+        return info
+
+    # Parameters
+
+    def update_algorithm_parameter(self, name: str, value: Any) -> None:
+        """Set a parameter of one policy, by `policy/name`, or, by its own name, of all that have it.
+
+        `policy/trainable` says whether a policy learns: True or False.
+        """
+        found = [policy for policy in self.algorithms if name.startswith(policy + SEPARATOR)]
+        own = name[len(found[0]) + 1:] if found else name
+        if own == TRAINABLE:
+            if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+                raise ConfigError(f"{name} must be True or False, got {value!r}")
+            self._trainable = {**self._trainable, **dict.fromkeys(found or self.algorithms, float(value))}
+            return
+        unknown = 0
+        for policy in found or self.algorithms:
+            try:
+                self.algorithms[policy].update_algorithm_parameter(own, value)
+            except KeyError:  # noqa: PERF203 - another policy may have it
+                unknown += 1
+        if unknown == len(found or self.algorithms):
+            raise KeyError(f"no policy has a parameter {name!r} to update; there are {', '.join(self.updatable)}")
+
+    @property
+    def updatable(self) -> list[str]:
+        """Names of parameters that may change while training."""
+        return [f"{policy}{SEPARATOR}{name}" for policy, algo in self.algorithms.items() for name in (*algo.updatable, TRAINABLE)]
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """`policy/name` -> value in force."""
+        return joined({policy: {**algo.parameters, TRAINABLE: self._trainable[policy]} for policy, algo in self.algorithms.items()})
+
+    @parameters.setter
+    def parameters(self, values: Mapping[str, float]) -> None:
+        trainable = {}
+        for policy, algo in self.algorithms.items():
+            own = own_names(values, policy)
+            trainable[policy] = own.pop(TRAINABLE)
+            algo.parameters = own
+        self._trainable = trainable
+
+    @property
+    def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # those of the policies
+        """`policy/name` -> schedule."""
+        return joined({policy: algo.schedules for policy, algo in self.algorithms.items()})
+
+    def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
+        """See `Algorithm`."""
+        return joined({policy: algo.follow_schedules(env_steps, target_steps) for policy, algo in self.algorithms.items()})
+
+    # States
+
+    def learning_state(self) -> dict[str, Tensor]:
+        """See `Algorithm`."""
+        return joined({policy: algo.learning_state() for policy, algo in self.algorithms.items()})
+
+    def load_learning_state(self, state: Mapping[str, Tensor]) -> None:
+        """See `Algorithm`."""
+        for policy, algo in self.algorithms.items():
+            algo.load_learning_state(own_names(state, policy))
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Algorithm`."""
+        return {"policies": {policy: algo.state_dict() for policy, algo in self.algorithms.items()}, TRAINABLE: dict(self._trainable)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Algorithm`."""
+        for policy, algo in self.algorithms.items():
+            algo.load_state_dict(state["policies"][policy])
+        self._trainable = dict(state[TRAINABLE])
+
+    def _acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for policy, algo in self.algorithms.items():
+            for name, tensor in algo._acting_tensors():
+                yield f"{policy}{SEPARATOR}{name}", tensor

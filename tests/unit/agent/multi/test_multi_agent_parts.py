@@ -1,0 +1,359 @@
+"""Each policy learns from the steps of its own agents, as if it were alone; who is absent does not move."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl import (
+    A2C, APPO, DQN, IMPALA, PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, PERBuffer, QActor, ReplayBuffer, VecEnv, VTraceBuffer,
+    linear, multi_agent,
+)
+from pytorchrl.agent.multi.data import MultiBatch, joined, own_names
+from pytorchrl.envs.testing import ComingAndGoing, CountingEnv, MatchingGame
+from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteUpdateError, WeightsError
+
+LIVES = ((0, 6), (0, 3), (2, 6))
+
+
+def states(agent):
+    return {policy: algo.state_dict() for policy, algo in agent.algo.algorithms.items()}
+
+
+def equal(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def advantages_by_hand(part, column, gamma, gae_lambda):
+    """Of one column, by the definition, episode by episode: steps that are not valid belong to none."""
+    finals = {(t, e): value for (t, e), value in zip(part.final_index.tolist(), part.other["final_value"].tolist(), strict=True)}
+    value, found, following = part.other["value"][:, column].double(), {}, 0.0
+    for t in reversed(range(part.num_steps)):
+        if not part.valid[t, column]:
+            following = 0.0
+            continue
+        ended = bool(part.terminated[t, column] | part.truncated[t, column])
+        nxt = 0.0 if part.terminated[t, column] else finals.get((t, column), float(value[t + 1]))
+        delta = float(part.reward[t, column]) + gamma * nxt - float(value[t])
+        found[t] = following = delta + (0.0 if ended else gamma * gae_lambda * following)
+    return found
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_a_policy_learns_from_the_valid_steps_of_its_agents_alone(make_agent, truncate):
+    agent = make_agent(PPO.create_factory(num_epochs=1, num_mini_batch=1, advantage_normalization="none"), size=15,
+                       env_kwargs={"lives": LIVES, "truncate": truncate})
+    agent.collect()
+    rollout = agent.collect()  # begins in the middle of an episode
+    assert rollout.num_valid() == 30
+    agent.storage.insert_data_slice([rollout])
+    agent.storage.before_gradients()
+    (batch,) = agent.algo.batches(agent.storage)
+    assert batch.last
+    assert (batch.num_samples, batch.num_new_samples) == (30, 30)
+    assert batch.policies == ("early", "shared")
+    for policy, numbers in (("early", (0,)), ("shared", (1, 2))):
+        part, own = rollout.parts[policy], batch.parts[policy]
+        expected = {}
+        for column in range(part.num_envs):
+            for t, advantage in advantages_by_hand(part, column, 0.99, 0.95).items():
+                expected[tuple(part.obs["obs"][t, column].tolist())] = advantage
+        seen = {tuple(obs.tolist()): float(advantage) for obs, advantage in zip(own.obs["obs"], own.advantage, strict=True)}
+        assert seen.keys() == expected.keys()
+        for obs, advantage in seen.items():
+            assert advantage == pytest.approx(expected[obs], rel=1e-4)
+            begin, end = LIVES[int(obs[3])]
+            assert int(obs[3]) in numbers
+            assert begin <= obs[2] < end
+
+
+def test_an_update_is_that_of_each_policy_alone(make_agent):
+    """To the bit: the same batch in an algorithm of one policy."""
+    agent, alone = make_agent(), make_agent()
+    rollout = agent.collect()
+    agent.storage.insert_data_slice([rollout])
+    agent.storage.before_gradients()
+    (batch,) = agent.algo.batches(agent.storage)
+    vectors, info = agent.algo.compute_gradients(batch)
+    applied = agent.algo.apply_gradients(vectors)
+    for index, (policy, algo) in enumerate(alone.algo.algorithms.items()):
+        (gradient,), own = algo.compute_gradients(batch.parts[policy])
+        assert torch.equal(gradient, vectors[index])
+        own = {**own, **algo.apply_gradients()}
+        assert {name: value for name, value in {**info, **applied}.items() if name.endswith(policy)} == {
+            f"{name}/{policy}": value for name, value in own.items()}
+        assert torch.equal(algo.groups["all"].data, agent.algo.groups[f"{policy}/all"].data)
+    assert agent.algo.gradient_sizes == [len(vector) for vector in vectors]
+
+
+def test_an_absent_policy_does_not_move(make_agent):
+    agent = make_agent()
+    agent.storage.insert_data_slice([agent.collect()])
+    agent.storage.before_gradients()
+    (batch,) = agent.algo.batches(agent.storage)
+    agent.algo.compute_gradients(batch)
+    agent.algo.apply_gradients()  # so that there are moments
+    before = states(agent)
+    vectors, info = agent.algo.compute_gradients(dataclasses.replace(batch, parts={"shared": batch.parts["shared"]}))
+    assert vectors[0] is None
+    assert all(name.endswith("/shared") for name in info)
+    info = agent.algo.apply_gradients(vectors)
+    assert all(name.endswith("/shared") for name in info)
+    after = states(agent)
+    assert equal(before["early"], after["early"])
+    assert not equal(before["shared"], after["shared"])
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_of_any_policy(make_agent):
+    agent = make_agent()
+    before = states(agent)
+    vectors = [torch.ones(size) for size in agent.algo.gradient_sizes]
+    vectors[1][3] = torch.nan
+    with pytest.raises(NonFiniteUpdateError, match="gradient of 'shared'"):
+        agent.algo.apply_gradients(vectors)
+    assert equal(before, states(agent))
+
+
+def test_policies_differ_from_the_start_and_have_generators_of_their_own(make_agent):
+    agent = make_agent()
+    groups = agent.algo.groups
+    assert not torch.equal(groups["early/all"].data, groups["shared/all"].data)
+    algorithms = agent.algo.algorithms
+    assert algorithms["early"].generator.initial_seed() != algorithms["shared"].generator.initial_seed()
+
+
+def test_policies_that_do_not_learn_act_only(make_agent):
+    agent = make_agent(trainable=["shared"])
+    agent.storage.insert_data_slice([agent.collect()])
+    agent.storage.before_gradients()
+    (batch,) = agent.algo.batches(agent.storage)
+    assert set(batch.parts) == {"early", "shared"}
+    assert [vector is None for vector in agent.algo.compute_gradients(batch)[0]] == [True, False]
+    agent.algo.update_algorithm_parameter("early/trainable", True)
+    agent.algo.update_algorithm_parameter("shared/trainable", False)
+    assert [vector is None for vector in agent.algo.compute_gradients(batch)[0]] == [False, True]
+    with pytest.raises(ConfigError, match="must be True or False"):
+        agent.algo.update_algorithm_parameter("shared/trainable", 2)
+
+
+def test_parameters_are_changed_of_one_policy_or_of_all(make_agent):
+    agent = make_agent({"early": PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1.0, 0.0)),
+                        "shared": A2C.create_factory(num_epochs=2, num_mini_batch=2, lr=0.5)})
+    algo = agent.algo
+    assert algo.follow_schedules(5, 10) == {"early/lr": 0.5}
+    algo.update_algorithm_parameter("shared/lr", 0.25)
+    assert (algo.parameters["early/lr"], algo.parameters["shared/lr"]) == (0.5, 0.25)
+    algo.update_algorithm_parameter("entropy_coef", 0.125)
+    assert (algo.parameters["early/entropy_coef"], algo.parameters["shared/entropy_coef"]) == (0.125, 0.125)
+    algo.update_algorithm_parameter("clip_param", 0.3)  # PPO's alone
+    assert algo.parameters["early/clip_param"] == 0.3
+    assert set(algo.schedules) == {"early/lr"}
+    for name in ("clip_parm", "shared/clip_param", "nobody/lr"):
+        with pytest.raises(KeyError, match="no policy has a parameter"):
+            algo.update_algorithm_parameter(name, 0.1)
+    other = make_agent({"early": PPO.create_factory(num_epochs=2, num_mini_batch=2), "shared": A2C.create_factory(
+        num_epochs=2, num_mini_batch=2)}).algo
+    other.parameters = algo.parameters
+    assert other.parameters == algo.parameters
+
+
+def test_states_go_from_one_to_another(make_agent, tmp_path):
+    agent, other = make_agent(seed=1), make_agent(seed=2)
+    other.algo.load_acting_state(agent.algo.acting_state())
+    assert torch.equal(other.algo.groups["shared/all"].data, agent.algo.groups["shared/all"].data)
+    other.algo.load_state_dict(agent.algo.state_dict())
+    assert equal(other.algo.state_dict(), agent.algo.state_dict())
+    state = agent.algo.acting_state()
+    del state["shared/all"]
+    with pytest.raises(WeightsError, match="acting state"):
+        other.algo.load_acting_state(state)
+    torch.save({"format": 1, "version": 0, "acting_state": agent.algo.acting_state()}, tmp_path / "model.pt")
+    again = make_agent(seed=3, checkpoint=str(tmp_path / "model.pt"))
+    assert equal(again.algo.acting_state(), agent.algo.acting_state())
+    with pytest.raises(CheckpointError, match="is not a file"):
+        make_agent(checkpoint=str(tmp_path / "other.pt"))
+
+
+def test_normalisers_see_the_valid_steps_of_their_policy(make_agent):
+    agent = make_agent(actors=functools.partial(
+        OnPolicyActor.create_factory, hidden_sizes=(8,), normalize_obs=True, normalize_reward=True), size=12)
+    running = {}
+    rollout = agent.collect()
+    found = agent.algo.moments_of(rollout, running)
+    assert set(found) == {f"{policy}/{name}" for policy in ("early", "shared") for name in ("obs/obs", "reward")}
+    agent.actor.merge_moments(found)
+    shared = rollout.parts["shared"]
+    own = agent.actor.actors["shared"]
+    seen = shared.obs["obs"][:-1][shared.valid].double()
+    assert float(own.obs_moments[0].count) == len(seen) == 2 * 2 * 7
+    np.testing.assert_allclose(own.obs_moments[0].mean.numpy(), seen.mean(0).numpy())
+    assert float(agent.actor.actors["early"].obs_moments[0].count) == 24
+    assert set(running) == {"early", "shared"}
+    # Of one policy alone the same.
+    alone = make_agent(actors=functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,), normalize_reward=True))
+    assert set(alone.algo.algorithms["early"].moments_of(rollout.parts["early"], {})) == {"reward"}
+
+
+def test_a_policy_with_few_samples_is_absent_from_the_last_batches(make_agent):
+    """`rare` acts in one step of six: 2 samples in a rollout of 6 steps, of which 4 batches are asked."""
+    agent = make_agent(PPO.create_factory(num_epochs=2, num_mini_batch=4), env_kwargs={"lives": ((0, 1), (0, 6), (0, 6))}, size=6)
+    agent.storage.insert_data_slice([agent.collect()])
+    agent.storage.before_gradients()
+    batches = list(agent.algo.batches(agent.storage))
+    assert [sorted(batch.parts) for batch in batches] == [["early", "shared"]] * 4 + [["shared"]] * 4
+    assert [batch.last for batch in batches] == [False] * 7 + [True]
+    assert sum(batch.num_new_samples for batch in batches) == 12  # env steps, each new once
+    assert sum(batch.num_samples for batch in batches) == 24  # two passes
+
+
+def test_memory_is_kept_by_agent(make_agent):
+    agent = make_agent(actors=functools.partial(
+        OnPolicyActor.create_factory, hidden_sizes=(8,), recurrent_net="gru", recurrent_size=4), size=8)
+    rollout = agent.collect()
+    states_before = rollout.parts["shared"].rhs
+    assert all(state.shape[:2] == (9, 4) for state in states_before.values())
+    agent.storage.insert_data_slice([rollout])
+    agent.storage.before_gradients()
+    (batch,) = agent.algo.batches(agent.storage)
+    assert batch.parts["shared"].valid is not None
+    assert batch.parts["shared"].num_samples == int(rollout.parts["shared"].valid.sum())
+    assert all(torch.isfinite(vector).all() for vector in agent.algo.compute_gradients(batch)[0])
+
+
+@pytest.mark.parametrize("kind", [IMPALA, APPO])
+def test_algorithms_that_correct_for_lag_go_with_their_storage(make_agent, kind):
+    agent = make_agent(kind.create_factory(**({"kl_coef": 0.5, "num_epochs": 1, "num_mini_batch": 1} if kind is APPO else {})),
+                       storages=VTraceBuffer.create_factory(8))
+    agent.storage.insert_data_slice([agent.collect()])
+    agent.storage.before_gradients()
+    (batch,) = agent.algo.batches(agent.storage)
+    vectors, _ = agent.algo.compute_gradients(batch)
+    assert [len(vector) for vector in vectors] == agent.algo.gradient_sizes
+    assert all(np.isfinite(value) for value in agent.algo.apply_gradients(vectors).values())
+    learning = agent.algo.learning_state()
+    assert set(learning) == ({"early/kl_coef", "shared/kl_coef"} if kind is APPO else set())
+    agent.algo.load_learning_state(learning)
+
+
+# Replay
+
+
+def replay_agent(make_agent, storage=PERBuffer, size=20, **options):
+    algo = DQN.create_factory(**{"start_steps": 0, "mini_batch_size": 6, "update_every": 4, "gamma": 0.5, **options})
+    return make_agent(algo, functools.partial(QActor.create_factory, hidden_sizes=(8,)), storage.create_factory(size, rollout_size=5))
+
+
+def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
+    """Counted by what the rings themselves can give."""
+    agent = replay_agent(make_agent, ReplayBuffer, size=23)
+    rollouts = []
+    for _ in range(9):
+        rollouts.append(agent.collect())
+        agent.storage.insert_data_slice([rollouts[-1]], sources=["one"])
+        held = set()
+        for storage in agent.storage.storages.values():
+            ring = storage._ring
+            rows = np.flatnonzero(ring.columns["valid"] & (np.arange(ring.capacity) < ring.total))
+            held |= {tuple(obs[:3]) for obs in ring.take(rows)["obs"].tolist()}  # seed, episode, t: an env step
+        counters = agent.storage.counters
+        assert counters["resident"] == len(held)
+        assert counters["inserted"] == 10 * len(rollouts) == counters["resident"] + counters["evicted"]
+    assert counters["evicted"] > 0
+    agent.storage.reset()
+    assert agent.storage.counters["resident"] == 0
+
+
+def test_updates_are_counted_in_env_steps_and_draw_from_every_policy(make_agent):
+    agent = replay_agent(make_agent, start_steps=10)
+    for expected in (0, 2, 3):  # 10, 20, 30 env steps, an update for each 4 beyond 10
+        agent.storage.insert_data_slice([agent.collect()])
+        batches = list(agent.algo.batches(agent.storage))
+        assert len(batches) == expected
+        for batch in batches:
+            assert {policy: part.num_samples for policy, part in batch.parts.items()} == {"early": 6, "shared": 6}
+            assert (batch.num_samples, batch.num_new_samples) == (6, 0)
+            assert set(batch.parts["early"].obs["obs"][:, 3].tolist()) == {0}
+            assert set(batch.parts["shared"].obs["obs"][:, 3].tolist()) <= {1, 2}
+    assert batches[-1].last
+
+
+def test_priorities_reach_the_policy_that_they_are_of(make_agent):
+    agent = replay_agent(make_agent)
+    agent.storage.insert_data_slice([agent.collect()])
+    (batch, *_) = agent.algo.batches(agent.storage)
+    vectors, info = agent.algo.compute_gradients(batch)
+    assert all(vector is not None for vector in vectors)
+    told = {}
+    for policy, storage in agent.storage.storages.items():
+        storage.update_priorities = lambda ids, errors, policy=policy: told.update({policy: (ids.tolist(), errors.tolist())})
+    agent.storage.after_gradients(batch, info)
+    errors = dict(zip(("early", "shared"), torch.split(info["errors"], 6), strict=True))
+    assert told == {policy: (batch.parts[policy].ids.tolist(), errors[policy].tolist()) for policy in errors}
+    # A policy that does not learn finds nothing out.
+    told.clear()
+    agent.algo.update_algorithm_parameter("shared/trainable", False)
+    agent.storage.after_gradients(batch, agent.algo.compute_gradients(batch)[1])
+    assert set(told) == {"early"}
+
+
+def test_replay_goes_on_from_its_state(make_agent):
+    agent, other = replay_agent(make_agent), replay_agent(make_agent)
+    for _ in range(3):
+        agent.storage.insert_data_slice([agent.collect()], sources=["one"])
+    other.storage.load_state_dict(agent.storage.state_dict())
+    assert other.storage.counters == agent.storage.counters
+    one, another = (next(storage.generate_batches(1, 6)) for storage in (agent.storage, other.storage))
+    assert torch.equal(one.ids, another.ids)
+    rollout = agent.collect()
+    for storage in (agent.storage, other.storage):
+        storage.insert_data_slice([rollout], sources=["one"])
+    assert other.storage.counters == agent.storage.counters
+
+
+# What is refused
+
+
+def ppo(**options):
+    return PPO.create_factory(**options)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"algorithms": {"agent_0": ppo()}}, "algorithms must be a factory for each of the policies"),
+    ({"algorithms": {"agent_0": ppo(), "agent_1": ppo(num_epochs=9)}}, "num_epochs must be the same for all policies"),
+    ({"algorithms": ppo(target_kl=0.1)}, "target_kl=0.1 of policy 'agent_0'"),
+    ({"algorithms": DQN.create_factory()}, "needs a storage that keeps transitions"),
+    ({"storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": GAEBuffer.create_factory(9)}}, "size of the storages must be the same"),
+    ({"algorithms": {"agent_0": ppo(), "agent_1": DQN.create_factory()},
+      "storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": ReplayBuffer.create_factory(80)}}, "must keep transitions, or none"),
+    ({"storages": VTraceBuffer.create_factory(8)}, "VTraceBuffer does not fit PPO"),
+    ({"trainable": ["agent_2"]}, r"trainable has \['agent_2'\]"),
+    ({"envs": VecEnv.create_factory(CountingEnv)}, "envs must be a factory such as MultiAgentVecEnv"),
+    ({"actors": {"agent_0": None, "agent_1": None}}, "actors must be a factory for each"),
+])
+def test_parts_that_do_not_go_together_are_refused(arguments, message):
+    envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
+    given = {"envs": envs, "algorithms": ppo(), "actors": OnPolicyActor.create_factory, "storages": GAEBuffer.create_factory(8)}
+    with pytest.raises(ConfigError, match=message):
+        multi_agent(**{**given, **arguments})
+
+
+def test_names_of_policies_are_put_before_names_and_taken_off():
+    values = {"a": {"x": 1}, "a b": {"x": 2, "y/z": 3}}
+    assert joined(values) == {"a/x": 1, "a b/x": 2, "a b/y/z": 3}
+    assert {policy: own_names(joined(values), policy) for policy in values} == values
+
+
+def test_one_factory_of_actors_serves_policies_with_the_same_spaces():
+    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, policy_of={"agent_0": "a", "agent_1": "b", "agent_2": "b"})
+    actor = OnPolicyActor.create_factory(envs.observation_space["a"], envs.action_space["a"])
+    _, actors, _ = multi_agent(envs, ppo(), actor, GAEBuffer.create_factory(8))
+    assert actors.options.policies == {"a": actor, "b": actor}
+    assert MultiBatch({}, ("a", "b")).parts == {}

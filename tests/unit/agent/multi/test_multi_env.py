@@ -1,0 +1,234 @@
+"""Environments of several agents: who acts when, what is seen last, and whose returns are whose."""
+
+from __future__ import annotations
+
+import csv
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from pytorchrl import MultiAgentVecEnv
+from pytorchrl.envs.testing import ComingAndGoing, MatchingGame
+from pytorchrl.errors import ConfigError, EnvError
+
+LIVES = ((0, 6), (0, 3), (2, 6))
+POLICY_OF = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}
+
+
+def make(num_envs=2, env_fn=ComingAndGoing, policy_of=POLICY_OF, mode="train", **options):
+    factory = MultiAgentVecEnv.create_factory(env_fn, options.pop("env_kwargs", None), num_envs, policy_of=policy_of, **options)
+    return factory(seed=3, mode=mode)
+
+
+def actions_of(envs):
+    return {policy: np.zeros(envs.num_envs * k, np.int64) for policy, k in (("early", 1), ("shared", 2))}
+
+
+def test_factory_knows_agents_and_spaces():
+    factory = MultiAgentVecEnv.create_factory(ComingAndGoing, vec_env_size=4, policy_of=POLICY_OF)
+    assert factory.agents == {"early": ("agent_0",), "shared": ("agent_1", "agent_2")}
+    assert factory.policies == ("early", "shared")
+    assert factory.num_envs == 4
+    assert factory.observation_space["shared"]["obs"].shape == (4,)
+    assert factory.action_space["early"] == gym.spaces.Discrete(3)
+    assert not factory.has_action_mask
+
+
+def test_without_policy_of_one_policy_decides_for_all():
+    assert MultiAgentVecEnv.create_factory(ComingAndGoing).agents == {"shared": ("agent_0", "agent_1", "agent_2")}
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_steps_are_valid_where_agents_act(truncate):
+    """Three episodes of six steps, against what the lives of the agents say."""
+    envs = make(env_kwargs={"lives": LIVES, "truncate": truncate})
+    obs, mask = envs.reset()
+    assert mask == {"early": None, "shared": None}
+    seeds = obs["early"]["obs"][:, 0].copy()
+    for number in range(18):
+        episode, t = divmod(number, 6)
+        step = envs.step(actions_of(envs))
+        for policy, agents in (("early", (0,)), ("shared", (1, 2))):
+            part, finals = step.parts[policy], []
+            for env in range(2):
+                for place, agent in enumerate(agents):
+                    column, (begin, end) = env * len(agents) + place, LIVES[agent]
+                    acts, ends = begin <= t < end, t + 1 == end
+                    assert part.valid[column] == acts
+                    assert part.reward[column] == (100 * agent + t + 1 if acts else 0)
+                    assert part.terminated[column] == (ends and not truncate)
+                    assert part.truncated[column] == (ends and truncate)
+                    if ends:
+                        finals.append((column, [seeds[env], episode, t + 1, agent]))
+                    following, there = (episode, t + 1) if t < 5 else (episode + 1, 0), begin <= (t + 1) % 6 < end
+                    if there:
+                        assert part.obs["obs"][column].tolist() == [seeds[env], *following, agent]
+                    assert part.first[column] == (there and (t + 1) % 6 == begin)
+            assert sorted(part.final_index.tolist()) == [column for column, _ in sorted(finals)]
+            for column, expected in finals:
+                assert part.final_obs["obs"][part.final_index.tolist().index(column)].tolist() == expected
+        # An env step ends an episode once nobody is left.
+        assert len(step.episodes) == (2 if t == 5 else 0)
+        for found in step.episodes:
+            returns = [sum(100 * agent + t + 1 for t in range(*LIVES[agent])) for agent in range(3)]
+            assert found.env_return == sum(returns)
+            assert found.length == 6
+            assert found.policy_returns == {"early": returns[0], "shared": (returns[1] + returns[2]) / 2}
+            assert found.terminated is not truncate
+    envs.close()
+
+
+def test_masks_allow_everything_where_nobody_acts():
+    envs = make(env_kwargs={"masks": True})
+    _, mask = envs.reset()
+    assert mask["early"].tolist() == [[False, True, True]] * 2
+    assert mask["shared"].tolist() == [[False, True, True], [True, True, True]] * 2  # agent_2 comes at t = 2
+    step = envs.step(actions_of(envs))
+    assert step.mask["early"].tolist() == [[True, False, True]] * 2
+    step = envs.step(actions_of(envs))
+    assert step.mask["shared"].tolist() == [[True, True, False]] * 4
+    step = envs.step(actions_of(envs))  # agent_1 has ended
+    assert step.mask["shared"].tolist() == [[True, True, True], [False, True, True]] * 2
+
+
+def test_a_limit_truncates_all_agents():
+    envs = make(1, env_kwargs={"lives": LIVES}, max_episode_steps=2)
+    envs.reset()
+    envs.step(actions_of(envs))
+    step = envs.step(actions_of(envs))
+    assert step.parts["early"].truncated.tolist() == [True]
+    assert step.parts["shared"].truncated.tolist() == [True, False]  # agent_2 has not acted
+    assert [(e.length, e.terminated) for e in step.episodes] == [(2, False)]
+    assert step.parts["early"].final_obs["obs"][0, 2] == 2
+    assert step.obs["early"]["obs"][0, 1:3].tolist() == [1, 0]
+
+
+def test_first_reset_is_seeded_and_testing_has_seeds_of_its_own():
+    def seeds(envs):
+        return envs.reset()[0]["early"]["obs"][:, 0].tolist()
+    assert seeds(make()) == seeds(make())
+    assert seeds(make()) != seeds(make(mode="test"))
+    assert len(set(seeds(make(4)))) == 4
+
+
+def test_rewards_are_transformed_for_the_learner_only(tmp_path):
+    for mode, expected in (("train", [1.0]), ("test", [5.0])):
+        envs = make(1, env_kwargs={"lives": ((0, 6), (0, 5), (0, 2))}, reward_transform="clip", mode=mode, log_dir=str(tmp_path))
+        envs.reset()
+        for _ in range(5):
+            step = envs.step(actions_of(envs))
+        assert step.parts["early"].reward.tolist() == expected
+        step = envs.step(actions_of(envs))
+        assert step.episodes[0].policy_returns["early"] == 21.0
+        envs.close()
+        envs.close()
+    with open(tmp_path / "monitor_train_g000_c000.csv", newline="", encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["r/early"]) == 21.0
+    assert float(row["r"]) == 21.0 + 515.0 + 403.0
+    assert row["l"] == "6"
+
+
+def test_test_env_kwargs_and_wrappers():
+    made = []
+
+    def wrapper(env):
+        made.append(env)
+        return env
+    envs = make(1, policy_of=lambda agent: agent, env_fn=MatchingGame, env_kwargs={"episode_length": 3},
+                test_env_kwargs={"episode_length": 5}, wrappers=(wrapper,), mode="test")
+    envs.reset()
+    lengths = [episode.length for _ in range(10) for episode in envs.step(
+        {policy: np.zeros(1, np.int64) for policy in ("agent_0", "agent_1")}).episodes]
+    assert lengths == [5, 5]
+    assert len(made) == 3  # one to learn the agents, one to learn their spaces, one to use
+
+
+class StartingAtOne(MatchingGame):
+    def action_space(self, agent):
+        return gym.spaces.Discrete(3, start=1)
+
+    def step(self, actions):
+        self.seen = actions
+        return super().step(actions)
+
+
+def test_actions_count_from_the_start_of_their_space():
+    envs = make(1, env_fn=StartingAtOne, policy_of=None)
+    envs.reset()
+    envs.step({"shared": np.array([0, 2])})
+    assert envs._games[0].seen == {"agent_0": 1, "agent_1": 3}
+    assert envs.action_space["shared"] == gym.spaces.Discrete(3)
+
+
+class Broken(MatchingGame):
+    def __init__(self, fault):
+        super().__init__()
+        self._fault = fault
+
+    def reset(self, seed=None, options=None):
+        obs, infos = super().reset(seed, options)
+        if self._fault == "nobody":
+            self.agents = []
+        if self._fault == "shape":
+            obs["agent_0"] = obs["agent_0"][:2]
+        return obs, infos
+
+    def step(self, actions):
+        obs, rewards, *rest = super().step(actions)
+        if self._fault == "raise":
+            raise RuntimeError("broken step")
+        if self._fault == "no reward":
+            del rewards["agent_1"]
+        if self._fault == "no observation":
+            del obs["agent_1"]
+        return obs, rewards, *rest
+
+
+@pytest.mark.parametrize(("fault", "message"), [
+    ("nobody", "no agent after reset"), ("shape", "observation of agent_0: expected float32"), ("raise", "env 0: step raised at step 0"),
+    ("no reward", "'agent_1' acted"), ("no observation", "no observation of")])
+def test_broken_environments_are_told(fault, message):
+    with pytest.raises(EnvError, match=message):  # some when the factory looks at it, others when it is used
+        use(Broken, fault)
+
+
+def use(env_fn, fault):
+    envs = make(1, env_fn=env_fn, env_kwargs={"fault": fault}, policy_of=None)
+    envs.reset()
+    envs.step({"shared": np.zeros(2, np.int64)})
+
+
+class Unequal(MatchingGame):
+    def action_space(self, agent):
+        return gym.spaces.Discrete(2 + int(agent[-1]))
+
+
+class TurnBased(MatchingGame):
+    def agent_iter(self):
+        return iter(self.agents)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"env_fn": Unequal}, "agents of one policy must have one action_space"),
+    ({"env_fn": TurnBased}, "turn-based"),
+    ({"env_fn": lambda: gym.make("CartPole-v1")}, "parallel API, got .* without possible_agents"),
+    ({"env_fn": "no.such.module"}, r"pytorchrl\[pettingzoo\]"),
+    ({"env_fn": "json"}, "json has no parallel_env"),
+    ({"env_fn": 3}, "env_fn must be"),
+    ({"policy_of": {"agent_0": "a"}}, "policy_of must give a name .* got '' for 'agent_1'"),
+    ({"policy_of": lambda agent: "a/b"}, "without '/'"),
+    ({"reward_transform": "cut"}, "reward_transform must be"),
+    ({"wrappers": (3,)}, "wrappers must be functions"),
+    ({"agents": {"a": ("agent_0",)}}, "agents are found by policy_of"),
+    ({"vec_env_sizes": 2}, "did you mean 'vec_env_size'"),
+])
+def test_bad_input_is_refused_when_the_factory_is_made(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        MultiAgentVecEnv.create_factory(**{"env_fn": MatchingGame, **arguments})
+
+
+def test_a_raising_constructor_says_where():
+    with pytest.raises(EnvError, match="constructor raised"):
+        MultiAgentVecEnv.create_factory(MatchingGame, {"nothing": 1})

@@ -1,0 +1,389 @@
+"""Several policies in every scheme: counted in env steps, averaged by policy, as if one worker had all the data."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl import (
+    ASYNC, DQN, IMPALA, PPO, SYNC, GAEBuffer, Learner, MultiAgentVecEnv, OnPolicyActor, PERBuffer, QActor, Scheme, VecEnv, VTraceBuffer,
+    multi_agent,
+)
+from pytorchrl.agent.multi.data import MultiBatch
+from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.envs.testing import ComingAndGoing, CountingEnv, MatchingGame
+from pytorchrl.errors import ConfigError
+from pytorchrl.reporting import progress_text
+from pytorchrl.scheme.gradients.accumulator import GradAccumulator
+from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.messages import Gradients
+from pytorchrl.scheme.updates import rounds
+
+POLICY_OF = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}
+SMALL = functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,))
+
+
+def ppo(**options):
+    return PPO.create_factory(**{"num_epochs": 2, "num_mini_batch": 2, **options})
+
+
+def dqn(**options):
+    return DQN.create_factory(**{"start_steps": 20, "mini_batch_size": 8, **options})
+
+
+@pytest.fixture
+def make_multi():
+    """A function from parts and settings to a simulated scheme of two policies; it is stopped after the test."""
+    schemes = []
+
+    def make(algo=None, storage=None, *, actor=None, env_fn=ComingAndGoing, policy_of=POLICY_OF, num_envs=2, preset=Scheme, test=False,
+             env_kwargs=None, **settings):
+        envs = MultiAgentVecEnv.create_factory(env_fn, env_kwargs, num_envs, policy_of=policy_of)
+        algo = algo or ppo()
+        is_replay = getattr(algo, "cls", None) is DQN
+        actor = actor or (functools.partial(QActor.create_factory, hidden_sizes=(8,)) if is_replay else SMALL)
+        storage = storage or (PERBuffer.create_factory(60, rollout_size=6) if is_replay else GAEBuffer.create_factory(6))
+        scheme = preset(*multi_agent(envs, algo, actor, storage), envs, envs if test else None,
+                        **{"runtime": "simulated", "seed": 1, **settings})
+        schemes.append(scheme)
+        return scheme
+    yield make
+    for scheme in schemes:
+        scheme.stop()
+
+
+def make_updates(scheme, count):
+    while scheme.version < count:
+        scheme.step()
+
+
+# Counting
+
+@pytest.mark.parametrize("algo", [ppo(), dqn()], ids=["ppo", "dqn"])
+def test_env_steps_are_accounted_for_in_every_pattern(make_multi, check_ledger, pattern, algo):
+    scheme = make_multi(algo, **pattern)
+    make_updates(scheme, 8)
+    check_ledger(scheme)
+    metrics = scheme.metrics()
+    # A rollout has two environments, six steps each: an episode, in which `early` makes 6 steps and `shared` 7.
+    assert metrics["agent_steps/early"] == 12 * metrics["rollouts"] > 0
+    assert metrics["agent_steps/shared"] == 14 * metrics["rollouts"]
+    final = scheme.stop()
+    assert check_ledger(scheme) == final
+    assert final["in_flight"] == final["queued"] == 0
+    if algo.cls is PPO:
+        assert final["collected"] == final["consumed_unique"] + final["dropped"]["shutdown"]
+        assert final["consumed_unique"] > 0
+        assert final["consumed"] >= 1.5 * final["consumed_unique"]
+    else:
+        assert final["resident"] > 0
+        batches = 2 if pattern["num_grad_workers"] == 2 and pattern["grad_communication"] is SYNC else 1
+        assert final["consumed"] == 8 * batches * scheme.version  # transitions of one policy
+
+
+def test_statistics_and_episodes_are_by_policy(make_multi):
+    scheme = make_multi()
+    info = scheme.step()
+    assert {name.rpartition("/")[2] for name in info} == {"early", "shared"}
+    assert {"loss/early", "lr/shared", "grad_norm/early"} <= set(info)
+    assert [episode.policy_returns for episode in scheme.episodes()] == [{"early": 21.0, "shared": (306 + 818) / 2}] * 2
+
+
+def test_compressed_rollouts_and_gradients_give_the_same_run(make_multi):
+    pytest.importorskip("lz4")
+    states = []
+    for compress in (False, True):
+        scheme = make_multi(num_col_workers=2, num_grad_workers=2, compress_data_to_send=compress, compress_grads_to_send=compress)
+        make_updates(scheme, 4)
+        states.append(scheme.acting_state())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("settings", [{"num_col_workers": 2, "col_communication": ASYNC}, {"num_grad_workers": 2, "grad_communication": ASYNC}])
+def test_a_recorded_run_is_repeated(make_multi, tmp_path, settings):
+    path = str(tmp_path / "run.record")
+    scheme = make_multi(record=path, runtime="threads", **settings)
+    make_updates(scheme, 5)
+    scheme.stop()
+    again = make_multi(replay=path, runtime="simulated", **settings)
+    while not again.replay_is_over:
+        again.step()
+    assert again.version == scheme.version
+
+
+# N workers on slices make the update of one on the whole
+
+SEED, NUM_ENVS = 1, 6
+
+
+class PreparedGame:
+    """Two agents that play the series of its number, whatever is done; `b` is absent where the number is 3 or more."""
+
+    possible_agents = ("a", "b")
+
+    def __init__(self, numbers):
+        self._numbers, self._number = numbers, 0
+
+    def observation_space(self, agent):
+        return gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+    def action_space(self, agent):
+        return gym.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self._number = self._numbers.get(seed, 0)
+            self._series = np.random.default_rng(self._number)
+        self.agents = ["a"] if self._number >= 3 else ["a", "b"]
+        return self._observe(), {}
+
+    def step(self, actions):
+        acting, obs = self.agents, self._observe()
+        rewards = {agent: float(self._series.normal() * 3 + 1) for agent in acting}
+        terminated = {agent: bool(self._series.random() < 0.1) for agent in acting}
+        truncated = {agent: bool(self._series.random() < 0.05) for agent in acting}
+        self.agents = [agent for agent in acting if not terminated[agent] and not truncated[agent]]
+        return obs, rewards, terminated, truncated, {}
+
+    def close(self):
+        pass
+
+    def _observe(self):
+        return {agent: np.append(self._series.normal(size=3), self._series.integers(2)).astype(np.float32) for agent in self.agents}
+
+
+class Obedient(PPO):
+    """Takes the action that the observation's last entry says."""
+
+    def acting_step(self, obs, rhs, done, deterministic=False, mask=None):
+        acting = super().acting_step(obs, rhs, done, deterministic, mask)
+        action = (obs["obs"][:, -1] > 0.5).astype(np.int64)
+        return acting._replace(action=action, clipped_action=action)
+
+
+def train(make_multi, num_workers, normalization="none", **settings):
+    """Parameters after five updates of workers that share the same six environments."""
+    each, numbers = NUM_ENVS // num_workers, {}
+    for worker in range(num_workers):
+        for env in range(each):
+            place = 0 if num_workers == 1 else worker + 1
+            numbers[derive_seed(SEED, Stream.ENV, place, 0, 0, env) >> 32] = worker * each + env
+    algo = Obedient.create_factory(num_epochs=3, num_mini_batch=1, lr=1e-3, advantage_normalization=normalization)
+    scheme = make_multi(algo, GAEBuffer.create_factory(12), env_fn=PreparedGame, policy_of=lambda agent: agent,
+                        env_kwargs={"numbers": numbers}, num_envs=each, seed=SEED, num_grad_workers=num_workers, **settings)
+    make_updates(scheme, 5)
+    return scheme.acting_state()
+
+
+def distance(one, other):
+    return max(float((one[name] - other[name]).norm() / other[name].norm()) for name in other)
+
+
+@pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}], ids=["central", "decentralised"])
+@pytest.mark.parametrize("normalization", ["none", "batch"])
+def test_workers_on_slices_make_the_update_of_one_on_the_whole(make_multi, normalization, settings):
+    """The second worker has no data of `b`."""
+    whole = train(make_multi, 1, normalization)
+    assert distance(train(make_multi, 2, normalization, **settings), whole) < 1e-5
+
+
+def test_weights_that_are_not_those_of_the_policy_would_differ(make_multi, monkeypatch):
+    whole = train(make_multi, 1)
+    monkeypatch.setattr(Gradients, "weights", lambda self, num_vectors: [self.num_samples] * num_vectors)
+    assert distance(train(make_multi, 3), whole) > 1e-5
+
+
+def test_slices_make_the_update_of_the_whole(make_multi):
+    whole = train(make_multi, 1)
+    assert distance(train(make_multi, 1, microbatch_size=7), whole) < 1e-5
+    assert distance(train(make_multi, 1, microbatch_size=7), whole) > 0
+
+
+def gradients(vectors, samples, info=None):
+    return Gradients(vectors=vectors, num_samples=10, num_new_samples=0, weights_version=0, worker=1, sequence=1, info=info or {},
+                     ledger=LedgerSnapshot(), samples=samples)
+
+
+def test_means_are_over_those_that_have_the_policy():
+    one = gradients([torch.tensor([1.0]), None], {"a": 3, "b": 0}, {"loss/a": 1.0})
+    two = gradients([torch.tensor([5.0]), torch.tensor([8.0, 4.0])], {"a": 1, "b": 7}, {"loss/a": 5.0, "loss/b": 6.0})
+    assert [vector.tolist() for vector in rounds.mean_gradients([one, two])] == [[2.0], [8.0, 4.0]]
+    assert rounds.mean_info([one, two]) == {"loss/a": 2.0, "loss/b": 6.0}
+    assert rounds.mean_gradients([one, one])[1] is None
+    assert [vector.tolist() for vector in rounds.mean_gradients([one, two], [1.0, 0.5])] == [[5.5 / 4], [4.0, 2.0]]
+
+
+def test_a_policy_absent_from_half_of_the_slices_gets_the_gradient_of_its_own_data(make_multi):
+    scheme = make_multi(ppo(advantage_normalization="none", num_epochs=1, num_mini_batch=1))
+    worker = scheme.start().local_worker
+    worker.get_data()
+    batch = worker._batch
+    # Half of the slices have no sample of `early`.
+    parts = list(GradAccumulator(3).slices(batch, torch.device("cpu")))
+    assert len(parts) == 4
+    own = list(GradAccumulator(6).slices(MultiBatch({"early": batch.parts["early"]}, batch.policies, 12), torch.device("cpu")))
+    parts = [dataclasses.replace(part, parts={"shared": part.parts["shared"], **(own[index // 2].parts if index % 2 else {})})
+             for index, part in enumerate(parts)]
+    accumulator = GradAccumulator(3)
+    for part in parts:
+        vectors, info = worker.algo.compute_gradients(part)
+        accumulator.add(vectors, part.num_samples, info, {policy: part.parts[policy].num_samples if policy in part.parts else 0
+                                                          for policy in part.policies})
+    assert accumulator.samples == {"early": 12, "shared": 14}
+    whole, expected = worker.algo.compute_gradients(batch)
+    for vector, other in zip(accumulator.result(), whole, strict=True):
+        torch.testing.assert_close(vector, other, rtol=1e-4, atol=1e-5)
+    for name, value in accumulator.info().items():
+        assert value == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
+
+
+class OnlyFirstEpisode(ComingAndGoing):
+    """After the first episode `agent_0` never comes again."""
+
+    def _there(self):
+        agents = super()._there()
+        return [agent for agent in agents if agent != "agent_0"] if self._episode > 0 else agents
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC, "aggregate": 2},
+    {"num_grad_workers": 2, "distribute_gradients": True}, {"microbatch_size": 5},
+    {"num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC}])
+def test_a_policy_that_is_absent_does_not_move(make_multi, settings):
+    scheme = make_multi(env_fn=OnlyFirstEpisode, **settings)
+    states, infos = [], []
+    for _ in range(16):
+        infos.append(scheme.step())
+        states.append(scheme.acting_state())
+    assert "loss/early" in infos[0]
+    assert "loss/early" not in infos[-1]
+    assert torch.equal(states[-1]["early/all"], states[-2]["early/all"])
+    assert not torch.equal(states[-1]["shared/all"], states[-2]["shared/all"])
+    assert not torch.equal(states[-1]["early/all"], make_multi(env_fn=OnlyFirstEpisode).acting_state()["early/all"])
+
+
+def test_a_gradient_that_is_not_finite_makes_no_update_of_any_policy(make_multi, tmp_path):
+    scheme = make_multi(keep_bad_batches=tmp_path)
+    scheme.step()
+    before = scheme.acting_state()
+    scheme.update_algorithm_parameter("shared/value_loss_coef", 1e38)
+    scheme.update_algorithm_parameter("early/value_loss_coef", 0.1)
+    scheme.step()
+    assert all(torch.equal(before[name], value) for name, value in scheme.acting_state().items())
+    assert scheme.metrics()["updates_skipped_nan"] == 1
+    (path,) = tmp_path.iterdir()
+    kept = torch.load(path, weights_only=True)
+    assert set(kept["batch"]["parts"]) == {"early", "shared"}
+    assert not math.isfinite(kept["info"]["loss/shared"])
+
+
+# Replay shards, learner thread
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("num_grad_workers", [1, 2])
+def test_shards_hold_and_draw_by_policy(make_multi, check_ledger, num_shards, num_grad_workers):
+    scheme = make_multi(dqn(), preset=Scheme.apex, num_replay_workers=num_shards, num_grad_workers=num_grad_workers, learning_starts=24)
+    make_updates(scheme, 12)
+    ledger = check_ledger(scheme)
+    assert ledger["resident"] > 0
+    assert scheme.metrics()["agent_steps/shared"] * 6 == scheme.metrics()["agent_steps/early"] * 7
+    assert {"loss/early", "loss/shared"} <= set(scheme.step())
+    final = scheme.stop()
+    assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
+
+
+def test_priorities_find_their_policy_in_a_shard(make_multi):
+    scheme = make_multi(dqn(), preset=Scheme.apex, runtime="threads", learning_starts=24)
+    make_updates(scheme, 30)
+    worker = scheme.update_worker.local_worker
+    (shard,) = (handle.native.worker for handle in worker.replay_workers.remote_workers())
+    for storage in shard._storage.storages.values():
+        assert storage._max_priority > 1.0  # rewards are large
+        assert len(np.unique(storage._sums.get(np.arange(storage.options.size)))) > 3
+    scheme.stop()
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"minibatch_buffer_size": 2, "num_passes": 2}, {"buffer": "circular", "num_passes": 2},
+    {"max_policy_lag": 2, "on_policy_lag": "wait"}, {"replay_proportion": 1.0, "replay_slots": 8}, {"num_grad_workers": 2}])
+def test_a_learner_thread_takes_items_of_all_policies(make_multi, check_ledger, settings):
+    scheme = make_multi(IMPALA.create_factory(), VTraceBuffer.create_factory(6), preset=Scheme.impala, train_batch_size=24, **settings)
+    make_updates(scheme, 10)
+    assert {"loss/early", "loss/shared"} <= set(scheme.step())
+    check_ledger(scheme)
+    final = scheme.stop()
+    assert final["consumed_unique"] > 0
+
+
+def test_schemes_with_a_name_ask_what_all_policies_can_learn_from(make_multi):
+    with pytest.raises(ConfigError, match=r"impala needs an algorithm whose off_policyness is 'corrected' or 'any'.* 'on'"):
+        make_multi(preset=Scheme.impala)
+    mixed = {"early": PPO.create_factory(num_epochs=1, num_mini_batch=1), "shared": IMPALA.create_factory()}
+    storages = {"early": GAEBuffer.create_factory(6), "shared": VTraceBuffer.create_factory(6)}
+    with pytest.raises(ConfigError, match="off_policyness"):
+        make_multi(mixed, storages, preset=Scheme.impala)
+    assert {"loss/early", "loss/shared"} <= set(make_multi(mixed, storages).step())
+
+
+# What is refused
+
+def test_parts_of_one_policy_beside_those_of_several_are_refused(make_multi):
+    envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
+    others = MultiAgentVecEnv.create_factory(MatchingGame)
+    algo, actor, storage = multi_agent(envs, ppo(), SMALL, GAEBuffer.create_factory(6))
+    single = VecEnv.create_factory(CountingEnv)
+    for parts in ((ppo(), actor, storage, envs), (algo, actor, GAEBuffer.create_factory(6), envs), (algo, actor, storage, single),
+                  (algo, actor, storage, others)):
+        with pytest.raises(ConfigError, match="all parts must have the same policies"):
+            Scheme(*parts)
+
+
+def test_weights_over_the_whole_buffer_need_one_shard(make_multi):
+    storage = PERBuffer.create_factory(60, rollout_size=6, weight_norm="buffer")
+    with pytest.raises(ConfigError, match="weight_norm='buffer' of several policies needs one shard"):
+        make_multi(dqn(), storage, preset=Scheme.apex, num_replay_workers=2, learning_starts=24)
+    assert make_multi(dqn(), storage, preset=Scheme.apex, num_replay_workers=1, learning_starts=24).version == 0
+
+
+def test_what_is_kept_does_not_fit_slices(make_multi):
+    with pytest.raises(ConfigError, match="microbatch_size=5 is for rollouts that are used and forgotten"):
+        make_multi(dqn(), microbatch_size=5)
+
+
+# Learner, evaluation, learning
+
+def test_learner_reports_by_policy(make_multi, tmp_path):
+    scheme = make_multi(test=True, runtime="threads")
+    with Learner(scheme, target_steps=100, log_dir=tmp_path, progress=False) as learner:
+        learner.train()
+        evaluation = learner.evaluate(3)
+        metrics, status = learner.get_metrics(), learner._status()
+    assert evaluation.policy_returns == {"early": (21.0,) * 3, "shared": (562.0,) * 3}
+    assert evaluation.return_mean == 21.0 + 2 * 562.0
+    assert metrics["policies"] == {"early": {"return_mean": 21.0}, "shared": {"return_mean": 562.0}}
+    assert metrics["scheme"]["agent_steps/early"] == metrics["env_steps"]
+    assert learner.summary()["policy_return_means"] == {"early": 21.0, "shared": 562.0}
+    assert "return 1145.0 (early 21.0, shared 562.0)" in progress_text(status)
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)["acting_state"]
+    assert set(saved) == {"early/all", "shared/all"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algo", "storage", "target"), [
+    (PPO.create_factory(lr=3e-3), GAEBuffer.create_factory(32), 8_000),
+    (DQN.create_factory(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),
+     PERBuffer.create_factory(5000, rollout_size=8), 6_000)], ids=["ppo", "dqn"])
+def test_learns_to_match(make_multi, algo, storage, target):
+    """At random an agent gets 8 / 3 of 8."""
+    actor = functools.partial((QActor if algo.cls is DQN else OnPolicyActor).create_factory, hidden_sizes=(32,))
+    scheme = make_multi(algo, storage, actor=actor, env_fn=MatchingGame, policy_of=lambda agent: agent, num_envs=8, test=True, runtime="threads")
+    with Learner(scheme, target_steps=target, progress=False) as learner:
+        learner.train()
+        evaluation = learner.evaluate(20)
+    assert {policy: np.mean(returns) > 7 for policy, returns in evaluation.policy_returns.items()} == {"agent_0": True, "agent_1": True}
