@@ -91,7 +91,11 @@ class RayRuntime(Runtime):
     def _connect(self) -> Any:
         if self._ray is not None:
             return self._ray
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if "ray" not in sys.modules:  # it reads this once; what it starts later would ask for a token that it does not send
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+        elif "RAY_AUTH_MODE" not in os.environ:
+            logger.info("ray was imported before the first scheme that uses it; without RAY_AUTH_MODE=token in the environment "
+                        "its calls are not authenticated")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
         # A call after the end (of a start that was interrupted, say) must not start another Ray, with Ray's own defaults.

@@ -19,6 +19,8 @@ scheme = Scheme(
     PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
     GAEBuffer.create_factory(16), envs, seed=1, num_col_workers=2, **json.loads(sys.argv[1]))
 assert "ray" not in sys.modules
+if len(sys.argv) > 2:
+    import ray
 start = time.monotonic()
 try:
     scheme.step()
@@ -42,8 +44,8 @@ print(json.dumps({"directories": during, "modes": modes, "seconds": seconds, "le
 """
 
 
-def _run(run_python, settings):
-    result = run_python("-c", SCRIPT, json.dumps(settings), timeout=160)
+def _run(run_python, settings, *more):
+    result = run_python("-c", SCRIPT, json.dumps(settings), *more, timeout=160)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.strip().splitlines()[-1])
 
@@ -62,6 +64,11 @@ def test_a_local_ray_leaves_nothing(run_python, child_processes):
         time.sleep(0.2)
     assert left == []
     assert set(child_processes()) <= before
+
+
+def test_a_ray_that_the_user_imported_first(run_python):
+    """What Ray reads while it is imported comes too late then."""
+    assert _run(run_python, {}, "import ray")["directories"]
 
 
 def _processes_of(directory):
