@@ -6,7 +6,7 @@ import math
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import torch
@@ -16,7 +16,11 @@ from pytorchrl.agent.actors.extractors import is_image
 from pytorchrl.agent.actors.normalisers import RunningMoments, moments
 from pytorchrl.agent.data import Obs, RolloutData
 from pytorchrl.agent.moments import Moments
+from pytorchrl.agent.options import Factory, build_options
 from pytorchrl.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _REWARD = "reward"
 
@@ -33,6 +37,17 @@ class Actor(nn.Module):
     """
 
     is_recurrent = False
+
+    @classmethod
+    def create_factory(cls, observation_space: Any, action_space: Any, **options: Any) -> Factory[Self]:
+        """A factory of this actor; see its `Options`.
+
+        Raises:
+            ConfigError: An unknown or wrong option.
+            SpaceError: A space that it cannot use; the message names the leaf.
+        """
+        spaces = {"observation_space": observation_space, "action_space": action_space}
+        return Factory(cls, build_options(cls, {**spaces, **options}))
 
     def __init__(self, options: Any, device: str | torch.device) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from pytorchrl.agent.actors.replay_actor import (
 )
 from pytorchrl.agent.actors.squashed import LOG_STD_BOUNDS, bound_log_std, squashed_draw, squashed_sample
 from pytorchrl.agent.data import Obs
-from pytorchrl.agent.options import Factory, build_options, option
+from pytorchrl.agent.options import option
 from pytorchrl.agent.seeding import torch_generator
 from pytorchrl.errors import ConfigError, SpaceError
 
@@ -78,17 +78,6 @@ class OffPolicyActor(ReplayActor):
                 raise ConfigError("policy='deterministic' needs a Box of actions, got a Discrete space; use QActor and DQN")
             if self.log_std_bound != "clip" and not is_gaussian:
                 raise ConfigError("log_std_bound needs policy='stochastic' over a Box: no other policy has a deviation")
-
-    @classmethod
-    def create_factory(cls, observation_space: Any, action_space: Any, **options: Any) -> Factory[OffPolicyActor]:
-        """A factory of this actor; see `Options`.
-
-        Raises:
-            ConfigError: An unknown or wrong option.
-            SpaceError: A space that it cannot use; the message names the leaf.
-        """
-        spaces = {"observation_space": observation_space, "action_space": action_space}
-        return Factory(cls, build_options(cls, {**spaces, **options}))
 
     def __init__(self, options: OffPolicyActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
         """Build the networks from `seed`, then load the checkpoint if there is one.

@@ -17,8 +17,8 @@ from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.trunk import Trunk, check_extractor
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
-from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
 from pytorchrl.agent.seeding import torch_generator
 
 _POLICY_GAIN, _VALUE_GAIN = 0.01, 1.0
@@ -61,17 +61,6 @@ class OnPolicyActor(Actor):
             object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
             distribution_of(self.action_space)
             check_extractor(self.feature_extractor, self.observation_space)
-
-    @classmethod
-    def create_factory(cls, observation_space: Any, action_space: Any, **options: Any) -> Factory[OnPolicyActor]:
-        """A factory of this actor; see `Options`.
-
-        Raises:
-            ConfigError: An unknown or wrong option.
-            SpaceError: A space without network or distribution; the message names the leaf.
-        """
-        spaces = {"observation_space": observation_space, "action_space": action_space}
-        return Factory(cls, build_options(cls, {**spaces, **options}))
 
     def __init__(self, options: OnPolicyActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
         """Build the networks from `seed`, then load the checkpoint if there is one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import gymnasium as gym
 import torch
@@ -13,7 +12,7 @@ from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
 from pytorchrl.agent.data import Obs
-from pytorchrl.agent.options import Factory, build_options, option
+from pytorchrl.agent.options import option
 from pytorchrl.agent.seeding import torch_generator
 from pytorchrl.errors import ConfigError, SpaceError
 
@@ -48,17 +47,6 @@ class QActor(ReplayActor):
                 raise SpaceError(
                     f"QActor needs a Discrete action space, got {self.action_space}; OffPolicyActor takes a Box, "
                     "OnPolicyActor the others")
-
-    @classmethod
-    def create_factory(cls, observation_space: Any, action_space: Any, **options: Any) -> Factory[QActor]:
-        """A factory of this actor; see `Options`.
-
-        Raises:
-            ConfigError: An unknown or wrong option.
-            SpaceError: A space that it cannot use; the message names the leaf.
-        """
-        spaces = {"observation_space": observation_space, "action_space": action_space}
-        return Factory(cls, build_options(cls, {**spaces, **options}))
 
     def __init__(self, options: QActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
         """Build the network from `seed`, then load the checkpoint if there is one.

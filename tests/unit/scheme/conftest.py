@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pytorchrl import A2C, ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 
 PATTERNS = [
@@ -68,6 +69,19 @@ def make_scheme():
             storage.create_factory(size), envs, test_envs, **({"runtime": "threads", "seed": 1} | settings))
         schemes.append(scheme)
         return scheme
+    yield make
+    for scheme in schemes:
+        scheme.stop()
+
+
+@pytest.fixture
+def make_replay_scheme():
+    """A function from options of the synthetic agent, and settings, to a simulated scheme; all are stopped after the test."""
+    schemes = []
+
+    def make(agent, **settings):
+        schemes.append(Scheme(*synthetic_agent(**agent), **({"seed": 1, "runtime": "simulated"} | settings)))
+        return schemes[-1]
     yield make
     for scheme in schemes:
         scheme.stop()

@@ -6,24 +6,8 @@ import pytest
 import torch
 
 from pytorchrl import ASYNC, DQN, SYNC, QActor, ReplayBuffer, Scheme, VecEnv
-from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
-
-
-@pytest.fixture
-def make_replay_scheme():
-    """A function from options of the replay and settings to a simulated scheme of the synthetic agent."""
-    schemes = []
-
-    def make(agent, **settings):
-        algo, actor, storage, envs = synthetic_agent(**agent)
-        scheme = Scheme(algo, actor, storage, envs, **{"seed": 1, "runtime": "simulated", **settings})
-        schemes.append(scheme)
-        return scheme
-    yield make
-    for scheme in schemes:
-        scheme.stop()
 
 
 def make_updates(scheme, count):

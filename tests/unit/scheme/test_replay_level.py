@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from pytorchrl import ASYNC, PPO, Scheme
-from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl import ASYNC, PPO
 from pytorchrl.errors import ConfigError, InjectedFault
 
 APEX = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC, "num_replay_workers": 2, "train_batch_size": 8}
 
 
 @pytest.fixture
-def make_level():
+def make_level(make_replay_scheme):
     """A function from settings to a scheme of the synthetic agent with replay shards."""
-    schemes = []
-
-    def make(agent=None, **settings):
-        algo, actor, storage, envs = synthetic_agent(**({"size": 4, "capacity": 400} | (agent or {})))
-        schemes.append(Scheme(algo, actor, storage, envs, **{"seed": 1, "runtime": "simulated", **APEX, **settings}))
-        return schemes[-1]
-    yield make
-    for scheme in schemes:
-        scheme.stop()
+    return lambda agent=None, **settings: make_replay_scheme({"size": 4, "capacity": 400} | (agent or {}), **(APEX | settings))
 
 
 def make_updates(scheme, count):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from dataclasses import dataclass
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -51,6 +52,29 @@ class MadeUpSteps:
             mask=self.mask(), episodes=[])
 
 
+@dataclass
+class Parts:
+    """Actor, algorithm and storage of one worker."""
+
+    actor: Any
+    algorithm: Any
+    storage: Any
+
+    @property
+    def params(self):
+        """(P,) parameters of a single group, live."""
+        return self.algorithm.groups["all"].data
+
+    @property
+    def whole_state(self):
+        """A copy of every number of the algorithm's state, in order."""
+        def walk(value):
+            if isinstance(value, dict):
+                return [leaf for key in sorted(value) for leaf in walk(value[key])]
+            return [] if value is None else [torch.as_tensor(value).double().flatten()]
+        return torch.cat(walk(self.algorithm.state_dict()))
+
+
 def build_parts(cls=PPO, num_envs=4, size=8, actor=None, storage=None, seed=0, action_space=None, **options):
     """Actor, algorithm and storage of one worker."""
     space = gym.spaces.Box(-1, 1, (OBS_SIZE,), np.float32)
@@ -61,7 +85,7 @@ def build_parts(cls=PPO, num_envs=4, size=8, actor=None, storage=None, seed=0, a
     kind = GAEBuffer if cls.stores_values else VTraceBuffer
     made_storage = kind.create_factory(size=size, **(storage or {}))(
         actor=made_actor, algorithm=algorithm, num_envs=num_envs, device="cpu", seed=seed)
-    return SimpleNamespace(actor=made_actor, algorithm=algorithm, storage=made_storage)
+    return Parts(made_actor, algorithm, made_storage)
 
 
 def collect_rollout(parts, steps, num_steps=None):

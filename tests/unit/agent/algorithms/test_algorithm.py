@@ -16,23 +16,6 @@ from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
 MEMORY = {"recurrent_net": "gru", "recurrent_size": 5}
 
 
-def params_of(parts):
-    return parts.algorithm.groups["all"].data
-
-
-def whole_state(parts):
-    """Every tensor of an algorithm's state, in order."""
-    def walk(value):
-        if isinstance(value, dict):
-            return [leaf for key in sorted(value) for leaf in walk(value[key])]
-        return [] if value is None else [torch.as_tensor(value)]
-    return walk(parts.algorithm.state_dict())
-
-
-def equal(first, second):
-    return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
 # Options
 
 
@@ -58,8 +41,8 @@ def test_table_of_changes_names_every_option():
 def test_every_option_changes_what_is_learned(train, name):
     base, value = CHANGES[name]
     plain, changed = (train(rollouts=1, **options)[0] for options in (base, {**base, name: value}))
-    assert params_of(plain).isfinite().all()
-    assert not torch.equal(params_of(plain), params_of(changed))
+    assert plain.params.isfinite().all()
+    assert not torch.equal(plain.params, changed.params)
 
 
 @pytest.mark.parametrize("cls", [PPO, A2C])
@@ -122,11 +105,11 @@ def test_weighted_mean_over_slices_equals_the_whole_batch(
         whole.algorithm.apply_gradients()
         for worker in workers:
             worker.algorithm.apply_gradients([gradient])
-    expected = params_of(whole)
+    expected = whole.params
     for worker in workers:
-        assert torch.equal(params_of(worker), params_of(workers[0]))
-        assert (params_of(worker) - expected).norm() <= 1e-6 * expected.norm()
-    assert (expected - params_of(collector)).norm() > 1e-3 * expected.norm()
+        assert torch.equal(worker.params, workers[0].params)
+        assert (worker.params - expected).norm() <= 1e-6 * expected.norm()
+    assert (expected - collector.params).norm() > 1e-3 * expected.norm()
 
 
 def test_gradients_are_clipped_when_applied_and_not_before(build, collect, made_up_steps):
@@ -136,37 +119,37 @@ def test_gradients_are_clipped_when_applied_and_not_before(build, collect, made_
     gradients, _ = parts.algorithm.compute_gradients(next(parts.storage.generate_batches(1)))
     norm = float(gradients[0].norm())
     assert norm > 1e-2
-    before = params_of(parts).clone()
+    before = parts.params.clone()
     # Two workers that pull in opposite directions: the mean is small and must not be clipped.
     info = parts.algorithm.apply_gradients([(gradients[0] + -0.999999 * gradients[0]) / 2])
     assert info["grad_norm"] < 1e-3
-    moved = float((params_of(parts) - before).norm())
+    moved = float((parts.params - before).norm())
     assert moved == pytest.approx(info["grad_norm"], rel=0.3)
-    before = params_of(parts).clone()
+    before = parts.params.clone()
     assert parts.algorithm.apply_gradients(gradients)["grad_norm"] == pytest.approx(norm)
-    assert float((params_of(parts) - before).norm()) == pytest.approx(1e-3, rel=1e-3)
+    assert float((parts.params - before).norm()) == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_computing_gradients_changes_nothing(build, collect, made_up_steps):
     parts = build(PPO)
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()
-    before = whole_state(parts)
+    before = parts.whole_state
     batch = next(parts.storage.generate_batches(1))
     first = parts.algorithm.compute_gradients(batch)[0][0].clone()
     assert torch.equal(first, parts.algorithm.compute_gradients(batch)[0][0])
-    assert equal(before, whole_state(parts))
+    assert torch.equal(before, parts.whole_state)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_gradient_that_is_not_finite_raises_and_changes_nothing(train, bad):
     parts, _ = train()
-    before = whole_state(parts)
-    gradient = torch.zeros_like(params_of(parts))
+    before = parts.whole_state
+    gradient = torch.zeros_like(parts.params)
     gradient[3] = bad
     with pytest.raises(NonFiniteUpdateError, match="norm of the gradient"):
         parts.algorithm.apply_gradients([gradient])
-    assert equal(before, whole_state(parts))
+    assert torch.equal(before, parts.whole_state)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -175,7 +158,7 @@ def test_loss_that_is_not_finite_makes_the_gradient_nan_which_raises_and_changes
     parts = build(PPO)
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()
-    before = whole_state(parts)
+    before = parts.whole_state
     terms = PPO.terms
 
     def bad_terms(self, *args):  # by a constant: its gradient is finite
@@ -188,14 +171,14 @@ def test_loss_that_is_not_finite_makes_the_gradient_nan_which_raises_and_changes
     for given in (gradients, None):
         with pytest.raises(NonFiniteUpdateError, match="norm of the gradient is nan"):
             parts.algorithm.apply_gradients(given)
-    assert equal(before, whole_state(parts))
+    assert torch.equal(before, parts.whole_state)
 
 
 @pytest.mark.parametrize("actor", [{}, MEMORY], ids=["mlp", "gru"])
 def test_reruns_are_bit_identical_and_another_seed_differs(train, actor):
-    runs = [whole_state(train(seed=seed, actor=actor, next_step=True)[0]) for seed in (0, 0, 1)]
-    assert equal(runs[0], runs[1])
-    assert not equal(runs[0], runs[2])
+    runs = [train(seed=seed, actor=actor, next_step=True)[0].whole_state for seed in (0, 0, 1)]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
 
 
 def test_values_of_a_large_rollout_are_computed_in_chunks(build, collect, made_up_steps, monkeypatch):
@@ -218,9 +201,9 @@ def test_schedules_reach_their_end_at_the_target_and_reach_the_update(build):
     assert algorithm.follow_schedules(500, 1000) == pytest.approx({"lr": 5e-4, "clip_param": 0.1, "entropy_coef": 0.05})
     algorithm.follow_schedules(1000, 1000)
     assert (algorithm.parameters["lr"], algorithm.parameters["clip_param"]) == (0.0, 0.1)
-    before = params_of(parts).clone()
+    before = parts.params.clone()
     assert algorithm.apply_gradients([torch.ones_like(before)])["lr"] == 0.0
-    assert torch.equal(params_of(parts), before)
+    assert torch.equal(parts.params, before)
 
 
 def test_updated_parameter_takes_effect_and_ends_its_schedule(build):
@@ -255,7 +238,7 @@ def test_receiving_weights_ten_times_leaves_all_else_alone(train, build):
     for _ in range(10):
         parts.algorithm.load_acting_state(sender.algorithm.acting_state())
     after = parts.algorithm.state_dict()
-    assert torch.equal(params_of(parts), params_of(sender))
+    assert torch.equal(parts.params, sender.params)
     for name, moment in before["optimizers"]["all"].items():
         assert torch.equal(moment, after["optimizers"]["all"][name])
     assert before["gradient"]["parameters"] == after["gradient"]["parameters"]
@@ -267,7 +250,7 @@ def test_acting_state_is_a_copy_with_the_normalisers(build, collect, made_up_ste
     state = parts.algorithm.acting_state()
     rollout = collect(parts, made_up_steps(4))
     parts.actor.merge_moments(parts.actor.moments_of(rollout, rollout.reward))
-    params_of(parts).add_(1.0)
+    parts.params.add_(1.0)
     moved = parts.algorithm.acting_state()
     assert state.keys() == moved.keys()
     assert len(state) > 1
@@ -279,12 +262,12 @@ def test_acting_state_is_a_copy_with_the_normalisers(build, collect, made_up_ste
 
 def test_acting_state_that_does_not_fit_raises_and_changes_nothing(build):
     parts, other = build(PPO), build(PPO, actor={"hidden_sizes": (9,)})
-    before = params_of(parts).clone()
+    before = parts.params.clone()
     with pytest.raises(WeightsError, match="shape"):
         parts.algorithm.load_acting_state(other.algorithm.acting_state())
     with pytest.raises(WeightsError, match="needs"):
         parts.algorithm.load_acting_state({**parts.algorithm.acting_state(), "extra": torch.zeros(1)})
-    assert torch.equal(params_of(parts), before)
+    assert torch.equal(parts.params, before)
 
 
 def test_gradient_state_carries_parameters_in_force(build):
@@ -292,7 +275,7 @@ def test_gradient_state_carries_parameters_in_force(build):
     sender.algorithm.follow_schedules(1, 1)
     receiver.algorithm.load_gradient_state(sender.algorithm.gradient_state())
     assert receiver.algorithm.parameters["clip_param"] == 0.1
-    assert torch.equal(params_of(receiver), params_of(sender))
+    assert torch.equal(receiver.params, sender.params)
 
 
 def test_restored_algorithm_goes_on_bit_for_bit(train, build, collect, learn, made_up_steps):
@@ -305,4 +288,4 @@ def test_restored_algorithm_goes_on_bit_for_bit(train, build, collect, learn, ma
     for one in (parts, restored):
         one.storage.load_state_dict(state)
         learn(one, [collect(one, made_up_steps(4, seed=3))])
-    assert equal(whole_state(parts), whole_state(restored))
+    assert torch.equal(parts.whole_state, restored.whole_state)

@@ -24,31 +24,14 @@ SETTINGS = [
 ]
 
 
-def params_of(parts):
-    return parts.algorithm.groups["all"].data
-
-
 def move(parts, seed):
     """Change the parameters at random."""
     generator = torch.Generator().manual_seed(seed)
-    params_of(parts).add_(torch.randn(len(params_of(parts)), generator=generator), alpha=0.3)
+    parts.params.add_(torch.randn(len(parts.params), generator=generator), alpha=0.3)
 
 
 def slow_of(parts):
     return torch.cat([param.flatten() for param in parts.algorithm._slow.parameters()])
-
-
-def whole_state(parts):
-    """Every tensor and number of an algorithm's state, in order."""
-    def walk(value):
-        if isinstance(value, dict):
-            return [leaf for key in sorted(value) for leaf in walk(value[key])]
-        return [] if value is None else [torch.as_tensor(value)]
-    return walk(parts.algorithm.state_dict())
-
-
-def equal(first, second):
-    return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def open_batch(parts, rollout):
@@ -181,7 +164,7 @@ def test_impala_learns_from_every_layout(train, settings):
     parts, infos = train(IMPALA, size=12, rollouts=3, **settings)
     assert len(infos) == 3
     assert all(math.isfinite(value) for info in infos for value in info.values())
-    assert params_of(parts).isfinite().all()
+    assert parts.params.isfinite().all()
 
 
 def test_weighted_mean_over_slices_equals_the_whole_batch(build, older_rollout, collect, made_up_steps):
@@ -190,7 +173,7 @@ def test_weighted_mean_over_slices_equals_the_whole_batch(build, older_rollout, 
     rollouts = [older_rollout(APPO), collect(build(APPO, seed=6), made_up_steps(4, seed=3), 5)]
     whole, *workers = (build(APPO, **options) for _ in range(3))
     for parts in (whole, *workers):
-        params_of(parts).mul_(1.5)
+        parts.params.mul_(1.5)
     whole.storage.insert_data_slice(rollouts)
     whole.storage.before_gradients()
     (batch,) = whole.storage.generate_batches(1)
@@ -198,7 +181,7 @@ def test_weighted_mean_over_slices_equals_the_whole_batch(build, older_rollout, 
     assert slices[0].num_samples != slices[1].num_samples
     expected, _ = whole.algorithm.compute_gradients(batch)
     found = [parts.algorithm.compute_gradients(part)[0] for parts, part in zip(workers, slices, strict=True)]
-    assert [part.numel() for part in expected] == [len(params_of(whole)), 1]
+    assert [part.numel() for part in expected] == [len(whole.params), 1]
     for i, wanted in enumerate(expected):
         mean = sum(part[i] * (piece.num_samples / batch.num_samples) for part, piece in zip(found, slices, strict=True))
         torch.testing.assert_close(mean, wanted, rtol=1e-4, atol=1e-6)
@@ -244,8 +227,8 @@ def test_table_of_changes_names_every_option():
 def test_every_option_changes_what_is_learned(train, cls, name):
     base, value = CHANGES[name]
     plain, changed = (train(cls, rollouts=2, **options)[0] for options in (base, {**base, name: value}))
-    assert params_of(plain).isfinite().all()
-    assert not torch.equal(params_of(plain), params_of(changed))
+    assert plain.params.isfinite().all()
+    assert not torch.equal(plain.params, changed.params)
 
 
 def test_target_kl_asks_to_skip_what_remains(train):
@@ -286,28 +269,28 @@ def test_schedules_reach_their_end(build, cls):
 
 def test_slow_policy_is_copied_every_so_many_updates(build):
     parts = build(APPO, target_update_interval=3, optimizer="sgd", actor={"normalize_obs": True}, **SLOW)
-    start = params_of(parts).clone()
+    start = parts.params.clone()
     assert torch.equal(slow_of(parts), start)
     parts.actor.obs_moments[0].mean.fill_(0.5)
     for update in range(1, 7):
         parts.algorithm.apply_gradients([torch.ones_like(start)])
         if update % 3:
-            assert not torch.equal(slow_of(parts), params_of(parts))
+            assert not torch.equal(slow_of(parts), parts.params)
         else:
-            assert torch.equal(slow_of(parts), params_of(parts))
+            assert torch.equal(slow_of(parts), parts.params)
             assert parts.algorithm._slow.obs_moments[0].mean.eq(0.5).all()
 
 
 def test_vtrace_is_about_the_slow_policy_with_present_values(build, older_rollout):
     parts, rollout = build(APPO, **SLOW), older_rollout(APPO)
     before = parts.algorithm.evaluate_rollout(rollout)
-    params_of(parts).mul_(2.0)
+    parts.params.mul_(2.0)
     after = parts.algorithm.evaluate_rollout(rollout)
     assert torch.equal(before[0], after[0])
     assert not torch.allclose(before[1], after[1])
     plain = build(APPO)
     torch.testing.assert_close(plain.algorithm.evaluate_rollout(rollout)[0], before[0])
-    params_of(plain).mul_(2.0)
+    plain.params.mul_(2.0)
     logp, *values = plain.algorithm.evaluate_rollout(rollout)
     assert not torch.allclose(logp, before[0])
     for value, expected in zip(values, after[1:], strict=True):
@@ -319,7 +302,7 @@ def test_vtrace_is_about_the_slow_policy_with_present_values(build, older_rollou
     (0.1001, 1.5), (0.0999, 1.0), (0.05, 1.0), (0.0251, 1.0), (0.0249, 0.5), (0.0, 0.5)])
 def test_weight_of_kl_follows_its_rule_when_the_slow_policy_is_copied(build, kl, factor, update):
     parts = build(APPO, kl_coef=0.4, kl_target=0.05, **SLOW)
-    zero = torch.zeros_like(params_of(parts))
+    zero = torch.zeros_like(parts.params)
     for number in range(1, update + 1):
         kls = kl if number == update else 0.05
         info = parts.algorithm.apply_gradients([zero, torch.tensor([kls])])
@@ -328,7 +311,7 @@ def test_weight_of_kl_follows_its_rule_when_the_slow_policy_is_copied(build, kl,
 
 def test_weight_of_kl_adapts_at_every_update_without_a_slow_policy(build):
     parts = build(APPO, kl_coef=0.4)
-    zero = torch.zeros_like(params_of(parts))
+    zero = torch.zeros_like(parts.params)
     for number in (1, 2):
         parts.algorithm.apply_gradients([zero, torch.tensor([1.0])])
         assert parts.algorithm.kl_coef == pytest.approx(0.4 * 1.5**number)
@@ -337,31 +320,31 @@ def test_weight_of_kl_adapts_at_every_update_without_a_slow_policy(build):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_update_that_is_not_made_moves_neither(build, older_rollout, bad):
     parts = build(APPO, kl_coef=0.4, **SLOW)
-    before = whole_state(parts)
+    before = parts.whole_state
     gradients, _ = parts.algorithm.compute_gradients(open_batch(parts, older_rollout(APPO)))
     with pytest.raises(NonFiniteUpdateError):
         parts.algorithm.apply_gradients([torch.full_like(gradient, bad) for gradient in gradients])
-    assert equal(before, whole_state(parts))
+    assert torch.equal(before, parts.whole_state)
 
 
 def test_computing_gradients_changes_nothing(build, older_rollout):
     parts = build(APPO, kl_coef=0.4, **SLOW)
-    before = whole_state(parts)
+    before = parts.whole_state
     batch = open_batch(parts, older_rollout(APPO))
-    first = [gradient.clone() for gradient in parts.algorithm.compute_gradients(batch)[0]]
-    assert equal(first, parts.algorithm.compute_gradients(batch)[0])
-    assert equal(before, whole_state(parts))
+    first = parts.algorithm.compute_gradients(batch)[0][0].clone()
+    assert torch.equal(first, parts.algorithm.compute_gradients(batch)[0][0])
+    assert torch.equal(before, parts.whole_state)
 
 
 def test_receiving_weights_moves_neither_and_the_gradient_state_moves_both(train, build):
     sender, _ = train(APPO, kl_coef=0.4, rollouts=1, num_epochs=1, num_mini_batch=3, lr=1e-2, seed=5, **SLOW)
-    assert not torch.equal(slow_of(sender), params_of(sender))
+    assert not torch.equal(slow_of(sender), sender.params)
     assert sender.algorithm.kl_coef != 0.4
     receiver = build(APPO, kl_coef=0.4, seed=1, **SLOW)
     slow = slow_of(receiver).clone()
     for _ in range(10):
         receiver.algorithm.load_acting_state(sender.algorithm.acting_state())
-    assert torch.equal(params_of(receiver), params_of(sender))
+    assert torch.equal(receiver.params, sender.params)
     assert torch.equal(slow_of(receiver), slow)
     assert receiver.algorithm.kl_coef == 0.4
     receiver.algorithm.load_gradient_state(sender.algorithm.gradient_state())
@@ -373,10 +356,10 @@ def test_receiving_weights_moves_neither_and_the_gradient_state_moves_both(train
 def test_state_of_another_kind_raises_and_changes_nothing(build):
     plain, slow = build(APPO), build(APPO, seed=3, **SLOW)
     for mine, theirs in ((plain, slow), (slow, plain)):
-        before = whole_state(mine)
+        before = mine.whole_state
         with pytest.raises(WeightsError, match="target_network"):
             mine.algorithm.load_gradient_state(theirs.algorithm.gradient_state())
-        assert equal(before, whole_state(mine))
+        assert torch.equal(before, mine.whole_state)
 
 
 @pytest.mark.parametrize(("cls", "options"), [
@@ -389,7 +372,7 @@ def test_restored_algorithm_goes_on_bit_for_bit(train, build, collect, learn, ma
     for one in (parts, restored):
         one.storage.load_state_dict(state)
         learn(one, [collect(one, made_up_steps(4, seed=3))])
-    assert equal(whole_state(parts), whole_state(restored))
+    assert torch.equal(parts.whole_state, restored.whole_state)
 
 
 def test_slow_policy_that_is_copied_with_each_item_changes_nothing_on_its_own_data(train):
@@ -397,6 +380,6 @@ def test_slow_policy_that_is_copied_with_each_item_changes_nothing_on_its_own_da
     plain, slow = (
         train(APPO, rollouts=3, num_epochs=2, num_mini_batch=2, lr=1e-2, **options)[0]
         for options in ({}, {"target_update_interval": 4, **SLOW}))
-    torch.testing.assert_close(params_of(slow), params_of(plain), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(slow.params, plain.params, rtol=1e-4, atol=1e-5)
     other, _ = train(APPO, rollouts=3, num_epochs=2, num_mini_batch=2, lr=1e-2, target_update_interval=3, **SLOW)
-    assert not torch.allclose(params_of(other), params_of(plain), rtol=1e-2, atol=1e-3)
+    assert not torch.allclose(other.params, plain.params, rtol=1e-2, atol=1e-3)
