@@ -215,6 +215,8 @@ class Checks:
     def _check_sequences(self, storage: Any, train_envs: Any) -> None:
         """Refuse replay in which no sequence would ever be complete; the steps of a worker stay together."""
         options = self._options
+        if not getattr(storage.cls, "draws_sequences", False):
+            return
         num_shards = options["num_replay_workers"] or 1
         storage.cls.check_size(storage.options, train_envs.num_envs, -(-options["num_col_workers"] // num_shards),
                                storage.options.size // num_shards)
@@ -401,8 +403,7 @@ class Checks:
                 ours, theirs = getattr(train_envs, what), getattr(test_envs, what)
                 if ours != theirs:
                     raise SpaceError(f"{what} differs: training environments have {ours}, test environments {theirs}")
-        if getattr(storage.cls, "draws_sequences", False):
-            self._check_sequences(storage, train_envs)
+        self._check_sequences(storage, train_envs)
         self._replay_level(algo, storage, train_envs)
         self._check_batch(algo, storage, train_envs)
         self._check_precision(algo)

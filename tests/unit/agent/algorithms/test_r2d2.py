@@ -259,7 +259,7 @@ def test_algorithms_storages_and_actors_that_do_not_fit_are_refused():
     plain, recurrent = (QActor.create_factory(SPACE, discrete, recurrent_net=net) for net in (None, "gru"))
     with pytest.raises(ConfigError, match="R2D2 needs an actor with memory; give recurrent_net='lstm' or 'gru'"):
         R2D2.create_factory()(actor=plain(seed=1), seed=1)
-    with pytest.raises(ConfigError, match="DQN learns from single transitions, .* use R2D2 and SequenceBuffer"):
+    with pytest.raises(ConfigError, match=r"DQN learns from single transitions, .* use R2D2 and SequenceBuffer"):
         DQN.create_factory()(actor=recurrent(seed=1), seed=1)
     for cls in (ReplayBuffer, PERBuffer):
         with pytest.raises(ConfigError, match=f"{cls.__name__} draws single transitions, which R2D2 does not .*use SequenceBuffer"):
