@@ -16,6 +16,7 @@ SMOKE_RUNS = {
     "parallel_sync_ppo.py": ([pytest.mark.ray], None),
     "async_collection.py": ([pytest.mark.ray], None),
     "a3c.py": ([pytest.mark.ray], None),
+    "r2d2.py": ([pytest.mark.ray], None),
     "microbatch.py": ([], None),
     "atari_ppo.py": ([], "ale_py"),
     "mujoco_ppo.py": ([], "mujoco"),
