@@ -108,23 +108,21 @@ def test_stored_states_are_those_of_a_fresh_unroll(make_r2d2):
     """Of an actor that has not moved, from the start of the episode."""
     scheme = make_r2d2(algo={"lr": 0.0, "mini_batch_size": 32, "start_steps": 300}, **SHARDS)
     make_updates(scheme, 3)
+    known = {}  # what all sequences show of an episode, by step
+    for batch, _ in Watched.seen:
+        for row in batch.obs["obs"].flatten(0, 1).numpy():
+            known.setdefault((row[0], row[1]), {})[int(row[2])] = row
     num_checked = 0
     for batch, algorithm in Watched.seen:
-        actor = algorithm.actor
-        for b in range(len(batch.ids)):
-            if batch.done[:, b].any():
+        for b in (~batch.done.any(0)).nonzero().flatten().tolist():
+            seed, episode, t, _ = batch.obs["obs"][0, b].numpy()
+            steps, count = known[seed, episode], int(t)
+            if not all(step in steps for step in range(count)):
                 continue
-            seed, episode, t = batch.obs["obs"][0, b, :3].tolist()
-            known = {}  # what other sequences show of the same episode
-            for row in torch.cat([other.obs["obs"].flatten(0, 1) for other, _ in Watched.seen]):
-                if row[:2].tolist() == [seed, episode]:
-                    known[int(row[2])] = row
-            if not all(step in known for step in range(int(t))):
-                continue
-            obs = torch.stack([known[step] for step in range(int(t))])[:, None]
-            done = torch.arange(int(t))[:, None] == 0
+            obs = torch.as_tensor(np.stack([steps[step] for step in range(count)]))[:, None]
             with torch.no_grad():
-                _, states = actor.unroll({"obs": obs}, actor.initial_states(1), done)
+                _, states = algorithm.actor.unroll(
+                    {"obs": obs}, algorithm.actor.initial_states(1), torch.arange(count)[:, None] == 0)
             torch.testing.assert_close(batch.rhs["q"][b], states["q"][0], rtol=0.0, atol=1e-6)
             num_checked += 1
     assert num_checked >= 10
