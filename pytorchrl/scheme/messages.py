@@ -66,6 +66,11 @@ class Rollout:
     bytes_raw: int = 0
     bytes_sent: int = 0
 
+    @property
+    def source(self) -> tuple[int, int]:
+        """Whose steps go on from one rollout to the next: worker and incarnation."""
+        return self.worker, self.incarnation
+
 
 @dataclass(frozen=True, slots=True)
 class Gradients:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytorchrl import DQN, IMPALA, OnPolicyActor, PERBuffer, QActor, Scheme, VecEnv, VTraceBuffer
+from pytorchrl import DQN, IMPALA, OnPolicyActor, PERBuffer, QActor, R2D2, Scheme, SequenceBuffer, VecEnv, VTraceBuffer
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -59,6 +59,22 @@ def test_apex_goes_on_without_a_shard_and_a_collector_that_were_killed(run):
     metrics, final = run(apex(faults="kill shard.1 @ sample 20; kill col.2 @ step 200", max_replay_ratio=1.0), 150)
     assert metrics["workers_restarted"] >= 1
     assert final["dropped"]["worker_lost"] > 0
+
+
+@pytest.mark.parametrize("faults", [None, "kill shard.1 @ sample 10; kill col.2 @ step 200"])
+def test_r2d2_counts_every_step_whoever_is_killed(run, faults):
+    envs = VecEnv.create_factory("pytorchrl/Recall-v0", {"delay": 5}, 2)
+    scheme = Scheme.r2d2(
+        R2D2.create_factory(start_steps=100, mini_batch_size=8), QActor.create_factory(
+            envs.observation_space, envs.action_space, hidden_sizes=(8,), recurrent_net="lstm", recurrent_size=8, dueling=True),
+        SequenceBuffer.create_factory(4000, rollout_size=16, length=4, burn_in=2, period=2, n_step=2, weight_norm="buffer"), envs, seed=1,
+        num_replay_workers=2, max_replay_ratio=2.0, faults=faults, col_worker_resources=FREE)
+    metrics, final = run(scheme, 60)
+    assert final["resident"] > 0
+    assert 60 * 8 < final["consumed"] <= 60 * 8 * 4 + 1000
+    if faults is not None:
+        assert metrics["workers_restarted"] >= 1
+        assert final["dropped"]["worker_lost"] > 0
 
 
 def test_impala_counts_every_step(run):

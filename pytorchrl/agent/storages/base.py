@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -84,6 +84,10 @@ class Storage(Updatable, ABC):
     @abstractmethod
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
         """Take rollouts to learn from."""
+
+    def insert_from(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable]) -> None:
+        """Take rollouts to learn from, knowing who made each; most storages do not care."""
+        self.insert_data_slice(list(rollouts))
 
     def before_gradients(self) -> None:
         """Prepare what was inserted for `generate_batches`."""

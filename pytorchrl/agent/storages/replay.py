@@ -113,6 +113,10 @@ class ReplayBuffer(Storage):
             if rollout.num_steps:
                 self._insert(rollout, source)
 
+    def insert_from(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable]) -> None:
+        """See `insert_data_slice`."""
+        self.insert_data_slice(list(rollouts), sources)
+
     # Drawing
 
     @property

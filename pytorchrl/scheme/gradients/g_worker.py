@@ -197,7 +197,7 @@ class GWorker(Worker):
             self._unused_steps = item.num_new_steps
             # Later uses find tensors.
             item.parts = [part._replace(rollout=replace(part.rollout, data=decode(part.rollout))) for part in item.parts]
-        self.storage.insert_data_slice([part.rollout.data for part in item.parts])
+        self.storage.insert_from(*zip(*((part.rollout.data, part.rollout.source) for part in item.parts), strict=True))
         self.storage.before_gradients()
         self._item_open = True
         if self.storage.keeps:

@@ -103,7 +103,7 @@ class RWorker(Worker):
         self._arrive("add")
         if self._storage is None:
             self._storage = self._build(rollout)
-        self._storage.insert_data_slice([decode(rollout)], sources=[(rollout.worker, rollout.incarnation)])
+        self._storage.insert_data_slice([decode(rollout)], sources=[rollout.source])
 
     def sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> tuple[Any, ShardState]:
         """Draw a batch.

@@ -1,0 +1,51 @@
+"""R2D2 recalls what it was shown several steps ago; DQN, which has no memory, stays at chance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytorchrl import train
+
+CHANCE = 0.25
+SHARED = {
+    "env_kwargs": {"num_cues": 4, "delay": 6}, "num_envs": 4, "num_steps": 7, "replay_size": 5000, "start_steps": 500, "update_every": 28,
+    "num_updates": 1, "target_update_interval": 25, "n_step": 3, "gamma": 0.97, "lr": 3e-3, "adam_eps": 1e-5, "epsilon_steps": 5000,
+    "final_epsilon": 0.05, "epsilon_per_worker": False, "hidden_sizes": (32,), "progress": False}
+R2D2 = {"length": 7, "burn_in": 0, "period": 7, "mini_batch_size": 32, "recurrent_net": "gru", "recurrent_size": 32}
+DQN = {"mini_batch_size": 224, "polyak": 0.0}
+SHARDS = {"preset": "r2d2", "num_replay_workers": 2, "max_replay_ratio": 8.0}
+
+
+def play(algorithm, target_steps, seed=1, **settings):
+    """Share of right answers in 200 episodes after training, and what it took."""
+    torch.set_num_threads(1)
+    agent = train(algorithm, "pytorchrl/Recall-v0", target_steps=target_steps, seed=seed, **{
+        **SHARED, **(R2D2 if algorithm == "r2d2" else DQN), **settings})
+    return agent.evaluate(200, seed=100 + seed).return_mean, agent.summary
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_memory_recalls_the_cue(seed):
+    share, summary = play("r2d2", 40_000, seed)
+    assert share >= 0.9, summary
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(900)
+def test_without_memory_there_is_chance():
+    share, summary = play("dqn", 40_000)
+    assert share == pytest.approx(CHANCE, abs=0.12), summary
+    assert summary["updates"] > 1000
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("settings", [{**SHARDS, "runtime": "simulated", "costs": {"step": 1e-3, "grad": 1e-3}},
+                                      {**SHARDS, "runtime": "threads"}, pytest.param(SHARDS, marks=pytest.mark.ray)],
+                         ids=["simulated", "threads", "ray"])
+def test_from_shards(settings):
+    share, summary = play("r2d2", 60_000, **settings)
+    assert share >= 0.9, summary
