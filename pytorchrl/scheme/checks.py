@@ -353,7 +353,7 @@ class Checks:
             (compress_data and not parallel_col,
              "compress_data_to_send=True needs num_col_workers >= 2: the local worker's rollouts are not sent"),
         ) if wrong]
-        if fraction and not async_col and not parallel_col:
+        if fraction and not async_col and not parallel_col and not distribute:
             self.warnings.append("col_fraction_workers < 1 has no effect with num_col_workers=1")
         for name in ("compress_grads_to_send", "compress_data_to_send"):
             self._parse(name, partial(codecs.require_lz4, name))

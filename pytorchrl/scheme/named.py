@@ -76,7 +76,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
     Preset(
         name="ddppo",
         fixed={"col_communication": SYNC, "grad_communication": SYNC, "distribute_gradients": True},
-        defaults={"num_grad_workers": 2, "num_col_workers": 2, "col_fraction_workers": 0.6, "fraction_samples": 0.25},
+        defaults={"num_grad_workers": 2, "num_col_workers": 1, "col_fraction_workers": 0.6, "fraction_samples": 0.25},
         least={"num_grad_workers": (2, "ranks average among themselves")}),
     Preset(
         name="microbatch",
@@ -133,8 +133,9 @@ class NamedSchemes:
               train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
         """Decentralised gradients (Wijmans et al. 2020): ranks average among themselves, stragglers are stopped early.
 
-        Arguments as of `a3c`; the settings are `num_grad_workers=2`, `num_col_workers=2`, `col_fraction_workers=0.6`,
-        `fraction_samples=0.25`.
+        Arguments as of `a3c`; the settings are `num_grad_workers=2`, `num_col_workers=1`, `col_fraction_workers=0.6`,
+        `fraction_samples=0.25`. Each rank collects by itself, and the share is that of ranks; with `num_col_workers` of 2 or
+        more it is that of each rank's collection workers.
         """
         return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
                    **PRESETS["ddppo"].settings(algo_factory, settings))

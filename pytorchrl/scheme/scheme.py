@@ -18,7 +18,7 @@ from pytorchrl.agent.options import Factory, Schedule
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import DEFAULT_RESOURCES, FaultPlan, Future, Handle, Runtime, make_runtime
-from pytorchrl.scheme.base.worker import PARALLEL, SYNC, Communication, Execution
+from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL, SYNC, Communication, Execution
 from pytorchrl.scheme.checks import Checks
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.evaluation import Evaluation, Evaluator
@@ -49,7 +49,8 @@ class Scheme(NamedSchemes):
         num_col_workers: Collection workers of each gradient worker; 1 means the local one, 2 or more are remote.
         col_execution: "Central" or "Parallel" collection; None follows num_col_workers.
         col_communication: "synchronous": collection and learning take turns; "asynchronous": neither waits.
-        col_fraction_workers: Share of collection workers after which a synchronous round stops the rest.
+        col_fraction_workers: Share of collection workers after which a synchronous round stops the rest: those of a gradient
+            worker, or, where ranks that average among themselves collect by themselves, those ranks.
         fraction_samples: Share of its rollout that a worker so stopped collects all the same.
         compress_data_to_send: Send rollouts compressed, without loss (needs lz4).
         num_replay_workers: Shards of replay between collection and gradients, each with its share of the storage's size;
@@ -293,11 +294,13 @@ class Scheme(NamedSchemes):
                 "replay_proportion", "replay_slots", "max_policy_lag", "on_policy_lag", "broadcast_interval",
                 "max_weight_sync_delay", "keep_bad_batches", "on_worker_failure", "worker_timeout_s")},
             prefetch=0 if num_shards is not None else options["prefetch"])
+        collect_themselves = options["col_execution"] is CENTRAL and options["col_communication"] is SYNC
         return UWorker(
             grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
             distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,
             target_steps=target_steps, request_timeout_s=2 * options["queue_timeout_s"],
-            on_worker_failure=options["on_worker_failure"], record=record, replay=self._replay, **{
+            on_worker_failure=options["on_worker_failure"], record=record, replay=self._replay,
+            col_fraction_workers=options["col_fraction_workers"] if collect_themselves else 1.0, **{
                 name: options[name] for name in ("updates_per_step", "aggregate", "max_grad_lag", "lag_policy")})
 
     @property

@@ -200,6 +200,14 @@ class CWorker(Worker):
         """Signal: end rollout number `sequence` once it has `min_steps` steps in each environment."""
         self._preemption = (sequence, max(1, min_steps))
 
+    def preempt_next(self, min_steps: int) -> None:
+        """End the next rollout once it has `min_steps` steps in each environment."""
+        self.preempt(self._sequence + 1, min_steps)
+
+    def preempt_running(self, min_steps: int) -> None:
+        """Signal: the same for the running rollout, if there is one."""
+        self.preempt(self._sequence, min_steps)
+
     def interrupt(self) -> None:
         """Signal: end the running rollout, and every later one, at its next step."""
         self._interrupted = True

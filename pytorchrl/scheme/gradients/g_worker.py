@@ -128,6 +128,7 @@ class GWorker(Worker):
         self._unused_steps = 0   # new steps of the current item that no gradient has used
         self._drawn_steps = 0    # steps of the current item that batches have drawn for the first time in this pass
         self._evicted = 0        # steps that replay has given up for newer ones
+        self._preparing, self._least_steps = 0, round(fraction_samples * self.storage.rollout_size)
         self._report = Report()
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
         self._fault = ""  # of the last gradient, before any averaging
@@ -172,7 +173,9 @@ class GWorker(Worker):
             if not self._item_open:
                 self._take_item()
             batch = next(self._open_batches(None), None)
-        batch.num_new_samples = self._count_new(batch.num_new_samples)
+        assert self._item is not None
+        before, self._drawn_steps = self._drawn_steps, self._drawn_steps + batch.num_new_samples
+        batch.num_new_samples = self._item.count_new(before, self._drawn_steps)
         self._batch = batch
         return batch
 
@@ -211,12 +214,6 @@ class GWorker(Worker):
         self.ledger.move(evicted - self._evicted, "resident", "evicted")
         self._evicted = evicted
 
-    def _count_new(self, num_drawn: int) -> int:
-        """Env steps that a batch uses for the first time, of those that it draws for the first time in this pass."""
-        assert self._item is not None
-        before, self._drawn_steps = self._drawn_steps, self._drawn_steps + num_drawn
-        return self._item.count_new(before, self._drawn_steps)
-
     def _collect(self) -> Item:
         """The next item.
 
@@ -237,14 +234,18 @@ class GWorker(Worker):
             self.shards.learned(batch.ids, self.storage.item_errors(batch, errors))
 
     @with_part
-    def prepare(self, weights: Weights | None = None, *,
-                skip_remaining: bool = False) -> tuple[Moments, WorkersPart | None]:
+    def prepare(self, weights: Weights | None = None, *, skip_remaining: bool = False,
+                parameters: Mapping[str, float] | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
         """Take the next item if the last is used up; (count, mean, M2) of its advantages, and the journal's part.
 
-        Synchronous gradient workers normalise over all their items together, as one worker would over the whole.
+        Synchronous gradient workers normalise over all their items together, as one worker would over the whole. Until it
+        has answered, `preempt(number)` ends what it collects itself.
         """
         if weights is not None:
             self.set_weights(weights)
+        if parameters is not None:
+            self.algo.parameters = dict(parameters)
+        self._preparing = number
         if skip_remaining:
             self.skip_remaining()
         if not self._item_open:
@@ -489,11 +490,7 @@ class GWorker(Worker):
         return self._group.gather_moments(held)
 
     def set_weights(self, actor_weights: Weights | Mapping[str, Any]) -> None:
-        """Update the actor with the given weights.
-
-        Args:
-            actor_weights: A `Weights` message, or an acting state by name.
-        """
+        """Update the actor with the given weights: a `Weights` message, or an acting state by name."""
         self.local_worker.set_weights(actor_weights)
 
     def propose_address(self) -> tuple[str, int]:
@@ -548,9 +545,6 @@ class GWorker(Worker):
 
         Returns:
             Its incarnation and its account, in which nothing is in flight or queued.
-
-        Raises:
-            Exception: Whatever ended a thread or a worker.
         """
         self.collector.drain(number, timeout_s)
         if not self.storage.keeps:  # what replay has given is a copy, and may wait
@@ -560,6 +554,11 @@ class GWorker(Worker):
                 self.local_worker.merge_moments(self._gather_held())
         self.ledger.drop_all(DropReason.SHUTDOWN)
         return self._incarnation, self.ledger.snapshot()
+
+    def preempt(self, number: int) -> None:
+        """Signal: end the rollout that is being collected for `prepare` number so and so, after its least share of steps."""
+        if number == self._preparing:
+            self.local_worker.preempt_running(self._least_steps)
 
     def interrupt(self) -> None:
         """Signal: no data comes any more; a call that waits for data ends with `StoppedError`."""

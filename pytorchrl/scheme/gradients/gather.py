@@ -80,6 +80,9 @@ class LocalGather:
 
     def step(self, deliver: Deliver) -> None:
         """Collect one rollout in the caller's thread."""
+        recorded = self._journal.upcoming_of("answer", 0)
+        if recorded is not None and recorded[-1]:  # cut short in the run that is replayed: at the same step again
+            self._local_worker.preempt_next(recorded[-1])
         rollout = self._local_worker.collect()
         if self._journal.is_kept:
             self._journal.note("answer", 0, *_numbers_of(rollout))

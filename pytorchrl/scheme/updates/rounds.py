@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -517,11 +518,18 @@ class AsyncRound(_RemoteRound):
 
 
 class DecentralisedRound(_RemoteRound):
-    """The remote GWorkers average gradients among themselves, and each applies the same update."""
+    """The remote GWorkers average gradients among themselves, and each applies the same update.
 
-    def __init__(self, *args: Any) -> None:
+    Args:
+        args: Those of every round with remote workers.
+        fraction_workers: Share of GWorkers that must have collected their data before the rest is told to stop collecting.
+    """
+
+    def __init__(self, *args: Any, fraction_workers: float = 1.0) -> None:
         super().__init__(*args)
         self._skip = self._joined = False
+        self._enough = math.ceil(fraction_workers * len(self._workers) - 1e-9)
+        self._used_up, self._num_prepared = True, 0
         self._updates = 0
         self._pulled = True  # whether the local worker has what the ranks have
 
@@ -539,9 +547,23 @@ class DecentralisedRound(_RemoteRound):
         self._joined = True
 
     def drain(self, timeout_s: float) -> None:
-        """See `_RemoteRound`."""
+        """See `_RemoteRound`; all begin with new items then."""
         super().drain(timeout_s)
+        self._used_up, self._skip = True, False
+
+    def _prepare(self, parameters: Mapping[str, float]) -> None:
+        """Let every rank get its next data; once enough have theirs, the others make do with what they have."""
+        self._num_prepared += 1
+        for index, handle in enumerate(self._workers):
+            self._in_flight.add(index, handle.submit(
+                GWorker.prepare, None, skip_remaining=self._skip, parameters=parameters, number=self._num_prepared))
         self._skip = False
+        while waiting := self._in_flight.owners():
+            if len(self._workers) - len(waiting) >= self._enough and self._journal.upcoming() is None:  # else it is known who is
+                for index in waiting:
+                    self._workers[index].signal(GWorker.preempt, self._num_prepared)
+            for _, (_, part) in self._in_flight.poll(POLL_INTERVAL_S):
+                self._accounts.add_part(part)
 
     def step(self) -> None:
         """One update on every rank; only statistics come here."""
@@ -552,6 +574,8 @@ class DecentralisedRound(_RemoteRound):
 
     def _step(self) -> bool:
         parameters: Mapping[str, float] = dict(self._local.algo.parameters)
+        if self._enough < len(self._workers) and (self._used_up or self._skip):
+            self._prepare(parameters)
         for index, handle in enumerate(self._workers):
             future = handle.submit(GWorker.collect_and_grad, None, skip_remaining=self._skip,
                                    distribute_gradients=True, parameters=parameters)
@@ -559,6 +583,7 @@ class DecentralisedRound(_RemoteRound):
         parts = self._gather_all()
         for part in parts:
             self._accounts.receive(part)
+        self._used_up = parts[0].last
         parts = take_empty(self._accounts, parts)
         if not parts:
             self._skip = False

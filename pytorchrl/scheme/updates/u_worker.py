@@ -112,6 +112,7 @@ class UWorker(Worker):
         aggregate: Asynchronous gradients that make one update.
         max_grad_lag: Limit on their lag; see `LagRule`.
         lag_policy: What becomes of those above it.
+        col_fraction_workers: Share of ranks that collect themselves after which the others are told to stop collecting.
 
     Attributes:
         grad_workers: The GWorkerSet.
@@ -125,7 +126,8 @@ class UWorker(Worker):
                  distribute_gradients: bool = False, device: str | None = None, runtime: Runtime | None = None,
                  target_steps: int = 1, request_timeout_s: float = 600.0, on_worker_failure: str = "restart",
                  record: RecordWriter | None = None, replay: Record | None = None, updates_per_step: int = 1,
-                 aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply") -> None:
+                 aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
+                 col_fraction_workers: float = 1.0) -> None:
         super().__init__(index_worker)
         self._runtime = runtime or ThreadRuntime()
         self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
@@ -143,7 +145,9 @@ class UWorker(Worker):
         if not parallel:
             self._round = CentralRound(self.local_worker, self.accounts)
         else:
-            kind: Any = DecentralisedRound if distribute_gradients else SyncRound
+            kind: Any = SyncRound
+            if distribute_gradients:
+                kind = functools.partial(DecentralisedRound, fraction_workers=col_fraction_workers)
             if asynchronous:
                 kind = functools.partial(AsyncRound, aggregate=aggregate, lag_rule=LagRule(max_grad_lag, lag_policy))
             # Ranks that average among themselves cannot go on without one.

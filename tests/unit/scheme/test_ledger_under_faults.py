@@ -11,15 +11,15 @@ from pytorchrl import A2C, OnPolicyActor, Scheme, VanillaOnPolicyBuffer, VecEnv
 from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 
-KILLED_COLLECTOR, KILLED_SHARD, KILLED_LEARNER = "kill col.* p=0.004", "kill shard.* p=0.02", "kill grad.* p=0.02"
+KILLED_COLLECTOR, KILLED_SHARD, KILLED_LEARNER = "kill col.* p=0.004", "kill shard.* p=0.02", "kill grad.* p=0.05"
 SLOW_LEARNER, TWICE = {"grad": 1.0}, "kill col.1 @ step 30; kill col.2 @ step 70"
 TWO_COLLECTORS = {"num_col_workers": 2}
 
 CASES = {
     "a3c, collector": ("a3c", {**TWO_COLLECTORS, "updates_per_step": 3, "faults": KILLED_COLLECTOR}),
     "a3c, gradient worker": ("a3c", {"num_grad_workers": 3, "updates_per_step": 3, "faults": KILLED_LEARNER}),
-    "a3c, both, late ones dropped": ("a3c", {**TWO_COLLECTORS, "num_grad_workers": 3, "updates_per_step": 3, "aggregate": 2,
-                                             "max_grad_lag": 1, "lag_policy": "drop", "faults": f"{KILLED_COLLECTOR}; {KILLED_LEARNER}"}),
+    "a3c, both, late ones dropped": ("a3c", {**TWO_COLLECTORS, "num_grad_workers": 3, "updates_per_step": 3, "max_grad_lag": 0,
+                                             "lag_policy": "drop", "faults": f"{KILLED_COLLECTOR}; {KILLED_LEARNER}"}),
     "microbatch, collector": ("microbatch", {"num_col_workers": 3, "train_batch_size": 96, "microbatch_size": 20,
                                              "faults": KILLED_COLLECTOR}),
     "microbatch, collector, ahead": ("microbatch", {"num_col_workers": 3, "train_batch_size": 96, "microbatch_size": 20, "prefetch": 1,
@@ -67,9 +67,8 @@ def make():
         scheme.stop()
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", CASES)
-def test_every_step_is_in_one_place(make, check_ledger, case, seed, monkeypatch):
+def test_every_step_is_in_one_place(make, check_ledger, case, monkeypatch):
     given = []
     insert = SyntheticStorage.insert_data_slice
 
@@ -78,39 +77,31 @@ def test_every_step_is_in_one_place(make, check_ledger, case, seed, monkeypatch)
         insert(storage, rollouts)
     monkeypatch.setattr(SyntheticStorage, "insert_data_slice", watch)
     name, settings = CASES[case]
-    scheme = make(name, settings, seed)
-    for number in range(12):
-        target = scheme.version + 4
-        while scheme.version < target:
-            scheme.step()
-            check_ledger(scheme)
-        if number == 6:
-            ledger = scheme.drain()
-            assert ledger["in_flight"] == ledger["queued"] == 0
-    final = scheme.stop()
-    assert check_ledger(scheme) == final
-    assert final["in_flight"] == final["queued"] == 0
-    assert final["collected"] > 0
-    assert (final["resident"] > 0) == (name == "apex")
-    assert scheme.metrics()["grads_held"] == 0 or name == "a3c"
-    if settings.get("num_passes", 1) == 1:  # else a rollout is given so often
-        times = Counter(int(step) for part in given for step in part)
-        assert not times or max(times.values()) == 1
-
-
-def test_these_faults_happen(make):
-    """Else the cases above would say nothing."""
-    lost, dropped, restarts = Counter(), Counter(), Counter()
-    for case, (name, settings) in CASES.items():
-        for seed in range(3):
-            scheme = make(name, settings, seed)
-            while scheme.version < 48:
+    total: Counter[str] = Counter()
+    for seed in range(3):
+        given.clear()
+        scheme = make(name, settings, seed)
+        for number in range(12):
+            target = scheme.version + 4
+            while scheme.version < target:
                 scheme.step()
-            restarts[case] += scheme.metrics()["workers_restarted"]
-            final = scheme.stop()
-            lost[case] += final["dropped"]["worker_lost"]
-            dropped[case] += final["dropped"]["queue_full"] + final["dropped"]["policy_lag"] + final["dropped"]["gradient_lag"]
-    assert {case for case, (_, settings) in CASES.items() if "kill" in settings.get("faults", "") or "hang" in settings.get("faults", "")
-            } == {case for case, number in restarts.items() if number}
-    assert all(lost[case] for case in CASES if "shard" in case.replace("slow shard", "") or "gradient worker" in case)
-    assert all(dropped[case] for case in CASES if "dropped" in case)
+                check_ledger(scheme)
+            if number == 6:
+                ledger = scheme.drain()
+                assert ledger["in_flight"] == ledger["queued"] == 0
+        total["restarts"] += scheme.metrics()["workers_restarted"]
+        final = scheme.stop()
+        assert check_ledger(scheme) == final
+        assert final["in_flight"] == final["queued"] == 0
+        assert (final["resident"] > 0) == (name == "apex")
+        total.update(final["dropped"])
+        if settings.get("num_passes", 1) == 1:  # else a rollout is given so often
+            times = Counter(int(step) for part in given for step in part)
+            assert not times or max(times.values()) == 1
+    # The faults did happen.
+    faults = settings.get("faults", "")
+    assert bool(total["restarts"]) == ("kill" in faults or "hang" in faults)
+    if name != "a3c" and ("shard" in faults.replace("delay shard", "") or "grad" in faults):  # an unfinished chain was never reported
+        assert total["worker_lost"] > 0
+    if "dropped" in case:
+        assert total["queue_full"] + total["policy_lag"] + total["gradient_lag"] > 0

@@ -47,7 +47,7 @@ def test_ddppo(named):
     scheme = named("ddppo")
     settings = scheme.settings
     assert [settings[name] for name in ("num_grad_workers", "num_col_workers", "distribute_gradients", "col_fraction_workers",
-                                        "fraction_samples", "grad_communication")] == [2, 2, True, 0.6, 0.25, SYNC]
+                                        "fraction_samples", "grad_communication")] == [2, 1, True, 0.6, 0.25, SYNC]
     scheme.step()
     assert scheme.version == 1
     scheme.stop()

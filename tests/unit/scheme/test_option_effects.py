@@ -1,0 +1,120 @@
+"""Every keyword of `Scheme` changes something that can be seen: none is missing here, and none has no effect."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from pytorchrl import ASYNC, Scheme
+from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.runtime.simulated import SimulatedRuntime
+
+TESTS = Path(__file__).parents[2]
+ONE_SLOW = {"costs": {"step@*/CWorker 2": 1.0}}
+SLOW_LEARNER = {"costs": {"grad": 1.0}}
+SLOW_ADDS = {"costs": {"add": 1.0}}
+COLLECTORS = {"num_col_workers": 3}
+LEARNER = {**COLLECTORS, "col_communication": ASYNC, "grad_communication": ASYNC}
+SLOW_COLLECTORS = {**LEARNER, "costs": {"step": 0.5}}
+A3C = {"num_grad_workers": 3, "grad_communication": ASYNC}
+SHARDS = {**LEARNER, "num_replay_workers": 2, "train_batch_size": 8}
+
+# Keyword -> (other settings, a value that is not the default): the run is another one.
+RUNS = {
+    "num_col_workers": ({}, 2), "col_communication": (COLLECTORS, ASYNC), "col_fraction_workers": ({**COLLECTORS, **ONE_SLOW}, 0.6),
+    "fraction_samples": ({**COLLECTORS, **ONE_SLOW, "col_fraction_workers": 0.6}, 0.75),
+    "num_replay_workers": (SHARDS, 3), "learning_starts": (SHARDS, 100), "add_in_flight": ({**SHARDS, **SLOW_ADDS}, 1),
+    "routing": (SHARDS, "by_stream"), "size": (SHARDS, 40), "prefetch": (SHARDS, 1),
+    "min_replay_ratio": ({**SHARDS, "costs": {"step": 0.05, "grad": 0.2}}, 2.0), "max_replay_ratio": (SHARDS, 0.5),
+    "num_grad_workers": ({}, 2), "grad_communication": ({"num_grad_workers": 2}, ASYNC),
+    "distribute_gradients": ({"num_grad_workers": 2}, True), "col_in_flight": (LEARNER, 1),
+    "queue_size": ({**LEARNER, **SLOW_LEARNER}, 1), "queue_policy": ({**LEARNER, **SLOW_LEARNER, "queue_size": 1}, "drop_oldest"),
+    "train_batch_size": (LEARNER, 12), "minibatch_buffer_size": ({**LEARNER, "num_passes": 2}, 3), "num_passes": (LEARNER, 2),
+    "ramp": ({**LEARNER, "num_passes": 3, "minibatch_buffer_size": 2}, False), "buffer": ({**LEARNER, "num_passes": 2}, "circular"),
+    "max_policy_lag": ({**LEARNER, **SLOW_LEARNER}, 1), "on_policy_lag": ({**LEARNER, "max_policy_lag": 1}, "wait"),
+    "broadcast_interval": (LEARNER, 5), "max_weight_sync_delay": (LEARNER, 40), "updates_per_step": ({}, 3),
+    "aggregate": (A3C, 2), "max_grad_lag": (A3C, 0), "lag_policy": ({**A3C, "max_grad_lag": 0}, "drop"),
+    "schedule_seed": (LEARNER, 5), "costs": (LEARNER, {"grad": 1.0}), "faults": (LEARNER, "delay col.1 2s"),
+    "on_worker_failure": ({**SLOW_COLLECTORS, "faults": "kill col.1 @ step 9"}, "ignore"),
+    "worker_timeout_s": ({**SLOW_COLLECTORS, "faults": "hang col.1 @ step 9"}, 5.0),
+}
+# Keyword -> the test that shows what it does, where that takes more than another run.
+ELSEWHERE = {
+    "col_execution": "unit/scheme/test_options.py::test_numbers_of_workers_and_executions",
+    "grad_execution": "unit/scheme/test_options.py::test_numbers_of_workers_and_executions",
+    "compress_data_to_send": "unit/scheme/test_options.py::test_compress_data_to_send",
+    "compress_grads_to_send": "unit/scheme/test_options.py::test_compress_grads_to_send",
+    "col_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
+    "grad_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
+    "replay_worker_resources": "unit/scheme/test_option_effects.py::test_resources_reach_the_shards",
+    "initial_priority": "unit/scheme/test_initial_priority.py::test_the_other_way_is_the_largest_priority_seen",
+    "prioritized": "unit/scheme/test_storage_options.py::test_prioritized_changes_how_it_draws",
+    **dict.fromkeys(("alpha", "beta", "epsilon", "stratified"),
+                    "unit/scheme/test_storage_options.py::test_it_takes_the_place_of_the_storages_own"),
+    "queue_timeout_s": "unit/scheme/test_options.py::test_queue_timeout_s",
+    "on_starved": "unit/scheme/test_learner_thread.py::test_a_starved_learner_goes_on_waiting",
+    "microbatch_size": "unit/scheme/test_microbatching.py::test_sizes_of_microbatches_and_slices",
+    "norm_over": "unit/scheme/test_microbatching.py::test_norm_over_changes_what_advantages_are_normalised_over",
+    "replay_proportion": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",
+    "replay_slots": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",
+    "device": "unit/scheme/test_options.py::test_device_reaches_actor_and_algorithm",
+    "num_threads": "unit/scheme/test_options.py::test_num_threads",
+    "seed": "unit/scheme/test_options.py::test_seed",
+    "runtime": "unit/scheme/test_options.py::test_runtime_is_where_workers_run",
+    "address": "integration/test_ray_start.py::test_a_cluster_that_is_not_there",
+    "keep_bad_batches": "unit/scheme/test_nan_policy.py::test_the_worker_that_saw_it_keeps_its_batch",
+    "record": "unit/scheme/test_record.py::test_every_pattern_is_repeated_bit_for_bit",
+    "replay": "unit/scheme/test_record.py::test_every_pattern_is_repeated_bit_for_bit",
+}
+KEYWORDS = [name for name, parameter in inspect.signature(Scheme).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+
+
+def test_none_is_missing():
+    assert not RUNS.keys() & ELSEWHERE.keys()
+    assert sorted(KEYWORDS) == sorted([*RUNS, *ELSEWHERE])
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_is_shown_elsewhere_is(name):
+    path, test = ELSEWHERE[name].split("::")
+    text = (TESTS / path).read_text()
+    assert f"def {test}(" in text
+    assert name in text
+
+
+def outcome(settings):
+    """All that can be seen of a run to its 40th update."""
+    scheme = Scheme(*synthetic_agent(4, capacity=400 if "num_replay_workers" in settings else None),
+                    **{"seed": 1, "runtime": "simulated"} | settings)
+    steps = 0
+    while scheme.version < 40:
+        scheme.step()
+        steps += 1
+    seen = json.dumps([steps, scheme.metrics(), scheme.ledger(), scheme.runtime.now()])
+    scheme.stop()
+    return seen
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_another_value_makes_another_run(name):
+    others, value = RUNS[name]
+    default = inspect.signature(Scheme).parameters[name].default
+    assert value not in (default, others.get(name))
+    assert outcome(others) == outcome(others)
+    assert outcome(others) != outcome({**others, name: value})
+
+
+def test_resources_reach_the_shards(monkeypatch):
+    asked = {}
+    start_actor = SimulatedRuntime.start_actor
+    monkeypatch.setattr(SimulatedRuntime, "start_actor", lambda self, cls, params, *, name, resources: (
+        asked.__setitem__(name, dict(resources)), start_actor(self, cls, params, name=name, resources=resources))[1])
+    for given in ({}, {"replay_worker_resources": {"num_cpus": 0.5}}):
+        scheme = Scheme(*synthetic_agent(4, capacity=400), **SHARDS, **given, runtime="simulated", seed=1)
+        scheme.start()
+        scheme.stop()
+        expected = given.get("replay_worker_resources", {"num_cpus": 0})
+        assert asked["GWorker 0/RWorker 1"] == asked["GWorker 0/RWorker 2"] == expected
