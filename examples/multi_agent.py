@@ -12,7 +12,18 @@ from __future__ import annotations
 import argparse
 import functools
 
-from pytorchrl import DQN, PPO, GAEBuffer, Learner, MultiAgentVecEnv, OnPolicyActor, QActor, ReplayBuffer, Scheme, multi_agent
+from pytorchrl import (
+    DQN,
+    PPO,
+    GAEBuffer,
+    Learner,
+    MultiAgentVecEnv,
+    OnPolicyActor,
+    QActor,
+    ReplayBuffer,
+    Scheme,
+    multi_agent,
+)
 
 
 def main() -> None:
