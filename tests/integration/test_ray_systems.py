@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from pytorchrl import DQN, IMPALA, OnPolicyActor, PERBuffer, QActor, R2D2, Scheme, SequenceBuffer, VecEnv, VTraceBuffer
+from pytorchrl import (
+    DQN,
+    IMPALA,
+    PPO,
+    R2D2,
+    GAEBuffer,
+    MultiAgentVecEnv,
+    OnPolicyActor,
+    PERBuffer,
+    QActor,
+    Scheme,
+    SequenceBuffer,
+    VecEnv,
+    VTraceBuffer,
+    multi_agent,
+)
+from pytorchrl.envs.testing import ComingAndGoing, MatchingGame
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
@@ -84,3 +100,27 @@ def test_impala_counts_every_step(run):
         VTraceBuffer.create_factory(16), envs, seed=1, train_batch_size=100, col_worker_resources=FREE)
     _, final = run(scheme, 30)
     assert final["consumed"] >= 30 * 100
+
+
+@pytest.mark.parametrize("settings", [
+    {"num_grad_workers": 2, "num_col_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
+    {"num_grad_workers": 2, "grad_communication": "asynchronous", "aggregate": 2}])
+def test_several_policies_cross_between_processes(run, settings):
+    """Both see every step of their agents: in twelve env steps of a worker 12 and 14."""
+    envs = MultiAgentVecEnv.create_factory(
+        ComingAndGoing, vec_env_size=2, policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
+    agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=2), OnPolicyActor.create_factory, GAEBuffer.create_factory(6))
+    metrics, final = run(Scheme(*agent, envs, seed=1, col_worker_resources=FREE if "num_col_workers" in settings else {"num_cpus": 1},
+                                **settings), 6)
+    assert metrics["agent_steps/early"] == 12 * metrics["rollouts"] > 0
+    assert metrics["agent_steps/shared"] == 14 * metrics["rollouts"]
+    assert final["consumed_unique"] > 0
+
+
+def test_several_policies_fill_shards_in_other_processes(run):
+    envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of=lambda agent: agent)
+    agent = multi_agent(envs, DQN.create_factory(start_steps=32, mini_batch_size=8), QActor.create_factory,
+                        PERBuffer.create_factory(200, rollout_size=8))
+    metrics, final = run(Scheme.apex(*agent, envs, seed=1, num_replay_workers=2, col_worker_resources=FREE), 30)
+    assert metrics["agent_steps/agent_0"] == metrics["agent_steps/agent_1"] > 0
+    assert final["resident"] > 0

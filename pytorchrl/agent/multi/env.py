@@ -22,7 +22,7 @@ from pytorchrl.agent.multi.data import SEPARATOR, MultiStep
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.agent.seeding import Stream
-from pytorchrl.errors import ConfigError, EnvError, PyTorchRLError
+from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError
 
 _SINGLE_POLICY = "shared"
 _METHODS = ("reset", "step", "observation_space", "action_space", "possible_agents")
@@ -222,8 +222,9 @@ class MultiAgentVecEnv(VecEnv):
         """Step one environment: the reward of all agents, and whether the episode is over and all ended by themselves."""
         env = self._games[index]
         acting = [str(agent) for agent in env.agents]
+        actions = {agent: self._action_of(index, agent, action) for agent in acting}
         try:
-            obs, rewards, terminations, truncations, infos = env.step({agent: self._action_of(index, agent, action) for agent in acting})
+            obs, rewards, terminations, truncations, infos = env.step(actions)
         except Exception as failure:  # noqa: BLE001 - raised again with where it happened
             self._fail("step", index, failure)
         self._lengths[index] += 1
@@ -299,6 +300,8 @@ class MultiAgentVecEnv(VecEnv):
         if columns.start is not None:
             value = value + columns.start
         space = columns.raw_action_space
+        if not np.isfinite(value).all():
+            raise NonFiniteDataError(f"{self._where}, env {index}, step {self._lengths[index]}: NaN or infinity in the action of {agent!r}")
         return int(value) if np.ndim(value) == 0 else np.asarray(value, space.dtype)
 
     def _check_observation(self, index: int, agent: str, observation: Any) -> None:

@@ -174,7 +174,9 @@ def train(make_multi, num_workers, normalization="none", **settings):
         for env in range(each):
             place = 0 if num_workers == 1 else worker + 1
             numbers[derive_seed(SEED, Stream.ENV, place, 0, 0, env) >> 32] = worker * each + env
-    algo = Obedient.create_factory(num_epochs=3, num_mini_batch=1, lr=1e-3, advantage_normalization=normalization)
+    # Plain steps: Adam, and a limit of the norm, would hide a gradient that is too small by a factor.
+    algo = Obedient.create_factory(num_epochs=3, num_mini_batch=1, lr=1e-3, optimizer="sgd", max_grad_norm=None,
+                                   advantage_normalization=normalization)
     scheme = make_multi(algo, GAEBuffer.create_factory(12), env_fn=PreparedGame, policy_of=lambda agent: agent,
                         env_kwargs={"numbers": numbers}, num_envs=each, seed=SEED, num_grad_workers=num_workers, **settings)
     make_updates(scheme, 5)

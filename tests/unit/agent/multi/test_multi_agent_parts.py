@@ -345,6 +345,16 @@ def test_parts_that_do_not_go_together_are_refused(arguments, message):
         multi_agent(**{**given, **arguments})
 
 
+class OtherReplay(GAEBuffer):
+    keeps = True
+
+
+def test_replay_of_another_kind_is_refused():
+    envs = MultiAgentVecEnv.create_factory(MatchingGame)
+    with pytest.raises(ConfigError, match="for ReplayBuffer and PERBuffer, got OtherReplay"):
+        multi_agent(envs, DQN.create_factory(), QActor.create_factory, OtherReplay.create_factory(8))
+
+
 def test_names_of_policies_are_put_before_names_and_taken_off():
     values = {"a": {"x": 1}, "a b": {"x": 2, "y/z": 3}}
     assert joined(values) == {"a/x": 1, "a b/x": 2, "a b/y/z": 3}

@@ -10,7 +10,7 @@ import pytest
 
 from pytorchrl import MultiAgentVecEnv
 from pytorchrl.envs.testing import ComingAndGoing, MatchingGame
-from pytorchrl.errors import ConfigError, EnvError
+from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
 
 LIVES = ((0, 6), (0, 3), (2, 6))
 POLICY_OF = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}
@@ -160,6 +160,24 @@ def test_actions_count_from_the_start_of_their_space():
     envs.step({"shared": np.array([0, 2])})
     assert envs._games[0].seen == {"agent_0": 1, "agent_1": 3}
     assert envs.action_space["shared"] == gym.spaces.Discrete(3)
+
+
+class Continuous(MatchingGame):
+    def action_space(self, agent):
+        return gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def step(self, actions):
+        self.seen = actions
+        return super().step(dict.fromkeys(actions, 0))
+
+
+def test_continuous_actions_are_checked():
+    envs = make(1, env_fn=Continuous, policy_of=None)
+    envs.reset()
+    envs.step({"shared": np.array([[0.5, 0.25], [0.0, 1.0]], np.float32)})
+    assert envs._games[0].seen["agent_1"].tolist() == [0.0, 1.0]
+    with pytest.raises(NonFiniteDataError, match="step 1: NaN or infinity in the action of 'agent_1'"):
+        envs.step({"shared": np.array([[0.5, 0.25], [0.0, np.nan]], np.float32)})
 
 
 class Broken(MatchingGame):
