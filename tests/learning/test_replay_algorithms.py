@@ -10,7 +10,8 @@ from pytorchrl import linear, train
 
 # Actions are explored by the noise of the network alone.
 NOISY = {"noisy": True, "initial_epsilon": 0.0, "final_epsilon": 0.0, "lr": linear(1e-3, 0.0)}
-VARIANTS = {"dueling": {"dueling": True}, "noisy": NOISY, "prioritised": {"prioritized": True, "n_step": 3}}
+PRIORITISED = {"prioritized": True, "n_step": 3, "lr": linear(1e-3, 0.0)}
+VARIANTS = {"dueling": {"dueling": True}, "noisy": NOISY, "prioritised": PRIORITISED}
 
 
 def play(algorithm, env, seed, **settings):
