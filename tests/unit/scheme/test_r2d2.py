@@ -67,7 +67,7 @@ def check_sequences(episode_length=14):
             assert actions.tolist() == batch.action[:count, b].tolist()
             assert count == LENGTH or steps[-1] == episode_length
             ahead = batch.next_row[:count, b] - batch.burn_in - torch.arange(count)
-            assert obs[batch.next_row[:count, b], b, 2].tolist() == [
+            assert obs[batch.next_row[:count, b].numpy(), b, 2].tolist() == [
                 min(steps[0] + batch.burn_in - first + t + int(m), episode_length) for t, m in enumerate(ahead)]
             assert ahead.tolist() == [min(N_STEP, episode_length - (steps[0] + batch.burn_in - first + t)) for t in range(count)]
 
@@ -87,6 +87,7 @@ def test_it_learns_from_whole_sequences_wherever_replay_is(make_r2d2, check_ledg
     assert ledger["resident"] > 0
     assert ledger["consumed_unique"] == 0
     check_sequences()
+    assert any(batch.valid.all(0).any() for batch, _ in Watched.seen)  # longer than a rollout: workers are told apart
     final = scheme.stop()
     assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
 

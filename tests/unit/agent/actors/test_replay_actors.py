@@ -124,7 +124,8 @@ def test_options_of_q_actor_change_its_scores(options):
 def test_tables_of_options_are_complete():
     shared = {"observation_space", "action_space", "feature_extractor", "hidden_sizes", "activation", "normalize_obs",
               "checkpoint"}
-    assert {field.name for field in dataclasses.fields(QActor.Options)} == shared | {"dueling", "noisy"}
+    assert {field.name for field in dataclasses.fields(QActor.Options)} == shared | {
+        "dueling", "noisy", "recurrent_net", "recurrent_size"}  # the memory: test_r2d2
     assert {field.name for field in dataclasses.fields(OffPolicyActor.Options)} == shared | {
         "policy", "num_critics", "log_std_bound"}
 
