@@ -103,15 +103,14 @@ def test_impala_counts_every_step(run):
 
 
 @pytest.mark.parametrize("settings", [
-    {"num_grad_workers": 2, "num_col_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
+    {"num_col_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
     {"num_grad_workers": 2, "grad_communication": "asynchronous", "aggregate": 2}])
 def test_several_policies_cross_between_processes(run, settings):
     """Both see every step of their agents: in twelve env steps of a worker 12 and 14."""
     envs = MultiAgentVecEnv.create_factory(
         ComingAndGoing, vec_env_size=2, policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
     agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=2), OnPolicyActor.create_factory, GAEBuffer.create_factory(6))
-    metrics, final = run(Scheme(*agent, envs, seed=1, col_worker_resources=FREE if "num_col_workers" in settings else {"num_cpus": 1},
-                                **settings), 6)
+    metrics, final = run(Scheme(*agent, envs, seed=1, **settings), 6)
     assert metrics["agent_steps/early"] == 12 * metrics["rollouts"] > 0
     assert metrics["agent_steps/shared"] == 14 * metrics["rollouts"]
     assert final["consumed_unique"] > 0
