@@ -101,7 +101,7 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
             PERBuffer.create_factory(s["capacity"], rollout_size=s["rollout"], n_step=s["n_step"], alpha=s["alpha"], beta=s["beta"]),
             envs, col_communication=ASYNC, queue_size=2, updates_per_step=16, **shared)
     else:
-        common |= {"value_loss_coef": s["value_coef"], "entropy_coef": s["entropy_coef"], "compile": True}
+        common |= {"value_loss_coef": s["value_coef"], "entropy_coef": s["entropy_coef"], "compile": True, "adam_eps": 1e-6}
         actor = OnPolicyActor.create_factory(*spaces, hidden_sizes=HIDDEN, activation="tanh")
         storage = VTraceBuffer.create_factory(s["rollout"], vtrace_lambda=s.get("lambda", 1.0))
         if task == "impala":
@@ -209,9 +209,9 @@ def sample_factory(task: str, seed: int, clock: Clock) -> dict[str, Any]:
         """Looks at the runner after each of its iterations."""
 
         def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
-            steps = sum(runner.env_steps.values())
+            steps, learned = sum(runner.samples_collected), sum(runner.env_steps.values())
             rewards = runner.policy_avg_stats.get("reward", [[]])[0]
-            if not clock.tick(steps, steps, statistics.fmean(rewards) if rewards else math.nan):
+            if not clock.tick(steps, learned, statistics.fmean(rewards) if rewards else math.nan):
                 runner.cfg.train_for_env_steps = 0  # it looks at that next
 
     with tempfile.TemporaryDirectory() as folder:
