@@ -281,6 +281,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
     def __init__(self, options: Any, **context: Any) -> None:
         super().__init__(options, **context)
+        self.has_priorities = any(storage.has_priorities for storage in self.storages.values())  # type: ignore[misc] # of its policies
         self._evicted = 0
         self._kept: deque[_Kept] = deque()
 
@@ -295,6 +296,10 @@ class MultiAgentReplay(MultiAgentStorage):
                                     rollout.num_valid()))
             super().insert_data_slice([rollout], [source])
             self._evict()
+
+    def insert_from(self, rollouts: Sequence[Any], sources: Sequence[Hashable]) -> None:
+        """See `insert_data_slice`."""
+        self.insert_data_slice(list(rollouts), sources)
 
     def _evict(self) -> None:
         """Count env steps of which no policy holds anything any more."""
@@ -342,13 +347,23 @@ class MultiAgentReplay(MultiAgentStorage):
         places = ids % len(self.storages)
         for place, storage in enumerate(self.storages.values()):
             own = errors[places == place]
-            if len(own) and np.isfinite(own).all() and hasattr(storage, "update_priorities"):
+            if len(own) and np.isfinite(own).all() and storage.has_priorities:
                 storage.update_priorities(ids[places == place] // len(self.storages), own)
 
     def reset(self) -> None:
         """Forget all transitions."""
         super().reset()
         self._evict()
+
+    @property
+    def num_items(self) -> int:
+        """Transitions of all policies that can be drawn."""
+        return sum(storage.num_items for storage in self.storages.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept for learning."""
+        return sum(storage.num_bytes for storage in self.storages.values())
 
     @property
     def mass(self) -> float:

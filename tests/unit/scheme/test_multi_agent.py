@@ -301,7 +301,7 @@ def test_shards_hold_and_draw_by_policy(make_multi, check_ledger, num_shards, nu
 
 
 def test_priorities_find_their_policy_in_a_shard(make_multi):
-    scheme = make_multi(dqn(), preset=Scheme.apex, runtime="threads", learning_starts=24)
+    scheme = make_multi(dqn(), preset=Scheme.apex, learning_starts=24, min_replay_ratio=4.0)
     make_updates(scheme, 30)
     worker = scheme.update_worker.local_worker
     (shard,) = (handle.native.worker for handle in worker.replay_workers.remote_workers())
