@@ -124,7 +124,7 @@ class Greedy(OnPolicyActor):
     {"recurrent_net": "gru"}, {"shared_policy_value_network": True}, {"activation": "silu"}, {"actor": Greedy},
     {"algo": {"mixed_precision": True}}, {"action": gym.spaces.MultiBinary(2)},
     {"space": gym.spaces.Discrete(5)}, {"feature_extractor": lambda space: Own()},
-], ids=str)
+], ids=lambda options: next(iter(options)))
 def test_leaves_alone_what_it_cannot_compute(options):
     assert make(**options)._small_policy is None
 
