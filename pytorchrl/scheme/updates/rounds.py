@@ -8,13 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, WorkerLostError
 from pytorchrl.runtime import Future, Handle, Journal, Runtime
-from pytorchrl.scheme import codecs
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason
@@ -22,6 +17,7 @@ from pytorchrl.scheme.messages import Gradients, Moments, Weights
 from pytorchrl.scheme.record import checksum_of
 from pytorchrl.scheme.supervisor import ENDS_OF_POLLS, Requests, Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
+from pytorchrl.scheme.updates.means import mean_gradients, mean_info
 
 # Ranks start from weights and meet within this time.
 _JOIN_TIMEOUT_S = 60.0
@@ -43,46 +39,6 @@ class Round(Protocol):
 
     def drain(self, timeout_s: float) -> None:
         """Nothing is in flight or queued anywhere after it; the next step goes on."""
-
-
-def decode(gradients: Gradients) -> list[Tensor | None]:
-    """Its vectors as tensors of our own: what came through shared memory is copied."""
-    return [
-        part if part is None or isinstance(part, Tensor)
-        else torch.from_numpy(codecs.decompress(part) if isinstance(part, codecs.Compressed) else np.array(part))
-        for part in gradients.vectors]
-
-
-def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:
-    """Mean of each vector, weighted by the samples behind it, summed in the order given; None of a policy that nobody has.
-
-    Each may have a factor of its own: then it is the sum of n_i s_i g_i over the sum of n_i.
-    """
-    decoded = [decode(part) for part in parts]
-    weights = [part.weights(len(vectors)) for part, vectors in zip(parts, decoded, strict=True)]
-    factors = factors or [1.0] * len(parts)
-    return [_mean([row[index] for row in decoded], [row[index] for row in weights], factors) for index in range(len(decoded[0]))]
-
-
-def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Sequence[float]) -> Tensor | None:
-    total = sum(weight for vector, weight in zip(vectors, weights, strict=True) if vector is not None)
-    mean: Tensor | None = None
-    for vector, weight, factor in zip(vectors, weights, factors, strict=True):
-        if vector is not None and weight:
-            share = weight * factor / total
-            scaled = vector if share == 1.0 else vector * share
-            mean = scaled if mean is None else mean.add_(scaled)
-    return mean
-
-
-def mean_info(parts: Sequence[Gradients]) -> dict[str, float]:
-    """Mean of the algorithm's statistics, weighted by samples; of a policy that is not in all of them, over those it is in."""
-    means = {}
-    for name in dict.fromkeys(name for part in parts for name in part.info):
-        having = [part for part in parts if name in part.info]
-        total = sum(part.weight_of(name) for part in having)
-        means[name] = sum(part.info[name] * part.weight_of(name) for part in having) / total
-    return means
 
 
 def take_empty(accounts: Accounts, parts: Sequence[Gradients]) -> list[Gradients]:
