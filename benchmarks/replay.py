@@ -69,13 +69,10 @@ PHASE_S = 0.1
 """A run with a record keeps it in one half of such phases; what the machine does meanwhile concerns both halves alike."""
 
 
-_writing = threading.local()  # a write that has begun is finished
-
-
 def is_recording_now() -> bool:
     """The same in all processes: of two phases one keeps the record, and which comes first is drawn."""
     pair, second = divmod(int(time.monotonic() / PHASE_S), 2)
-    return getattr(_writing, "has_begun", False) or second == random.Random(pair).randrange(2)
+    return second == random.Random(pair).randrange(2)
 
 
 def switch_records() -> None:
@@ -83,9 +80,15 @@ def switch_records() -> None:
     from pytorchrl.runtime import journal
     from pytorchrl.scheme.updates.u_worker import UWorker
 
+    writing = threading.local()  # a write that has begun is finished
+
     def switched(name: str) -> Any:
         recording, resting = getattr(journal.Recording, name), getattr(journal.Journal, name)
-        return lambda self, *args: (recording if is_recording_now() else resting)(self, *args)  # noqa: PLW0108 - as it is called
+
+        def call(self: Any, *args: Any) -> Any:
+            is_on = getattr(writing, "has_begun", False) or is_recording_now()
+            return (recording if is_on else resting)(self, *args)
+        return call
 
     for name in ("reading", "writing", "note", "take"):
         setattr(journal.Recording, name, switched(name))
@@ -94,9 +97,9 @@ def switch_records() -> None:
 
     def write_switched(self: UWorker, failure: BaseException | None = None) -> None:
         if failure is not None or is_recording_now():
-            _writing.has_begun = True
+            writing.has_begun = True
             write(self, failure)
-            _writing.has_begun = False
+            writing.has_begun = False
 
     UWorker._write_record = write_switched  # type: ignore[method-assign]
 

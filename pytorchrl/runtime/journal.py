@@ -84,28 +84,24 @@ class Recording(Journal):
         super().__init__()
         self._events: list[Event] = []
         self._turns: list[int] = []
-        self._reads = self._depth = 0
+        self.reads = self.depth = 0
         self._released = False
+        self._read, self._write = _Read(self), _Write(self)
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[Any]:
         """Count it."""
-        with self.lock:
-            self._reads += 1
-            yield
+        return self._read
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
+    def writing(self) -> AbstractContextManager[Any]:
         """Note the reads before it; a write within a write is part of that."""
-        with self.lock:
-            if not self._depth and not self._released:
-                self._turns.append(self._reads)
-                self._reads = 0
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
+        return self._write
+
+    def begin_write(self) -> None:
+        """Of the outermost write, note the reads since the last."""
+        if not self.depth and not self._released:
+            self._turns.append(self.reads)
+            self.reads = 0
+        self.depth += 1
 
     def note(self, *event: Any) -> None:
         """Keep it, unless the worker is about to stop: what comes then is cut short and used by nobody."""
@@ -119,6 +115,35 @@ class Recording(Journal):
     def release(self) -> None:
         """Note nothing more."""
         self._released = True
+
+
+class _Read:
+    """The collecting thread's turn. There are some in every update: an object costs a fraction of a generator."""
+
+    def __init__(self, journal: Recording) -> None:
+        self._journal, self._lock = journal, journal.lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._journal.reads += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class _Write:
+    """The learning thread's turn."""
+
+    def __init__(self, journal: Recording) -> None:
+        self._journal, self._lock = journal, journal.lock
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._journal.begin_write()
+
+    def __exit__(self, *_: object) -> None:
+        self._journal.depth -= 1
+        self._lock.release()
 
 
 def _take_all(items: list[Any]) -> list[Any]:
