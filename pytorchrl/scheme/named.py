@@ -67,6 +67,9 @@ def _shown(value: Any) -> str:
 _LAGGING = ("corrected", "any")
 _NO_REMOTE_WORKER = "asynchronous gradients need a remote worker, and num_grad_workers=1 means none"
 
+_WITH_SHARDS = {"num_col_workers": 2, "num_replay_workers": 1, "queue_timeout_s": 300.0, "col_in_flight": 2, "add_in_flight": 2,
+                "prefetch": 4, "max_weight_sync_delay": 400}
+
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
     Preset(
         name="a3c",
@@ -89,13 +92,11 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
         learner=True, off_policyness=_LAGGING) for name in ("impala", "appo")),
     Preset(
         name="apex", fixed={"col_communication": ASYNC},
-        defaults={"num_col_workers": 2, "num_replay_workers": 1, "queue_timeout_s": 300.0, "col_in_flight": 2, "add_in_flight": 2,
-                  "prefetch": 4, "routing": "round_robin", "max_weight_sync_delay": 400},
+        defaults={**_WITH_SHARDS, "routing": "round_robin"},
         learner=True, least={"num_replay_workers": (1, "replay is in shards")}, off_policyness=("any",)),
     Preset(
         name="r2d2", fixed={"col_communication": ASYNC, "routing": "by_stream"},
-        defaults={"num_col_workers": 2, "num_replay_workers": 1, "queue_timeout_s": 300.0, "col_in_flight": 2, "add_in_flight": 2,
-                  "prefetch": 4, "queue_size": 4, "max_weight_sync_delay": 400},
+        defaults={**_WITH_SHARDS, "queue_size": 4},
         learner=True, least={"num_replay_workers": (1, "replay is in shards")}, off_policyness=("any",)),
     Preset(
         name="rapid", fixed={"col_communication": ASYNC, "grad_communication": SYNC},
