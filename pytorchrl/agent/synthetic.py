@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.algorithms.base import Algorithm, copy_tensors
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, RolloutData, Step
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.options import Factory, build_options, option
@@ -118,9 +118,9 @@ class SyntheticAlgorithm(Algorithm):
         """The number of updates."""
         return {"count": self.count.clone()}
 
-    def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
         """Take over a number of updates."""
-        self.count.copy_(state["count"])
+        copy_tensors({"count": self.count}, state, "acting state")
 
     def learning_state(self) -> dict[str, Tensor]:
         """Nothing else."""

@@ -71,7 +71,7 @@ class Evaluator(Worker):
 
         Taking the first episodes to finish would favour short ones, so environment e plays a number fixed in advance.
         """
-        self._algo.load_acting_state({key: torch.as_tensor(np.array(value)) for key, value in weights.state.items()})
+        self._algo.load_acting_state(weights.state)
         self._rounds += 1
         envs = self._factory(
             index_grad_worker=0, index_col_worker=0, mode="test", num_threads=self._threads,

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pytorchrl.agent.actors import OnPolicyActor
+from pytorchrl.agent.algorithms.base import copy_tensors
 from pytorchrl.agent.algorithms.on_policy import Recorded
 from pytorchrl.agent.algorithms.ppo import PPO
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
@@ -130,14 +132,15 @@ class APPO(VTraceAlgorithm, PPO):
         weight = {"kl_coef": torch.tensor(self.kl_coef, dtype=torch.float64)} if self.options.kl_coef else {}
         return {**weight, **{f"slow.{name}": tensor.detach().cpu().clone() for name, tensor in slow.items()}}
 
-    def load_learning_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
         """See `Algorithm`."""
         if self.learning_state().keys() != state.keys():
             raise WeightsError("the state is of an algorithm with another target_network or kl_coef; give both the same")
         if self.options.kl_coef:
             self.kl_coef = float(state["kl_coef"])
         if self._slow is not None:
-            self._slow.load_state_dict({name.removeprefix("slow."): tensor for name, tensor in state.items() if name != "kl_coef"})
+            slow = {f"slow.{name}": tensor for name, tensor in self._slow.state_dict().items()}
+            copy_tensors(slow, {name: state[name] for name in slow}, "gradient state")
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`; with the number of updates, by which the slow policy is copied."""

@@ -209,8 +209,8 @@ class Algorithm(Updatable, ABC):
         """Copies of what acting needs, on the CPU."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self._acting_tensors()}
 
-    def load_acting_state(self, state: Mapping[str, Tensor]) -> None:
-        """Copy an `acting_state()` over the actor; no optimiser, schedule or generator moves.
+    def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
+        """Copy an `acting_state()`, or arrays of it, over the actor; no optimiser, schedule or generator moves.
 
         Raises:
             WeightsError: Names or shapes do not fit; nothing was changed.
@@ -221,7 +221,7 @@ class Algorithm(Updatable, ABC):
         """Copies of what computing gradients needs beyond the acting state, on the CPU: target networks and the like."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self._learning_tensors()}
 
-    def load_learning_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
         """Copy a `learning_state()`; raises `WeightsError` where it does not fit."""
         copy_tensors(dict(self._learning_tensors()), state, "gradient state")
 
@@ -265,12 +265,13 @@ class Algorithm(Updatable, ABC):
         yield from self.actor.state_buffers().items()
 
 
-def copy_tensors(mine: Mapping[str, Tensor], state: Mapping[str, Tensor], what: str) -> None:
+def copy_tensors(mine: Mapping[str, Tensor], state: Mapping[str, Tensor | np.ndarray], what: str) -> None:
     """Copy a part of a state over live tensors.
 
     Args:
         mine: Name -> live tensor.
-        state: Name -> tensor of the same shape.
+        state: Name -> tensor, or array, of the same shape. An array may lie in memory that others read: it is copied once
+            and never aliased.
         what: What the part is called.
 
     Raises:
@@ -285,4 +286,8 @@ def copy_tensors(mine: Mapping[str, Tensor], state: Mapping[str, Tensor], what: 
                 f"{tuple(tensor.shape)}; both sides must build the same actor")
     with torch.no_grad():
         for name, tensor in mine.items():
-            tensor.copy_(state[name])
+            value = state[name]
+            if isinstance(value, np.ndarray) and tensor.device.type == "cpu":
+                np.copyto(tensor.detach().numpy(), value)  # torch does not look at arrays that cannot be written
+            else:
+                tensor.copy_(torch.as_tensor(np.array(value)) if isinstance(value, np.ndarray) else value)

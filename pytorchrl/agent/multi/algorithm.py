@@ -262,7 +262,7 @@ class MultiAgentAlgorithm(Algorithm):
         """See `Algorithm`."""
         return joined({policy: algo.learning_state() for policy, algo in self.algorithms.items()})
 
-    def load_learning_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
         """See `Algorithm`."""
         for policy, algo in self.algorithms.items():
             algo.load_learning_state(own_names(state, policy))

@@ -122,10 +122,10 @@ class CWorker(Worker):
         """
         with self.journal.writing():
             state = weights.state if isinstance(weights, Weights) else weights
-            self.algo.load_acting_state(_as_tensors(state))
+            self.algo.load_acting_state(state)
             if isinstance(weights, Weights):
                 if weights.learning:
-                    self.algo.load_learning_state(_as_tensors(weights.learning))
+                    self.algo.load_learning_state(weights.learning)
                 self.algo.parameters = dict(weights.parameters)
                 self.version = weights.version
             self._snapshot = None
@@ -237,8 +237,3 @@ class CWorker(Worker):
             if not self._reset_pending and self.storage.num_steps:
                 self.collected_steps += self.storage.get_all_buffer_data(copy=False).num_valid()
         return self.collected_steps, self.collected_steps - self._delivered_steps
-
-
-def _as_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Arrays are copied: what came through shared memory must not be aliased."""
-    return {name: value if isinstance(value, torch.Tensor) else torch.as_tensor(np.array(value)) for name, value in state.items()}

@@ -260,6 +260,17 @@ def test_acting_state_is_a_copy_with_the_normalisers(build, collect, made_up_ste
     assert all(torch.equal(value, moved[name]) for name, value in other.algorithm.acting_state().items())
 
 
+def test_arrays_in_shared_memory_are_taken_as_they_are_and_never_written_again(build):
+    sender, receiver = build(PPO, seed=5, actor={"normalize_obs": True}), build(PPO, actor={"normalize_obs": True})
+    arrays = {name: value.numpy() for name, value in sender.algorithm.acting_state().items()}
+    for array in arrays.values():
+        array.flags.writeable = False  # as Ray hands them out; torch would warn, and alias them
+    receiver.algorithm.load_acting_state(arrays)
+    assert torch.equal(receiver.params, sender.params)
+    receiver.params.add_(1.0)
+    assert all(torch.equal(torch.tensor(array), sender.algorithm.acting_state()[name]) for name, array in arrays.items())
+
+
 def test_acting_state_that_does_not_fit_raises_and_changes_nothing(build):
     parts, other = build(PPO), build(PPO, actor={"hidden_sizes": (9,)})
     before = parts.params.clone()
