@@ -55,6 +55,8 @@ class Algorithm(Updatable, ABC):
     advantage_normalization: str = "none"
     loss_reduction: ClassVar[str] = "mean"
     """What the loss is over the valid samples of a batch, "mean" or "sum": how gradients of its parts become its own."""
+    learns_sequences: ClassVar[bool] = False
+    """Whether it learns from sequences of steps with the memory before them, as some storages draw them."""
 
     @classmethod
     def create_factory(cls, **options: Any) -> Factory[Self]:

@@ -71,8 +71,6 @@ class ReplayAlgorithm(Algorithm):
                 raise ConfigError("polyak=1.0 would never move the target networks; give a share below 1, such as 0.995")
 
     off_policyness: ClassVar[str] = "any"
-    learns_sequences: ClassVar[bool] = False
-    """Whether it learns from sequences of steps with the memory before them; else from single transitions."""
     actor_class: ClassVar[type[ReplayActor]]
     """What `actor` has to be."""
     target_groups: ClassVar[tuple[str, ...]]

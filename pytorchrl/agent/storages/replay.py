@@ -59,7 +59,7 @@ class ReplayBuffer(Storage):
     @classmethod
     def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
         """See `Storage`: algorithms learn from transitions or from sequences."""
-        if getattr(algorithm, "learns_sequences", False) is not cls.draws_sequences:
+        if algorithm.learns_sequences is not cls.draws_sequences:
             drawn, fitting = ("sequences", "PERBuffer") if cls.draws_sequences else ("single transitions", "SequenceBuffer")
             raise ConfigError(f"{cls.__name__} draws {drawn}, which {algorithm.__name__} does not learn from; use {fitting}")
 
