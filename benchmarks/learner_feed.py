@@ -3,7 +3,8 @@
     python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures]
 
 IMPALA with items of 512 steps, from pictures (84 x 84 x 4 uint8, Nature CNN), each used once, and from vectors
-(CartPole-v1, MLP of 64-64), each used four times: its learner is faster than any two collectors of this environment.
+(CartPole-v1, MLP of 64-64), each used four times: its learner is faster than any two collectors of this environment. There
+64 environments of one worker are stepped at once, so that collecting takes little of the processor that the learner needs.
 Through the queue: collection workers on Ray fill it, the learner's thread empties it. By itself: the last item stays, no
 collector is there, and the same thread of this process makes V-trace's targets, the gradient and the update in a loop. The
 two take turns; each ratio is one pair. Where the queue is empty, it is collection that the learner waits for.
@@ -25,7 +26,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-ITEM, ENVS, STEPS = 512, 8, 32
+ITEM = 512
 
 
 class Pictures(gym.Env[np.ndarray, np.int64]):
@@ -50,14 +51,14 @@ class Pictures(gym.Env[np.ndarray, np.int64]):
         return self._pictures[self._t % 7], float(action == self._t % 6), self._t >= 500, False, {}
 
 
-def through_queue(env: Any, num_passes: int, num_collectors: int, seconds: float) -> tuple[dict[str, Any], Any]:
+def through_queue(env: Any, num_envs: int, num_passes: int, num_collectors: int, seconds: float) -> tuple[dict[str, Any], Any]:
     """Updates a second of the learner's thread after a warm-up, how it was fed; and its gradient worker, stopped."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
-    envs = VecEnv.create_factory(env, vec_env_size=ENVS)
+    envs = VecEnv.create_factory(env, vec_env_size=num_envs)
     scheme = Scheme.impala(
         IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
-        VTraceBuffer.create_factory(size=STEPS), envs, seed=1, num_col_workers=num_collectors, train_batch_size=ITEM,
+        VTraceBuffer.create_factory(size=ITEM // 2 // num_envs), envs, seed=1, num_col_workers=num_collectors, train_batch_size=ITEM,
         num_passes=num_passes, col_worker_resources={"num_cpus": 0}, runtime="ray")
     scheme.step()
     end = time.perf_counter() + seconds / 4
@@ -107,12 +108,12 @@ def main() -> None:
     torch.set_num_threads(1)
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
     result: dict[str, Any] = {"task": "learner_feed", "cores": os.cpu_count(), "unit": "updates per second"}
-    for name, env, num_passes in (("pictures", Pictures, 1), ("vectors", "CartPole-v1", 4)):
+    for name, env, num_envs, num_passes in (("pictures", Pictures, 8, 1), ("vectors", "CartPole-v1", 64, 4)):
         if options.only not in (None, name):
             continue
         pairs = []
         for _ in range(options.pairs):
-            fed, worker = through_queue(env, num_passes, options.collectors, options.seconds)
+            fed, worker = through_queue(env, num_envs, num_passes, options.collectors, options.seconds)
             by_itself = alone(worker, options.seconds)
             pairs.append({**fed, "alone_updates_per_s": by_itself, "ratio": fed["updates_per_s"] / by_itself})
             print(name, pairs[-1], file=sys.stderr, flush=True)

@@ -89,7 +89,8 @@ class Checks:
         for name in ("col_communication", "grad_communication"):
             self._parse(name, Communication)
         self._check_replay_level()
-        for name, check in (("seed", check_seed), ("keep_bad_batches", partial(check_directory, "keep_bad_batches"))):
+        for name, check in (("seed", check_seed), ("col_num_threads", partial(check_count, "col_num_threads")),
+                            ("keep_bad_batches", partial(check_directory, "keep_bad_batches"))):
             if options[name] is not None:
                 self._parse(name, check)
         self._parse("on_worker_failure", check_policy)
@@ -329,6 +330,9 @@ class Checks:
              "faults kill a worker, but there is no remote one; a thread cannot be killed"),
             (options["runtime"] == "threads" and _kills(options["faults"]),
              "faults kill a worker, but a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
+            (options["col_num_threads"] is not None and not (parallel_col and options["runtime"] == "ray"),
+             f"col_num_threads={options['col_num_threads']} is for collection workers with processes of their own; give "
+             "num_col_workers >= 2 on Ray"),
             (options["ramp"] is not None and options["buffer"] == "circular",
              f"ramp={options['ramp']} is for buffer='ring'; buffer='circular' would ignore it"),
             (options["on_policy_lag"] == "wait" and options["max_policy_lag"] is None,

@@ -114,6 +114,7 @@ class Scheme(NamedSchemes):
         grad_worker_resources: Ray resources of each remote gradient worker; the default shrinks to what there is.
         device: Device of the learner, "cpu" or "cuda:N"; None is the CPU.
         num_threads: Torch threads of every worker, the learner included.
+        col_num_threads: Those of each collection worker with a process of its own; None: `num_threads`.
         seed: Seed of everything; None draws one.
         runtime: "ray", "threads" (all workers in this process) or "simulated" (so, one at a time, on a virtual clock, the
             same run for the same seeds); None: ray where there are remote workers.
@@ -162,7 +163,8 @@ class Scheme(NamedSchemes):
                  updates_per_step: int = 1, aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
                  col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
-                 num_threads: int = 1, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
+                 num_threads: int = 1, col_num_threads: int | None = None, seed: int | None = None,
+                 runtime: str | None = None, schedule_seed: int = 0,
                  costs: Mapping[str, Any] | None = None, faults: str | None = None, on_worker_failure: str = "restart",
                  worker_timeout_s: float = 60.0,
                  address: str | None = None, keep_bad_batches: str | os.PathLike[str] | None = None,
@@ -275,7 +277,8 @@ class Scheme(NamedSchemes):
         col_factory = CWorkerSet.create_factory(
             num_col, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory,
             worker_resources=col_resources, compress_data_to_send=options["compress_data_to_send"], seed=self.seed,
-            num_threads=options["num_threads"], num_parents=max(1, grad_remote), initial_priority=options["initial_priority"])
+            num_threads=options["col_num_threads"] or options["num_threads"], num_parents=max(1, grad_remote),
+            initial_priority=options["initial_priority"])
         replay_level: dict[str, Any] = {}
         if num_shards is not None:
             replay_level["replay_workers_factory"] = RWorkerSet.create_factory(

@@ -125,3 +125,31 @@ def test_a_worker_that_cannot_be_built_says_why(run_python):
     result = run_python("-c", NOT_IMPORTABLE, timeout=160)
     assert "CWorker 1 is lost" in result.stdout, result.stderr
     assert "its start failed: ModuleNotFoundError: No module named 'only_here'" in result.stdout
+
+
+THREADS = """
+import gymnasium, torch
+from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+
+class Threads(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.low, {}
+
+    def step(self, action):
+        return self.observation_space.low, float(torch.get_num_threads()), True, False, {}
+
+envs = VecEnv.create_factory(Threads, vec_env_size=2)
+scheme = Scheme(
+    PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
+    GAEBuffer.create_factory(4), envs, seed=1, num_col_workers=2, num_threads=2, col_num_threads=3)
+scheme.step()
+print(sorted({episode.env_return for episode in scheme.episodes()}), torch.get_num_threads())
+scheme.stop()
+"""
+
+
+def test_threads_of_collection_workers(run_python):
+    result = run_python("-c", THREADS, timeout=160)
+    assert result.stdout.strip().splitlines()[-1:] == ["[3.0] 2"], result.stderr

@@ -72,6 +72,9 @@ ROWS = [
     ({"grad_worker_resources": {"memory": -1}}, ConfigError, "grad_worker_resources.*memory.*got -1"),
     ({"grad_worker_resources": {"num_cpus": NAN}}, ConfigError, "grad_worker_resources.*num_cpus.*got nan"),
     ({"grad_worker_resources": {"num_cpus": "1"}}, ConfigError, "grad_worker_resources.*num_cpus.*got '1'"),
+    *(({"col_num_threads": 2, **where}, ConfigError, "col_num_threads=2 is for collection workers with processes of their own")
+      for where in ({}, {"num_col_workers": 2, "runtime": "threads"}, {"num_grad_workers": 2})),
+    ({"num_col_workers": 2, "col_num_threads": 0}, ConfigError, "col_num_threads.*got 0"),
     # Contradictions: both keys are named
     ({"num_grad_workers": 2, "distribute_gradients": True, "grad_communication": "asynchronous"}, ConfigError,
      "distribute_gradients.*grad_communication='asynchronous'"),

@@ -62,6 +62,7 @@ ELSEWHERE = {
     "replay_slots": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",
     "device": "unit/scheme/test_options.py::test_device_reaches_actor_and_algorithm",
     "num_threads": "unit/scheme/test_options.py::test_num_threads",
+    "col_num_threads": "integration/test_ray_start.py::test_threads_of_collection_workers",
     "seed": "unit/scheme/test_options.py::test_seed",
     "runtime": "unit/scheme/test_options.py::test_runtime_is_where_workers_run",
     "address": "integration/test_ray_start.py::test_a_cluster_that_is_not_there",
