@@ -100,10 +100,13 @@ class GlooCollective:
             self._left.set()
             # As long as anybody refers to a group its connections stay, and others go on waiting for this rank. Letting go of
             # one at work takes until its work ends, which it does once the others have let go, or are gone.
-            let_go = [work, self._group]
+            is_at_work, let_go = work is not None, [work, self._group]
             del work
             self._group = None
-            threading.Thread(target=let_go.clear, name="LeavingThread", daemon=True).start()
+            if is_at_work:
+                threading.Thread(target=let_go.clear, name="LeavingThread", daemon=True).start()
+            else:
+                let_go.clear()
         raise RankLostError(f"an exchange among {self.size} gradient workers broke off: {problem}")
 
     def _wait(self, work: Any) -> bool:

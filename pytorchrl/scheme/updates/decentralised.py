@@ -256,3 +256,5 @@ class DecentralisedRound(RemoteRound):
             self._local.set_weights(replace(outcome.unwrap(), parameters=dict(self._local.algo.parameters)))
             self._pulled = True
             return
+        if not self._pulled:
+            raise NoWorkersLeft("no gradient worker is left that has the newest parameters")
