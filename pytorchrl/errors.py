@@ -14,6 +14,7 @@
     │ ├ EnvError                        an environment raised or broke its contract
     │ ├ CollectionError                 workers gave no rollout in time
     │ ├ LearnerStarvedError (TimeoutError)  asynchronous collection gave a learner nothing in time
+    │ ├ RanksDifferError                gradient workers that apply the same updates have other parameters
     │ └ WorkerLostError                 a worker died or does not answer
     ├ NonFiniteError                    NaN or infinity
     │ ├ NonFiniteDataError              in what an environment returned
@@ -91,6 +92,14 @@ class WorkerLostError(WorkerError):
 
 class WorkerDiedError(WorkerLostError):
     """Its process or thread is gone. Only runtimes say so; whoever passes it on says `WorkerLostError`."""
+
+
+class RankLostError(WorkerLostError):
+    """An exchange among gradient workers broke off: one of them is gone, or they were told to leave. The others say so."""
+
+
+class RanksDifferError(WorkerError):
+    """Gradient workers that average among themselves, and apply the same updates, do not have the same parameters."""
 
 
 class CrashLoopError(WorkerLostError):

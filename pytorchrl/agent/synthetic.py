@@ -126,6 +126,14 @@ class SyntheticAlgorithm(Algorithm):
         """Nothing else."""
         return {}
 
+    def state_dict(self) -> dict[str, Any]:
+        """The number of updates."""
+        return self.acting_state()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a number of updates."""
+        self.load_acting_state(state)
+
     def acting_step(self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False,
                     mask: np.ndarray | None = None) -> ActingStep:
         """Nothing to decide."""

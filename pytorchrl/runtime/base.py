@@ -180,9 +180,9 @@ class Runtime(ABC):
         """An event between threads of this process."""
         return threading.Event()
 
-    def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float) -> Collective:
+    def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float, generation: int = 1) -> Collective:
         """Become one of `size` workers that exchange tensors among themselves; see `GlooCollective`."""
-        return GlooCollective(address, port, rank, size, timeout_s, in_order=self.is_recording)
+        return GlooCollective(address, port, rank, size, timeout_s, self.is_recording, generation)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
         """What a worker has to call where its work has come to a named point.

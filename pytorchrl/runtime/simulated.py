@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
+from pytorchrl.errors import ConfigError, RankLostError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import BoundedQueue, Future, Handle, Outcome, Runtime, T, W
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.costs import DEFAULT_COSTS, Costs
@@ -112,17 +112,20 @@ class SimulatedCollective:
     def __init__(self, schedule: Schedule, meeting: _Meeting, rank: int, size: int, timeout_s: float) -> None:
         self.size = size
         self._schedule, self._meeting, self._rank, self._timeout_s = schedule, meeting, rank, timeout_s
-        self._num_calls = 0
+        self._num_calls, self._left = 0, False
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in rank order; raises `WorkerLostError` after the timeout."""
+        """Every rank's tensor, in rank order; raises `RankLostError` after the timeout."""
         meeting, self._num_calls = self._meeting, self._num_calls + 1
         parts = meeting.brought.setdefault(self._num_calls, {})
-        parts[self._rank] = tensor.clone()
-        self._schedule.notify(meeting.changed)
-        if not self._schedule.wait_until(lambda: len(parts) == self.size, [meeting.changed], self._timeout_s, "all ranks"):
+        if not self._left:
+            parts[self._rank] = tensor.clone()
+            self._schedule.notify(meeting.changed)
+        found = self._schedule.wait_until(lambda: self._left or len(parts) == self.size, [meeting.changed], self._timeout_s, "all ranks")
+        if self._left or not found:  # also where all have come meanwhile: some go on and some do not, as may be in earnest
             missing = sorted(set(range(self.size)) - parts.keys())
-            raise WorkerLostError(f"ranks {missing} did not answer within {self._timeout_s:.1f} s")
+            what = "it has left" if self._left else f"ranks {missing} did not answer within {self._timeout_s:.1f} s"
+            raise RankLostError(f"an exchange among {self.size} gradient workers broke off: {what}")
         meeting.brought.pop(self._num_calls - 1, None)  # every rank has made the next call, so all have left that one
         return [parts[rank].clone() for rank in range(self.size)]
 
@@ -131,7 +134,9 @@ class SimulatedCollective:
         return torch.stack(self.gather(tensor)).sum(0)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """See `Collective`."""
+        self._left = True
+        self._schedule.notify(self._meeting.changed)
 
 
 class _Meeting:
@@ -165,7 +170,7 @@ class SimulatedRuntime(Runtime):
         self._costs = Costs(costs if replay is None else dict.fromkeys(DEFAULT_COSTS, 0.0), seed)
         self._actors: list[_Actor] = []
         self._threads: dict[threading.Thread, Task] = {}
-        self._meetings: dict[int, _Meeting] = {}
+        self._meetings: dict[tuple[int, int], _Meeting] = {}  # by port and generation
         self._closed = False
 
     # Time, threads and what they share
@@ -196,9 +201,10 @@ class SimulatedRuntime(Runtime):
         task = self._threads.get(thread)
         return True if task is None else self.schedule.join(task, timeout_s)
 
-    def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float) -> Collective:
+    def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float, generation: int = 1) -> Collective:
         """Ranks that meet at the same port exchange tensors within this process."""
-        return SimulatedCollective(self.schedule, self._meetings.setdefault(port, _Meeting()), rank, size, timeout_s)
+        meeting = self._meetings.setdefault((port, generation), _Meeting())
+        return SimulatedCollective(self.schedule, meeting, rank, size, timeout_s)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
         """At each point time has passed for what the worker did."""

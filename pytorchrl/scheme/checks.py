@@ -129,8 +129,9 @@ class Checks:
 
     def _check_gradient_lag(self) -> None:
         options = self._options
-        if options["max_grad_lag"] is not None:
-            self._parse("max_grad_lag", partial(check_count, "max_grad_lag", low=0))
+        for name, low in (("max_grad_lag", 0), ("check_ranks_every", 1)):
+            if options[name] is not None:
+                self._parse(name, partial(check_count, name, low=low))
         self._parse("lag_policy", lambda policy: LagRule(options["max_grad_lag"], policy) and policy)
 
     def _check_timeout(self) -> None:
@@ -350,6 +351,8 @@ class Checks:
             (distribute and not parallel_grad, "distribute_gradients=True needs num_grad_workers >= 2"),
             (distribute and async_grad,
              "distribute_gradients=True contradicts grad_communication='asynchronous': ranks average together"),
+            (not distribute and bool(self._changed(["check_ranks_every"])),
+             f"check_ranks_every={options['check_ranks_every']} is for distribute_gradients=True; others have one place that applies"),
             (distribute and compress_grads,
              "compress_grads_to_send=True contradicts distribute_gradients=True: no gradient is sent"),
             (compress_grads and not parallel_grad,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,11 +29,26 @@ class Weights:
     learning: dict[str, np.ndarray] = field(default_factory=dict)
     """For gradient workers, what they need beyond the acting state: target networks and the like."""
 
+    @property
+    def checksum(self) -> int:
+        """Of all numbers of both states, bit for bit."""
+        arrays = {**{f"learning {name}": array for name, array in self.learning.items()}, **self.state}
+        return functools.reduce(lambda checksum, name: zlib.crc32(arrays[name].tobytes(), checksum), sorted(arrays), 0)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the states that cross."""
         return sum(array.nbytes for part in (self.state, self.learning) for array in part.values())
+
+
+@dataclass(frozen=True, slots=True)
+class WholeState:
+    """What workers go on from that apply the same updates each: parameters, normalisers, targets, optimisers, counters."""
+
+    version: int
+    """Number of updates applied so far."""
+    algorithm: dict[str, Any]
+    """The algorithm's `state_dict()`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,9 @@ class Gradients:
     """Items in its queue whenever one was taken for use since the last message."""
     samples: dict[str, int] = field(default_factory=dict)
     """Of several policies: policy -> valid samples behind its vector, in the order of `vectors`: its weight in a mean."""
+
+    checksum: int | None = None
+    """Of its parameters after the update, where it applied that itself and was asked for it."""
 
     @property
     def is_empty(self) -> bool:

@@ -76,6 +76,7 @@ class Scheme(NamedSchemes):
         grad_communication: "synchronous": one update from all gradients; "asynchronous": each as it comes.
         compress_grads_to_send: Send gradients compressed, without loss (needs lz4).
         distribute_gradients: Gradient workers average gradients among themselves (gloo) and each applies the update.
+        check_ranks_every: Updates after which such gradient workers compare their parameters, which must be equal; None: never.
         col_in_flight: Requests that each asynchronous collection worker always has.
         queue_size: Items (rollouts, or train batches) that may wait for an asynchronous learner; with num_replay_workers,
             batches asked of all shards together, or waiting.
@@ -121,8 +122,8 @@ class Scheme(NamedSchemes):
         schedule_seed: Of the simulated schedule: who goes first, and what is drawn for `costs`.
         costs: Virtual seconds by operation in the simulated runtime; see `Costs`.
         on_worker_failure: What becomes of a lost remote worker: "restart" (another takes its place, with the newest
-            weights), "ignore" (the others go on without it) or "raise". Gradient workers that average among themselves
-            cannot be replaced: losing one always raises.
+            weights), "ignore" (the others go on without it) or "raise". Gradient workers that average among themselves go on
+            from the whole state of one that is left; in a run that is recorded the loss of one raises.
         worker_timeout_s: A collection worker that gives nothing for so many seconds, or for ten times its longest
             rollout if that is more, is taken for hung and lost.
         faults: Failures to inject, such as "kill col.3 @ step 400; delay col.* 2s p=0.01"; see `FaultPlan`.
@@ -153,7 +154,8 @@ class Scheme(NamedSchemes):
                  stratified: bool | None = None, min_replay_ratio: float | None = None, max_replay_ratio: float | None = None,
                  num_grad_workers: int = 1,
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
-                 compress_grads_to_send: bool = False, distribute_gradients: bool = False, col_in_flight: int = 2,
+                 compress_grads_to_send: bool = False, distribute_gradients: bool = False,
+                 check_ranks_every: int | None = 100, col_in_flight: int = 2,
                  queue_size: int = 16, queue_policy: str = "block", queue_timeout_s: float = 300.0, on_starved: str = "raise",
                  train_batch_size: int | None = None, microbatch_size: int | None = None, prefetch: int | None = None,
                  norm_over: str = "batch", minibatch_buffer_size: int = 1, num_passes: int = 1,
@@ -304,7 +306,7 @@ class Scheme(NamedSchemes):
             target_steps=target_steps, request_timeout_s=2 * options["queue_timeout_s"],
             on_worker_failure=options["on_worker_failure"], record=record, replay=self._replay,
             col_fraction_workers=options["col_fraction_workers"] if collect_themselves else 1.0, **{
-                name: options[name] for name in ("updates_per_step", "aggregate", "max_grad_lag", "lag_policy")})
+                name: options[name] for name in ("updates_per_step", "aggregate", "max_grad_lag", "lag_policy", "check_ranks_every")})
 
     @property
     def replay_is_over(self) -> bool | None:

@@ -88,6 +88,10 @@ class Supervisor:
         else:
             self._since.pop(index, None)
 
+    def failed(self, index: int) -> None:
+        """A call of a worker has ended with an error, which is an answer too: its time does not run."""
+        self._since.pop(index, None)
+
     def lost(self, index: int, error: BaseException, goes_on: bool = False) -> None:
         """A worker is dead or hung.
 
@@ -215,6 +219,8 @@ class Requests(Generic[R]):
                 continue
             if self._journal.is_kept:
                 self._note(index, outcome)
+            if outcome.error is not None:
+                self._supervisor.failed(index)
             value = outcome.unwrap()
             self._supervisor.answered(index, self._seconds_of(value), more=index in self._open.values())
             yield index, value

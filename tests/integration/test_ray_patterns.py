@@ -189,17 +189,41 @@ def test_killed_collector_raises_where_asked(make_scheme, stop_in_balance, share
     stop_in_balance(scheme)
 
 
-@pytest.mark.parametrize("settings", [{"on_worker_failure": "raise"}, {"distribute_gradients": True}],
-                         ids=["averaged", "decentralised"])
-def test_killed_gradient_worker_raises_where_asked(make_scheme, stop_in_balance, shared_ray, settings):
-    scheme = make_scheme(num_grad_workers=2, **settings)
+@pytest.mark.parametrize("distribute", [False, True], ids=["averaged", "decentralised"])
+def test_killed_gradient_worker_raises_where_asked(make_scheme, stop_in_balance, shared_ray, distribute):
+    scheme = make_scheme(num_grad_workers=2, on_worker_failure="raise", distribute_gradients=distribute)
     scheme.step()
     shared_ray.kill(scheme.update_worker.remote_workers[1].native)
     start = time.monotonic()
-    with pytest.raises((WorkerLostError, RuntimeError)):
+    with pytest.raises(WorkerLostError):
         _step_on(scheme)
     assert time.monotonic() - start < 10
     stop_in_balance(scheme)
+
+
+@pytest.mark.parametrize("policy", ["restart", "ignore"])
+def test_ranks_go_on_after_one_is_killed(make_scheme, stop_in_balance, policy):
+    """SIGKILL while the others wait for its gradient: a new group, equal to the last bit."""
+    scheme = make_scheme(num_grad_workers=3, distribute_gradients=True, faults="kill grad.2 @ grad 10", on_worker_failure=policy,
+                         grad_worker_resources={"num_cpus": 0.5})
+    while scheme.version < 30:
+        scheme.step()
+    metrics = scheme.metrics()
+    assert metrics["regroups"] == 1
+    assert metrics["workers_restarted"] == (policy == "restart")
+    live = [handle for index, handle in enumerate(scheme.update_worker.remote_workers) if policy == "restart" or index != 1]
+    states = [handle.runtime.get(handle.submit(GWorker.whole_state), 20.0) for handle in live]
+    assert [state.version for state in states] == [30] * len(live)
+    for state in states[1:]:
+        for part in ("gradient", "optimizers"):
+            assert str(_flat(state.algorithm[part])) == str(_flat(states[0].algorithm[part]))
+    stop_in_balance(scheme)
+
+
+def _flat(state):
+    """Bytes of all tensors, by name."""
+    return {name: _flat(value) for name, value in state.items()} if isinstance(state, dict) else (
+        state.numpy().tobytes() if isinstance(state, torch.Tensor) else state)
 
 
 @pytest.mark.parametrize("settings", [

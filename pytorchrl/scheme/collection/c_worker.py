@@ -16,7 +16,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import Worker
-from pytorchrl.scheme.messages import Moments, Rollout, Weights
+from pytorchrl.scheme.messages import Moments, Rollout, Weights, WholeState
 
 
 class CWorker(Worker):
@@ -130,6 +130,17 @@ class CWorker(Worker):
                 self.version = weights.version
             self._snapshot = None
 
+    def whole_state(self) -> WholeState:
+        """All that making the next update needs, but for data."""
+        with self.journal.lock:
+            return WholeState(self.version, self.algo.state_dict())
+
+    def load_whole_state(self, state: WholeState) -> None:
+        """Continue from the state of another worker; generators stay its own."""
+        with self.journal.writing():
+            self.algo.load_state_dict(_with_generators(state.algorithm, self.algo.state_dict()))
+            self.version, self._snapshot = state.version, None
+
     def collect(self, weights: Weights | None = None) -> Rollout:
         """Collect one rollout, with `weights` if given, else with those it has.
 
@@ -237,3 +248,10 @@ class CWorker(Worker):
             if not self._reset_pending and self.storage.num_steps:
                 self.collected_steps += self.storage.get_all_buffer_data(copy=False).num_valid()
         return self.collected_steps, self.collected_steps - self._delivered_steps
+
+
+def _with_generators(state: Any, own: Any) -> Any:
+    """An algorithm's state with the generators of another one: workers that drew the same actions would see the same."""
+    if not isinstance(state, Mapping) or not isinstance(own, Mapping):
+        return state
+    return {name: own[name] if name.endswith("generator") else _with_generators(value, own.get(name)) for name, value in state.items()}

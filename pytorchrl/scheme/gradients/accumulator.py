@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pytorchrl.agent.multi.data import MultiBatch
+from pytorchrl.agent.multi.data import MultiBatch, samples_by_policy
 
 REDUCTIONS = ("mean", "sum")
 
@@ -120,6 +120,36 @@ class GradAccumulator:
     def info(self) -> dict[str, float]:
         """Means of the statistics, weighted by samples."""
         return dict(self._info)
+
+
+def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: MutableMapping[str, int],
+                  ) -> tuple[list[Tensor | None], dict[str, float]]:
+    """The gradient of a batch, made in one backward pass or in several.
+
+    Args:
+        algo: The algorithm.
+        batch: What its loss needs.
+        microbatch_size: Most env steps of a backward pass; None: no limit.
+        counters: Of `backward_passes` and `microbatch_steps`, which go on.
+    """
+    counters["microbatch_steps"] = batch.num_samples
+    if microbatch_size is None:
+        counters["backward_passes"] += 1
+        gradients, info = algo.compute_gradients(batch)
+        return gradients, info
+    accumulator = GradAccumulator(microbatch_size, algo.loss_reduction)
+    for part in accumulator.slices(algo.prepare_batch(batch), algo.device):
+        gradients, info = algo.compute_gradients(part)
+        accumulator.add(gradients, part.num_samples, info, samples_by_policy(part))
+    counters["backward_passes"] += accumulator.num_parts
+    return accumulator.result(), decided(algo, accumulator.info())
+
+
+def decided(algo: Any, info: dict[str, float]) -> dict[str, float]:
+    """Statistics of several parts: what the algorithm decides, it decides by their means."""
+    if "skip_remaining" in info:
+        info["skip_remaining"] = float(algo.skip_remaining(info))
+    return info
 
 
 def _length(batch: Any) -> int | None:

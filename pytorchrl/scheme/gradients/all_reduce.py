@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,19 +10,6 @@ import torch
 from torch import Tensor
 
 from pytorchrl.runtime import Collective
-from pytorchrl.scheme.messages import Moments
-
-
-def propose_address() -> tuple[str, int]:
-    """An address of this host and a TCP port that is free there now."""
-    with socket.socket() as probe, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-        probe.bind(("", 0))
-        try:
-            route.connect(("10.255.255.255", 1))  # sends nothing; tells which of our addresses others reach us by
-            address = route.getsockname()[0]
-        except OSError:  # no network at all: every rank is on this host
-            address = "127.0.0.1"
-        return address, probe.getsockname()[1]
 
 
 class GradientGroup:
@@ -30,19 +17,24 @@ class GradientGroup:
 
     Args:
         ranks: What connects them.
+
+    Attributes:
+        num_raised: How many ranks raised their hand with the last mean.
     """
 
     def __init__(self, ranks: Collective) -> None:
         self._ranks = ranks
+        self.num_raised = 0
 
     def mean(self, gradients: Sequence[Tensor | None], weights: Sequence[int],
-             sizes: Sequence[int] | None = None) -> list[Tensor | None]:
+             sizes: Sequence[int] | None = None, raises_hand: bool = False) -> list[Tensor | None]:
         """Mean of each gradient over all ranks, weighted by the samples behind it: sum(n * g) / sum(n).
 
         Args:
             gradients: Flat float32 vectors, not changed; None where this rank has none.
             weights: Valid samples behind each of this rank's gradients, n.
             sizes: Scalars of each; None: those of the gradients, which are all there.
+            raises_hand: Counted along, for what ranks agree upon; see `num_raised`.
 
         Returns:
             New vectors, equal on all ranks to the bit; None where no rank has one.
@@ -51,8 +43,9 @@ class GradientGroup:
         own = [0 if gradient is None else weight for gradient, weight in zip(gradients, weights, strict=True)]
         weighted = [torch.zeros(size) if gradient is None else gradient.cpu() * weight
                     for gradient, weight, size in zip(gradients, own, sizes, strict=True)]
-        total = self._ranks.sum(torch.cat([*weighted, torch.tensor(own, dtype=torch.float32)]))
-        sums, counts = torch.split(total[:-len(own)], list(sizes)), total[-len(own):].tolist()
+        total = self._ranks.sum(torch.cat([*weighted, torch.tensor([*own, int(raises_hand)], dtype=torch.float32)]))
+        sums, (*counts, raised) = torch.split(total[:-len(own) - 1], list(sizes)), total[-len(own) - 1:].tolist()
+        self.num_raised = int(raised)
         return [vector / count if count else None for vector, count in zip(sums, counts, strict=True)]
 
     def gather_all(self, moments: Any) -> list[Any]:
@@ -63,23 +56,16 @@ class GradientGroup:
         parts = self._ranks.gather(torch.tensor([float(value) for value in moments], dtype=torch.float64))
         return [tuple(part.tolist()) for part in parts]
 
-    def gather_moments(self, moments: Sequence[dict[str, Moments]]) -> tuple[dict[str, Moments], ...]:
-        """The normalisers' moments of all ranks, in rank order.
-
-        Every rank must bring equally many, with equal names and shapes, as ranks that consumed one item each do.
-        """
-        gathered: list[list[dict[str, Moments]]] = [[] for _ in range(self._ranks.size)]
-        for part in moments:
-            merged: list[dict[str, Moments]] = [{} for _ in range(self._ranks.size)]
-            for name in sorted(part):
-                columns = [self._ranks.gather(torch.as_tensor(value, dtype=torch.float64)) for value in part[name]]
-                for rank in range(self._ranks.size):
-                    merged[rank][name] = tuple(column[rank] for column in columns)  # type: ignore[assignment]
-            for rank in range(self._ranks.size):
-                gathered[rank].append(merged[rank])
-        return tuple(part for rank in gathered for part in rank)
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's value, which may be of any kind and size, in rank order."""
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = [int(size) for size in self._ranks.gather(torch.tensor([len(data)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[:len(data)] = data
+        parts = self._ranks.gather(padded)
+        return [pickle.loads(part[:size].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
 
     def close(self) -> None:
-        """Leave the group. Idempotent."""
+        """Leave the group, from any thread. Idempotent."""
         self._ranks.close()
 

@@ -15,14 +15,21 @@ from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count, check_device
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.gradients.accumulator import GradAccumulator, Used, warn_of_batch_norm, why_all_is_kept
-from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
+from pytorchrl.scheme.gradients.accumulator import (
+    GradAccumulator,
+    Used,
+    decided,
+    differentiate,
+    warn_of_batch_norm,
+    why_all_is_kept,
+)
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.collector_thread import CollectorThread, HeldError
 from pytorchrl.scheme.gradients.minibatch_buffer import Item
-from pytorchrl.scheme.gradients.report import Report, Vectors, decode, merge_parts, not_finite, with_part
+from pytorchrl.scheme.gradients.rank import Candidate, Meeting, Rank, propose_address
+from pytorchrl.scheme.gradients.report import Report, Vectors, decode, not_finite, with_part
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
-from pytorchrl.scheme.messages import Gradients, Moments, Weights
+from pytorchrl.scheme.messages import Gradients, Moments, Weights, WholeState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervisor import Supervisor
@@ -144,8 +151,7 @@ class GWorker(Worker):
             self._forgets = train_batch_size is not None and not why_all_is_kept(self.algo.options, norm_over)
             if index_worker == 0:
                 warn_of_batch_norm(self.actor)
-        self._held_moments: list[dict[str, Moments]] = []  # of the current item, where ranks merge them themselves
-        self._group: GradientGroup | None = None
+        self._rank = Rank()
         self._final: LedgerSnapshot | None = None
 
     def ready(self) -> int:
@@ -255,8 +261,8 @@ class GWorker(Worker):
     def _open_batches(self, advantage_moments: Sequence[Moments] | None) -> Iterator[Batch]:
         if self._forgets:  # then each microbatch is normalised by itself, if at all
             advantage_moments = None
-        elif self._group is not None and self.algo.advantage_normalization == "batch":
-            advantage_moments = self._group.gather_all(self.storage.advantage_moments())
+        elif self._rank.is_member and self.algo.advantage_normalization == "batch":
+            advantage_moments = self._rank.gather_all(self.storage.advantage_moments())
         if advantage_moments is not None:
             self.storage.normalize_by(advantage_moments)
         self._batches = self.algo.batches(self.storage)
@@ -295,7 +301,9 @@ class GWorker(Worker):
 
     def _empty_gradients(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """Of a batch with nothing to learn from: none; but other ranks may have one."""
-        return (self._mean_of_ranks([None] * len(self.algo.gradient_sizes), 0, {}) if distribute_gradients else []), {}
+        assert self._batch is not None
+        nothing: Vectors = [None] * len(self.algo.gradient_sizes)
+        return (self._mean_of_ranks(nothing, 0, {}, self._batch.last) if distribute_gradients else []), {}
 
     def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """The gradient of a whole train batch, of which no more than a microbatch is held at a time."""
@@ -323,8 +331,10 @@ class GWorker(Worker):
         self._used = Used(total.num_samples, num_new, True, total.samples)
         grads = total.result()
         if distribute_gradients:
-            grads = self._mean_of_ranks(grads, total.num_samples, total.samples)
-        return grads, self._decided(total.info())
+            self._unused_steps += num_new  # until all ranks have used theirs
+            grads = self._mean_of_ranks(grads, total.num_samples, total.samples, True)
+            self._unused_steps -= num_new
+        return grads, decided(self.algo, total.info())
 
     def _least_rounds(self) -> int:
         """Rounds without which there is no further microbatch; there may have to be more."""
@@ -349,41 +359,20 @@ class GWorker(Worker):
             One flat float32 gradient per optimised group, and the algorithm's statistics.
         """
         start = self._runtime.now()
-        grads, info = self._differentiate(batch)
+        grads, info = differentiate(self.algo, batch, self._microbatch_size, self._report.counters)
         if self._point is not None and self._point("grad"):
             grads = not_finite(grads)
         fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
         self._fault = self._fault or fault
         if distribute_gradients:
-            grads = self._mean_of_ranks(grads, batch.num_samples, samples_by_policy(batch))
+            grads = self._mean_of_ranks(grads, batch.num_samples, samples_by_policy(batch), batch.last)
         self.iter += 1
         self._report.add_time("grad", self._runtime.now() - start)
         return grads, info
 
-    def _differentiate(self, batch: Batch) -> tuple[Vectors, dict[str, float]]:
-        """The gradient of a batch, made in one backward pass or in several."""
-        counters = self._report.counters
-        counters["microbatch_steps"] = batch.num_samples
-        if self._microbatch_size is None:
-            counters["backward_passes"] += 1
-            return self.algo.compute_gradients(batch)
-        accumulator = GradAccumulator(self._microbatch_size, self.algo.loss_reduction)
-        for part in accumulator.slices(self.algo.prepare_batch(batch), self.algo.device):
-            grads, info = self.algo.compute_gradients(part)
-            accumulator.add(grads, part.num_samples, info, samples_by_policy(part))
-        counters["backward_passes"] += accumulator.num_parts
-        return accumulator.result(), self._decided(accumulator.info())
-
-    def _decided(self, info: dict[str, float]) -> dict[str, float]:
-        """Statistics of several parts: what the algorithm decides, it decides by their means."""
-        if "skip_remaining" in info:
-            info["skip_remaining"] = float(self.algo.skip_remaining(info))
-        return info
-
-    def _mean_of_ranks(self, grads: Vectors, num_samples: int, samples: Mapping[str, int]) -> Vectors:
-        if self._group is None:
-            raise RuntimeError("distribute_gradients=True needs join_group() first")
-        return self._group.mean(grads, list(samples.values()) or [num_samples] * len(grads), self.algo.gradient_sizes)
+    def _mean_of_ranks(self, grads: Vectors, num_samples: int, samples: Mapping[str, int], last: bool) -> Vectors:
+        return self._rank.mean(grads, list(samples.values()) or [num_samples] * len(grads), self.algo.gradient_sizes,
+                               tells=last and self._rank.has_to_tell(self._report.moments))
 
     def apply_gradients(self, gradients: Vectors | None = None, *,
                         moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float] | None:
@@ -421,7 +410,7 @@ class GWorker(Worker):
     @with_part
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
-                         parameters: Mapping[str, float] | None = None) -> Gradients:
+                         parameters: Mapping[str, float] | None = None, check: bool = False) -> Gradients:
         """One request of the update worker: take weights, then data, then compute and pack a gradient.
 
         Args:
@@ -430,6 +419,7 @@ class GWorker(Worker):
             skip_remaining: Give up what is left of the current item first.
             distribute_gradients: Average and apply among the gradient workers; nothing but statistics comes back.
             parameters: The algorithm's parameters in force, where no weights bring them.
+            check: Tell a checksum of what was applied to.
         """
         if weights is not None:
             self.set_weights(weights)
@@ -448,9 +438,11 @@ class GWorker(Worker):
         report, used = self._report, self._used
         vectors: Any = grads
         skipped = False
+        if distribute_gradients:
+            self._rank.hold(report.moments)
+            report.moments = []  # they are told once, also if the exchange breaks off and the report goes on
         if distribute_gradients and any(grad is not None for grad in grads):
-            self._held_moments += report.moments
-            applied = self.apply_gradients(grads, moments=self._gather_held() if used.last else ())
+            applied = self.apply_gradients(grads, moments=self._rank.told(used.last))
             vectors, skipped, info = None, applied is None, {**info, **(applied or {})}
         elif distribute_gradients:  # no rank had anything to learn from
             vectors = []
@@ -462,44 +454,61 @@ class GWorker(Worker):
             vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=used.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
-            moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
+            moments=tuple(report.moments), timings=report.timings, counters=dict(report.counters),
             events=report.events, shards=tuple(report.shards),
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
-            queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples))
+            queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples),
+            checksum=self.get_weights(learning=True).checksum if check else None)
 
     def skip_remaining(self) -> None:
         """Give up what is left of the current item; steps that no gradient has used are dropped."""
         self._give_up_item()
         if self._batches is not None:
             self._batches = None
-            self.ledger.drop(self._unused_steps, "queued", DropReason.EARLY_STOP)
-        if self._held_moments:
-            self.local_worker.merge_moments(self._gather_held())
+            self._drop_unused(DropReason.EARLY_STOP)
+        if self._rank.is_member:
+            self.local_worker.merge_moments(self._rank.tell_all())
+
+    def _drop_unused(self, reason: DropReason) -> None:
+        """Steps of the current item that no gradient has used, or none that was averaged, are given up."""
+        self.ledger.drop(self._unused_steps, "queued", reason)
+        self._unused_steps = 0
 
     def _give_up_item(self) -> None:
         """Use the current item in no later pass."""
         if self._item is not None:
             self.collector.feed.discard(self._item)
 
-    def _gather_held(self) -> tuple[dict[str, Moments], ...]:
-        """The moments of all ranks' current items; every rank calls it at the same update."""
-        assert self._group is not None
-        held, self._held_moments = self._held_moments, []
-        if self._train_batch_size is not None:  # ranks may have taken different numbers of rollouts
-            held = merge_parts(held)
-        return self._group.gather_moments(held)
-
     def set_weights(self, actor_weights: Weights | Mapping[str, Any]) -> None:
         """Update the actor with the given weights: a `Weights` message, or an acting state by name."""
         self.local_worker.set_weights(actor_weights)
 
-    def propose_address(self) -> tuple[str, int]:
-        """An address of this host and a TCP port that is free there now."""
-        return propose_address()
+    def join_group(self, meeting: Meeting, place: int, state: WholeState | None = None) -> None:
+        """Become rank `place` of the group that averages gradients, with the state that all go on from, unless it has that.
 
-    def join_group(self, address: str, port: int, rank: int, size: int, timeout_s: float) -> None:
-        """Become a rank of the group that averages gradients among the gradient workers."""
-        self._group = GradientGroup(self._runtime.join_ranks(address, port, rank, size, timeout_s))
+        Raises:
+            RankLostError: Not all came.
+        """
+        if state is not None:
+            self.local_worker.load_whole_state(state)
+        self._rank.join(self._runtime, meeting, place)
+
+    def leave_group(self, generation: int) -> None:
+        """Signal: the group of this generation is no more; who waits for its ranks need not."""
+        self._rank.leave(generation)
+
+    def give_up(self, generation: int) -> Candidate:
+        """Leave the group of this generation, and whatever was begun to be learned from; ready for the next."""
+        self._rank.leave(generation)
+        if not self._item_open:  # else nobody has used any of it
+            self._give_up_item()
+            self._batches = self._batch = None
+            self._drop_unused(DropReason.WORKER_LOST)
+        return Candidate(self.actor_version, self._incarnation, self.ledger.snapshot(), *propose_address())
+
+    def whole_state(self) -> WholeState:
+        """All that making the next update needs, but for data."""
+        return self.local_worker.whole_state()
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> None:
         """Set what is scheduled, of algorithm and storage, to its value after `env_steps` of the whole experiment."""
@@ -550,8 +559,6 @@ class GWorker(Worker):
         if not self.storage.keeps:  # what replay has given is a copy, and may wait
             self._batches = self._batch = self._item = None
             self._item_open, self._unused_steps = False, 0
-            if self._held_moments:
-                self.local_worker.merge_moments(self._gather_held())
         self.ledger.drop_all(DropReason.SHUTDOWN)
         return self._incarnation, self.ledger.snapshot()
 
@@ -561,8 +568,9 @@ class GWorker(Worker):
             self.local_worker.preempt_running(self._least_steps)
 
     def interrupt(self) -> None:
-        """Signal: no data comes any more; a call that waits for data ends with `StoppedError`."""
+        """Signal: no data comes any more; a call that waits for data, or for other ranks, ends with an error."""
         self.collector.interrupt()
+        self._rank.leave()
 
     def stop(self) -> LedgerSnapshot:
         """Stop collecting and end the workers below. Idempotent.
@@ -584,7 +592,6 @@ class GWorker(Worker):
             collected = sum(made for made, _ in counts) + self.collector.delivered_by_lost if is_complete else None
             for handle in self.remote_workers:
                 self.col_workers.runtime.kill(handle)
-            if self._group is not None:
-                self._group.close()
+            self._rank.leave()
             self._final = self.ledger.snapshot(collected)
         return self._final

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.agent.moments import Moments, merge_moments
+from pytorchrl.agent.moments import Moments
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.messages import Rollout
 
@@ -112,17 +112,6 @@ def own(rollout: Rollout) -> Rollout:
     if not codecs.is_made_of(data, Tensor):
         return rollout
     return replace(rollout, data=data.map(Tensor.clone))
-
-
-def merge_parts(parts: Sequence[Mapping[str, Moments]]) -> list[dict[str, Moments]]:
-    """The moments of all parts as those of one, by name; none of none."""
-    merged: dict[str, Moments] = {}
-    for part in parts:
-        for name, values in part.items():
-            count, mean, squares = (torch.as_tensor(value, dtype=torch.float64) for value in values)
-            new = (count, mean, squares)
-            merged[name] = merge_moments(merged[name], new) if name in merged else new
-    return [merged] if merged else []
 
 
 def decode(rollout: Rollout) -> Any:

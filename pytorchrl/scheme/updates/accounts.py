@@ -76,7 +76,7 @@ class Accounts:
         """Those whose lag was above `max_grad_lag`."""
         self._grads_by_worker: Counter[int] = Counter()
         self._times: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_TIME_WINDOW))
-        self.restarts = 0
+        self.restarts = self.regroups = 0
         self.weight_pushes = self.bytes_out = 0
 
     def receive(self, gradients: Gradients) -> None:
@@ -278,6 +278,7 @@ class Accounts:
                 "grads_by_worker": {str(worker): n for worker, n in sorted(self._grads_by_worker.items())},
                 "weight_pushes": pushes,
                 "workers_restarted": counters["restarts"] + self.restarts, "envs_restarted": counters["envs_restarted"],
+                "regroups": self.regroups,
                 "backward_passes": counters["backward_passes"],
                 **{name: steps for name, steps in sorted(counters.items()) if name.startswith("agent_steps/")},
                 "microbatch_steps": max((part.get("microbatch_steps", 0) for part in self._counters.values()), default=0),

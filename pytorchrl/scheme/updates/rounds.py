@@ -1,15 +1,17 @@
-"""The four ways in which gradients become updates: each is one class with `step`, chosen once when building."""
+"""The ways in which gradients become updates: each is one class with `step`, chosen once when building.
+
+That of gradient workers which average among themselves is `DecentralisedRound`.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, WorkerLostError
-from pytorchrl.runtime import Future, Handle, Journal, Runtime
+from pytorchrl.runtime import Handle, Journal, Runtime
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason
@@ -18,9 +20,6 @@ from pytorchrl.scheme.record import checksum_of
 from pytorchrl.scheme.supervisor import ENDS_OF_POLLS, Requests, Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
 from pytorchrl.scheme.updates.means import mean_gradients, mean_info
-
-# Ranks start from weights and meet within this time.
-_JOIN_TIMEOUT_S = 60.0
 
 LAG_POLICIES = ("apply", "scale", "drop")
 
@@ -135,7 +134,7 @@ class CentralRound:
         """Nothing is in flight between two steps."""
 
 
-class _RemoteRound:
+class RemoteRound:
     """What all rounds with remote GWorkers share: requests with weights that are put once per version."""
 
     def __init__(self, local_worker: GWorker, workers: Sequence[Handle[GWorker]], runtime: Runtime,
@@ -219,12 +218,12 @@ class _RemoteRound:
     def finish(self, timeout_s: float) -> None:
         """Take what comes within the deadline, and book it as dropped."""
         for outcome in self._in_flight.finish(timeout_s):
-            if outcome.value is not None:
+            if isinstance(outcome.value, Gradients):
                 self._accounts.receive(outcome.value)
                 self._accounts.drop(outcome.value, DropReason.SHUTDOWN)
 
 
-class SyncRound(_RemoteRound):
+class SyncRound(RemoteRound):
     """One gradient from every remote GWorker, averaged into one update.
 
     A round is never silently smaller. If a worker is lost, the item that it was working on is lost with it, and the others
@@ -271,7 +270,7 @@ class SyncRound(_RemoteRound):
         return self._ask(GWorker.collect_and_grad, advantage_moments=advantage_moments)
 
     def drain(self, timeout_s: float) -> None:
-        """See `_RemoteRound`; all begin with new items then."""
+        """See `RemoteRound`; all begin with new items then."""
         super().drain(timeout_s)
         self._used_up, self._skip = True, False
 
@@ -331,7 +330,7 @@ class LagRule:
         return (1 + self.max_lag) / (1 + lag) if self.policy == "scale" else 0.0
 
 
-class AsyncRound(_RemoteRound):
+class AsyncRound(RemoteRound):
     """One chain (weights, data, gradient) per remote GWorker, in flight also between two steps.
 
     All gradients that are ready are taken at once and handled in the order in which they were asked for; then all whose
@@ -456,7 +455,7 @@ class AsyncRound(_RemoteRound):
             self._request(index, skip=False)
 
     def drain(self, timeout_s: float) -> None:
-        """See `_RemoteRound`; gradients that were not applied are given up, and the next step begins as the first did."""
+        """See `RemoteRound`; gradients that were not applied are given up, and the next step begins as the first did."""
         self._give_up_gradients()
         super().drain(timeout_s)
         self._to_ask, self._started = {}, False
@@ -471,92 +470,3 @@ class AsyncRound(_RemoteRound):
             self._accounts.drop(gradients, DropReason.SHUTDOWN)
         self._ready.clear()
         self._held.clear()
-
-
-class DecentralisedRound(_RemoteRound):
-    """The remote GWorkers average gradients among themselves, and each applies the same update.
-
-    Args:
-        args: Those of every round with remote workers.
-        fraction_workers: Share of GWorkers that must have collected their data before the rest is told to stop collecting.
-    """
-
-    def __init__(self, *args: Any, fraction_workers: float = 1.0) -> None:
-        super().__init__(*args)
-        self._skip = self._joined = False
-        self._enough = math.ceil(fraction_workers * len(self._workers) - 1e-9)
-        self._used_up, self._num_prepared = True, 0
-        self._updates = 0
-        self._pulled = True  # whether the local worker has what the ranks have
-
-    def _join(self) -> None:
-        """All ranks start from the local worker's weights and meet at a free port of the first one's host."""
-        first = self._workers[0]
-        address, port = self._runtime.get(first.submit(GWorker.propose_address), self._timeout_s)
-        joining: list[Future[None]] = []
-        for rank, handle in enumerate(self._workers):
-            joining.append(handle.submit(GWorker.set_weights, self._weights_for(rank)))  # type: ignore[arg-type]
-            joining.append(handle.submit(GWorker.join_group, address, port, rank, len(self._workers),
-                                         self._timeout_s))
-        for outcome in self._runtime.get_all(joining, _JOIN_TIMEOUT_S):
-            outcome.unwrap()
-        self._joined = True
-
-    def drain(self, timeout_s: float) -> None:
-        """See `_RemoteRound`; all begin with new items then."""
-        super().drain(timeout_s)
-        self._used_up, self._skip = True, False
-
-    def _prepare(self, parameters: Mapping[str, float]) -> None:
-        """Let every rank get its next data; once enough have theirs, the others make do with what they have."""
-        self._num_prepared += 1
-        for index, handle in enumerate(self._workers):
-            self._in_flight.add(index, handle.submit(
-                GWorker.prepare, None, skip_remaining=self._skip, parameters=parameters, number=self._num_prepared))
-        self._skip = False
-        while waiting := self._in_flight.owners():
-            if len(self._workers) - len(waiting) >= self._enough and self._journal.upcoming() is None:  # else it is known who is
-                for index in waiting:
-                    self._workers[index].signal(GWorker.preempt, self._num_prepared)
-            for _, (_, part) in self._in_flight.poll(POLL_INTERVAL_S):
-                self._accounts.add_part(part)
-
-    def step(self) -> None:
-        """One update on every rank; only statistics come here."""
-        if not self._joined:
-            self._join()
-        while not self._step():
-            pass
-
-    def _step(self) -> bool:
-        parameters: Mapping[str, float] = dict(self._local.algo.parameters)
-        if self._enough < len(self._workers) and (self._used_up or self._skip):
-            self._prepare(parameters)
-        for index, handle in enumerate(self._workers):
-            future = handle.submit(GWorker.collect_and_grad, None, skip_remaining=self._skip,
-                                   distribute_gradients=True, parameters=parameters)
-            self._in_flight.add(index, future)
-        parts = self._gather_all()
-        for part in parts:
-            self._accounts.receive(part)
-        self._used_up = parts[0].last
-        parts = take_empty(self._accounts, parts)
-        if not parts:
-            self._skip = False
-            return False
-        info = mean_info(parts)
-        self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
-        self._pulled = False  # also after a skipped update: normalisers may have moved
-        # The ranks' statistics hold those of applying already.
-        applied: dict[str, float] | None = None if parts[0].skipped else {}
-        book(self._accounts, parts, self._updates, info, applied)
-        self._updates += applied is not None
-        return True
-
-    def pull_weights(self, timeout_s: float) -> None:
-        """Bring the local worker to the ranks' weights, which are equal."""
-        if not self._pulled:
-            weights = self._runtime.get(self._workers[0].submit(GWorker.get_weights), timeout_s)
-            # The parameters in force are decided here, not by the ranks.
-            self._local.set_weights(replace(weights, parameters=dict(self._local.algo.parameters)))
-            self._pulled = True

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import threading
-import zlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -22,10 +21,10 @@ from pytorchrl.scheme.parking import Parking
 from pytorchrl.scheme.record import DRIVER, Record, RecordWriter, checksum_of
 from pytorchrl.scheme.supervisor import Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
+from pytorchrl.scheme.updates.decentralised import DecentralisedRound
 from pytorchrl.scheme.updates.rounds import (
     AsyncRound,
     CentralRound,
-    DecentralisedRound,
     LagRule,
     Round,
     SyncRound,
@@ -113,6 +112,7 @@ class UWorker(Worker):
         max_grad_lag: Limit on their lag; see `LagRule`.
         lag_policy: What becomes of those above it.
         col_fraction_workers: Share of ranks that collect themselves after which the others are told to stop collecting.
+        check_ranks_every: Updates after which parameters of ranks that apply updates themselves are compared; None: never.
 
     Attributes:
         grad_workers: The GWorkerSet.
@@ -127,7 +127,7 @@ class UWorker(Worker):
                  target_steps: int = 1, request_timeout_s: float = 600.0, on_worker_failure: str = "restart",
                  record: RecordWriter | None = None, replay: Record | None = None, updates_per_step: int = 1,
                  aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
-                 col_fraction_workers: float = 1.0) -> None:
+                 col_fraction_workers: float = 1.0, check_ranks_every: int | None = 100) -> None:
         super().__init__(index_worker)
         self._runtime = runtime or ThreadRuntime()
         self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
@@ -147,12 +147,12 @@ class UWorker(Worker):
         else:
             kind: Any = SyncRound
             if distribute_gradients:
-                kind = functools.partial(DecentralisedRound, fraction_workers=col_fraction_workers)
+                kind = functools.partial(DecentralisedRound, fraction_workers=col_fraction_workers, check_every=check_ranks_every)
             if asynchronous:
                 kind = functools.partial(AsyncRound, aggregate=aggregate, lag_rule=LagRule(max_grad_lag, lag_policy))
-            # Ranks that average among themselves cannot go on without one.
+            # When exactly ranks that average among themselves broke off, no record says.
             supervisor = Supervisor(self.remote_workers, self.grad_workers.replace, self._runtime,
-                                    "raise" if distribute_gradients else on_worker_failure, request_timeout_s)
+                                    "raise" if distribute_gradients and self._journal.is_kept else on_worker_failure, request_timeout_s)
             self._round = kind(self.local_worker, self.remote_workers, self._runtime, self.accounts, request_timeout_s,
                                supervisor, self._journal)
         self.updater = UpdaterThread(self._round, self._runtime)
@@ -203,8 +203,7 @@ class UWorker(Worker):
 
     def _checksum(self) -> int:
         """Of all parameters and normalisers, bit for bit."""
-        state = self.local_worker.get_weights().state
-        return functools.reduce(lambda checksum, name: zlib.crc32(state[name].tobytes(), checksum), sorted(state), 0)
+        return self.local_worker.get_weights().checksum
 
     def _write_record(self, failure: BaseException | None = None) -> None:
         # What led to an error came with no gradient.

@@ -14,7 +14,7 @@ import pytest
 from pytorchrl import ASYNC, SYNC, Scheme
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.synthetic import SyntheticReplay, SyntheticStorage, synthetic_agent
-from pytorchrl.errors import InjectedFault, NonFiniteUpdateError, WorkerLostError
+from pytorchrl.errors import InjectedFault, NonFiniteUpdateError
 from pytorchrl.scheme.gradients.g_worker import CollectorThread, GWorker
 from pytorchrl.scheme.gradients.gather import OnArrival
 from pytorchrl.scheme.updates.rounds import AsyncRound
@@ -80,9 +80,17 @@ class Watch:
         for worker in self.workers():
             hold(abs(float(worker.algo.count) - worker.version) < 1e-6, "weights are not those of their version:",
                  worker.version, float(worker.algo.count))
+        if self.settings["distribute_gradients"]:
+            self.check_ranks()
         for worker in self.grad_workers():
             waiting = worker.inqueue.qsize()
             hold(waiting <= self.settings["queue_size"], "there are", waiting, "items in the queue")
+
+    def check_ranks(self):
+        """No rank of a group is more than an update away from another, or from what has been booked."""
+        round_ = self.root._round
+        versions = [self.root.remote_workers[index].native.worker.actor_version for index in round_._ranks if not round_._is_broken]
+        hold(all(0 <= version - self.version <= 1 for version in versions), "ranks of versions", versions, "after update", self.version)
 
     def grad_workers(self):
         yield self.root.local_worker
@@ -149,6 +157,12 @@ def between_queue_and_learner(rng):
     return settings
 
 
+def lost_ranks(rng, action, num_ranks):
+    """Faults that end some ranks, at the same time or not, but never all."""
+    lost = rng.sample(range(1, num_ranks + 1), rng.randint(1, num_ranks - 1))
+    return "; ".join(f"{action} grad.{rank} @ {rng.choice(('grad', 'update'))} {rng.randint(1, 6)}" for rank in lost)
+
+
 def scenario(seed, faulty=True):  # noqa: C901 - one choice after the other
     """A random small scheme, with random costs and perhaps a fault; all from the seed."""
     rng = random.Random(f"scenario {seed}")
@@ -183,6 +197,8 @@ def scenario(seed, faulty=True):  # noqa: C901 - one choice after the other
         settings["faults"] = f"nan grad.* p={rng.choice((0.2, 1.0))}"
     elif action in ("delay", "stall"):  # a stall is longer than stop() waits
         settings["faults"] = f"delay {where} {0.2 if action == 'delay' else 30}s p=0.2"
+    if "distribute_gradients" in settings and action in ("kill", "hang") and rng.random() < 0.8:
+        settings |= {"faults": lost_ranks(rng, action, grad), "on_worker_failure": rng.choice(("restart", "ignore"))}
     agent = {"size": rng.choice((2, 4)), "num_epochs": rng.choice((1, 2)), "num_mini_batch": rng.choice((1, 2))}
     if rng.random() < 0.25:
         agent |= {"capacity": rng.choice((6, 1000)), "learning_starts": rng.choice((0, 10))}
@@ -212,7 +228,7 @@ def run(seed, updates=5, faulty=True):
                 scheme.step()
                 watch.check_chains()
                 watch.check()
-        except EXPECTED.get(action, WorkerLostError if settings.get("distribute_gradients") else ()):
+        except EXPECTED.get(action, ()):
             pass
         finally:
             schedule, runtime = scheme.runtime.schedule, scheme.runtime
@@ -235,8 +251,7 @@ def check_end(final, left, runtime, watch, action):
     hold(final["in_flight"] == final["queued"] == 0, "steps are underway after stop():", final)
     used = final["consumed_unique"] + final["resident"] + final["evicted"]
     hold(used <= len(watch.learned), "more steps consumed, or in replay, than learners were given:", final)
-    # Ranks that wait for one that has failed are killed at the end, with what they hold.
-    if action not in ("kill", "hang", "stall") and not (action == "raise" and watch.settings["distribute_gradients"]):
+    if action not in ("kill", "hang", "stall"):
         hold(final["dropped"]["worker_lost"] == 0, "steps were lost, but no worker was:", final)
 
 

@@ -1,0 +1,423 @@
+"""Gradient workers that average among themselves: equal to one place that applies, equal to each other, also after a loss."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl import DQN, PPO, SAC, GAEBuffer, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv
+from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.errors import ConfigError, NoWorkersLeft, RankLostError, RanksDifferError, WorkerLostError
+from pytorchrl.runtime import ThreadRuntime
+from pytorchrl.scheme.gradients.all_reduce import GradientGroup
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.gradients.rank import Meeting, Rank, propose_address
+
+REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
+
+
+def ppo(envs):
+    return (PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-3, advantage_normalization="batch"),
+            OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True),
+            GAEBuffer.create_factory(8))
+
+
+def sac(envs):
+    return (SAC.create_factory(**REPLAY, lr_alpha=1e-2), OffPolicyActor.create_factory(
+        envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True), ReplayBuffer.create_factory(200, rollout_size=4))
+
+
+def dqn(envs):
+    return (DQN.create_factory(**REPLAY, target_update_interval=3, lr=1e-3),
+            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)), ReplayBuffer.create_factory(200, rollout_size=4))
+
+
+AGENTS = {"ppo": (ppo, CountingEnv), "sac": (sac, "Pendulum-v1"), "dqn": (dqn, CountingEnv)}
+
+
+@pytest.fixture
+def make():
+    """A function that makes schemes of one of `AGENTS`, simulated and decentralised unless said otherwise."""
+    schemes = []
+
+    def make_(agent="ppo", **settings):
+        parts, env = AGENTS[agent]
+        envs = VecEnv.create_factory(env, None, 2)
+        schemes.append(Scheme(*parts(envs), envs, **{
+            "seed": 1, "runtime": "simulated", "num_grad_workers": 2, "distribute_gradients": True} | settings))
+        return schemes[-1]
+    yield make_
+    for scheme in schemes:
+        scheme.stop()
+
+
+def workers(scheme):
+    """The live gradient workers."""
+    gone = scheme.update_worker._round._supervisor.gone
+    return [handle.native.worker for index, handle in enumerate(scheme.update_worker.remote_workers) if index not in gone]
+
+
+def flat(state, name=""):
+    """Name -> tensor of all that updates depend on; generators are each worker's own, schedules the driver's."""
+    if isinstance(state, dict):
+        return {key: value for part, inner in state.items() if "generator" not in part and part != "schedules"
+                for key, value in flat(inner, f"{name}/{part}").items()}
+    return {name: torch.as_tensor(state)}
+
+
+def whole(worker):
+    return flat(worker.algo.state_dict()) | {"version": torch.tensor(worker.actor_version)}
+
+
+def assert_equal(ranks):
+    first = whole(ranks[0])
+    assert any("optimizers" in name for name in first)
+    for rank in ranks[1:]:
+        state = whole(rank)
+        assert state.keys() == first.keys()
+        assert [name for name in first if not torch.equal(first[name], state[name])] == []
+
+
+def train(scheme, updates, check=lambda scheme: None):
+    while scheme.version < updates:
+        scheme.step()
+        check(scheme)
+
+
+# Equal to one place that applies
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("agent", AGENTS)
+def test_ranks_are_what_one_place_that_applies_would_be(make, agent, num_workers):
+    """Acting and learning state: targets, temperature and normalisers too."""
+    states = []
+    for distribute in (False, True):
+        scheme = make(agent, num_grad_workers=num_workers, distribute_gradients=distribute)
+        start = None
+        while scheme.version < 20:
+            start = scheme.acting_state() if start is None else start
+            scheme.step()
+        if distribute:
+            assert_equal(workers(scheme))
+            assert len({worker.algo.generator.get_state().numpy().tobytes() for worker in workers(scheme)}) == num_workers
+        algo = (workers(scheme)[0] if distribute else scheme.update_worker.local_worker).algo
+        states.append(algo.acting_state() | algo.learning_state())
+        pulled = scheme.acting_state()
+        assert all(torch.equal(states[-1][name], value) for name, value in pulled.items())
+    central, ranks = states
+    assert any(not torch.equal(start[name], ranks[name]) for name in start)  # it moved
+    for name, value in central.items():
+        torch.testing.assert_close(ranks[name], value, rtol=1e-6, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+# After a loss
+
+
+@pytest.mark.parametrize("policy", ["restart", "ignore"])
+@pytest.mark.parametrize(("agent", "fault"), [
+    ("ppo", "kill grad.1 @ grad 6"), ("ppo", "kill grad.2 @ update 8"), ("ppo", "kill grad.3 @ update 1"),
+    ("ppo", "kill grad.1 @ grad 5; kill grad.2 @ grad 5"), ("ppo", "hang grad.2 @ grad 6"), ("ppo", "kill grad.2 @ grad 1"),
+    ("sac", "kill grad.1 @ update 5"), ("dqn", "kill grad.3 @ grad 6")])
+def test_others_go_on_and_are_equal(make, check_ledger, agent, fault, policy):
+    scheme = make(agent, num_grad_workers=3, faults=fault, on_worker_failure=policy)
+    train(scheme, 16, check_ledger)
+    lost = fault.count("grad.")
+    left = workers(scheme)
+    assert len(left) == (3 if policy == "restart" else 3 - lost)
+    assert_equal(left)
+    assert len({worker.algo.generator.get_state().numpy().tobytes() for worker in left}) == len(left)
+    assert [worker.actor_version for worker in left] == [16] * len(left)
+    metrics = scheme.metrics()
+    assert 1 <= metrics["regroups"] <= lost
+    assert metrics["workers_restarted"] == (lost if policy == "restart" else 0)
+    assert metrics["grads_held"] == 0
+    scheme.stop()
+    check_ledger(scheme)
+
+
+def test_a_new_rank_has_a_new_incarnation(make):
+    scheme = make(faults="kill grad.2 @ grad 6")
+    train(scheme, 8)
+    assert [worker._incarnation for worker in workers(scheme)] == [0, 1]
+
+
+@pytest.mark.parametrize("settings", [{"num_col_workers": 2}, {"num_col_workers": 1, "col_fraction_workers": 0.5}])
+def test_ranks_with_collectors_and_ranks_that_stop_each_other(make, check_ledger, settings):
+    scheme = make(num_grad_workers=3, faults="kill grad.2 @ update 6; kill grad.1 @ grad 11", **settings)
+    train(scheme, 20, check_ledger)
+    assert scheme.metrics()["regroups"] == 2
+    assert_equal(workers(scheme))
+
+
+def test_one_that_dies_while_it_collects_costs_the_others_nothing(make, check_ledger):
+    """They keep what they have collected, for nobody has used any of it."""
+    costs = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0}
+    scheme = make(num_grad_workers=3, col_fraction_workers=0.6, fraction_samples=0.5, faults="kill col.2.0 @ step 12", costs=costs)
+    train(scheme, 12, check_ledger)
+    assert scheme.metrics()["regroups"] == scheme.metrics()["workers_restarted"] == 1
+    assert sum(scheme.stop()["dropped"].values()) == 0
+
+
+def break_off_once(monkeypatch, worker_index, number):
+    """Let a rank believe that its connections broke right after a mean that all ranks have completed."""
+    right, calls = Rank.mean, []
+
+    def mean(self, *args, **kwargs):
+        result = right(self, *args, **kwargs)
+        if getattr(self, "watched", False):
+            calls.append(1)
+            if len(calls) == number:
+                raise RankLostError("planted")
+        return result
+    monkeypatch.setattr(Rank, "mean", mean)
+    join = GWorker.join_group
+
+    def join_group(self, *args, **kwargs):
+        self._rank.watched = self.index_worker == worker_index
+        join(self, *args, **kwargs)
+    monkeypatch.setattr(GWorker, "join_group", join_group)
+
+
+@pytest.mark.parametrize("late", [1, 2, 3])
+def test_what_one_rank_has_applied_holds_for_all(make, check_ledger, monkeypatch, late):
+    """Others have made the sixth update, this one has not; nobody is lost."""
+    break_off_once(monkeypatch, late, 6)
+    scheme = make(num_grad_workers=3)
+    train(scheme, 5)
+    scheme.step()
+    check_ledger(scheme)
+    ranks = workers(scheme)
+    # The step goes on until an update is complete, which is the seventh.
+    assert scheme.version == 7
+    assert [rank.actor_version for rank in ranks] == [7] * 3
+    assert_equal(ranks)
+    assert scheme.metrics()["regroups"] == 1
+    assert scheme.metrics()["workers_restarted"] == 0
+    assert scheme.metrics()["grads_applied"] == 7 * 3 - 1
+    scheme.stop()
+    check_ledger(scheme)
+
+
+def test_what_no_rank_has_applied_is_given_up(make, check_ledger, monkeypatch):
+    """All broke off: the sixth update is made anew, from other data."""
+    right, failed = Rank.mean, set()
+
+    def mean(self, *args, **kwargs):
+        result = right(self, *args, **kwargs)
+        self.means = getattr(self, "means", 0) + 1
+        if self.means == 6 and id(self) not in failed:
+            failed.add(id(self))
+            raise RankLostError("planted")
+        return result
+    monkeypatch.setattr(Rank, "mean", mean)
+    scheme = make(num_grad_workers=3)
+    train(scheme, 6, check_ledger)
+    assert scheme.version == 6
+    assert_equal(workers(scheme))
+    assert scheme.metrics()["grads_applied"] == 6 * 3
+    assert scheme.stop()["dropped"]["worker_lost"] > 0
+
+
+def test_ranks_that_break_off_again_and_again_end_the_run(make, monkeypatch):
+    scheme = make()
+    train(scheme, 3)
+
+    def mean(self, *args, **kwargs):
+        raise RankLostError("the network is down")
+    monkeypatch.setattr(Rank, "mean", mean)
+    with pytest.raises(WorkerLostError, match=r"broke off 3 times in a row, though none is lost.*network is down"):
+        scheme.step()
+
+
+def test_without_any_rank_the_parameters_are_lost(make):
+    scheme = make(faults="kill grad.* @ grad 6")
+    with pytest.raises(NoWorkersLeft, match="were lost together"):
+        train(scheme, 10)
+    with pytest.raises(WorkerLostError):
+        scheme.acting_state()
+
+
+@pytest.mark.parametrize("settings", [{"on_worker_failure": "raise"}, {"record": "run"}], ids=["raise", "recorded"])
+def test_a_loss_ends_the_run(make, tmp_path, settings):
+    if "record" in settings:
+        settings["record"] = tmp_path / "run"
+    scheme = make(faults="kill grad.1 @ grad 6", **settings)
+    with pytest.raises(WorkerLostError, match="GWorker 1 has been killed"):
+        train(scheme, 10)
+
+
+@pytest.mark.parametrize("policy", ["restart", "ignore"])
+def test_ranks_that_gloo_connects(make, check_ledger, policy):
+    scheme = make(runtime="threads", num_grad_workers=3, on_worker_failure=policy)
+    train(scheme, 3)
+    for _ in range(1 if policy == "restart" else 2):  # down to a group of one
+        index = next(index for index in range(3) if index not in scheme.update_worker._round._supervisor.gone)
+        handle = scheme.update_worker.remote_workers[index]
+        handle.runtime.kill(handle)
+        train(scheme, scheme.version + 5, check_ledger)
+    assert_equal(workers(scheme))
+    assert len(workers(scheme)) == (3 if policy == "restart" else 1)
+    assert scheme.metrics()["regroups"] == (1 if policy == "restart" else 2)
+
+
+# The model comes from the ranks
+
+
+def test_a_model_comes_from_the_first_rank_that_is_left(make, tmp_path):
+    scheme = make(num_grad_workers=3, faults="kill grad.1 @ grad 7", on_worker_failure="ignore")
+    asked = []
+    for update in (4, 10):
+        train(scheme, update)
+        saved = torch.load(scheme.save_model(str(tmp_path / f"{update}.pt")), weights_only=True)
+        first = workers(scheme)[0]
+        asked.append(first.index_worker)
+        assert saved["version"] == first.actor_version == update
+        assert torch.equal(saved["acting_state"]["all"], first.algo.acting_state()["all"])
+    assert asked == [1, 2]
+
+
+def test_a_model_can_be_had_before_anybody_has_seen_that_a_rank_is_lost(make):
+    scheme = make()
+    train(scheme, 4)
+    handle = scheme.update_worker.remote_workers[0]
+    handle.runtime.kill(handle)
+    assert torch.equal(scheme.acting_state()["all"], workers(scheme)[1].algo.acting_state()["all"])
+
+
+# Ranks are compared
+
+
+@pytest.mark.parametrize(("every", "found_at"), [(5, 5), (3, 6), (100, None), (None, None)])
+def test_check_ranks_every(make, every, found_at):
+    scheme = make(num_grad_workers=3, check_ranks_every=every)
+    train(scheme, 4)
+    workers(scheme)[1].algo.groups["all"].data[3] += 1e-7
+    if found_at is None:
+        train(scheme, 12)
+        return
+    with pytest.raises(RanksDifferError, match=rf"after update {found_at} .* GWorker 2 \(rank 1, version {found_at}\).*other 2 ranks"):
+        train(scheme, 12)
+    assert scheme.version == found_at - 1
+
+
+def test_what_is_not_acted_with_is_compared_too(make):
+    scheme = make("sac", check_ranks_every=10)
+    train(scheme, 4)
+    workers(scheme)[0].algo._target_vectors["q"].data[0] += 1.0
+    with pytest.raises(RanksDifferError, match=r"after update 10 .* GWorker"):
+        train(scheme, 12)
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"check_ranks_every": 0}, "check_ranks_every must be a whole number >= 1, got 0"),
+    ({"check_ranks_every": 2.5}, "check_ranks_every"),
+    ({"check_ranks_every": 7, "distribute_gradients": False}, "check_ranks_every=7 is for distribute_gradients=True")])
+def test_wrong_options(make, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**settings)
+
+
+# Exchanges themselves
+
+
+def in_threads(size, body):
+    """What `body(rank, place)` gives in each of `size` threads whose ranks have met; errors are given as values."""
+    runtime, found = ThreadRuntime(), queue.Queue()
+    ranks = [Rank() for _ in range(size)]
+    address, port = propose_address()
+
+    def run(place):
+        try:
+            ranks[place].join(runtime, Meeting(1, address, port, size, 20.0), place)
+            found.put((place, body(ranks[place], place)))
+        except RankLostError as error:
+            found.put((place, error))
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [value for _, value in sorted((found.get_nowait() for _ in range(size)), key=lambda pair: pair[0])]
+
+
+def test_values_of_any_size_are_gathered():
+    told = in_threads(3, lambda rank, place: rank._group.gather_objects([{"x": np.full(place * 100, place)}] * place))
+    for values in told:
+        assert [len(value) for value in values] == [0, 1, 2]
+        assert [part["x"].tolist() for part in values[2]] == [[2] * 200] * 2
+
+
+def test_all_are_let_go_when_one_leaves():
+    """Those that wait, the one that leaves while it works, and the one that was told to."""
+    def body(rank, place):
+        if place == 3:
+            rank.leave(1)
+        return rank.mean([torch.ones(4)], [1], [4], tells=False)
+    assert all(isinstance(value, RankLostError) for value in in_threads(4, body))
+
+
+def test_a_signal_ends_a_wait():
+    def body(rank, place):
+        if place == 0:
+            threading.Timer(0.2, rank.leave, [1]).start()
+            return rank.mean([torch.ones(4)], [1], [4], tells=False)
+        left.wait(30)
+        return rank.mean([torch.ones(4)], [1], [4], tells=False)
+    left = threading.Event()
+    threading.Timer(1.0, left.set).start()
+    assert all(isinstance(value, RankLostError) for value in in_threads(2, body))
+
+
+class Alone:
+    """A group of one."""
+
+    size = 1
+
+    def __init__(self):
+        self.closed = False
+
+    def sum(self, tensor):
+        return tensor
+
+    def gather(self, tensor):
+        return [tensor]
+
+    def close(self):
+        self.closed = True
+
+
+def test_signals_are_for_one_generation(monkeypatch):
+    groups = []
+    monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: groups.append(Alone()) or groups[-1])
+    rank = Rank()
+    rank.join(ThreadRuntime(), Meeting(2, "", 0, 1, 1.0), 0)
+    rank.leave(1)  # late
+    assert not groups[0].closed
+    rank.leave(3)  # early for the third
+    assert groups[0].closed
+    rank.join(ThreadRuntime(), Meeting(3, "", 0, 1, 1.0), 0)
+    assert groups[1].closed
+    rank.join(ThreadRuntime(), Meeting(4, "", 0, 1, 1.0), 0)
+    assert not groups[2].closed
+    rank.leave()
+    assert groups[2].closed
+
+
+def test_moments_are_told_once_also_if_the_exchange_breaks_off(monkeypatch):
+    monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: Alone())
+    rank = Rank()
+    rank.join(ThreadRuntime(), Meeting(1, "", 0, 1, 1.0), 0)
+    rank.hold([{"x": (1, 2.0, 3.0)}])
+    rank.mean([torch.ones(1)], [1], [1], tells=False)
+    assert rank.told(False) == ()  # no rank has come to the end of its item
+    rank.mean([torch.ones(1)], [1], [1], tells=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(GradientGroup, "gather_objects", lambda self, value: (_ for _ in ()).throw(RankLostError("broken")))
+        with pytest.raises(RankLostError):
+            rank.told(True)
+    assert rank.tell_all() == ()
