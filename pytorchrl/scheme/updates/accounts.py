@@ -7,8 +7,8 @@ import statistics
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class Accounts:
         self._timings: Seconds = {}
         self._began: float | None = None  # when the first update was begun
         self._until = 0.0                 # when anything was last booked
-        self._watch = Stopwatch(now)
+        self._watch = Stopwatch(now, self._add_time)
         self._timings["update"] = self._watch.seconds
         self._info: dict[str, float] = {}
         self._info_weights: dict[str, float] = {}
@@ -195,17 +195,16 @@ class Accounts:
         with self._lock:
             self._snapshots[worker, incarnation] = snapshot
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the update worker's own work, see `timing.PARTS`; for the thread that makes updates."""
-        before = self._watch.seconds.get(name, 0.0)
         if self._began is None:
             self._began = self._now()
-        with self._watch.part(name):
-            yield
+        return self._watch.part(name)
+
+    def _add_time(self, name: str, seconds: float) -> None:
         with self._lock:
             self._until = self._now()
-            self._times[name].append(self._watch.seconds[name] - before)
+            self._times[name].append(seconds)
 
     def add_send_s(self, seconds: float) -> None:
         """Requests and gradients were on their way for so long, where everybody waited for them."""
