@@ -1,4 +1,4 @@
-"""The command `pytorchrl`: train, enjoy, plot.
+"""The command `pytorchrl`: train, profile, enjoy, plot.
 
 Exit codes: 0 done as asked; 1 failed after training began; 2 refused before; 130 and 143 after Ctrl-C and SIGTERM.
 """
@@ -19,10 +19,11 @@ from typing import Any
 
 _COMMANDS = {
     "train": "train an agent",
+    "profile": "train for some seconds, and say where the time goes",
     "enjoy": "play episodes with a trained agent",
     "plot": "draw learning curves",
 }
-_USAGE = "usage: pytorchrl {train,enjoy,plot} ... | --help | --version"
+_USAGE = "usage: pytorchrl {train,profile,enjoy,plot} ... | --help | --version"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from pytorchrl.cli.parsing import Parser, add_option_flags, flag_of
 from pytorchrl.composition import ALGORITHMS, SYNONYMS, option_specs
@@ -14,19 +15,14 @@ from pytorchrl.presets import preset
 from pytorchrl.reporting import MODEL_NAME, to_json
 from pytorchrl.training import make_learner, named_settings
 
-_USAGE = f"pytorchrl train {{{','.join(ALGORITHMS)}}} --env ID [flags]"
-# Not options: what this command itself does.
+# Not options: what a command itself does.
 _OWN = ("algorithm", "env", "json", "debug")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Train; returns the exit code."""
-    given = _parse(arguments)
-    options = {name: value for name, value in vars(given).items() if name not in _OWN}
-    try:
-        learner, _ = make_learner(given.algorithm, given.env, **options)
-    except EnvError as error:  # seen when one was tried, before anything started
-        raise StartError(str(error)) from error
+    given = parse("train", "Train", arguments)
+    learner = learner_of(given)
     try:
         _train(learner)
     except (KeyboardInterrupt, SystemExit):
@@ -36,9 +32,33 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def learner_of(given: argparse.Namespace) -> Learner:
+    """A learner that has not started, of the flags that were given.
+
+    Raises:
+        StartError: An environment does not work.
+    """
+    options = {name: value for name, value in vars(given).items() if name not in _OWN}
+    try:
+        return make_learner(given.algorithm, given.env, **options)[0]
+    except EnvError as error:  # seen when one was tried, before anything started
+        raise StartError(str(error)) from error
+
+
+@contextmanager
+def refusing_broken_envs(learner: Learner) -> Iterator[None]:
+    """Raise `StartError` where an environment breaks before anything was learned: it never worked."""
+    try:
+        yield
+    except EnvError as error:
+        if learner.updates == 0:
+            raise StartError(str(error)) from error
+        raise
+
+
 def _train(learner: Learner) -> None:
     try:
-        with learner:
+        with refusing_broken_envs(learner), learner:
             learner.train()
     except KeyboardInterrupt:
         if not learner.stopped:  # a second Ctrl-C: at once, whatever still runs
@@ -47,10 +67,6 @@ def _train(learner: Learner) -> None:
     except SystemExit as ended:
         if not learner.stopped:
             os._exit(ended.code if isinstance(ended.code, int) else 1)
-        raise
-    except EnvError as error:
-        if learner.updates == 0:  # nothing has been learned: the environment never worked
-            raise StartError(str(error)) from error
         raise
 
 
@@ -69,16 +85,21 @@ def _show(learner: Learner, *, as_json: bool) -> None:
         print(f"saved in {learner.log_dir}: try `pytorchrl enjoy {learner.log_dir}`")
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(command: str, verb: str, arguments: Sequence[str],
+          add_flags: Callable[[Parser], None] = lambda parser: None) -> argparse.Namespace:
+    """The flags of a command that trains; it may add its own."""
+    usage = f"pytorchrl {command} {{{','.join(ALGORITHMS)}}} --env ID [flags]"
     algorithm = next((word for word in arguments if word in ALGORITHMS), None)
     if algorithm is None:
         if not arguments or "-h" in arguments or "--help" in arguments:
-            print(f"usage: {_USAGE}", "", "Flags differ a little: `pytorchrl train ppo --help`.", sep="\n")
+            print(f"usage: {usage}", "", f"Flags differ a little: `pytorchrl {command} ppo --help`.", sep="\n")
             raise SystemExit(0 if arguments else 2)
-        parser = Parser(prog="pytorchrl train", usage=_USAGE)
+        parser = Parser(prog=f"pytorchrl {command}", usage=usage)
         word = arguments[0] if not arguments[0].startswith("-") else ""
         parser.error(f"the algorithm must be one of {', '.join(ALGORITHMS)}" + (f", got {word!r}" if word else ""))
-    return _parser(algorithm, _given(arguments, "--env"), _given(arguments, "--preset")).parse(arguments)
+    parser = _parser(command, verb, algorithm, _given(arguments, "--env"), _given(arguments, "--preset"))
+    add_flags(parser)
+    return parser.parse(arguments)
 
 
 def _given(arguments: Sequence[str], flag: str) -> str:
@@ -91,12 +112,12 @@ def _given(arguments: Sequence[str], flag: str) -> str:
     return ""
 
 
-def _parser(algorithm: str, env: str, scheme: str) -> Parser:
+def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str) -> Parser:
     parser = Parser(
-        prog=f"pytorchrl train {algorithm}", usage=f"pytorchrl train {algorithm} --env ID [flags]",
-        description=f"Train {algorithm.upper()}. Brackets show what holds for the environment if a flag is not given; "
+        prog=f"pytorchrl {command} {algorithm}", usage=f"pytorchrl {command} {algorithm} --env ID [flags]",
+        description=f"{verb} {algorithm.upper()}. Brackets show what holds for the environment if a flag is not given; "
                     "a value may be a schedule, linear:START:END[:STEPS], where its form says so.",
-        epilog="Exit codes: 0 trained as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
+        epilog="Exit codes: 0 done as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
         synonyms={flag_of(name): flag_of(meant) for name, meant in SYNONYMS.items()})
     parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)
     parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5")

@@ -14,6 +14,7 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.agent.moments import Moments as Moments
 from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.timing import Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class Rollout:
     """For the normalisers, by name."""
     agent_steps: dict[str, int] = field(default_factory=dict)
     """Of several policies: policy -> steps that its agents made."""
-    collect_s: float = 0.0
-    """Seconds that collecting took."""
+    timings: dict[str, float] = field(default_factory=dict)
+    """Seconds by part of the work that it took its worker, see `timing.PARTS`."""
     num_steps: int = 0
     """Steps of its vector of environments."""
     preempted: bool = False
@@ -82,6 +83,11 @@ class Rollout:
     """Environments that this incarnation of the worker has replaced so far because they raised."""
     bytes_raw: int = 0
     bytes_sent: int = 0
+
+    @property
+    def collect_s(self) -> float:
+        """Seconds that it took its worker."""
+        return sum(self.timings.values())
 
     @property
     def source(self) -> tuple[int, int]:
@@ -114,10 +120,10 @@ class Gradients:
     episodes: tuple[Episode, ...] = ()
     moments: tuple[dict[str, Moments], ...] = ()
     """Of the rollouts that came into use, with the last gradient made from them."""
-    timings: dict[str, float] = field(default_factory=dict)
-    """Seconds by operation since the last message."""
+    timings: Seconds = field(default_factory=dict)
+    """Of its own work and of the rollouts that came into use, since the last message."""
     events: dict[str, int] = field(default_factory=dict)
-    """How often each operation was done in that time."""
+    """How often each timed operation was done in that time."""
     shards: tuple[Mapping[str, Any], ...] = ()
     """Statistics of each replay shard."""
     counters: dict[str, int] = field(default_factory=dict)

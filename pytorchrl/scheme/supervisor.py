@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -77,6 +77,10 @@ class Supervisor:
     def asked(self, index: int) -> None:
         """A call was made of a worker; its time runs unless an earlier one is unanswered."""
         self._since.setdefault(index, self._runtime.now())
+
+    def waited_s(self, index: int) -> float:
+        """For how long a worker has had to answer a call, or the next one since it answered one."""
+        return self._runtime.now() - self._since[index]
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
         """A worker has given a result that took it `seconds`; if there are `more` unanswered calls, their time runs."""
@@ -176,19 +180,21 @@ class Requests(Generic[R]):
         runtime: Where they run.
         supervisor: Decides about lost workers.
         journal: Notes in which order answers are taken; where a run is repeated, it says so.
-        seconds_of: What a result says about how long it took its worker.
+        seconds_of: What a result says about how long it took its worker, calls that said nothing (None) included.
         numbers_of: What of a result is the same whenever the run is repeated.
         on_lost: Called with the index of a lost worker, whose calls are forgotten: late answers find nobody.
         on_replaced: Called with its index once another worker is in its place.
     """
 
     def __init__(self, runtime: Runtime, supervisor: Supervisor, journal: Journal,
-                 seconds_of: Callable[[R], float], numbers_of: Callable[[R], tuple[int, ...]],
+                 seconds_of: Callable[[R], float | None], numbers_of: Callable[[R], tuple[int, ...]],
                  on_lost: Callable[[int], object], on_replaced: Callable[[int], object]) -> None:
         self._runtime, self._supervisor, self._journal = runtime, supervisor, journal
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
+        self._asked_s: defaultdict[int, float] = defaultdict(float)  # by worker, of answers that said no time
+        self._send_s = 0.0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -222,8 +228,22 @@ class Requests(Generic[R]):
             if outcome.error is not None:
                 self._supervisor.failed(index)
             value = outcome.unwrap()
-            self._supervisor.answered(index, self._seconds_of(value), more=index in self._open.values())
+            self._answered(index, self._seconds_of(value))
             yield index, value
+
+    def _answered(self, index: int, seconds: float | None) -> None:
+        self._asked_s[index] += self._supervisor.waited_s(index)
+        if seconds is not None:
+            self._send_s += max(0.0, self._asked_s.pop(index) - seconds)
+        self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
+
+    def take_send_s(self) -> float:
+        """Seconds from asking to taking answers beyond what those say that they took their workers, since the last call.
+
+        That is the way there and back if each worker has one call at a time, and somebody waits for its answer.
+        """
+        seconds, self._send_s = self._send_s, 0.0
+        return seconds
 
     def _note(self, index: int, outcome: Outcome[R]) -> None:
         if outcome.error is None:
@@ -279,6 +299,7 @@ class Requests(Generic[R]):
     def _lose(self, index: int, error: BaseException) -> None:
         self._journal.note("lost", index)
         self._open = {future: owner for future, owner in self._open.items() if owner != index}
+        self._asked_s.pop(index, None)
         self._on_lost(index)
         self._supervisor.lost(index, error, goes_on=self._journal.upcoming() is not None)
 

@@ -17,6 +17,7 @@ from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.messages import Moments, Rollout, Weights, WholeState
+from pytorchrl.scheme.timing import Stopwatch
 
 
 class CWorker(Worker):
@@ -147,11 +148,13 @@ class CWorker(Worker):
         Returns:
             A full rollout; a shorter one after `preempt` or `interrupt`.
         """
+        start, watch = self._now(), Stopwatch(self._now)
         if weights is not None:
-            self.set_weights(weights)
+            with watch.part("decode"):
+                self.set_weights(weights)
         self._sequence += 1
-        version, start = self.version, self._now()
-        episodes, preempted = self._fill_storage()
+        version = self.version
+        episodes, preempted = self._fill_storage(watch)
         data = self.storage.get_all_buffer_data(copy=self._owned_data)
         num_env_steps, num_steps = data.num_valid(), data.num_steps
         self.collected_steps += num_env_steps
@@ -163,49 +166,60 @@ class CWorker(Worker):
                 check_finite({**part.obs, "reward": part.reward}, what)
                 check_finite(part.final_obs, f"{what}, last observations of episodes", env_axis=0)
             with torch.no_grad():
-                self.algo.finish_rollout(data)
-                if self._finds_errors:
-                    self.storage.add_errors(data)
+                with watch.part("inference"):
+                    self.algo.finish_rollout(data)
+                    if self._finds_errors:
+                        self.storage.add_errors(data)
                 moments = self.algo.moments_of(data, self._running)
         agent_steps = {policy: part.num_valid() for policy, part in data.parts.items() if policy}
         raw = sent = 0
         if self._owned_data:
-            data = data.to_numpy()
-            raw = sent = codecs.num_bytes(data)
-            if self._compress:
-                data = codecs.compress_rollout(data)
-                sent = codecs.num_bytes(data)
+            with watch.part("encode"):
+                data = data.to_numpy()
+                raw = sent = codecs.num_bytes(data)
+                if self._compress:
+                    data = codecs.compress_rollout(data)
+                    sent = codecs.num_bytes(data)
         self._delivered_steps += num_env_steps
+        rest = self._now() - start - sum(watch.seconds.values())
         return Rollout(
             data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
             worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
-            moments=moments, agent_steps=agent_steps, collect_s=self._now() - start, num_steps=num_steps, preempted=preempted,
+            moments=moments, agent_steps=agent_steps, timings={**watch.seconds, "store": max(0.0, rest)}, num_steps=num_steps, preempted=preempted,
             bytes_raw=raw, bytes_sent=sent, envs_restarted=self.envs.num_restarts if self.envs is not None else 0)
 
-    def _fill_storage(self) -> tuple[list[Episode], bool]:
+    def _fill_storage(self, watch: Stopwatch) -> tuple[list[Episode], bool]:
         """Act and step until the storage is full or somebody says stop; (episodes that ended, whether cut)."""
-        storage, envs, algo, point = self.storage, self.envs, self.algo, self._point
+        storage, envs, algo, point, now = self.storage, self.envs, self.algo, self._point, self._now
         assert envs is not None, "this CWorker has no environments"
         episodes: list[Episode] = []
         if self._reset_pending:
-            storage.start(*envs.reset())
+            with watch.part("environment"):
+                first = envs.reset()
+            storage.start(*first)
             self._reset_pending = False
+        acting_s = stepping_s = 0.0
         with torch.inference_mode():
             while not storage.full:
-                if self._interrupted:
-                    return episodes, True
                 sequence, min_steps = self._preemption
-                if sequence == self._sequence and storage.num_steps >= min_steps:
-                    return episodes, True
+                if self._interrupted or (sequence == self._sequence and storage.num_steps >= min_steps):
+                    break
                 obs, rhs, done, mask = storage.current()
+                start = now()
                 acting = algo.acting_step(obs, rhs, done, mask=mask)
+                acted = now()
                 step = envs.step(acting.clipped_action)
                 if point is not None:
                     point("step")
+                stepped = now()
+                acting_s += acted - start
+                stepping_s += stepped - acted
                 storage.insert_transition(acting, step)
                 if step.episodes:
                     episodes.extend(step.episodes)
-        return episodes, False
+        watch.add("inference", acting_s)
+        watch.add("environment", stepping_s)
+        return episodes, not storage.full
 
     def preempt(self, sequence: int, min_steps: int) -> None:
         """Signal: end rollout number `sequence` once it has `min_steps` steps in each environment."""

@@ -169,6 +169,10 @@ class CollectorThread(threading.Thread):
         """Env steps in the rollouts of collection workers that were lost since."""
         return self._gather.delivered_by_lost
 
+    def take_send_s(self) -> float:
+        """Seconds that requests and rollouts of synchronous rounds were on their way since the last call."""
+        return self._gather.take_send_s() if isinstance(self._gather, Barrier) else 0.0
+
     def _due(self, version: int, num_steps: int) -> bool:
         age = self.local_worker.version - version
         if self._max_sync_delay is None:

@@ -27,7 +27,7 @@ from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.collector_thread import CollectorThread, HeldError
 from pytorchrl.scheme.gradients.minibatch_buffer import Item
 from pytorchrl.scheme.gradients.rank import Candidate, Meeting, Rank, propose_address
-from pytorchrl.scheme.gradients.report import Report, Vectors, decode, not_finite, with_part
+from pytorchrl.scheme.gradients.report import Report, Vectors, decode, not_finite, timed, with_part
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Weights, WholeState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -136,7 +136,7 @@ class GWorker(Worker):
         self._drawn_steps = 0    # steps of the current item that batches have drawn for the first time in this pass
         self._evicted = 0        # steps that replay has given up for newer ones
         self._preparing, self._least_steps = 0, round(fraction_samples * self.storage.rollout_size)
-        self._report = Report()
+        self.report = Report(self._runtime.now)
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
         self._fault = ""  # of the last gradient, before any averaging
         self._grads: Vectors | None = None  # the last ones computed
@@ -166,6 +166,7 @@ class GWorker(Worker):
         """Number of times the actor has been updated."""
         return self.local_worker.version
 
+    @timed("copy")
     def get_data(self) -> Batch:
         """Take the next batch; when the last item is used up, wait for the next one from `collector.queue`.
 
@@ -186,26 +187,24 @@ class GWorker(Worker):
         return batch
 
     def _draw(self, shards: Shards) -> Any:
-        start = self._runtime.now()
-        self.collector.ensure_started()
-        batch = shards.get(lambda: self.collector.stopped, self.collector.why_no_data, self.storage.parameters)
-        self._report.add_time("wait", self._runtime.now() - start)
+        with self.report.watch.part("wait"):
+            self.collector.ensure_started()
+            batch = shards.get(lambda: self.collector.stopped, self.collector.why_no_data, self.storage.parameters)
         for rollout in shards.take_headers():
-            self._report.add_rollout(rollout, self.actor_version, self.actor_version)
+            self.report.add_rollout(rollout, self.actor_version, self.actor_version)
         return batch
 
+    @timed("copy")
     def _take_item(self) -> None:
-        start = self._runtime.now()
         item = self._item = self._collect()
-        self._report.add_time("wait", self._runtime.now() - start)
         self._unused_steps = self._drawn_steps = 0
         if item.uses == 1:
             for part in item.parts:
                 if not part.is_old:
-                    self._report.add_rollout(part.rollout, part.version_queued, self.actor_version)
+                    self.report.add_rollout(part.rollout, part.version_queued, self.actor_version)
             self._unused_steps = item.num_new_steps
-            # Later uses find tensors.
-            item.parts = [part._replace(rollout=replace(part.rollout, data=decode(part.rollout))) for part in item.parts]
+            with self.report.watch.part("decode"):  # later uses find tensors
+                item.parts = [part._replace(rollout=replace(part.rollout, data=decode(part.rollout))) for part in item.parts]
         self.storage.insert_from(*zip(*((part.rollout.data, part.rollout.source) for part in item.parts), strict=True))
         self.storage.before_gradients()
         self._item_open = True
@@ -220,6 +219,7 @@ class GWorker(Worker):
         self.ledger.move(evicted - self._evicted, "resident", "evicted")
         self._evicted = evicted
 
+    @timed("wait")
     def _collect(self) -> Item:
         """The next item.
 
@@ -258,11 +258,13 @@ class GWorker(Worker):
             self._take_item()
         return self.storage.advantage_moments(), self.take_part()
 
+    @timed("copy")
     def _open_batches(self, advantage_moments: Sequence[Moments] | None) -> Iterator[Batch]:
         if self._forgets:  # then each microbatch is normalised by itself, if at all
             advantage_moments = None
         elif self._rank.is_member and self.algo.advantage_normalization == "batch":
-            advantage_moments = self._rank.gather_all(self.storage.advantage_moments())
+            with self.report.watch.part("average"):
+                advantage_moments = self._rank.gather_all(self.storage.advantage_moments())
         if advantage_moments is not None:
             self.storage.normalize_by(advantage_moments)
         self._batches = self.algo.batches(self.storage)
@@ -347,6 +349,7 @@ class GWorker(Worker):
         self.get_data()
         return self.get_grads(distribute_gradients)
 
+    @timed("grad")
     def compute_gradients(self, batch: Batch, distribute_gradients: bool,
                           ) -> tuple[Vectors, dict[str, float]]:
         """Gradients of one batch.
@@ -358,8 +361,7 @@ class GWorker(Worker):
         Returns:
             One flat float32 gradient per optimised group, and the algorithm's statistics.
         """
-        start = self._runtime.now()
-        grads, info = differentiate(self.algo, batch, self._microbatch_size, self._report.counters)
+        grads, info = differentiate(self.algo, batch, self._microbatch_size, self.report.counters)
         if self._point is not None and self._point("grad"):
             grads = not_finite(grads)
         fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
@@ -367,12 +369,12 @@ class GWorker(Worker):
         if distribute_gradients:
             grads = self._mean_of_ranks(grads, batch.num_samples, samples_by_policy(batch), batch.last)
         self.iter += 1
-        self._report.add_time("grad", self._runtime.now() - start)
         return grads, info
 
+    @timed("average")
     def _mean_of_ranks(self, grads: Vectors, num_samples: int, samples: Mapping[str, int], last: bool) -> Vectors:
         return self._rank.mean(grads, list(samples.values()) or [num_samples] * len(grads), self.algo.gradient_sizes,
-                               tells=last and self._rank.has_to_tell(self._report.moments))
+                               tells=last and self._rank.has_to_tell(self.report.moments))
 
     def apply_gradients(self, gradients: Vectors | None = None, *,
                         moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float] | None:
@@ -435,21 +437,25 @@ class GWorker(Worker):
             grads, info = self.get_grads(distribute_gradients)
         except HeldError:  # nobody waits for data any more
             grads, info, self._used = [], {}, Used(0, 0, False)
-        report, used = self._report, self._used
+        report, used = self.report, self._used
         vectors: Any = grads
         skipped = False
         if distribute_gradients:
             self._rank.hold(report.moments)
             report.moments = []  # they are told once, also if the exchange breaks off and the report goes on
         if distribute_gradients and any(grad is not None for grad in grads):
-            applied = self.apply_gradients(grads, moments=self._rank.told(used.last))
+            with report.watch.part("average"):
+                moments = self._rank.told(used.last)
+            with report.watch.part("apply"):
+                applied = self.apply_gradients(grads, moments=moments)
             vectors, skipped, info = None, applied is None, {**info, **(applied or {})}
         elif distribute_gradients:  # no rank had anything to learn from
             vectors = []
         elif self.index_worker > 0:
-            vectors = report.pack(grads, self.compress_grads_to_send)
+            with report.watch.part("encode"):
+                vectors = report.pack(grads, self.compress_grads_to_send)
         report.count(self.collector, self.shards)
-        self._report = Report(report)
+        self.report = Report(self._runtime.now, report)
         return Gradients(
             vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
@@ -479,6 +485,7 @@ class GWorker(Worker):
         if self._item is not None:
             self.collector.feed.discard(self._item)
 
+    @timed("decode")
     def set_weights(self, actor_weights: Weights | Mapping[str, Any]) -> None:
         """Update the actor with the given weights: a `Weights` message, or an acting state by name."""
         self.local_worker.set_weights(actor_weights)

@@ -242,6 +242,7 @@ class Barrier(_RemoteGather):
         self._enough = math.ceil(fraction_workers * len(workers) - 1e-9)
         self._min_steps = min_steps
         self._num_asked = 0  # rounds that were asked for and not delivered
+        self._send_s = 0.0
 
     def ask(self, num_rounds: int) -> None:
         """Ask all for so many rounds, which as many calls of `step` will deliver."""
@@ -260,7 +261,8 @@ class Barrier(_RemoteGather):
             CollectionError: It took longer than the timeout.
         """
         deadline = self._runtime.now() + self._timeout_s
-        if not self._num_asked:
+        is_awaited = not self._num_asked
+        if is_awaited:
             self.ask(1)
         while (missing := self._missing()) or self._supervisor.is_replacing:
             for index, rollout in self._poll():
@@ -273,6 +275,8 @@ class Barrier(_RemoteGather):
             if len(self._arrived) >= self._enough and self._journal.upcoming() is None:  # else it is known who is cut short
                 for index in missing:
                     self._workers[index].signal(CWorker.preempt, self._num_requests[index], self._min_steps)
+        send_s = self._in_flight.take_send_s()
+        self._send_s += send_s if is_awaited else 0.0
         self._num_asked -= 1
         done = [self._arrived[index].popleft() for index in sorted(self._arrived)]
         for index in [index for index, rollouts in self._arrived.items() if not rollouts]:
@@ -283,6 +287,11 @@ class Barrier(_RemoteGather):
         """See `_RemoteGather`; rounds that were asked for are none any more."""
         super().drain(deliver, deadline)
         self._num_asked = 0
+
+    def take_send_s(self) -> float:
+        """See `Requests`; of rounds that were not asked for ahead, whose answers nobody sees come."""
+        seconds, self._send_s = self._send_s, 0.0
+        return seconds
 
     def _missing(self) -> list[int]:
         """Workers that were asked and have nothing for the oldest round yet."""

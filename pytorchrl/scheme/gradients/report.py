@@ -15,6 +15,7 @@ from pytorchrl.agent.data import Episode
 from pytorchrl.agent.moments import Moments
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.timing import Seconds, Stopwatch, add_seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,6 +35,20 @@ def with_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W,
 
     return call
 
+
+def timed(part: str) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Concatenate[W, P], R]]:
+    """Let a method of a GWorker count as this part of its work."""
+    def decorate(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
+        @functools.wraps(method)
+        def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            with self.report.watch.part(part):
+                return method(self, *args, **kwargs)
+
+        return call
+
+    return decorate
+
+
 Vectors = list[Tensor | None]
 """One flat gradient per group; of several policies one a policy, None for one that has no gradient."""
 
@@ -44,24 +59,38 @@ def not_finite(vectors: Vectors) -> Vectors:
 
 
 class Report:
-    """What a GWorker tells with its next gradient; counters go on, the rest starts anew."""
+    """What a GWorker tells with its next gradient; counters go on, the rest starts anew.
 
-    def __init__(self, previous: Report | None = None) -> None:
+    Args:
+        now: The clock.
+        previous: The one before.
+
+    Attributes:
+        watch: Times the GWorker's own work.
+    """
+
+    def __init__(self, now: Callable[[], float], previous: Report | None = None) -> None:
         self.lags: list[tuple[int, int, int]] = []
         self.episodes: list[Episode] = []
         self.moments: list[dict[str, Moments]] = []
-        self.timings: dict[str, float] = {}
-        self.events: dict[str, int] = {}
+        self.watch = Stopwatch(now)
+        self._num_rollouts = 0
+        self._timings: Seconds = {"gradients": self.watch.seconds, "collection": {}}
         self.shards: list[dict[str, Any]] = []
         self.counters: dict[str, int] = (
             dict(previous.counters) if previous else {"bytes_raw": 0, "bytes_sent": 0, "rollouts": 0, "preempted": 0,
                                                             "backward_passes": 0, "collected_in_use": 0})
         self.envs_restarted: dict[tuple[int, int], int] = dict(previous.envs_restarted) if previous else {}
 
-    def add_time(self, name: str, seconds: float) -> None:
-        """An operation took so long."""
-        self.timings[name] = self.timings.get(name, 0.0) + seconds
-        self.events[name] = self.events.get(name, 0) + 1
+    @property
+    def events(self) -> dict[str, int]:
+        """Rollouts that came, waits for data, and gradients computed."""
+        return {"collect": self._num_rollouts, "wait": self.watch.counts["wait"], "grad": self.watch.counts["grad"]}
+
+    @property
+    def timings(self) -> Seconds:
+        """Of its own work and of the rollouts that came."""
+        return {level: dict(parts) for level, parts in self._timings.items()}
 
     def pack(self, gradients: Vectors, compress: bool) -> list[Any]:
         """Gradients as they cross between processes; their bytes are counted."""
@@ -79,7 +108,8 @@ class Report:
         self.episodes.extend(rollout.episodes)
         if rollout.moments:
             self.moments.append(rollout.moments)
-        self.add_time("collect", rollout.collect_s)
+        add_seconds(self._timings, {"collection": rollout.timings})
+        self._num_rollouts += 1
         self.counters["collected_in_use"] += rollout.num_env_steps
         self.envs_restarted[rollout.worker, rollout.incarnation] = rollout.envs_restarted  # a total
         self.counters["envs_restarted"] = sum(self.envs_restarted.values())
@@ -95,6 +125,8 @@ class Report:
         """Totals of what lies below: a CollectorThread, and Shards or None."""
         self.counters["weight_pushes"] = collector.weight_pushes
         self.counters["restarts"] = collector.restarts + (shards.restarts if shards is not None else 0)
+        self.counters["collectors"] = max(1, collector.num_workers)
+        add_seconds(self._timings, {"collection": {"send": collector.take_send_s()}})
         self.counters["queued_items"] = collector.queue.qsize()
         self.counters["dropped_items"] = collector.feed.dropped_items
         self.counters["passes_cancelled"] = collector.feed.passes_cancelled

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 from pytorchrl.scheme.messages import Gradients
+from pytorchrl.scheme.timing import Seconds, Stopwatch, add_seconds, with_idle
 from pytorchrl.scheme.window_stat import WindowStat
 
 # A rare bad batch is survived. So many in a row are no accident, and the parameters that made them do not change.
@@ -27,8 +29,12 @@ _MAX_FAULTS_SHOWN = 3
 _TIME_WINDOW = 100
 # Rates are those of the last seconds.
 _RATE_WINDOW_S = 10.0
-_TIMED = {"collect": "collect", "wait": "dequeue", "grad": "grad"}
-"""What gradient workers time, and what it is called in metrics."""
+_TIMED: Mapping[str, tuple[str, Callable[[Seconds], float]]] = {
+    "collect": ("collect", lambda timings: sum(timings["collection"].values()) - timings["collection"].get("send", 0.0)),
+    "wait": ("dequeue", lambda timings: timings["gradients"]["wait"]),
+    "grad": ("grad", lambda timings: timings["gradients"]["grad"]),
+}
+"""What gradient workers count, what it is called in metrics, and the time of a message that went into it."""
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
 
 logger = logging.getLogger(__name__)
@@ -48,7 +54,6 @@ class Accounts:
         self._own = Ledger()
         self._totals: deque[tuple[float, tuple[int, ...]]] = deque([(now(), (0,) * len(_RATES))])
         self._shards: dict[int, tuple[Mapping[str, Any], ...]] = {}
-        self._events: Counter[str] = Counter()
         self._snapshots: dict[tuple[int, int], LedgerSnapshot] = {}  # by GWorker and incarnation
         self._counters: dict[tuple[int, int], dict[str, int]] = {}
         self._incarnations: Counter[int] = Counter()
@@ -57,7 +62,11 @@ class Accounts:
         self._grad_lags: Counter[int] = Counter()
         self._queue_levels = WindowStat("queue", 50)
         self._episodes: list[Episode] = []
-        self._timings: Counter[str] = Counter()
+        self._timings: Seconds = {}
+        self._began: float | None = None  # when the first update was begun
+        self._until = 0.0                 # when anything was last booked
+        self._watch = Stopwatch(now, self._add_time)
+        self._timings["update"] = self._watch.seconds
         self._info: dict[str, float] = {}
         self._info_weights: dict[str, float] = {}
         self._new_updates = 0
@@ -91,10 +100,11 @@ class Accounts:
             for level in gradients.queue_levels:
                 self._queue_levels.push(level)
             self._episodes.extend(gradients.episodes)
-            self._timings.update(gradients.timings)
-            self._events.update(gradients.events)
+            add_seconds(self._timings, gradients.timings)
             for name, count in gradients.events.items():
-                self._times[_TIMED[name]].extend([gradients.timings[name] / count] * min(count, _TIME_WINDOW))
+                title, seconds_of = _TIMED[name]
+                if count:
+                    self._times[title].extend([seconds_of(gradients.timings) / count] * min(count, _TIME_WINDOW))
             self._shards[gradients.worker] = gradients.shards
             self.grads_received += 1
             self.grads_held += 1
@@ -185,10 +195,28 @@ class Accounts:
         with self._lock:
             self._snapshots[worker, incarnation] = snapshot
 
-    def add_time(self, name: str, seconds: float) -> None:
-        """The update worker's own "wait", "apply" or "push" took so long."""
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """Time a part of the update worker's own work, see `timing.PARTS`; for the thread that makes updates."""
+        if self._began is None:
+            self._began = self._now()
+        return self._watch.part(name)
+
+    def _add_time(self, name: str, seconds: float) -> None:
         with self._lock:
+            self._until = self._now()
             self._times[name].append(seconds)
+
+    def add_send_s(self, seconds: float) -> None:
+        """Requests and gradients were on their way for so long, where everybody waited for them."""
+        with self._lock:
+            add_seconds(self._timings, {"gradients": {"send": seconds}})
+
+    def _time_s(self) -> Seconds:
+        """Where the time of each level's workers went, from the first update's begin to the last one's end."""
+        elapsed = 0.0 if self._began is None else self._until - self._began
+        collectors = {worker: counters["collectors"] for (worker, _), counters in sorted(self._counters.items())}
+        return with_idle(self._timings, {
+            "collection": elapsed * sum(collectors.values()), "gradients": elapsed * len(collectors), "update": elapsed})
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
         """A gradient worker's final account; None if it is lost: what it held is then lost with it."""
@@ -268,7 +296,9 @@ class Accounts:
                 counters.update(part)
             pushes = counters.pop("weight_pushes", 0) + self.weight_pushes
             lag, lag_collect = summary(self._lags), summary(self._lags_collect)["mean"]
-            grad_s, collect_s = self._timings["grad"], self._timings["collect"]
+            time_s = self._time_s()
+            grad_s = time_s["gradients"]["grad"]
+            collect_s = sum(time_s["collection"].values()) - time_s["collection"]["send"] - time_s["collection"]["idle"]
             return {
                 "updates": self.updates, "updates_skipped_nan": self.updates_skipped_nan,
                 "samples_skipped_nan": self.samples_skipped_nan,
@@ -293,9 +323,9 @@ class Accounts:
                 "grad_lag": summary(self._grad_lags), **self._rates(),
                 "collect_peak_steps_per_s": counters["collected_in_use"] / collect_s if collect_s else None,
                 "grad_peak_steps_per_s": ledger.consumed / grad_s if grad_s else None,
-                "time_s": {name: round(seconds, 6) for name, seconds in sorted(self._timings.items())},
+                "time_s": time_s,
                 **{f"{name}_time_ms": 1e3 * statistics.fmean(self._times[name]) if self._times[name] else None
-                   for name in ("wait", "apply", "push", *_TIMED.values())},
+                   for name in ("wait", "apply", "push", *(title for title, _ in _TIMED.values()))},
                 **{f"shard/{place}/{name}": value for place, shard in self._named_shards() for name, value in shard.items()},
             }
 

@@ -67,7 +67,8 @@ class DecentralisedRound(RemoteRound):
         parameters: Mapping[str, float] = dict(self._local.algo.parameters)
         enough = math.ceil(self._fraction * len(self._ranks) - 1e-9)
         if enough < len(self._ranks) and (self._used_up or self._skip):
-            self._prepare(parameters, enough)
+            with self._accounts.part("wait"):
+                self._prepare(parameters, enough)
             if self._is_broken:
                 return False
         check = self._check_every is not None and (self._updates + 1) % self._check_every == 0
@@ -75,7 +76,8 @@ class DecentralisedRound(RemoteRound):
             self._in_flight.add(index, self._workers[index].submit(
                 GWorker.collect_and_grad, None, skip_remaining=self._skip, distribute_gradients=True, parameters=parameters,
                 check=check))
-        parts = self._gather()
+        with self._accounts.part("wait"):
+            parts = self._gather()
         for part in parts:
             self._accounts.receive(part)
         if self._is_broken:

@@ -68,9 +68,9 @@ def _numbers_of(answer: Any) -> tuple[int, ...]:
     return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
 
 
-def _seconds_of(answer: Any) -> float:
-    """How long a gradient took its worker, waiting for data included; 0 for other answers."""
-    return answer.timings.get("wait", 0.0) + answer.timings.get("grad", 0.0) if isinstance(answer, Gradients) else 0.0
+def _seconds_of(answer: Any) -> float | None:
+    """How long a gradient took its worker, waiting for data included; None for other answers."""
+    return sum(answer.timings.get("gradients", {}).values()) if isinstance(answer, Gradients) else None
 
 
 class HeldMoments:
@@ -106,13 +106,15 @@ class CentralRound:
             pass
 
     def _step(self) -> bool:
-        gradients = self._local.collect_and_grad()
+        with self._accounts.part("wait"):
+            gradients = self._local.collect_and_grad()
         self._accounts.receive(gradients)
         if not take_empty(self._accounts, [gradients]):
             return False
         version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
         moments = self._held.of([gradients], used_up=gradients.last or skip)
-        applied = self._local.apply_gradients(gradients.vectors, moments=moments)
+        with self._accounts.part("apply"):
+            applied = self._local.apply_gradients(gradients.vectors, moments=moments)
         book(self._accounts, [gradients], version, gradients.info, applied)
         if skip:
             self._local.skip_remaining()
@@ -155,10 +157,9 @@ class RemoteRound:
         if self._versions[index] == version:
             return None
         if self._reference is None or self._reference[0] != version:
-            start = self._runtime.now()
-            weights = self._local.get_weights(learning=True)
-            self._reference, self._num_bytes = (version, self._runtime.put(weights)), weights.num_bytes
-            self._accounts.add_time("push", self._runtime.now() - start)
+            with self._accounts.part("push"):
+                weights = self._local.get_weights(learning=True)
+                self._reference, self._num_bytes = (version, self._runtime.put(weights)), weights.num_bytes
         self._versions[index] = version
         self._accounts.weight_pushes += 1
         self._accounts.bytes_out += self._num_bytes
@@ -180,8 +181,10 @@ class RemoteRound:
     def _gather_all(self) -> list[Any]:
         """Every request in flight, in worker order; the first error is raised."""
         done: dict[int, Gradients] = {}
-        while len(self._in_flight) or self._supervisor.is_replacing:
-            done.update(self._in_flight.poll(POLL_INTERVAL_S))
+        with self._accounts.part("wait"):
+            while len(self._in_flight) or self._supervisor.is_replacing:
+                done.update(self._in_flight.poll(POLL_INTERVAL_S))
+        self._accounts.add_send_s(self._in_flight.take_send_s())
         return [done[index] for index in sorted(done)]
 
     def rest(self) -> None:
@@ -295,7 +298,10 @@ class SyncRound(RemoteRound):
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
         self._used_up = self._skip or parts[0].last
         moments = self._held.of(parts, self._used_up)
-        applied = self._local.apply_gradients(mean_gradients([part for part in parts if not part.is_empty]), moments=moments)
+        with self._accounts.part("decode"):
+            mean = mean_gradients([part for part in parts if not part.is_empty])
+        with self._accounts.part("apply"):
+            applied = self._local.apply_gradients(mean, moments=moments)
         book(self._accounts, take_empty(self._accounts, parts), version, info, applied)
         return True
 
@@ -372,7 +378,8 @@ class AsyncRound(RemoteRound):
             self.rest()
             if self._error is not None:
                 raise self._error
-            self._take_ready()
+            with self._accounts.part("wait"):
+                self._take_ready()
         self._update()
 
     @property
@@ -393,7 +400,7 @@ class AsyncRound(RemoteRound):
     def _take_ready(self) -> None:
         """Wait until a gradient is there, and take all that are; the first error is kept until they are used."""
         self._has_updated = False
-        start, timeout_s, replaying = self._runtime.now(), POLL_INTERVAL_S, self._journal.upcoming() is not None
+        timeout_s, replaying = POLL_INTERVAL_S, self._journal.upcoming() is not None
         while True:
             num_open = len(self._in_flight)
             try:
@@ -409,7 +416,6 @@ class AsyncRound(RemoteRound):
                 if was_last or len(self._in_flight) == num_open:
                     break
                 timeout_s = 0.0  # what else is there already
-        self._accounts.add_time("wait", self._runtime.now() - start)
 
     def _handle(self, index: int, gradients: Gradients) -> None:
         if not take_empty(self._accounts, [gradients]):
@@ -438,9 +444,11 @@ class AsyncRound(RemoteRound):
         skips = {part.worker - 1: bool(part.info.get("skip_remaining")) for part in parts}
         moments = tuple(found for index, part in zip(sorted(order), parts, strict=True)
                         for found in self._moments[index].of([part], used_up=part.last or skips[index]))
-        version, start = self._local.actor_version, self._runtime.now()
-        applied = self._local.apply_gradients(mean_gradients(parts, factors), moments=moments)
-        self._accounts.add_time("apply", self._runtime.now() - start)
+        version = self._local.actor_version
+        with self._accounts.part("decode"):
+            mean = mean_gradients(parts, factors)
+        with self._accounts.part("apply"):
+            applied = self._local.apply_gradients(mean, moments=moments)
         self._to_ask.update((index, skips[index]) for index in order)
         book(self._accounts, parts, version, mean_info(parts), applied)
 

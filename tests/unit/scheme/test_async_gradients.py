@@ -401,4 +401,4 @@ def test_times_of_the_update_worker(make):
     assert metrics["push_time_ms"] == 0  # of the virtual clock
     central = make(1, updates_per_step=1, grad_communication=SYNC, together=False)
     central.scheme.step()
-    assert central.scheme.metrics()["wait_time_ms"] is None
+    assert central.scheme.metrics()["wait_time_ms"] >= 1000  # for the gradient that it computes itself

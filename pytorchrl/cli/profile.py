@@ -1,0 +1,76 @@
+"""`pytorchrl profile ALGORITHM --env ID ...`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pytorchrl import profiling
+from pytorchrl.cli.parsing import Parser
+from pytorchrl.cli.train import learner_of, parse, refusing_broken_envs
+from pytorchrl.learner import Learner
+from pytorchrl.reporting import to_json
+
+_SECONDS = 20.0
+# Workers, compilers and caches warm up for this share of them, and for so many updates at least.
+_WARM_UP, _WARM_UP_UPDATES = 0.25, 2
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train for some seconds and say where the time went; returns the exit code."""
+    given = parse("profile", "Profile", arguments, _add_flags)
+    seconds = vars(given).pop("seconds")
+    vars(given).setdefault("progress", False)
+    learner = learner_of(given)
+    with refusing_broken_envs(learner), learner:
+        measured = _measure(learner, seconds)
+    _show(measured, learner, as_json=given.json)
+    return 0
+
+
+def _add_flags(parser: Parser) -> None:
+    parser.add_argument("--seconds", type=_seconds, default=_SECONDS, metavar="NUMBER",
+                        help=f"how long to measure, after a quarter of that to warm up [{_SECONDS:g}]")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return seconds
+
+
+def _measure(learner: Learner, seconds: float) -> dict[str, Any]:
+    """Metrics of that many seconds of training, whatever its target is."""
+    learner.start()
+    scheme, warm = learner.scheme, time.perf_counter() + _WARM_UP * seconds
+    while time.perf_counter() < warm or scheme.version < _WARM_UP_UPDATES:
+        learner.step()
+    before, start = scheme.metrics() | {"env_steps": scheme.env_steps}, time.perf_counter()
+    while time.perf_counter() < start + seconds or scheme.version == before["updates"]:
+        learner.step()
+    after = scheme.metrics() | {"env_steps": scheme.env_steps}
+    elapsed = time.perf_counter() - start
+    steps = after["env_steps"] - before["env_steps"]
+    return {**profiling.between(before, after), "seconds": elapsed, "env_steps": steps, "env_steps_per_s": steps / elapsed}
+
+
+def _show(measured: dict[str, Any], learner: Learner, *, as_json: bool) -> None:
+    """A table and a sentence on standard output; with `--json` one line."""
+    finding = profiling.explain(measured, profiling.options_of(learner.scheme))
+    if as_json:
+        names = ("seconds", "env_steps", "env_steps_per_s", "updates", "time_s")
+        print(to_json({
+            **{name: measured[name] for name in names}, "shares": profiling.shares(measured["time_s"]),
+            "bottleneck": finding.part, "share": finding.share, "sentence": finding.sentence, "option": finding.option,
+            "advice": finding.advice, "seed": learner.scheme.seed, "scheme": learner.scheme.settings}), flush=True)
+        return
+    print(f"{measured['env_steps']:,} env steps, {measured['updates']:,} updates in {measured['seconds']:.1f} s "
+          f"({measured['env_steps_per_s']:,.0f} steps/s)", "", profiling.table(measured["time_s"]), "",
+          f"Bottleneck: {finding.sentence}.", f"Try: {finding.advice}.", sep="\n", flush=True)

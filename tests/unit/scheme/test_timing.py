@@ -1,0 +1,173 @@
+"""Where the time goes: every second of every worker is in one part, or idle; exact on the virtual clock."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.runtime import ThreadRuntime
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.timing import PARTS, Stopwatch, add_seconds, with_idle
+
+COSTS = {"start": 0, "message": 0.25, "step": 0.5, "grad": 2.0, "update": 0.25}
+
+
+@pytest.fixture
+def run():
+    """A function from settings to the metrics of a simulated run of a synthetic agent with rollouts of 4 steps."""
+    schemes = []
+
+    def run_(updates=20, agent=None, **settings):
+        scheme = Scheme(*synthetic_agent(4, **(agent or {})), **{"seed": 1, "runtime": "simulated", "costs": COSTS} | settings)
+        schemes.append(scheme)
+        while scheme.version < updates:
+            scheme.step()
+        return scheme.metrics()
+    yield run_
+    for scheme in schemes:
+        scheme.stop()
+
+
+def took(level):
+    """The parts that took any time."""
+    return {part: seconds for part, seconds in level.items() if seconds}
+
+
+def test_a_part_within_another_interrupts_it():
+    now = [0.0]
+    booked = []
+    watch = Stopwatch(lambda: now[0], lambda part, seconds: booked.append((part, seconds)))
+    with watch.part("outer"):
+        now[0] += 1
+        with watch.part("inner"):
+            now[0] += 2
+            with watch.part("outer"):
+                now[0] += 4
+            watch.add("third", 0.5)
+        now[0] += 8
+    assert watch.seconds == {"outer": 13, "inner": 1.5, "third": 0.5}
+    assert sum(watch.seconds.values()) == now[0]
+    assert watch.counts == {"outer": 2, "inner": 1}
+    assert booked == [("outer", 4), ("inner", 1.5), ("outer", 9)]
+
+
+def test_a_part_that_raises_is_timed():
+    now = [0.0]
+    watch = Stopwatch(lambda: now[0])
+
+    def fail():
+        with watch.part("outer"), watch.part("inner"):
+            now[0] += 1
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert watch.seconds == {"inner": 1, "outer": 0}
+    with watch.part("outer"):
+        now[0] += 1
+    assert watch.seconds["outer"] == 1
+
+
+def test_idle_is_what_is_left():
+    total = {"update": {"wait": 1.0}}
+    add_seconds(total, {"update": {"wait": 2.0, "apply": 0.5}, "gradients": {"grad": 7.0}})
+    found = with_idle(total, {"update": 10.0, "gradients": 6.0})
+    assert found["update"] == {"wait": 3.0, "decode": 0.0, "apply": 0.5, "push": 0.0, "idle": 6.5}
+    assert found["gradients"]["idle"] == 0.0
+    assert {level: tuple(parts) for level, parts in found.items()} == {level: (*parts, "idle") for level, parts in PARTS.items()}
+
+
+@pytest.mark.parametrize("agent", [{}, {"capacity": 40}], ids=["rollouts", "replay"])
+def test_the_seconds_of_every_level_are_those_of_its_workers(run, pattern, agent):
+    metrics = run(agent=agent, **pattern)
+    time_s = metrics["time_s"]
+    elapsed = sum(time_s["update"].values())
+    grads = pattern["num_grad_workers"]
+    # None is above: a part that counted twice would leave less than nothing for idle.
+    assert sum(time_s["gradients"].values()) == pytest.approx(grads * elapsed)
+    assert sum(time_s["collection"].values()) == pytest.approx(grads * pattern["num_col_workers"] * elapsed)
+    assert time_s["collection"]["environment"] == pytest.approx(metrics["rollouts"] * 4 * COSTS["step"])
+    assert time_s["gradients"]["grad"] == pytest.approx(metrics["grads_received"] * COSTS["grad"])
+
+
+def test_central_parts_are_those_of_the_costs(run):
+    time_s = run()["time_s"]
+    # Each update: four steps, a gradient, and the update itself; all in one thread.
+    assert took(time_s["collection"]) == pytest.approx({"environment": 40.0, "idle": 45.0})
+    assert took(time_s["gradients"]) == pytest.approx({"wait": 40.0, "grad": 40.0, "idle": 5.0})
+    assert took(time_s["update"]) == pytest.approx({"wait": 80.0, "apply": 5.0})
+
+
+def test_ways_are_measured_where_somebody_waits(run):
+    time_s = run(num_col_workers=3)["time_s"]
+    assert time_s["collection"]["send"] == pytest.approx(20 * 3 * 2 * COSTS["message"])
+    assert took(time_s["gradients"]) == pytest.approx({"wait": 20 * 2.5, "grad": 40.0, "idle": 5.0})
+    time_s = run(num_grad_workers=2)["time_s"]
+    assert time_s["gradients"]["send"] == pytest.approx(20 * 2 * 2 * COSTS["message"])
+    time_s = run(num_col_workers=3, col_communication=ASYNC, num_grad_workers=2, grad_communication=ASYNC)["time_s"]
+    assert time_s["collection"]["send"] == time_s["gradients"]["send"] == 0.0
+
+
+def test_the_way_of_gradients_counts_both_requests_of_an_update(make_scheme):
+    scheme = make_scheme(runtime="simulated", costs=COSTS, num_grad_workers=2, algo=PPO.create_factory(
+        num_epochs=1, num_mini_batch=1, advantage_normalization="batch"))
+    for _ in range(5):
+        scheme.step()
+    assert scheme.metrics()["time_s"]["gradients"]["send"] == pytest.approx(5 * 2 * 4 * COSTS["message"])
+
+
+def test_rounds_that_were_asked_for_ahead_tell_nothing_of_the_way(run):
+    settings = {"num_col_workers": 2, "train_batch_size": 32, "microbatch_size": 8}
+    for prefetch, awaited in ((0, 4), (1, 1)):  # of the four rounds of an update
+        time_s = run(5, prefetch=prefetch, **settings)["time_s"]
+        assert time_s["collection"]["send"] == pytest.approx(5 * awaited * 2 * 2 * COSTS["message"])
+
+
+def test_ranks_wait_for_the_slowest_where_they_average(run):
+    metrics = run(num_grad_workers=2, distribute_gradients=True, costs=COSTS | {"step@GWorker 2/*": 1.0})
+    time_s = metrics["time_s"]
+    assert time_s["gradients"]["average"] == pytest.approx(20 * 4 * 0.5)  # of the first
+    assert time_s["gradients"]["grad"] == pytest.approx(2 * 20 * COSTS["grad"])
+    assert time_s["gradients"]["apply"] == pytest.approx(2 * 20 * COSTS["update"])
+    assert metrics["grad_time_ms"] == pytest.approx(2000.0)
+
+
+def test_rollouts_bring_what_they_took(make_scheme):
+    class Ticking(ThreadRuntime):
+        """Its clock goes on by one with each reading."""
+
+        def __init__(self):
+            self._ticks = itertools.count()
+
+        def now(self):
+            return float(next(self._ticks))
+
+    envs = VecEnv.create_factory(CountingEnv, None, 2)
+    worker = CWorker(1, algo_factory=PPO.create_factory(), actor_factory=OnPolicyActor.create_factory(
+        envs.observation_space, envs.action_space, hidden_sizes=(8,)), storage_factory=GAEBuffer.create_factory(5),
+        train_envs_factory=envs, runtime=Ticking())
+    first = worker.collect()
+    # One tick for each step of 5, for the reset, for the values of the rollout, for packing it; the rest is between them.
+    assert first.timings == {"environment": 6, "inference": 6, "encode": 1, "store": 10}
+    again = worker.collect(worker.get_weights())
+    assert again.timings == {"decode": 1, "environment": 5, "inference": 6, "encode": 1, "store": 10}
+    assert (first.collect_s, again.collect_s) == (23, 23)
+    worker.close()
+
+
+def test_reports_bring_every_part(make_scheme):
+    """On the real clock: what surely took any time, and how much at most."""
+    scheme = make_scheme(num_col_workers=2, num_grad_workers=2)
+    for _ in range(8):
+        scheme.step()
+    time_s = scheme.metrics()["time_s"]
+    elapsed = sum(time_s["update"].values())
+    assert {"environment", "inference", "store", "encode", "decode", "idle"} <= set(took(time_s["collection"]))
+    assert {"wait", "decode", "copy", "grad", "encode", "idle"} <= set(took(time_s["gradients"]))
+    assert {"wait", "decode", "apply", "push"} <= set(took(time_s["update"]))
+    assert sum(time_s["gradients"].values()) == pytest.approx(2 * elapsed)
+    assert sum(time_s["collection"].values()) == pytest.approx(4 * elapsed)
