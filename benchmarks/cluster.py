@@ -29,7 +29,7 @@ from collections import Counter
 from typing import Any
 
 # Before Ray is imported: a directory of its own, and connections that are authenticated.
-os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="prl-", dir="/tmp")
+os.environ["RAY_TMPDIR"] = os.environ.get("RAY_TMPDIR") or tempfile.mkdtemp(prefix="prl-", dir="/tmp")
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
 
 import ray  # noqa: E402

@@ -170,7 +170,8 @@ class RayRuntime(Runtime):
         options = dict(resources)
         options.pop("object_store_memory", None)  # the store is the node's, not the actor's
         group = self._group_of(name)
-        asked = self._bundle if name in self._groups else {_RAY_KEYS.get(key, key): amount for key, amount in options.items()}
+        asked = self._bundle if name in self._groups else {} if group else {
+            _RAY_KEYS.get(key, key): amount for key, amount in options.items()}
         custom = {key: options.pop(key) for key in list(options) if key not in ("num_cpus", "num_gpus", "memory")}
         actor = self._host.options(max_restarts=0, max_task_retries=0, resources=custom or None, scheduling_strategy="SPREAD" if group is None else group,
                                    **options).remote(cls, dict(params))
@@ -192,7 +193,8 @@ class RayRuntime(Runtime):
     def lacks_room(self, handle: Handle[Any]) -> str:
         """What an actor without a process asks for, if no node has that free."""
         asked, up = self._actors[handle.native]
-        if self._ray.wait([up], timeout=0)[0]:
+        group = self._groups.get(handle.name)
+        if self._ray.wait([up], timeout=0)[0] or (group is not None and group.wait(1)):
             return ""
         nodes = self._ray._private.state.available_resources_per_node().values()
         if any(all(node.get(key, 0.0) >= amount for key, amount in asked.items()) for node in nodes):
@@ -303,14 +305,16 @@ class RayRuntime(Runtime):
 def _room(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int, per_place: float) -> float:
     """The most of a resource that each default worker can have, where `per_place` of them are on one node together.
 
-    The largest of several nodes is left out, so that there is room for its workers elsewhere when it is lost; not so of GPUs,
-    which a worker without a share would not see.
+    The largest of several nodes is left out, so that there is room for its workers elsewhere when it is lost; unless that is
+    most of the cluster, for small requests would crowd the small nodes. Not so of GPUs, which a worker without a share would
+    not see.
     """
     ray_key = _RAY_KEYS.get(key, key)
     total = sum(node.get(ray_key, 0.0) for node in nodes)
     left = max(0.0, spare.get(ray_key, 0.0)) / total if total else 0.0
     free = sorted(left * node.get(ray_key, 0.0) / per_place for node in nodes)
-    return _largest_share(free[:-1] if len(free) > 1 and key != "num_gpus" else free, num_places)
+    rest = free[:-1]
+    return _largest_share(rest if key != "num_gpus" and rest and 2 * sum(rest) >= sum(free) else free, num_places)
 
 
 def _largest_share(free: Sequence[float], count: int) -> float:
