@@ -20,7 +20,7 @@ __all__ = ["DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Collective", "Event
 
 def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,
                  costs: Mapping[str, Any] | None = None, faults: FaultPlan | None = None, is_recording: bool = False,
-                 replay: Mapping[tuple[str, int], Part] | None = None) -> Runtime:
+                 replay: Mapping[tuple[str, int], Part] | None = None, placement: str | None = None) -> Runtime:
     """The runtime called `name`: "ray" (started at its first worker; imported only then), "threads" or "simulated".
 
     Args:
@@ -31,6 +31,7 @@ def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,
         faults: Failures to inject into workers.
         is_recording: Whether workers note what depends on timing.
         replay: Journals by worker and incarnation, to be repeated in the simulated runtime.
+        placement: Of Ray's workers; see `RayRuntime`.
     """
     if name == "threads":
         return ThreadRuntime(faults, is_recording)
@@ -39,5 +40,5 @@ def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,
         return SimulatedRuntime(schedule_seed, costs, faults, is_recording, replay)
     if name == "ray":
         from pytorchrl.runtime.ray_runtime import RayRuntime
-        return RayRuntime(address, faults, is_recording)
+        return RayRuntime(address, faults, is_recording, placement)
     raise ConfigError(f"runtime must be one of {list(RUNTIMES)}, got {name!r}")

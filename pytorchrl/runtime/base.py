@@ -149,6 +149,10 @@ class Runtime(ABC):
         """What each kind of worker will ask for: (name, count, resources) each. Raises if that cannot be had."""
         return [dict(resources) for _, _, resources in requests]
 
+    def lacks_room(self, handle: Handle[Any]) -> str:
+        """What a worker that has not come up asks for, and what there is, if that is why; else empty."""
+        return ""
+
     def in_process(self) -> Runtime:
         """A runtime whose workers are threads of this process."""
         return self

@@ -6,6 +6,7 @@ twice. Every failure comes back as a value; no other module knows Ray's exceptio
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import logging
 import os
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 # Ending what Ray leaves takes a tenth of a second; on a busy machine longer.
 _REAP_TIMEOUT_S = 5.0
+_RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
+"""Resources that Ray calls otherwise in what its nodes have."""
 
 
 class _Host:
@@ -40,6 +43,9 @@ class _Host:
         self._worker: Any = None
         self._early: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []  # signals to a worker not yet built
         self._lock = threading.Lock()
+
+    def up(self) -> None:
+        """Answer once the process runs."""
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         if self._worker is None:
@@ -72,21 +78,27 @@ class RayRuntime(Runtime):
         address: Of a running cluster; None uses an initialised Ray, else `RAY_ADDRESS`, else starts a local one.
         faults: Failures to inject.
         is_recording: Whether workers note what depends on timing.
+        placement: None: every worker goes where Ray finds room, spread over the nodes; "colocate": each gradient worker
+            goes to one node with the workers that it starts, in a placement group of their own.
     """
 
     name = "ray"
 
-    def __init__(self, address: str | None = None, faults: FaultPlan | None = None, is_recording: bool = False) -> None:
-        self._address, self.faults, self.is_recording = address, faults, is_recording
+    def __init__(self, address: str | None = None, faults: FaultPlan | None = None, is_recording: bool = False,
+                 placement: str | None = None) -> None:
+        self._address, self.faults, self.is_recording, self._placement = address, faults, is_recording, placement
         self._ray: Any = None
         self._host: Any = None
         self._reaper: subprocess.Popen[bytes] | None = None  # of the Ray that we started, if we did
-        self._actors: list[Any] = []
+        self._has_joined = False  # a cluster that others started
+        self._actors: dict[Any, tuple[dict[str, float], Any]] = {}  # what each asks for, and whether its process runs
+        self._bundle: dict[str, float] = {}  # what a gradient worker and those that it starts ask for, where they stay together
+        self._groups: dict[str, Any] = {}  # by name of the gradient worker: its replacement goes into the same one
         self._threads: ThreadRuntime | None = None
 
-    def __reduce__(self) -> tuple[type[RayRuntime], tuple[None, FaultPlan | None, bool]]:
+    def __reduce__(self) -> tuple[type[RayRuntime], tuple[None, FaultPlan | None, bool, str | None]]:
         """In another worker the runtime starts empty and joins that process's Ray."""
-        return RayRuntime, (None, self.faults, self.is_recording)
+        return RayRuntime, (None, self.faults, self.is_recording, self._placement)
 
     def _connect(self) -> Any:
         if self._ray is not None:
@@ -117,6 +129,7 @@ class RayRuntime(Runtime):
                         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
                 except Exception as error:
                     raise RayConnectionError(f"no Ray cluster at {address!r}: {error}") from error
+                self._has_joined = True
         self._host = ray.remote(concurrency_groups={"control": 1})(_make_host(ray))
         self._ray = ray
         return ray
@@ -135,16 +148,18 @@ class RayRuntime(Runtime):
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
                          _temp_dir=os.path.join(directory, "r"))  # Ray opens its own folder to everybody; ours stays closed
         except BaseException as error:
-            self._end_local(ray)
+            self._leave(ray)
             if isinstance(error, Exception):
                 raise RayConnectionError(
                     f"Ray did not start on this machine: {error}; a very busy machine or a full disk can be why") from error
             raise
 
-    def _end_local(self, ray: Any) -> None:
+    def _leave(self, ray: Any) -> None:
         reaper, self._reaper = self._reaper, None
-        if reaper is not None:
+        if reaper is not None or self._has_joined:
             ray.shutdown()
+            self._has_joined = False
+        if reaper is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on by itself
                 reaper.communicate(timeout=_REAP_TIMEOUT_S)
 
@@ -154,11 +169,38 @@ class RayRuntime(Runtime):
         self._connect()
         options = dict(resources)
         options.pop("object_store_memory", None)  # the store is the node's, not the actor's
+        group = self._group_of(name)
+        asked = self._bundle if name in self._groups else {} if group else {
+            _RAY_KEYS.get(key, key): amount for key, amount in options.items()}
         custom = {key: options.pop(key) for key in list(options) if key not in ("num_cpus", "num_gpus", "memory")}
-        actor = self._host.options(max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD",
-                                   resources=custom or None, **options).remote(cls, dict(params))
-        self._actors.append(actor)
+        actor = self._host.options(max_restarts=0, max_task_retries=0, resources=custom or None, scheduling_strategy="SPREAD" if group is None else group,
+                                   **options).remote(cls, dict(params))
+        self._actors[actor] = asked, actor.up.remote()
         return Handle(self, name, actor)
+
+    def _group_of(self, name: str) -> Any:
+        """How an actor is bound to a placement group; None if to none."""
+        if self._placement != "colocate":
+            return None
+        group = self._ray.util.get_current_placement_group()  # that of our GWorker, in its process
+        if self._bundle and name.startswith("GWorker"):
+            if name not in self._groups:
+                self._groups[name] = self._ray.util.placement_group([self._bundle], strategy="STRICT_PACK")
+            group = self._groups[name]
+        strategies = self._ray.util.scheduling_strategies
+        return group and strategies.PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+
+    def lacks_room(self, handle: Handle[Any]) -> str:
+        """What an actor without a process asks for, if no node has that free."""
+        asked, up = self._actors[handle.native]
+        group = self._groups.get(handle.name)
+        if self._ray.wait([up], timeout=0)[0] or (group is not None and group.wait(1)):
+            return ""
+        nodes = self._ray._private.state.available_resources_per_node().values()
+        if any(all(node.get(key, 0.0) >= amount for key, amount in asked.items()) for node in nodes):
+            return ""
+        free = "; ".join(_shown({key: node.get(key, 0.0) for key in asked}) for node in nodes)
+        return f"it asks for {_shown(asked)}, and the {len(nodes)} nodes have {free} free"
 
     def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         """Queue a method call on an actor; shared objects among the arguments arrive as their values."""
@@ -201,8 +243,7 @@ class RayRuntime(Runtime):
 
     def kill(self, handle: Handle[Any], timeout_s: float = 5.0) -> bool:
         """Kill the actor's process; True once a call to it says so."""
-        with contextlib.suppress(ValueError):  # already gone from the list
-            self._actors.remove(handle.native)
+        self._actors.pop(handle.native, None)
         self._ray.kill(handle.native, no_restart=True)
         return isinstance(self.outcome(handle.submit(_Host.call, "ready"), timeout_s).error, WorkerDiedError)
 
@@ -213,7 +254,7 @@ class RayRuntime(Runtime):
         return self._threads
 
     def close(self) -> None:
-        """Kill our actors; shut Ray down and remove its files if we started it."""
+        """Kill our actors; leave the cluster that we joined, or shut Ray down and remove its files if we started it."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:
@@ -221,7 +262,10 @@ class RayRuntime(Runtime):
         for actor in self._actors:
             self._ray.kill(actor, no_restart=True)
         self._actors.clear()
-        self._end_local(self._ray)
+        for group in self._groups.values():
+            self._ray.util.remove_placement_group(group)
+        self._groups.clear()
+        self._leave(self._ray)
         self._ray = self._host = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
@@ -247,21 +291,71 @@ class RayRuntime(Runtime):
                         f"{count} {name} ask for {key}={amount:g} each, {count * amount:g} together; the largest node "
                         f"has {most:g}, the cluster {total.get(ray_key, 0.0):g} ({spare[ray_key] + count * amount:g} "
                         "not yet asked for); ask for less or use fewer workers")
-        return [self._shrink(count, resources, spare, shrunk) for _, count, resources in requests]
-
-    def _shrink(self, count: int, resources: Mapping[str, float], spare: Mapping[str, float],
-                shrunk: int) -> dict[str, float]:
-        if dict(resources) != dict(DEFAULT_RESOURCES) or count == 0:
-            return dict(resources)
-        fitted = {}
-        for key, ray_key in (("num_cpus", "CPU"), ("num_gpus", "GPU"), ("memory", "memory")):
-            share = max(0.0, spare.get(ray_key, 0.0)) / shrunk
-            amount = min(float(resources[key]), share)
-            fitted[key] = amount if amount >= resources[key] or key == "memory" else int(amount * 1000) / 1000
-        fitted["memory"] = float(int(fitted["memory"] * 0.9))
-        if any(fitted[key] < resources[key] for key in ("num_cpus", "num_gpus")):
+        num_places = requests[0][1] if self._placement == "colocate" else max(1, shrunk)
+        share = {key: _room(key, nodes, spare, num_places, max(1, shrunk / num_places)) for key in ("num_cpus", "num_gpus", "memory")}
+        fitted = [_shrunk(resources, share) if dict(resources) == dict(DEFAULT_RESOURCES) else dict(resources)
+                  for _, _, resources in requests]
+        if shrunk and any(share[key] < DEFAULT_RESOURCES[key] for key in _RAY_KEYS):
             logger.info("default resources shrunk to what the cluster has: %s", fitted)
-        return {key: amount for key, amount in fitted.items() if amount > 0 or key == "num_cpus"}
+        if self._placement == "colocate":
+            self._bundle = _bundle(requests, fitted, nodes)
+        return fitted
+
+
+def _room(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int, per_place: float) -> float:
+    """The most of a resource that each default worker can have, where `per_place` of them are on one node together.
+
+    The largest of several nodes is left out, so that there is room for its workers elsewhere when it is lost; unless that is
+    most of the cluster, for small requests would crowd the small nodes. Not so of GPUs, which a worker without a share would
+    not see.
+    """
+    ray_key = _RAY_KEYS.get(key, key)
+    total = sum(node.get(ray_key, 0.0) for node in nodes)
+    left = max(0.0, spare.get(ray_key, 0.0)) / total if total else 0.0
+    free = sorted(left * node.get(ray_key, 0.0) / per_place for node in nodes)
+    rest = free[:-1]
+    return _largest_share(rest if key != "num_gpus" and rest and 2 * sum(rest) >= sum(free) else free, num_places)
+
+
+def _largest_share(free: Sequence[float], count: int) -> float:
+    """The most that each of `count` can have of what nodes have free, where nobody takes from two nodes."""
+    shares = sorted(amount / part for amount in free if amount > 0 for part in range(1, count + 1))
+    first_too_large = bisect.bisect_left(
+        shares, True, key=lambda share: sum(int(amount / share + 1e-9) for amount in free) < count)
+    return shares[first_too_large - 1] if first_too_large else 0.0
+
+
+def _shrunk(resources: Mapping[str, float], share: Mapping[str, float]) -> dict[str, float]:
+    """The default, where there is less than that."""
+    fitted = {}
+    for key in ("num_cpus", "num_gpus", "memory"):
+        amount = min(float(resources[key]), share[key])
+        fitted[key] = amount if amount >= resources[key] or key == "memory" else int(amount * 1000) / 1000
+    fitted["memory"] = float(int(fitted["memory"] * 0.9))
+    return {key: amount for key, amount in fitted.items() if amount > 0 or key == "num_cpus"}
+
+
+def _bundle(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: Sequence[Mapping[str, float]],
+            nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What each gradient worker asks for together with those that it starts; raises if there is no node for one of them."""
+    num_groups, bundle = requests[0][1], dict[str, float]()
+    for (_, count, _), resources in zip(requests, fitted, strict=True):
+        for key, amount in resources.items():
+            if key != "object_store_memory" and amount:
+                bundle[_RAY_KEYS.get(key, key)] = bundle.get(_RAY_KEYS.get(key, key), 0.0) + amount * count / num_groups
+    bundle = bundle or {"CPU": 0.001}  # an empty one is none
+    room = sum(min(int(node.get(key, 0.0) / amount + 1e-9) for key, amount in bundle.items()) for node in nodes)
+    if room < num_groups:
+        wanted = " and ".join(f"{count // num_groups} {name}" for name, count, _ in requests if count)
+        present = "; ".join(_shown({key: node.get(key, 0.0) for key in bundle}) for node in nodes)
+        raise InsufficientResourcesError(
+            f"placement='colocate' puts {wanted} on one node, which together ask for {_shown(bundle)}, {num_groups} times; the "
+            f"nodes have {present}, which is room for {room}; ask for less, or leave placement out")
+    return bundle
+
+
+def _shown(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{key}={amount:g}" for key, amount in resources.items())
 
 
 def _check_this_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> None:

@@ -253,6 +253,10 @@ class Checks:
             self._problems.append(f"runtime must be one of {list(RUNTIMES)}, got {runtime!r}")
         elif runtime in ("threads", "simulated") and self._options["address"] is not None:
             self._problems.append(f"address is that of a Ray cluster; runtime={runtime!r} uses none")
+        if self._options["placement"] not in (None, "colocate"):
+            self._problems.append(f"placement must be None or 'colocate', got {self._options['placement']!r}")
+        elif self._options["placement"] is not None and runtime in ("threads", "simulated"):
+            self._problems.append(f"placement chooses nodes of a Ray cluster; with runtime={runtime!r} there is nothing to place")
         self._parse("schedule_seed", check_seed)
         if runtime != "simulated" and (self._options["schedule_seed"] != 0 or self._options["costs"] is not None):
             self._problems.append("schedule_seed and costs are for runtime='simulated'; another would ignore them")
@@ -274,7 +278,7 @@ class Checks:
         if options["runtime"] not in (None, "simulated"):
             self._problems.append(f"replay runs in the simulated runtime, wherever the record was made; leave out "
                                   f"runtime={options['runtime']!r}")
-        for name in ("schedule_seed", "costs"):
+        for name in ("schedule_seed", "costs", "placement"):
             if options[name]:
                 self._problems.append(f"{name} would be ignored: the order of events is that of the replayed record")
         options["runtime"] = "simulated"
@@ -327,6 +331,9 @@ class Checks:
               for name, parallel in (("col_worker_resources", parallel_col), ("grad_worker_resources", parallel_grad))),
             (options["address"] is not None and not parallel_col and not parallel_grad,
              "address is that of a Ray cluster; a scheme without remote workers uses none"),
+            (options["placement"] is not None and not (parallel_grad and (parallel_col or (options["num_replay_workers"] or 0) > 1)),
+             "placement='colocate' keeps gradient workers with their own workers; give num_grad_workers >= 2 and num_col_workers "
+             "(or num_replay_workers) >= 2, or leave it out"),
             (not parallel_col and not parallel_grad and options["runtime"] != "simulated" and _kills(options["faults"]),
              "faults kill a worker, but there is no remote one; a thread cannot be killed"),
             (options["runtime"] == "threads" and _kills(options["faults"]),

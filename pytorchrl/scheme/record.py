@@ -43,7 +43,7 @@ DRIVER = "UWorker"
 """Whose journal has an event for every update."""
 
 # Where and how fast a run went, not what it computed.
-_NOT_COMPARED = {"runtime", "address", "schedule_seed", "costs", "record", "replay", "keep_bad_batches", "queue_timeout_s",
+_NOT_COMPARED = {"runtime", "address", "placement", "schedule_seed", "costs", "record", "replay", "keep_bad_batches", "queue_timeout_s",
                  "on_starved", "worker_timeout_s", "check_ranks_every", "col_worker_resources", "grad_worker_resources"}
 
 

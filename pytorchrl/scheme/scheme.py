@@ -125,9 +125,11 @@ class Scheme(NamedSchemes):
             weights), "ignore" (the others go on without it) or "raise". Gradient workers that average among themselves go on
             from the whole state of one that is left; in a run that is recorded the loss of one raises.
         worker_timeout_s: A collection worker that gives nothing for so many seconds, or for ten times its longest
-            rollout if that is more, is taken for hung and lost.
+            rollout if that is more, is taken for hung and lost. A replacement may wait so long for room on the cluster.
         faults: Failures to inject, such as "kill col.3 @ step 400; delay col.* 2s p=0.01"; see `FaultPlan`.
         address: Of a Ray cluster; None starts a local one unless RAY_ADDRESS names one.
+        placement: Where Ray's nodes are several: None: all workers are spread over them; "colocate": each remote gradient
+            worker is on one node with its own collection workers and shards.
         keep_bad_batches: Directory for the first batches of each gradient worker whose loss or gradient is not finite;
             None keeps none.
         record: File (a new one) for what decides the run beside its seed: who came first; written four times a second.
@@ -169,7 +171,7 @@ class Scheme(NamedSchemes):
                  runtime: str | None = None, schedule_seed: int = 0,
                  costs: Mapping[str, Any] | None = None, faults: str | None = None, on_worker_failure: str = "restart",
                  worker_timeout_s: float = 60.0,
-                 address: str | None = None, keep_bad_batches: str | os.PathLike[str] | None = None,
+                 address: str | None = None, placement: str | None = None, keep_bad_batches: str | os.PathLike[str] | None = None,
                  record: str | os.PathLike[str] | None = None, replay: str | os.PathLike[str] | None = None) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
         self.algo_factory, self.actor_factory, self.storage_factory = algo_factory, actor_factory, storage_factory
@@ -249,7 +251,7 @@ class Scheme(NamedSchemes):
             self._runtime = make_runtime(
                 self._runtime_name, address=options["address"], costs=options["costs"], faults=faults,
                 schedule_seed=options["schedule_seed"], is_recording=record is not None,
-                replay=None if self._replay is None else self._replay.parts)
+                replay=None if self._replay is None else self._replay.parts, placement=options["placement"])
             try:
                 self._worker = self._build(self._runtime, target_steps, record)
                 self._worker.ready()
@@ -306,7 +308,8 @@ class Scheme(NamedSchemes):
             target_steps=target_steps, request_timeout_s=2 * options["queue_timeout_s"],
             on_worker_failure=options["on_worker_failure"], record=record, replay=self._replay,
             col_fraction_workers=options["col_fraction_workers"] if collect_themselves else 1.0, **{
-                name: options[name] for name in ("updates_per_step", "aggregate", "max_grad_lag", "lag_policy", "check_ranks_every")})
+                name: options[name] for name in (
+                    "updates_per_step", "aggregate", "max_grad_lag", "lag_policy", "check_ranks_every", "worker_timeout_s")})
 
     @property
     def replay_is_over(self) -> bool | None:

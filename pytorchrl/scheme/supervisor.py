@@ -8,7 +8,15 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from pytorchrl.errors import ConfigError, CrashLoopError, NoWorkersLeft, ReplayError, WorkerDiedError, WorkerLostError
+from pytorchrl.errors import (
+    ConfigError,
+    CrashLoopError,
+    InsufficientResourcesError,
+    NoWorkersLeft,
+    ReplayError,
+    WorkerDiedError,
+    WorkerLostError,
+)
 from pytorchrl.runtime import Future, Handle, Journal, Outcome, Runtime
 
 R = TypeVar("R")
@@ -44,7 +52,8 @@ class Supervisor:
     """Watches the workers of one set, for the thread that makes requests of them.
 
     A lost worker is replaced after a pause that doubles from 0.5 s to 30 s. Each worker has a budget of ten
-    replacements in ten minutes; three losses in a row without a result end the run.
+    replacements in ten minutes; three losses in a row without a result end the run, and so does a replacement for which
+    there is no room.
 
     Args:
         workers: Handles of the set; a replacement takes its place in this list.
@@ -54,6 +63,7 @@ class Supervisor:
         timeout_s: A worker that gives no result for this long, or for ten times the longest call so far if that is
             more, is taken for hung and killed; five times as long for its first result.
         seed: Of the jitter of pauses.
+        room_timeout_s: How long a replacement may wait for room on the machines that there are; None: `timeout_s`.
 
     Attributes:
         restarts: Workers replaced so far.
@@ -61,9 +71,10 @@ class Supervisor:
     """
 
     def __init__(self, workers: list[Handle[Any]], replace: Callable[[int], object], runtime: Runtime,
-                 policy: str = "restart", timeout_s: float = 60.0, seed: int = 0) -> None:
+                 policy: str = "restart", timeout_s: float = 60.0, seed: int = 0, room_timeout_s: float | None = None) -> None:
         self._workers, self._replace, self._runtime = workers, replace, runtime
         self._policy, self._timeout_s = check_policy(policy), timeout_s
+        self._room_timeout_s = timeout_s if room_timeout_s is None else room_timeout_s
         self._rng = random.Random(f"pauses {seed}")
         self._history: list[deque[float]] = [deque() for _ in workers]
         self._fruitless = [0] * len(workers)
@@ -167,8 +178,18 @@ class Supervisor:
         return max(timeout_s, _HANG_FACTOR * self._longest_s)
 
     def hung(self) -> list[tuple[int, WorkerLostError]]:
-        """Those that have not answered for too long, and what to say of them."""
+        """Those that have not answered for too long, and what to say of them.
+
+        Raises:
+            InsufficientResourcesError: One has not come up, for want of room.
+        """
         now = self._runtime.now()
+        for index in self._untried & self._since.keys():
+            waited = now - self._since[index]
+            if waited > self._room_timeout_s and (lack := self._runtime.lacks_room(self._workers[index])):
+                raise InsufficientResourcesError(
+                    f"{self._workers[index].name} has found no room for {waited:.0f} s: {lack}; add a machine, ask for less, "
+                    "raise worker_timeout_s, or go on without lost workers (on_worker_failure='ignore')")
         return [(index, WorkerLostError(f"{self._workers[index].name} hangs: no result for {now - since:.1f} s"))
                 for index, since in self._since.items() if now - since > self.deadline_s(index)]
 

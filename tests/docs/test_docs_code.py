@@ -2,15 +2,18 @@
 
 All ```python blocks of a page are run one after the other as one script, in a process and an empty folder of their own.
 What a ```text block shows must be in the script's output. Then the `pytorchrl` commands of ```bash blocks are run in
-the same folder. ```console blocks (with a prompt) are shown only: they install, or train for minutes.
+the same folder. ```console blocks (with a prompt) are shown only: they install, or train for minutes; of ```sh scripts
+and ```yaml files, which need several machines, the syntax is checked.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT
 
@@ -82,7 +85,19 @@ def test_every_block_has_a_language_that_is_dealt_with():
     for page in PAGES:
         found = {info for info, _ in _BLOCK.findall(page.read_text(encoding="utf-8"))}
         languages = {info for info in found if not info.startswith("{")}  # the others are directives
-        assert languages <= {"python", "text", "bash", "console"}, page
+        assert languages <= {"python", "text", "bash", "console", "sh", "yaml"}, page
+
+
+def test_scripts_and_files_that_are_only_shown_can_be_read():
+    found = {language: [body for page in PAGES for body in blocks(page.read_text(encoding="utf-8"), language)]
+             for language in ("sh", "yaml")}
+    for script in found["sh"]:
+        assert script.startswith("#!/bin/bash")
+        result = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
+        assert (result.returncode, result.stderr) == (0, "")
+    for file in found["yaml"]:
+        assert yaml.safe_load(file)["kind"] == "RayJob"
+    assert all(found.values())
 
 
 def test_script_keeps_line_numbers_of_the_page():

@@ -229,7 +229,8 @@ class Barrier(_RemoteGather):
 
     Args:
         workers, runtime, supervisor, journal, refresh: See `_RemoteGather`.
-        fraction_workers: Share of workers that must have finished before the rest are told to stop.
+        fraction_workers: Share of workers that must have finished before the rest are told to stop; of those that are left,
+            where lost ones are not replaced.
         min_steps: Steps in each environment that a worker told to stop collects all the same.
         timeout_s: How long a round may take.
     """
@@ -239,8 +240,7 @@ class Barrier(_RemoteGather):
                  timeout_s: float = 300.0) -> None:
         super().__init__(workers, runtime, supervisor, journal, refresh)
         self._timeout_s = timeout_s
-        self._enough = math.ceil(fraction_workers * len(workers) - 1e-9)
-        self._min_steps = min_steps
+        self._fraction_workers, self._min_steps = fraction_workers, min_steps
         self._num_asked = 0  # rounds that were asked for and not delivered
         self._send_s = 0.0
 
@@ -272,7 +272,7 @@ class Barrier(_RemoteGather):
                 names = ", ".join(self._workers[index].name for index in missing)
                 raise CollectionError(f"no rollout from {names} within {self._timeout_s:.1f} s; raise queue_timeout_s "
                                       "if one takes longer")
-            if len(self._arrived) >= self._enough and self._journal.upcoming() is None:  # else it is known who is cut short
+            if len(self._arrived) >= self._num_enough and self._journal.upcoming() is None:  # else it is known who is cut short
                 for index in missing:
                     self._workers[index].signal(CWorker.preempt, self._num_requests[index], self._min_steps)
         send_s = self._in_flight.take_send_s()
@@ -292,6 +292,12 @@ class Barrier(_RemoteGather):
         """See `Requests`; of rounds that were not asked for ahead, whose answers nobody sees come."""
         seconds, self._send_s = self._send_s, 0.0
         return seconds
+
+    @property
+    def _num_enough(self) -> int:
+        """Workers that end a round."""
+        gone = 0 if self._supervisor.is_replacing else len(self._supervisor.gone)
+        return math.ceil(self._fraction_workers * (len(self._workers) - gone) - 1e-9)
 
     def _missing(self) -> list[int]:
         """Workers that were asked and have nothing for the oldest round yet."""

@@ -113,13 +113,22 @@ class Report:
         self.counters["collected_in_use"] += rollout.num_env_steps
         self.envs_restarted[rollout.worker, rollout.incarnation] = rollout.envs_restarted  # a total
         self.counters["envs_restarted"] = sum(self.envs_restarted.values())
-        for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1),
-                            ("preempted", int(rollout.preempted))):
+        for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1)):
             self.counters[name] += value
+        self._count_preemption(rollout)
         for policy, steps in rollout.agent_steps.items():
             name = f"agent_steps/{policy}"
             self.counters[name] = self.counters.get(name, 0) + steps
 
+    def _count_preemption(self, rollout: Rollout) -> None:
+        """Episodes that ended in rollouts that were cut short, and in full ones; of the first also who made them, and steps."""
+        kind = "preempted" if rollout.preempted else "full"
+        counts = {f"{kind}_episodes": len(rollout.episodes),
+                  f"{kind}_episode_steps": sum(episode.length for episode in rollout.episodes)}
+        if rollout.preempted:
+            counts |= {"preempted": 1, "preempted_steps": rollout.num_env_steps, f"preempted/{rollout.worker}": 1}
+        for name, count in counts.items():
+            self.counters[name] = self.counters.get(name, 0) + count
 
     def count(self, collector: Any, shards: Any) -> None:
         """Totals of what lies below: a CollectorThread, and Shards or None."""

@@ -312,7 +312,7 @@ class Accounts:
                 "backward_passes": counters["backward_passes"],
                 **{name: steps for name, steps in sorted(counters.items()) if name.startswith("agent_steps/")},
                 "microbatch_steps": max((part.get("microbatch_steps", 0) for part in self._counters.values()), default=0),
-                "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"],
+                "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"], **self._preemption(counters),
                 "bytes_in": counters["bytes_sent"], "bytes_in_raw": counters["bytes_raw"],
                 "bytes_out": counters["bytes_out"] + self.bytes_out,
                 "queue_size": counters["queued_items"], "queue": self._queue_levels.stats(),
@@ -328,6 +328,21 @@ class Accounts:
                    for name in ("wait", "apply", "push", *(title for title, _ in _TIMED.values()))},
                 **{f"shard/{place}/{name}": value for place, shard in self._named_shards() for name, value in shard.items()},
             }
+
+    def _preemption(self, counters: Counter[str]) -> dict[str, Any]:
+        """Whose rollouts were cut short, and how those differ from full ones."""
+        by_worker: Counter[tuple[int, int]] = Counter()  # (gradient worker, its collection worker)
+        for (parent, _), part in self._counters.items():
+            for name, count in part.items():
+                if name.startswith("preempted/"):
+                    by_worker[parent, int(name.removeprefix("preempted/"))] += count
+        steps, episodes = counters["collected_in_use"], {kind: counters[f"{kind}_episodes"] for kind in ("preempted", "full")}
+        return {
+            "preempted_by_worker": {f"{parent}.{worker}": count for (parent, worker), count in sorted(by_worker.items())},
+            "preempted_steps_share": counters["preempted_steps"] / steps if steps else None,
+            **{f"episode_length_{kind}": counters[f"{kind}_episode_steps"] / number if number else None
+               for kind, number in episodes.items()},
+        }
 
     def _named_shards(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Shards by index; by gradient worker and index where several have some."""

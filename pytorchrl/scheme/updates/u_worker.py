@@ -113,6 +113,7 @@ class UWorker(Worker):
         lag_policy: What becomes of those above it.
         col_fraction_workers: Share of ranks that collect themselves after which the others are told to stop collecting.
         check_ranks_every: Updates after which parameters of ranks that apply updates themselves are compared; None: never.
+        worker_timeout_s: How long the replacement of a gradient worker may wait for room on the cluster.
 
     Attributes:
         grad_workers: The GWorkerSet.
@@ -127,7 +128,7 @@ class UWorker(Worker):
                  target_steps: int = 1, request_timeout_s: float = 600.0, on_worker_failure: str = "restart",
                  record: RecordWriter | None = None, replay: Record | None = None, updates_per_step: int = 1,
                  aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
-                 col_fraction_workers: float = 1.0, check_ranks_every: int | None = 100) -> None:
+                 col_fraction_workers: float = 1.0, check_ranks_every: int | None = 100, worker_timeout_s: float = 60.0) -> None:
         super().__init__(index_worker)
         self._runtime = runtime or ThreadRuntime()
         self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
@@ -152,7 +153,8 @@ class UWorker(Worker):
                 kind = functools.partial(AsyncRound, aggregate=aggregate, lag_rule=LagRule(max_grad_lag, lag_policy))
             # When exactly ranks that average among themselves broke off, no record says.
             supervisor = Supervisor(self.remote_workers, self.grad_workers.replace, self._runtime,
-                                    "raise" if distribute_gradients and self._journal.is_kept else on_worker_failure, request_timeout_s)
+                                    "raise" if distribute_gradients and self._journal.is_kept else on_worker_failure,
+                                    request_timeout_s, room_timeout_s=worker_timeout_s)
             self._round = kind(self.local_worker, self.remote_workers, self._runtime, self.accounts, request_timeout_s,
                                supervisor, self._journal)
         self.updater = UpdaterThread(self._round, self._runtime)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 from types import SimpleNamespace
 
-from pytorchrl.runtime.ray_runtime import _without_handlers_of
+import pytest
+
+from pytorchrl.errors import InsufficientResourcesError
+from pytorchrl.runtime import DEFAULT_RESOURCES, Handle
+from pytorchrl.runtime.ray_runtime import RayRuntime, _largest_share, _without_handlers_of
 
 
 def test_ray_puts_in_no_handler_of_sigterm_while_it_starts():
@@ -17,3 +22,208 @@ def test_ray_puts_in_no_handler_of_sigterm_while_it_starts():
         utils.set_sigterm_handler(signal.SIG_IGN)
         assert signal.getsignal(signal.SIGTERM) == found
     assert utils.set_sigterm_handler is theirs
+
+
+@pytest.fixture
+def on():
+    """A function that makes a runtime on a cluster whose nodes have these resources, and all of it free unless said otherwise."""
+    def make(*nodes, spare=None, placement=None):
+        runtime = RayRuntime(placement=placement)
+        total = {key: sum(node.get(key, 0.0) for node in nodes) for key in {key for node in nodes for key in node}}
+        runtime._ray = SimpleNamespace(
+            nodes=lambda: [{"Alive": True, "Resources": node} for node in nodes] + [{"Alive": False, "Resources": {"CPU": 99.0}}],
+            available_resources=lambda: {**total, **(spare or {})})
+        return runtime
+    return make
+
+
+def node(cpus, gpus=0.0, **more):
+    return {"CPU": cpus, "memory": 64.0 * 2**30, "object_store_memory": 2.0**30, **({"GPU": gpus} if gpus else {}), **more}
+
+
+def cpus_of(runtime, count):
+    [fitted] = runtime.fit_resources([("collection workers", count, DEFAULT_RESOURCES)])
+    return fitted["num_cpus"]
+
+
+@pytest.mark.parametrize(("cpus", "count", "each"), [
+    ((8.0,), 4, 1.0), ((8.0,), 16, 0.5), ((2.0,), 3, 0.666),
+    ((4.0, 4.0, 4.0), 6, 1.0), ((4.0, 4.0, 4.0), 12, 0.666), ((4.0, 4.0), 8, 0.5),
+    ((1.0, 4.0, 4.0), 6, 0.8),  # one on the small node, five on a large one
+    ((0.0, 4.0, 4.0), 4, 1.0),  # a head without CPUs
+], ids=str)
+def test_the_default_shrinks_so_that_all_fit_without_the_largest_of_several_nodes(on, cpus, count, each):
+    amount = cpus_of(on(*map(node, cpus)), count)
+    assert amount == pytest.approx(each)
+    left = sorted(cpus)[:-1] or cpus
+    assert sum(int(number / amount + 1e-9) for number in left) >= count
+
+
+def test_a_node_that_is_most_of_the_cluster_is_not_left_out(on):
+    """Sixty requests of a fifteenth of a CPU would be spread evenly over four cores and sixty-four."""
+    assert cpus_of(on(node(4.0), node(64.0)), 60) == 1.0
+
+
+def test_the_default_shrinks_to_what_others_leave(on):
+    assert cpus_of(on(node(8.0), spare={"CPU": 2.0}), 4) == 0.5
+
+
+def test_the_only_gpu_is_shared_though_its_node_may_be_lost(on):
+    [fitted] = on(node(4.0, 1.0), node(4.0)).fit_resources([("gradient workers", 10, DEFAULT_RESOURCES)])
+    assert fitted["num_gpus"] == 0.1
+
+
+def test_what_was_asked_for_does_not_shrink(on):
+    runtime = on(node(4.0, simulator=2.0), node(4.0))
+    asked = {"num_cpus": 2, "simulator": 1}
+    assert runtime.fit_resources([("collection workers", 2, asked)]) == [asked]
+    with pytest.raises(InsufficientResourcesError, match="5 collection workers ask for num_cpus=2 each, 10 together; the largest"):
+        runtime.fit_resources([("collection workers", 5, {"num_cpus": 2})])
+
+
+@pytest.mark.parametrize("free", [[3.0], [1.0, 4.0, 4.0], [0.0, 2.5], [7.0, 1.0, 1.0, 1.0]], ids=str)
+@pytest.mark.parametrize("count", [1, 2, 5, 17])
+def test_a_share_is_the_largest_that_all_can_have(free, count):
+    share = _largest_share(free, count)
+    assert sum(int(amount / share + 1e-9) for amount in free) >= count
+    assert sum(int(amount / (1.001 * share)) for amount in free) < count
+
+
+def test_there_is_no_share_of_nothing():
+    assert _largest_share([0.0, 0.0], 3) == _largest_share([], 3) == 0.0
+
+
+def requests(grad, col, num_groups=2, per_group=3, shards=None):
+    return [("gradient workers", num_groups, grad), ("collection workers", num_groups * per_group, col),
+            ("replay shards", 0 if shards is None else 2 * num_groups, shards or {"num_cpus": 0})]
+
+
+def test_a_group_has_what_its_workers_ask_for_together(on):
+    runtime = on(node(8.0, 1.0), node(8.0, 1.0), placement="colocate")
+    runtime.fit_resources(requests({"num_cpus": 2, "num_gpus": 0.5, "object_store_memory": 1}, {"num_cpus": 1}, shards={"num_cpus": 0.5}))
+    assert runtime._bundle == {"CPU": 2 + 3 * 1 + 2 * 0.5, "GPU": 0.5}
+
+
+def test_groups_of_default_requests_fit_on_one_node_of_two(on):
+    runtime = on(node(8.0), node(8.0), placement="colocate")
+    grad, col, _ = runtime.fit_resources(requests(DEFAULT_RESOURCES, DEFAULT_RESOURCES))
+    assert grad == col
+    assert grad["num_cpus"] == 1.0
+    assert runtime._bundle["CPU"] == 4.0
+    grad, *_ = runtime.fit_resources(requests(DEFAULT_RESOURCES, DEFAULT_RESOURCES, per_group=7))
+    assert grad["num_cpus"] == 0.5
+
+
+def test_a_group_that_asks_for_nothing_is_one_all_the_same(on):
+    runtime = on(node(8.0), placement="colocate")
+    runtime.fit_resources(requests({"num_cpus": 0}, {"num_cpus": 0}))
+    assert 0 < runtime._bundle["CPU"] < 0.01
+
+
+def test_groups_without_a_node_are_refused(on):
+    runtime = on(node(6.0), node(3.0), placement="colocate")
+    with pytest.raises(InsufficientResourcesError) as caught:
+        runtime.fit_resources(requests({"num_cpus": 1}, {"num_cpus": 1}))
+    for part in ("1 gradient workers and 3 collection workers", "CPU=4, 2 times", "CPU=6; CPU=3", "room for 1"):
+        assert part in str(caught.value)
+
+
+class FakeGroup(SimpleNamespace):
+    is_placed = False
+
+    def wait(self, timeout):
+        return self.is_placed
+
+
+@pytest.fixture
+def with_groups():
+    """A function that makes a runtime whose Ray only notes how actors and groups are made."""
+    def make(inside=None, **options):
+        runtime = RayRuntime(**options)
+        made = []
+
+        def placement_group(bundles, strategy):
+            made.append((bundles, strategy))
+            return FakeGroup(number=len(made))
+
+        def strategy_of(group, index, placement_group_capture_child_tasks):
+            assert index == 0
+            assert placement_group_capture_child_tasks
+            return group.number
+        actors = []
+
+        def start(**chosen):
+            actors.append(chosen)
+            return SimpleNamespace(remote=lambda *_: _Actor())
+        runtime._ray = SimpleNamespace(
+            util=SimpleNamespace(
+                placement_group=placement_group, get_current_placement_group=lambda: inside,
+                scheduling_strategies=SimpleNamespace(PlacementGroupSchedulingStrategy=strategy_of)),
+            wait=lambda references, timeout: (references, []) if references[0] else ([], references))
+        runtime._host = SimpleNamespace(options=start)
+        return runtime, made, actors
+    return make
+
+
+class _Actor:
+    has_come_up = False
+
+    @property
+    def up(self):
+        return SimpleNamespace(remote=lambda: self.has_come_up)
+
+
+def start(runtime, name, **resources):
+    return runtime.start_actor(object, {}, name=name, resources=resources)
+
+
+def test_gradient_workers_are_colocated_with_their_own(with_groups):
+    runtime, made, actors = with_groups(placement="colocate")
+    runtime._bundle = {"CPU": 4.0}
+    for name in ("GWorker 1", "GWorker 2", "GWorker 1", "Evaluator"):
+        start(runtime, name, num_cpus=1)
+    assert made == [([{"CPU": 4.0}], "STRICT_PACK")] * 2
+    assert [chosen["scheduling_strategy"] for chosen in actors] == [1, 2, 1, "SPREAD"]  # a replacement goes where it was
+
+
+def test_workers_below_go_into_the_group_of_their_parent(with_groups):
+    runtime, _, actors = with_groups(inside=FakeGroup(number=7), placement="colocate")
+    start(runtime, "GWorker 2/CWorker 1", num_cpus=1)
+    assert actors[0]["scheduling_strategy"] == 7
+    assert pickle.loads(pickle.dumps(RayRuntime(placement="colocate")))._placement == "colocate"
+
+
+def test_without_placement_workers_are_spread_also_where_the_driver_is_in_a_group(with_groups):
+    runtime, made, actors = with_groups(inside=FakeGroup(number=7))
+    start(runtime, "GWorker 1", num_cpus=1)
+    assert actors[0]["scheduling_strategy"] == "SPREAD"
+    assert not made
+
+
+@pytest.mark.parametrize(("free", "lacks"), [
+    ([{"CPU": 0.5}, {"CPU": 1.0}], "it asks for CPU=2, sim=1, and the 2 nodes have CPU=0.5, sim=0; CPU=1, sim=0 free"),
+    ([{"CPU": 0.5}, {"CPU": 2.0, "sim": 1.0}], ""),
+])
+def test_a_worker_without_a_process_lacks_room_if_no_node_has_what_it_asks_for(with_groups, free, lacks):
+    runtime, *_ = with_groups()
+    handle = start(runtime, "GWorker 0/CWorker 1", num_cpus=2, sim=1, object_store_memory=10)
+    runtime._ray._private = SimpleNamespace(state=SimpleNamespace(
+        available_resources_per_node=lambda: dict(enumerate(free))))
+    assert isinstance(handle, Handle)
+    assert runtime.lacks_room(handle) == lacks
+
+
+def test_a_gradient_worker_lacks_room_for_its_whole_group(with_groups):
+    runtime, *_ = with_groups(placement="colocate")
+    runtime._bundle = {"CPU": 4.0}
+    handle = start(runtime, "GWorker 1", num_cpus=1)
+    runtime._ray._private = SimpleNamespace(state=SimpleNamespace(available_resources_per_node=lambda: {1: {"CPU": 3.0}}))
+    assert runtime.lacks_room(handle) == "it asks for CPU=4, and the 1 nodes have CPU=3 free"
+    runtime._groups["GWorker 1"].is_placed = True  # what it has is no more free
+    assert runtime.lacks_room(handle) == ""
+
+
+def test_a_worker_that_runs_lacks_nothing(with_groups, monkeypatch):
+    monkeypatch.setattr(_Actor, "has_come_up", True)
+    runtime, *_ = with_groups()
+    assert runtime.lacks_room(start(runtime, "GWorker 0/CWorker 1", num_cpus=2)) == ""

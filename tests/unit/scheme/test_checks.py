@@ -43,6 +43,11 @@ ROWS = [
       for value in (0, -1, NAN, float("inf"), "60", None, True)),
     ({"runtime": "rey"}, ConfigError, "runtime must be one of .*'ray', 'threads'.*got 'rey'"),
     ({"runtime": "threads", "address": "10.0.0.1:6379"}, ConfigError, "address.*threads"),
+    *(({"placement": value}, ConfigError, f"placement must be None or 'colocate', got {value!r}") for value in ("spread", "", True)),
+    *(({"num_grad_workers": 2, "num_col_workers": 2, "placement": "colocate", "runtime": runtime}, ConfigError, f"placement.*{runtime}")
+      for runtime in ("threads", "simulated")),
+    *(({**workers, "placement": "colocate"}, ConfigError, "placement='colocate' keeps gradient workers with their own")
+      for workers in ({}, {"num_grad_workers": 2}, {"num_col_workers": 2})),
     *(({"device": value}, DeviceError, f"device must be one that torch sees here, .*cpu.*got {value!r}")
       for value in ("cuda:7", "gpu", 0, "")),
     *(({"seed": value}, ConfigError, f"seed must be a whole number .*got {value!r}")

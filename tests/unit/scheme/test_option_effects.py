@@ -66,6 +66,7 @@ ELSEWHERE = {
     "col_num_threads": "integration/test_ray_start.py::test_threads_of_collection_workers",
     "seed": "unit/scheme/test_options.py::test_seed",
     "runtime": "unit/scheme/test_options.py::test_runtime_is_where_workers_run",
+    "placement": "unit/runtime/test_ray_runtime.py::test_gradient_workers_are_colocated_with_their_own",
     "address": "integration/test_ray_start.py::test_a_cluster_that_is_not_there",
     "keep_bad_batches": "unit/scheme/test_nan_policy.py::test_the_worker_that_saw_it_keeps_its_batch",
     "record": "unit/scheme/test_record.py::test_every_pattern_is_repeated_bit_for_bit",

@@ -1,0 +1,172 @@
+"""What losing a machine costs: a Ray cluster of three nodes on this one, of which one is killed while PPO trains.
+
+    python benchmarks/cluster.py [--cases collectors,rounds,gradients,colocated,no-room] [--seconds 5] [--default-health-checks]
+
+The driver is on a head without CPUs, the workers are on two nodes with four each; the one that dies is the one with gradient
+worker 1, or with collection worker 1, and all of its processes die with it. Times count from then:
+
+    noticed_s  until the supervisor says that a worker of the outermost level is lost
+    back_s     until every place of that level has a worker again, and each of them has given a result
+
+Ray's own health checks take fifteen seconds to find a machine that is silent; here they are made every half second, three
+times, unless --default-health-checks. A node whose processes are killed breaks its connections, which shows at once.
+In `no-room` the workers ask for all CPUs, so that nobody can be replaced: how long it takes until that is said.
+
+Progress on stderr; prints one JSON object; asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections import Counter
+from typing import Any
+
+# Before Ray is imported: a directory of its own, and connections that are authenticated.
+os.environ["RAY_TMPDIR"] = os.environ.get("RAY_TMPDIR") or tempfile.mkdtemp(prefix="prl-", dir="/tmp")
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+
+import ray  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv  # noqa: E402
+from pytorchrl.envs.testing import SleepEnv  # noqa: E402
+from pytorchrl.errors import PyTorchRLError  # noqa: E402
+from pytorchrl.runtime.reaper import start_reaper  # noqa: E402
+
+NUM_CPUS, STEP_S = 4, 0.005
+QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 500,
+         "health_check_failure_threshold": 3}
+COLLECTORS: dict[str, Any] = {"num_col_workers": 4}
+GRADIENTS: dict[str, Any] = {"num_grad_workers": 2, "num_col_workers": 2, "grad_communication": ASYNC, "col_communication": ASYNC}
+CASES: dict[str, dict[str, Any]] = {
+    "collectors": {**COLLECTORS, "col_communication": ASYNC},
+    "rounds": COLLECTORS,
+    "gradients": GRADIENTS,
+    "colocated": {**GRADIENTS, "placement": "colocate"},
+    "no-room": {**COLLECTORS, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 2}, "worker_timeout_s": 5.0},
+}
+
+
+class Noticed(logging.Handler):
+    """Notes when the supervisor says that a worker is lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at: list[float] = []
+        logging.getLogger("pytorchrl.scheme.supervisor").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.at.append(time.time())
+
+
+def nodes_of(handles: list[Any]) -> list[str]:
+    """The node of each worker, also while it is at work."""
+    asked = [handle.native.__ray_call__.options(concurrency_group="control").remote(
+        lambda _self: ray.get_runtime_context().get_node_id()) for handle in handles]
+    return ray.get(asked, timeout=60)
+
+
+def nodes_below(handles: list[Any]) -> list[list[str]]:
+    """The nodes of the collection workers of each gradient worker."""
+    asked = [handle.native.__ray_call__.options(concurrency_group="control").remote(
+        lambda host: nodes_of(host._worker.remote_workers)) for handle in handles]
+    return ray.get(asked, timeout=60)
+
+
+def places(scheme: Scheme) -> dict[str, Any]:
+    """Workers by node, and gradient workers that share a node with all of theirs."""
+    root = scheme.update_worker
+    above, below = nodes_of(root.remote_workers), nodes_below(root.remote_workers) if root.remote_workers else []
+    collectors = [node for nodes in below for node in nodes] if below else nodes_of(root.local_worker.remote_workers)
+    return {"workers_by_node": sorted(Counter(above + collectors).values()), "first": (above or collectors)[0],
+            "together": sum(set(nodes) == {node} for node, nodes in zip(above, below, strict=True))}
+
+
+def supervisor_of(scheme: Scheme) -> Any:
+    """That of the outermost level with remote workers."""
+    root: Any = scheme.update_worker
+    return root._round._supervisor if root.remote_workers else root.local_worker.collector._gather._supervisor
+
+
+def rate(scheme: Scheme, seconds: float) -> float:
+    """Env steps used a second."""
+    first, start = scheme.ledger()["consumed_unique"], time.time()
+    while time.time() - start < seconds:
+        scheme.step()
+    return (scheme.ledger()["consumed_unique"] - first) / (time.time() - start)
+
+
+def lose_node(scheme: Scheme, cluster: Cluster, seconds: float, noticed: Noticed) -> dict[str, Any]:
+    """Train, kill a node, train on."""
+    while scheme.version < 20:
+        scheme.step()
+    before, found = places(scheme), {"env_steps_per_s_before": rate(scheme, seconds)}
+    first = before.pop("first")
+    node = next(node for node in cluster.worker_nodes if node.node_id == first)
+    version, num_noticed, start = scheme.version, len(noticed.at), time.time()
+    cluster.remove_node(node, allow_graceful=False)
+    try:
+        supervisor = supervisor_of(scheme)
+        while len(noticed.at) == num_noticed or supervisor.gone or supervisor._untried:
+            scheme.step()
+        found |= {"noticed_s": noticed.at[num_noticed] - start, "back_s": time.time() - start}
+        found["env_steps_per_s_after"] = rate(scheme, seconds)
+        after = places(scheme)
+        after.pop("first")
+        found |= {"before": before, "after": after, "workers_restarted": scheme.metrics()["workers_restarted"]}
+    except PyTorchRLError as error:
+        found |= {"before": before, "error": type(error).__name__, "text": str(error), "error_after_s": time.time() - start}
+    return {**found, "updates_after": scheme.version - version}
+
+
+def measure(case: str, cluster: Cluster, seconds: float, noticed: Noticed) -> dict[str, Any]:
+    """One scheme that loses a node."""
+    envs = VecEnv.create_factory(SleepEnv, {"step_s": STEP_S}, 2)
+    scheme = Scheme(
+        PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3),
+        OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)), GAEBuffer.create_factory(16),
+        envs, seed=1, address=cluster.address, **CASES[case])
+    try:
+        found = lose_node(scheme, cluster, seconds, noticed)
+    finally:
+        start = time.time()
+        ledger = scheme.stop()
+    exact = ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+    return {"case": case, **found, "stop_s": time.time() - start, "ledger_exact": exact, "worker_lost_steps": ledger["dropped"]["worker_lost"]}
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default=",".join(CASES), help="which, separated by commas")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of the measurements before and after")
+    parser.add_argument("--default-health-checks", action="store_true", help="those that Ray has if nobody says otherwise")
+    options = parser.parse_args()
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    reaper = start_reaper(os.environ["RAY_TMPDIR"])  # ends what is left, however this process ends
+    cluster, noticed, found = Cluster(), Noticed(), []
+    sizes: dict[str, Any] = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
+    try:
+        cluster.add_node(num_cpus=0, _system_config={} if options.default_health_checks else QUICK, **sizes)
+        for case in options.cases.split(","):
+            while len(cluster.worker_nodes) < 2:
+                cluster.add_node(num_cpus=NUM_CPUS, **sizes)
+            found.append(measure(case, cluster, options.seconds, noticed))
+            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        reaper.communicate()
+    print(json.dumps({"task": "cluster", "machine": {"cores": os.cpu_count(), "python": platform.python_version()}, "unit": "s",
+                      "results": found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A cluster of three nodes on this machine, of which one dies while a scheme trains: it goes on, or says why it cannot.
+
+One process starts the cluster and makes all runs, which takes minutes; the tests look at what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, process_environment
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900)]
+
+CASES = ("collectors", "rounds", "gradients", "colocated", "no-room")
+LIMIT_S = 800
+
+
+@pytest.fixture(scope="module")
+def directory():
+    """Where Ray keeps its files; whoever starts it there removes it."""
+    return tempfile.mkdtemp(prefix="prl-", dir="/tmp")
+
+
+@pytest.fixture(scope="module")
+def found(directory):
+    """Case -> what the benchmark says of it."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "cluster.py", "--seconds", "1", "--cases", ",".join(CASES)], capture_output=True, text=True,
+        timeout=LIMIT_S, check=False, env={**process_environment(), "RAY_TMPDIR": directory})
+    assert done.returncode == 0, done.stderr[-5000:]
+    return {result["case"]: result for result in json.loads(done.stdout)["results"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_step_has_its_place_whatever_was_lost(found, case):
+    assert found[case]["ledger_exact"]
+    assert found[case]["updates_after"] > 0
+
+
+@pytest.mark.parametrize(("case", "num_workers"), [("collectors", 4), ("rounds", 4), ("gradients", 6), ("colocated", 6)])
+def test_workers_are_spread_and_come_back_on_the_node_that_is_left(found, case, num_workers):
+    result = found[case]
+    assert result["before"]["workers_by_node"] == [num_workers // 2] * 2
+    assert result["after"]["workers_by_node"] == [num_workers]
+    assert result["workers_restarted"] >= (2 if case in ("collectors", "rounds") else 1)
+
+
+def test_colocated_gradient_workers_are_with_their_own(found):
+    assert found["colocated"]["before"]["together"] == 2
+    assert found["colocated"]["workers_restarted"] == 1  # the other one lost nothing
+
+
+def test_without_room_for_a_replacement_the_run_ends_and_says_so(found):
+    result = found["no-room"]
+    assert result["error"] == "InsufficientResourcesError"
+    assert "has found no room" in result["text"]
+    assert "it asks for CPU=2" in result["text"]
+
+
+def test_nothing_is_left(found, directory):
+    deadline = time.monotonic() + 10
+    while (left := [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and _names(pid, directory)]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+    assert not os.path.exists(directory)
+
+
+def _names(process, directory):
+    try:
+        return directory.encode() in (process / "cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return False

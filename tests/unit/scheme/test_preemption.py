@@ -1,0 +1,120 @@
+"""Stragglers of synchronous rounds: who is told to stop, what becomes of what they hold, and what is said of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+
+import pytest
+
+from pytorchrl import A2C, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.envs.testing import CountingEnv
+
+STEP_S, SLOW_S, NUM_STEPS, NUM_ENVS = 0.1, 1.0, 20, 2
+COSTS = {"start": 0, "message": 0, "step": STEP_S, "grad": 0, "update": 0}
+SETTINGS = {"num_col_workers": 4, "col_fraction_workers": 0.75, "fraction_samples": 0.25}
+THIRD_IS_SLOW = {"costs": {**COSTS, "step@*/CWorker 3": SLOW_S}}
+
+
+@pytest.fixture
+def make(check_ledger):
+    """A function that makes so many updates of a simulated scheme, whose rounds are one update each, and stops it."""
+    def make_(updates, env_fn=CountingEnv, storage=GAEBuffer, name=None, **settings):
+        envs = VecEnv.create_factory(env_fn, None, NUM_ENVS)
+        agent = (A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+                 storage.create_factory(NUM_STEPS), envs)
+        scheme = (getattr(Scheme, name) if name else Scheme)(
+            *agent, **{"runtime": "simulated", "seed": 1, "costs": COSTS} | settings)
+        try:
+            while scheme.version < updates:
+                scheme.step()
+                check_ledger(scheme)
+            metrics, seconds = scheme.metrics(), scheme.runtime.now()
+        finally:
+            final = scheme.stop()
+        assert final["in_flight"] == final["queued"] == 0
+        assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
+        return metrics, final, seconds
+    return make_
+
+
+@pytest.mark.parametrize("slow", [THIRD_IS_SLOW, {"faults": f"delay col.3 {SLOW_S - STEP_S}s"}], ids=["costs", "delays"])
+def test_a_worker_that_is_always_slow_is_stopped_in_each_round_and_nobody_else(make, slow):
+    """Three make 20 steps in 2 s; by then it has made 2, and it must make 5."""
+    metrics, final, seconds = make(6, **SETTINGS, **slow)
+    assert metrics["preempted_by_worker"] == {"0.3": 6}
+    assert metrics["rollouts_preempted"] == 6
+    assert metrics["rollouts"] == 24
+    assert metrics["preempted_steps_share"] == pytest.approx(5 / (3 * 20 + 5))
+    assert final["consumed_unique"] == 6 * (3 * 20 + 5) * NUM_ENVS
+    assert final["dropped"] == dict.fromkeys(final["dropped"], 0)
+    assert seconds == pytest.approx(6 * 5 * SLOW_S)
+
+
+def test_all_are_waited_for_where_nobody_is_told_to_stop(make):
+    metrics, _, seconds = make(3, num_col_workers=4, **THIRD_IS_SLOW)
+    assert metrics["preempted_by_worker"] == {}
+    assert metrics["preempted_steps_share"] == 0.0
+    assert metrics["episode_length_preempted"] is None
+    assert metrics["episode_length_full"] == 10.0
+    assert seconds == pytest.approx(3 * 20 * SLOW_S)
+
+
+def test_workers_of_several_gradient_workers_are_told_apart(make):
+    costs = {**COSTS, "step@GWorker 1/CWorker 2": SLOW_S, "step@GWorker 2/CWorker 4": SLOW_S}
+    metrics, *_ = make(5, **SETTINGS, num_grad_workers=2, costs=costs)
+    assert metrics["preempted_by_worker"] == {"1.2": 5, "2.4": 5}
+
+
+def test_a_gradient_worker_that_collects_by_itself_is_its_own_worker_0(make):
+    metrics, *_ = make(5, name="ddppo", num_grad_workers=3, costs={**COSTS, "step@GWorker 3/*": SLOW_S})
+    assert metrics["preempted_by_worker"] == {"3.0": 5}
+    assert metrics["preempted_steps_share"] == pytest.approx(5 / (2 * 20 + 5))
+
+
+def test_counts_of_a_gradient_worker_that_is_replaced_stay(make):
+    metrics, *_ = make(8, **SETTINGS, num_grad_workers=2, **THIRD_IS_SLOW, faults="kill grad.2 @ grad 4")
+    assert metrics["workers_restarted"] == 1
+    assert metrics["preempted_by_worker"]["1.3"] == 9  # a round was made again when the other one was lost
+    assert metrics["preempted_by_worker"]["2.3"] == 8
+
+
+class ShortWhereSlow:
+    """Episodes of 4 steps in the environments that are built first after the one that tells the spaces, else of 10."""
+
+    def __init__(self):
+        self._number = itertools.count()
+
+    def __call__(self):
+        return CountingEnv(episode_length=4 if 1 <= next(self._number) <= NUM_ENVS else 10)
+
+
+def test_other_episodes_where_it_is_slow_show(make):
+    costs = {**THIRD_IS_SLOW["costs"], "start": 1.0, "start@*/CWorker 3": 0.0}
+    metrics, *_ = make(8, ShortWhereSlow(), **SETTINGS, costs=costs)
+    assert metrics["preempted_by_worker"] == {"0.3": 8}
+    assert metrics["episode_length_preempted"] == 4.0
+    assert metrics["episode_length_full"] == 10.0
+
+
+def test_nothing_is_lost_whoever_is_slow_when(make, recorder):
+    """Delays at random: every environment's steps are learned from in order, once, without a hole."""
+    metrics, final, _ = make(12, recorder.env_fn, recorder.storage, **SETTINGS, faults="delay col.* 1s p=0.05")
+    preempted = metrics["preempted_by_worker"]
+    assert len(preempted) > 1
+    assert sum(preempted.values()) == metrics["rollouts_preempted"] <= metrics["rollouts"] / 4
+    assert final["consumed_unique"] == len(recorder.inserted)
+    made, used = defaultdict(list), defaultdict(list)
+    for steps, found in ((made, recorder.made), (used, recorder.inserted)):
+        for seed, *step in found:
+            steps[seed].append(step)
+    assert len(used) == SETTINGS["num_col_workers"] * NUM_ENVS
+    for seed, steps in used.items():
+        assert sorted(steps) == made[seed][:len(steps)]
+
+
+def test_the_share_is_of_those_that_are_left(make):
+    """One of three is lost for good: of the two that are left one is enough, as two of three were."""
+    settings = {"num_col_workers": 3, "col_fraction_workers": 0.5, "on_worker_failure": "ignore", **THIRD_IS_SLOW}
+    metrics, *_ = make(6, **settings, faults="kill col.1 @ step 30")
+    assert metrics["preempted_by_worker"]["0.3"] == 6
