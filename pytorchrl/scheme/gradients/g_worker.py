@@ -15,12 +15,13 @@ from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count, check_device
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.compression import GRADS, Compression, Encoder, Wanted
 from pytorchrl.scheme.gradients.accumulator import GradAccumulator, Used, warn_of_batch_norm, why_all_is_kept
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup, propose_address
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.collector_thread import CollectorThread, HeldError
 from pytorchrl.scheme.gradients.minibatch_buffer import Item
-from pytorchrl.scheme.gradients.report import Report, Vectors, decode, merge_parts, not_finite, with_part
+from pytorchrl.scheme.gradients.report import Report, Vectors, merge_parts, not_finite, with_part
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -44,7 +45,7 @@ class GWorker(Worker):
         index_worker: 0 is local to the update worker, 1..N are remote.
         col_workers_factory: Makes its set of collection workers.
         col_communication: "synchronous" or "asynchronous" collection.
-        compress_grads_to_send: Whether gradients cross compressed, without loss.
+        compress_grads_to_send: What becomes of gradients on their way; see `Scheme`.
         col_execution: "Central" or "Parallel" collection.
         col_fraction_workers: Share of collection workers that ends a synchronous round.
         initial_weights: Weights to start from.
@@ -76,7 +77,7 @@ class GWorker(Worker):
     """
 
     def __init__(self, index_worker: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913, PLR0915 - the public signature
-                 col_communication: Communication | str = "synchronous", compress_grads_to_send: bool = False,
+                 col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,
                  col_execution: Execution | str = "Central", col_fraction_workers: float = 1.0,
                  initial_weights: Weights | None = None, device: str | None = None, *, runtime: Runtime | None = None,
                  collects: bool = True, fraction_samples: float = 0.25, col_in_flight: int = 2, queue_size: int = 16,
@@ -93,6 +94,7 @@ class GWorker(Worker):
         self.compress_grads_to_send = compress_grads_to_send
         self.iter = 0
         self._runtime = runtime or ThreadRuntime()
+        self._encoder = Encoder(Compression.of(GRADS, compress_grads_to_send), self._runtime.now)
         self._point = self._runtime.points(f"GWorker {index_worker}", incarnation)
         self._incarnation = incarnation
         self._journal = self._runtime.journal(f"GWorker {index_worker}", incarnation)
@@ -199,7 +201,7 @@ class GWorker(Worker):
                     self._report.add_rollout(part.rollout, part.version_queued, self.actor_version)
             self._unused_steps = item.num_new_steps
             # Later uses find tensors.
-            item.parts = [part._replace(rollout=replace(part.rollout, data=decode(part.rollout))) for part in item.parts]
+            item.parts = [part._replace(rollout=self._report.open(part.rollout, self._runtime.now)) for part in item.parts]
         self.storage.insert_from(*zip(*((part.rollout.data, part.rollout.source) for part in item.parts), strict=True))
         self.storage.before_gradients()
         self._item_open = True
@@ -421,7 +423,7 @@ class GWorker(Worker):
     @with_part
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
-                         parameters: Mapping[str, float] | None = None) -> Gradients:
+                         parameters: Mapping[str, float] | None = None, fetched: tuple[int, float] | None = None) -> Gradients:
         """One request of the update worker: take weights, then data, then compute and pack a gradient.
 
         Args:
@@ -430,11 +432,14 @@ class GWorker(Worker):
             skip_remaining: Give up what is left of the current item first.
             distribute_gradients: Average and apply among the gradient workers; nothing but statistics comes back.
             parameters: The algorithm's parameters in force, where no weights bring them.
+            fetched: (sequence, seconds) of its last gradient: how long it took on its way.
         """
         if weights is not None:
             self.set_weights(weights)
         if parameters is not None:
             self.algo.parameters = dict(parameters)
+        if fetched is not None:
+            self._encoder.fetched(*fetched)
         if skip_remaining:
             self.skip_remaining()
         if self._item_open and advantage_moments is not None:
@@ -455,7 +460,7 @@ class GWorker(Worker):
         elif distribute_gradients:  # no rank had anything to learn from
             vectors = []
         elif self.index_worker > 0:
-            vectors = report.pack(grads, self.compress_grads_to_send)
+            vectors = report.pack(grads, self._encoder, self.iter)
         report.count(self.collector, self.shards)
         self._report = Report(report)
         return Gradients(
@@ -465,7 +470,7 @@ class GWorker(Worker):
             moments=() if distribute_gradients else tuple(report.moments), timings=report.timings, counters=dict(report.counters),
             events=report.events, shards=tuple(report.shards),
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
-            queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples))
+            queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples), traffic=report.totals(self.collector))
 
     def skip_remaining(self) -> None:
         """Give up what is left of the current item; steps that no gradient has used are dropped."""

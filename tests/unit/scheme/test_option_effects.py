@@ -47,6 +47,7 @@ ELSEWHERE = {
     "grad_execution": "unit/scheme/test_options.py::test_numbers_of_workers_and_executions",
     "compress_data_to_send": "unit/scheme/test_options.py::test_compress_data_to_send",
     "compress_grads_to_send": "unit/scheme/test_options.py::test_compress_grads_to_send",
+    "compress_weights_to_send": "unit/scheme/test_compression.py::test_compress_weights_to_send",
     "col_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
     "grad_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
     "replay_worker_resources": "unit/scheme/test_option_effects.py::test_resources_reach_the_shards",
