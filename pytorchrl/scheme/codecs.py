@@ -184,9 +184,9 @@ def _encode_int8(flat: np.ndarray) -> Arrays:
     rows = np.zeros((-(-flat.size // _BLOCK), _BLOCK), np.float32)
     rows.reshape(-1)[:flat.size] = flat
     values = torch.from_numpy(rows)
-    scales = values.abs().amax(1, keepdim=True) / 127.0
-    # Where a whole block is 0, or so small that its scale is, it crosses as 0; an infinite scale makes NaN of it.
-    codes = (values / scales.clamp(min=torch.finfo(torch.float32).tiny)).round_().nan_to_num_(0.0).clamp_(-127, 127)
+    scales = (values.abs().amax(1, keepdim=True) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
+    # The codes of a block that is not finite do not matter: its scale makes NaN of them.
+    codes = (values / scales).round_().nan_to_num_(0.0).clamp_(-127, 127)
     return [codes.to(torch.int8).view(-1).numpy()[:flat.size], scales.view(-1).numpy()]
 
 
