@@ -32,13 +32,13 @@ from typing import Any
 os.environ["RAY_TMPDIR"] = os.environ.get("RAY_TMPDIR") or tempfile.mkdtemp(prefix="prl-", dir="/tmp")
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
 
-import ray  # noqa: E402
-from ray.cluster_utils import Cluster  # noqa: E402
+import ray
+from ray.cluster_utils import Cluster
 
-from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv  # noqa: E402
-from pytorchrl.envs.testing import SleepEnv  # noqa: E402
-from pytorchrl.errors import PyTorchRLError  # noqa: E402
-from pytorchrl.runtime.reaper import start_reaper  # noqa: E402
+from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.envs.testing import SleepEnv
+from pytorchrl.errors import PyTorchRLError
+from pytorchrl.runtime.reaper import start_reaper
 
 NUM_CPUS, STEP_S = 4, 0.005
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 500,

@@ -7,6 +7,7 @@ import difflib
 import json
 import re
 import sys
+import typing
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -72,7 +73,7 @@ def add_option_flags(parser: argparse.ArgumentParser, specs: Mapping[str, Option
         metavar = "|".join(map(_shown, spec.choices)) if spec.choices is not None else form_of(spec.hint)
         given: dict[str, Any] = {"dest": name, "type": parse, "default": argparse.SUPPRESS, "help": text,
                                  "metavar": metavar}
-        if spec.hint is bool:
+        if spec.hint is bool or {bool, str} <= set(typing.get_args(spec.hint)):
             group.add_argument(flag, nargs="?", const=True, **given)
             group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False,
                                default=argparse.SUPPRESS, help=argparse.SUPPRESS)

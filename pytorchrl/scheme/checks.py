@@ -20,7 +20,6 @@ from pytorchrl.agent.storages.base import Storage
 from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
 from pytorchrl.runtime import DEFAULT_RESOURCES, RUNTIMES, FaultPlan
 from pytorchrl.runtime.costs import Costs
-from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import (
     ASYNC,
     CENTRAL,
@@ -31,6 +30,7 @@ from pytorchrl.scheme.base.worker import (
     check_device,
     check_fraction,
 )
+from pytorchrl.scheme.compression import DATA, GRADS, KINDS, WEIGHTS, Compression
 from pytorchrl.scheme.gradients.accumulator import why_all_is_kept
 from pytorchrl.scheme.gradients.bad_batches import check_directory
 from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
@@ -72,6 +72,7 @@ class Checks:
     def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         self._options, self._defaults = dict(given), defaults
         self._problems: list[str] = []
+        self._compresses = dict.fromkeys(KINDS, False)
         self.warnings: list[str] = []
 
     def run(self) -> dict[str, Any]:
@@ -83,9 +84,10 @@ class Checks:
         self._check_learner()
         for name in ("col_fraction_workers", "fraction_samples"):
             self._parse(name, partial(check_fraction, name))
-        for name in ("compress_data_to_send", "compress_grads_to_send", "distribute_gradients"):
-            if not isinstance(options[name], bool):
-                self._problems.append(f"{name} must be True or False, got {options[name]!r}")
+        if not isinstance(options["distribute_gradients"], bool):
+            self._problems.append(f"distribute_gradients must be True or False, got {options['distribute_gradients']!r}")
+        for kind in KINDS:
+            self._check_compression(kind)
         for name in ("col_communication", "grad_communication"):
             self._parse(name, Communication)
         self._check_replay_level()
@@ -139,6 +141,20 @@ class Checks:
             value = self._options[name]
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not (0 < value < math.inf):
                 self._problems.append(f"{name} must be a number of seconds > 0, got {value!r}")
+
+    def _check_compression(self, kind: str) -> None:
+        name = f"compress_{kind}_to_send"
+        try:
+            compression = Compression.of(kind, self._options[name])
+        except ConfigError as error:
+            self._problems.append(str(error))
+            return
+        self._compresses[kind] = compression is not None
+        is_repeated = self._options["record"] is not None or self._options["replay"] is not None
+        if compression is not None and compression.is_auto and not compression.codec.is_lossless and is_repeated:
+            self._problems.append(
+                f"{name}={self._options[name]!r} decides by time what is rounded, so that a run could not be recorded or replayed; "
+                f"give {compression.codec.name!r} or a lossless codec")
 
     def _check_learner(self) -> None:
         """What becomes of items between an asynchronous learner's queue and its updates."""
@@ -316,7 +332,7 @@ class Checks:
         async_col, async_grad = options["col_communication"] is ASYNC, options["grad_communication"] is ASYNC
         parallel_col, parallel_grad = options["col_execution"] is PARALLEL, options["grad_execution"] is PARALLEL
         fraction, distribute = options["col_fraction_workers"] < 1.0, options["distribute_gradients"]
-        compress_data, compress_grads = options["compress_data_to_send"], options["compress_grads_to_send"]
+        compress = {kind: options[f"compress_{kind}_to_send"] for kind in KINDS}
         self._problems += [text for wrong, text in (
             *((not async_col,
                f"{name}={options[name]} is for col_communication='asynchronous'; synchronous collection would ignore it")
@@ -360,17 +376,19 @@ class Checks:
              "distribute_gradients=True contradicts grad_communication='asynchronous': ranks average together"),
             (not distribute and bool(self._changed(["check_ranks_every"])),
              f"check_ranks_every={options['check_ranks_every']} is for distribute_gradients=True; others have one place that applies"),
-            (distribute and compress_grads,
-             "compress_grads_to_send=True contradicts distribute_gradients=True: no gradient is sent"),
-            (compress_grads and not parallel_grad,
-             "compress_grads_to_send=True needs num_grad_workers >= 2: central gradients are not sent"),
-            (compress_data and not parallel_col,
-             "compress_data_to_send=True needs num_col_workers >= 2: the local worker's rollouts are not sent"),
+            (distribute and self._compresses[GRADS],
+             f"compress_grads_to_send={compress[GRADS]!r} contradicts distribute_gradients=True: ranks sum them in float32, and none "
+             "is sent"),
+            (self._compresses[GRADS] and not parallel_grad,
+             f"compress_grads_to_send={compress[GRADS]!r} needs num_grad_workers >= 2: central gradients are not sent"),
+            (self._compresses[DATA] and not parallel_col,
+             f"compress_data_to_send={compress[DATA]!r} needs num_col_workers >= 2: the local worker's rollouts are not sent"),
+            (self._compresses[WEIGHTS] and not parallel_col and (distribute or not parallel_grad),
+             f"compress_weights_to_send={compress[WEIGHTS]!r} needs num_col_workers >= 2, or num_grad_workers >= 2 that do not "
+             "average among themselves: nobody is sent weights otherwise"),
         ) if wrong]
         if fraction and not async_col and not parallel_col and not distribute:
             self.warnings.append("col_fraction_workers < 1 has no effect with num_col_workers=1")
-        for name in ("compress_grads_to_send", "compress_data_to_send"):
-            self._parse(name, partial(codecs.require_lz4, name))
 
     def _check_microbatches(self) -> None:
         options = self._options

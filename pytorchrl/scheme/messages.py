@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.moments import Moments as Moments
 from pytorchrl.runtime import WorkersPart
+from pytorchrl.scheme.compression import Sent, Traffic
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.timing import Seconds
 
@@ -23,11 +22,12 @@ class Weights:
 
     version: int
     """Number of updates applied so far."""
-    state: dict[str, np.ndarray]
-    """Acting state of the algorithm: flat parameter vectors, normalisers. Never written after it was made."""
+    state: dict[str, Any]
+    """Acting state of the algorithm: flat parameter vectors, normalisers; arrays or their packed form. Never written after it
+    was made."""
     parameters: dict[str, float] = field(default_factory=dict)
     """Values of scheduled or changed algorithm parameters in force at this version."""
-    learning: dict[str, np.ndarray] = field(default_factory=dict)
+    learning: dict[str, Any] = field(default_factory=dict)
     """For gradient workers, what they need beyond the acting state: target networks and the like."""
 
     @property
@@ -57,7 +57,7 @@ class Rollout:
     """What a CWorker sends for one request."""
 
     data: Any
-    """`RolloutData` of numpy arrays, or its compressed form."""
+    """`RolloutData` of numpy arrays, or of their packed form."""
     num_env_steps: int
     """Valid transitions in `data`."""
     collected_steps: int
@@ -81,8 +81,10 @@ class Rollout:
     """Whether it was told to stop before it was full."""
     envs_restarted: int = 0
     """Environments that this incarnation of the worker has replaced so far because they raised."""
-    bytes_raw: int = 0
-    bytes_sent: int = 0
+    sent: Sent = field(default_factory=Sent)
+    """How its arrays were."""
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    """By kind, what its worker has decoded of weights since its last one, and what a shard took to decode it."""
 
     @property
     def collect_s(self) -> float:
@@ -100,7 +102,7 @@ class Gradients:
     """What a GWorker sends for one request."""
 
     vectors: Any
-    """One flat float32 array per group, or their compressed form; None if it applied them itself. Of several policies one a
+    """One flat float32 array per group, or their packed form; None if it applied them itself. Of several policies one a
     policy, None for a policy that has no gradient."""
     num_samples: int
     """Env steps behind it; its weight in a mean, where there is one policy."""
@@ -128,6 +130,8 @@ class Gradients:
     """Statistics of each replay shard."""
     counters: dict[str, int] = field(default_factory=dict)
     """Totals by name: weight pushes, bytes."""
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    """Totals of what crossed, by kind."""
     incarnation: int = 0
     part: WorkersPart | None = None
     """(sender, incarnation, what its journal noted since the last message)."""

@@ -21,6 +21,7 @@ from pytorchrl.runtime import DEFAULT_RESOURCES, FaultPlan, Future, Handle, Runt
 from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL, SYNC, Communication, Execution
 from pytorchrl.scheme.checks import Checks
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.scheme.compression import DATA, WEIGHTS, Compression
 from pytorchrl.scheme.evaluation import Evaluation, Evaluator
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
@@ -52,7 +53,8 @@ class Scheme(NamedSchemes):
         col_fraction_workers: Share of collection workers after which a synchronous round stops the rest: those of a gradient
             worker, or, where ranks that average among themselves collect by themselves, those ranks.
         fraction_samples: Share of its rollout that a worker so stopped collects all the same.
-        compress_data_to_send: Send rollouts compressed, without loss (needs lz4).
+        compress_data_to_send: Codec of rollouts: False, True ("lz4"), a name ("lz4", "zstd") or "auto": lz4 while that saves
+            time; see the page on compression.
         num_replay_workers: Shards of replay between collection and gradients, each with its share of the storage's size;
             1 is a thread of the learner's process. Needs asynchronous collection. None: transitions that are kept stay
             with the learner, which draws from them between rollouts.
@@ -74,7 +76,8 @@ class Scheme(NamedSchemes):
         num_grad_workers: Gradient workers; 1 means the local one, 2 or more are remote.
         grad_execution: "Central" or "Parallel" gradients; None follows num_grad_workers.
         grad_communication: "synchronous": one update from all gradients; "asynchronous": each as it comes.
-        compress_grads_to_send: Send gradients compressed, without loss (needs lz4).
+        compress_grads_to_send: Codec of gradients: False, True ("lz4"), a name ("lz4", "zstd"; lossy "fp16", "bf16", "int8",
+            "topk"), "auto" (bf16 while that saves time) or "auto:<name>".
         distribute_gradients: Gradient workers average gradients among themselves (gloo) and each applies the update.
         check_ranks_every: Updates after which such gradient workers compare their parameters, which must be equal; None: never.
         col_in_flight: Requests that each asynchronous collection worker always has.
@@ -126,6 +129,8 @@ class Scheme(NamedSchemes):
             from the whole state of one that is left; in a run that is recorded the loss of one raises.
         worker_timeout_s: A collection worker that gives nothing for so many seconds, or for ten times its longest
             rollout if that is more, is taken for hung and lost. A replacement may wait so long for room on the cluster.
+        compress_weights_to_send: Codec of weights: False, True ("lz4"), a name ("lz4", "zstd"; lossy "fp16", "bf16"), "auto"
+            (lz4 while that saves time) or "auto:<name>".
         faults: Failures to inject, such as "kill col.3 @ step 400; delay col.* 2s p=0.01"; see `FaultPlan`.
         address: Of a Ray cluster; None starts a local one unless RAY_ADDRESS names one.
         placement: Where Ray's nodes are several: None: all workers are spread over them; "colocate": each remote gradient
@@ -148,7 +153,7 @@ class Scheme(NamedSchemes):
                  train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, *,
                  num_col_workers: int = 1, col_execution: Execution | str | None = None,
                  col_communication: Communication | str = SYNC, col_fraction_workers: float = 1.0,
-                 fraction_samples: float = 0.25, compress_data_to_send: bool = False,
+                 fraction_samples: float = 0.25, compress_data_to_send: bool | str = False,
                  num_replay_workers: int | None = None, replay_worker_resources: Mapping[str, float] = FREE,
                  learning_starts: int | None = None, add_in_flight: int = 2, routing: str = "round_robin",
                  initial_priority: str = "max", size: int | None = None, prioritized: bool | None = None,
@@ -156,7 +161,7 @@ class Scheme(NamedSchemes):
                  stratified: bool | None = None, min_replay_ratio: float | None = None, max_replay_ratio: float | None = None,
                  num_grad_workers: int = 1,
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
-                 compress_grads_to_send: bool = False, distribute_gradients: bool = False,
+                 compress_grads_to_send: bool | str = False, distribute_gradients: bool = False,
                  check_ranks_every: int | None = 100, col_in_flight: int = 2,
                  queue_size: int = 16, queue_policy: str = "block", queue_timeout_s: float = 300.0, on_starved: str = "raise",
                  train_batch_size: int | None = None, microbatch_size: int | None = None, prefetch: int | None = None,
@@ -170,7 +175,7 @@ class Scheme(NamedSchemes):
                  num_threads: int = 1, col_num_threads: int | None = None, seed: int | None = None,
                  runtime: str | None = None, schedule_seed: int = 0,
                  costs: Mapping[str, Any] | None = None, faults: str | None = None, on_worker_failure: str = "restart",
-                 worker_timeout_s: float = 60.0,
+                 worker_timeout_s: float = 60.0, compress_weights_to_send: bool | str = False,
                  address: str | None = None, placement: str | None = None, keep_bad_batches: str | os.PathLike[str] | None = None,
                  record: str | os.PathLike[str] | None = None, replay: str | os.PathLike[str] | None = None) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
@@ -280,8 +285,8 @@ class Scheme(NamedSchemes):
             ("replay shards", shards_remote, options["replay_worker_resources"])])
         col_factory = CWorkerSet.create_factory(
             num_col, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory,
-            worker_resources=col_resources, compress_data_to_send=options["compress_data_to_send"], seed=self.seed,
-            num_threads=options["col_num_threads"] or options["num_threads"], num_parents=max(1, grad_remote),
+            worker_resources=col_resources, compress_data_to_send=Compression.of(DATA, options["compress_data_to_send"]) or False,
+            seed=self.seed, num_threads=options["col_num_threads"] or options["num_threads"], num_parents=max(1, grad_remote),
             initial_priority=options["initial_priority"])
         replay_level: dict[str, Any] = {}
         if num_shards is not None:
@@ -292,6 +297,7 @@ class Scheme(NamedSchemes):
                 "learning_starts", "prefetch", "add_in_flight", "routing", "queue_size")},
                 "item_size": getattr(self.storage_factory.options, "length", 1),
                 "min_ratio": options["min_replay_ratio"], "max_ratio": options["max_replay_ratio"]}
+        compress_weights = Compression.of(WEIGHTS, options["compress_weights_to_send"]) or False
         grad_factory = GWorkerSet.create_factory(
             num_grad, col_factory, options["col_fraction_workers"], options["col_execution"],
             options["col_communication"], options["compress_grads_to_send"], grad_resources,
@@ -300,14 +306,16 @@ class Scheme(NamedSchemes):
                 "train_batch_size", "microbatch_size", "norm_over", "minibatch_buffer_size", "num_passes", "ramp", "buffer",
                 "replay_proportion", "replay_slots", "max_policy_lag", "on_policy_lag", "broadcast_interval",
                 "max_weight_sync_delay", "keep_bad_batches", "on_worker_failure", "worker_timeout_s")},
-            prefetch=0 if num_shards is not None else options["prefetch"])
+            prefetch=0 if num_shards is not None else options["prefetch"],
+            compress_weights_to_send=compress_weights if col_remote else False)
         collect_themselves = options["col_execution"] is CENTRAL and options["col_communication"] is SYNC
         return UWorker(
             grad_factory, grad_execution=options["grad_execution"], grad_communication=options["grad_communication"],
             distribute_gradients=options["distribute_gradients"], device=options["device"], runtime=runtime,
             target_steps=target_steps, request_timeout_s=2 * options["queue_timeout_s"],
             on_worker_failure=options["on_worker_failure"], record=record, replay=self._replay,
-            col_fraction_workers=options["col_fraction_workers"] if collect_themselves else 1.0, **{
+            col_fraction_workers=options["col_fraction_workers"] if collect_themselves else 1.0,
+            compress_weights_to_send=False if options["distribute_gradients"] else compress_weights, **{
                 name: options[name] for name in (
                     "updates_per_step", "aggregate", "max_grad_lag", "lag_policy", "check_ranks_every", "worker_timeout_s")})
 

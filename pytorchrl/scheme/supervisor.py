@@ -216,6 +216,8 @@ class Requests(Generic[R]):
         self._open: dict[Future[R], int] = {}
         self._asked_s: defaultdict[int, float] = defaultdict(float)  # by worker, of answers that said no time
         self._send_s = 0.0
+        self.fetch_s = 0.0
+        """Seconds that the last result took on its way, once it was there."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -240,7 +242,9 @@ class Requests(Generic[R]):
             if future not in self._open:  # of a worker that is lost since
                 continue
             index = self._open.pop(future)
+            start = self._runtime.now()
             outcome = self._runtime.outcome(future, _FETCH_TIMEOUT_S)
+            self.fetch_s = self._runtime.now() - start
             if isinstance(outcome.error, WorkerDiedError):
                 self._lose(index, outcome.error)
                 continue

@@ -14,8 +14,9 @@ from pytorchrl.agent.env import EnvFactory, VecEnv, check_finite
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
-from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.codecs import Packed, unpack
+from pytorchrl.scheme.compression import WEIGHTS, Compression, Encoder, Sent, Traffic
 from pytorchrl.scheme.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.timing import Stopwatch
 
@@ -37,7 +38,7 @@ class CWorker(Worker):
         incarnation: How often this place in the tree was filled before.
         num_threads: Torch threads of this process; None leaves them alone.
         owned_data: Whether rollouts are copies that their receiver owns; False hands out the storage's own tensors.
-        compress_data_to_send: Whether rollouts are compressed, without loss.
+        compress_data_to_send: What becomes of rollouts on their way.
         num_siblings, num_parents: Collection workers of each gradient worker, and gradient workers, for what differs by
             worker.
         initial_priority: "worker": rollouts bring TD errors, by the weights they were made with, which become first
@@ -57,7 +58,7 @@ class CWorker(Worker):
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: EnvFactory,
                  collects: bool = True, initial_weights: Weights | None = None, device: str = "cpu", seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
-                 compress_data_to_send: bool = False, num_siblings: int = 1, num_parents: int = 1,
+                 compress_data_to_send: Compression | None = None, num_siblings: int = 1, num_parents: int = 1,
                  initial_priority: str = "max", runtime: Runtime | None = None, journal: Journal | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
@@ -83,7 +84,8 @@ class CWorker(Worker):
         runtime = runtime or ThreadRuntime()
         self._now = runtime.now
         self._point = runtime.points(f"GWorker {index_parent}/CWorker {index_worker}", incarnation)
-        self._owned_data, self._compress = owned_data, compress_data_to_send
+        self._owned_data, self._encoder = owned_data, Encoder(compress_data_to_send, runtime.now)
+        self._weights_traffic = Traffic()
         self._finds_errors = initial_priority == "worker"
         self._sequence = 0
         # Written by signals from another thread, read once per step.
@@ -121,6 +123,8 @@ class CWorker(Worker):
         Raises:
             WeightsError: Names or shapes do not fit.
         """
+        if isinstance(weights, Weights):
+            weights = self._unpacked(weights)
         with self.journal.writing():
             state = weights.state if isinstance(weights, Weights) else weights
             self.algo.load_acting_state(state)
@@ -130,6 +134,20 @@ class CWorker(Worker):
                 self.algo.parameters = dict(weights.parameters)
                 self.version = weights.version
             self._snapshot = None
+
+    def _unpacked(self, weights: Weights) -> Weights:
+        states = weights.state, weights.learning
+        if not any(isinstance(array, Packed) for state in states for array in state.values()):
+            return weights
+        start = self._now()
+        state, learning = ({name: unpack(array) for name, array in state.items()} for state in states)
+        self._weights_traffic += Traffic(decodes=1, decode_s=self._now() - start)
+        return replace(weights, state=state, learning=learning)
+
+    def take_weights_traffic(self) -> Traffic:
+        """What it has decoded of weights since the last call."""
+        traffic, self._weights_traffic = self._weights_traffic, Traffic()
+        return traffic
 
     def whole_state(self) -> WholeState:
         """All that making the next update needs, but for data."""
@@ -142,8 +160,12 @@ class CWorker(Worker):
             self.algo.load_state_dict(_with_generators(state.algorithm, self.algo.state_dict()))
             self.version, self._snapshot = state.version, None
 
-    def collect(self, weights: Weights | None = None) -> Rollout:
+    def collect(self, weights: Weights | None = None, fetched: Iterable[tuple[int, float]] = ()) -> Rollout:
         """Collect one rollout, with `weights` if given, else with those it has.
+
+        Args:
+            weights: New weights.
+            fetched: (sequence, seconds) of rollouts of its: how long each took on its way.
 
         Returns:
             A full rollout; a shorter one after `preempt` or `interrupt`.
@@ -152,6 +174,8 @@ class CWorker(Worker):
         if weights is not None:
             with watch.part("decode"):
                 self.set_weights(weights)
+        for message in fetched:
+            self._encoder.fetched(*message)
         self._sequence += 1
         version = self.version
         episodes, preempted = self._fill_storage(watch)
@@ -172,21 +196,18 @@ class CWorker(Worker):
                         self.storage.add_errors(data)
                 moments = self.algo.moments_of(data, self._running)
         agent_steps = {policy: part.num_valid() for policy, part in data.parts.items() if policy}
-        raw = sent = 0
+        sent = Sent()
         if self._owned_data:
             with watch.part("encode"):
-                data = data.to_numpy()
-                raw = sent = codecs.num_bytes(data)
-                if self._compress:
-                    data = codecs.compress_rollout(data)
-                    sent = codecs.num_bytes(data)
+                data, sent = self._encoder.pack(data.to_numpy().map, self._sequence)
         self._delivered_steps += num_env_steps
         rest = self._now() - start - sum(watch.seconds.values())
         return Rollout(
             data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
             worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
-            moments=moments, agent_steps=agent_steps, timings={**watch.seconds, "store": max(0.0, rest)}, num_steps=num_steps, preempted=preempted,
-            bytes_raw=raw, bytes_sent=sent, envs_restarted=self.envs.num_restarts if self.envs is not None else 0)
+            moments=moments, agent_steps=agent_steps, timings={**watch.seconds, "store": max(0.0, rest)}, num_steps=num_steps,
+            preempted=preempted, sent=sent, traffic={WEIGHTS: self.take_weights_traffic()},
+            envs_restarted=self.envs.num_restarts if self.envs is not None else 0)
 
     def _fill_storage(self, watch: Stopwatch) -> tuple[list[Episode], bool]:
         """Act and step until the storage is full or somebody says stop; (episodes that ended, whether cut)."""

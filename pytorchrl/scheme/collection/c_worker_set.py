@@ -11,6 +11,7 @@ from pytorchrl.runtime import DEFAULT_RESOURCES, Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, Communication, Execution, check_count
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.compression import DATA, Compression, Wanted
 from pytorchrl.scheme.messages import Weights
 
 
@@ -25,7 +26,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         local_device: Device of the local worker.
         algo_factory, actor_factory, storage_factory, train_envs_factory: The agent.
         worker_resources: What each remote worker asks for.
-        compress_data_to_send: Whether rollouts cross compressed, without loss.
+        compress_data_to_send: What becomes of rollouts on their way.
         seed: The experiment's seed.
         num_threads: Torch threads of each remote worker.
         num_parents: Gradient workers that have such a set.
@@ -40,8 +41,9 @@ class CWorkerSet(WorkerSet[CWorker]):
 
     def __init__(self, num_workers: int, index_parent: int, local_device: str = "cpu", *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: Factory[Any],
-                 worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
-                 seed: int = 0, num_threads: int | None = 1, num_parents: int = 1, col_execution: Execution | str = CENTRAL,
+                 worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
+                 compress_data_to_send: Wanted = False, seed: int = 0, num_threads: int | None = 1, num_parents: int = 1,
+                 col_execution: Execution | str = CENTRAL,
                  col_communication: Communication | str = "synchronous", runtime: Runtime | None = None,
                  initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0,
                  journal: Journal | None = None, initial_priority: str = "max") -> None:
@@ -51,7 +53,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         params = {
             "index_parent": index_parent, "algo_factory": algo_factory, "actor_factory": actor_factory,
             "storage_factory": storage_factory, "train_envs_factory": train_envs_factory, "seed": seed,
-            "compress_data_to_send": compress_data_to_send, "initial_weights": initial_weights,
+            "compress_data_to_send": Compression.of(DATA, compress_data_to_send), "initial_weights": initial_weights,
             "num_siblings": num_workers, "num_parents": num_parents, "runtime": self.runtime,
             "initial_priority": initial_priority,
         }
@@ -67,8 +69,9 @@ class CWorkerSet(WorkerSet[CWorker]):
     @classmethod
     def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],  # noqa: PLR0913
                        storage_factory: Factory[Any], train_envs_factory: Factory[Any],
-                       worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, compress_data_to_send: bool = False,
-                       seed: int = 0, num_threads: int | None = 1, num_parents: int = 1, initial_priority: str = "max") -> Callable[..., CWorkerSet]:
+                       worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
+                       compress_data_to_send: Wanted = False, seed: int = 0, num_threads: int | None = 1,
+                       num_parents: int = 1, initial_priority: str = "max") -> Callable[..., CWorkerSet]:
         """A function that makes new CWorkerSets; a GWorker calls it with what only it knows."""
         check_count("num_workers", num_workers)
         return partial(

@@ -11,6 +11,7 @@ from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, check_count, check_fraction
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.compression import WEIGHTS, Compression, Traffic, Wanted
 from pytorchrl.scheme.gradients.feed import Feed
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S, Barrier, Due, Gather, LocalGather, OnArrival, OnDemand
 from pytorchrl.scheme.gradients.minibatch_buffer import Item, Part
@@ -53,6 +54,7 @@ class CollectorThread(threading.Thread):
         on_policy_lag: "drop" or "wait"; see `Feed`.
         supervisor: Decides about lost workers; None raises.
         shards: Replay, where rollouts go instead of the queue.
+        compress_weights_to_send: What becomes of weights on their way to remote workers.
         feed_options: Further options of `Feed`.
 
     Attributes:
@@ -71,7 +73,8 @@ class CollectorThread(threading.Thread):
                  runtime: Runtime | None = None, ledger: Ledger | None = None, fraction_samples: float = 0.25,
                  col_in_flight: int = 2, queue_size: int = 16, queue_timeout_s: float = 300.0,
                  on_starved: str = "raise", max_weight_sync_delay: int | None = None, on_policy_lag: str = "drop",
-                 supervisor: Supervisor | None = None, shards: Shards | None = None, **feed_options: Any) -> None:
+                 supervisor: Supervisor | None = None, shards: Shards | None = None,
+                 compress_weights_to_send: Wanted = False, **feed_options: Any) -> None:
         super().__init__(name=f"CollectorThread {index_worker}", daemon=True)
         self.index_worker, self.local_worker, self.remote_workers = index_worker, local_worker, remote_workers
         self.num_workers = len(remote_workers)
@@ -92,19 +95,24 @@ class CollectorThread(threading.Thread):
         self._drain_announced = self._drains = 0
         self._gather: Gather
         supervisor = supervisor or Supervisor(remote_workers, lambda place: None, self._runtime, "raise")
+        weights_options: Any = {"compress": Compression.of(WEIGHTS, compress_weights_to_send),
+                                "parameters": getattr(local_worker.algo, "groups", ())}
         if not remote_workers:
             self._gather = LocalGather(local_worker)
         elif self._asynchronous and on_policy_lag == "wait":
             self._gather = OnDemand(remote_workers, self._runtime, supervisor, self._journal, self.broadcast_new_weights_if_due,
-                                    col_in_flight=check_count("col_in_flight", col_in_flight), may_ask=self.feed.may_ask)
+                                    col_in_flight=check_count("col_in_flight", col_in_flight), may_ask=self.feed.may_ask,
+                                    **weights_options)
         elif self._asynchronous:
             self._gather = OnArrival(remote_workers, self._runtime, supervisor, self._journal,
-                                     self.broadcast_new_weights_if_due, col_in_flight=check_count("col_in_flight", col_in_flight))
+                                     self.broadcast_new_weights_if_due, col_in_flight=check_count("col_in_flight", col_in_flight),
+                                     **weights_options)
         else:
             steps = max(1, round(check_fraction("fraction_samples", fraction_samples) * local_worker.storage.rollout_size))
             self._gather = Barrier(
                 remote_workers, self._runtime, supervisor, self._journal, self.broadcast_new_weights_if_due, min_steps=steps,
-                fraction_workers=check_fraction("col_fraction_workers", col_fraction_workers), timeout_s=queue_timeout_s)
+                fraction_workers=check_fraction("col_fraction_workers", col_fraction_workers), timeout_s=queue_timeout_s,
+                **weights_options)
         Execution(col_execution)
 
     @property
@@ -158,6 +166,11 @@ class CollectorThread(threading.Thread):
     def bytes_out(self) -> int:
         """Bytes of those weights."""
         return self._gather.bytes_out
+
+    @property
+    def weights_traffic(self) -> Traffic:
+        """How they were sent."""
+        return self._gather.traffic
 
     @property
     def restarts(self) -> int:

@@ -15,19 +15,13 @@ from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count, check_device
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.gradients.accumulator import (
-    GradAccumulator,
-    Used,
-    decided,
-    differentiate,
-    warn_of_batch_norm,
-    why_all_is_kept,
-)
+from pytorchrl.scheme.compression import GRADS, Compression, Encoder, Wanted
+from pytorchrl.scheme.gradients import accumulator
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.collector_thread import CollectorThread, HeldError
 from pytorchrl.scheme.gradients.minibatch_buffer import Item
 from pytorchrl.scheme.gradients.rank import Candidate, Meeting, Rank, propose_address
-from pytorchrl.scheme.gradients.report import Report, Vectors, decode, not_finite, timed, with_part
+from pytorchrl.scheme.gradients.report import Report, Vectors, not_finite, timed, with_part
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.messages import Gradients, Moments, Weights, WholeState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -51,7 +45,7 @@ class GWorker(Worker):
         index_worker: 0 is local to the update worker, 1..N are remote.
         col_workers_factory: Makes its set of collection workers.
         col_communication: "synchronous" or "asynchronous" collection.
-        compress_grads_to_send: Whether gradients cross compressed, without loss.
+        compress_grads_to_send: What becomes of gradients on their way; see `Scheme`.
         col_execution: "Central" or "Parallel" collection.
         col_fraction_workers: Share of collection workers that ends a synchronous round.
         initial_weights: Weights to start from.
@@ -61,14 +55,9 @@ class GWorker(Worker):
         fraction_samples, col_in_flight, queue_size, queue_timeout_s, broadcast_interval: See `CollectorThread`.
         collector_options: Further options of `CollectorThread`.
         num_threads: Torch threads of this process; None leaves them alone.
-        keep_bad_batches: Directory for batches whose loss or gradient is not finite; None keeps none.
         incarnation: How often its place in the tree was filled before.
         on_worker_failure, worker_timeout_s: See `Supervisor`.
-        microbatch_size: Most env steps of a backward pass; None: a batch is differentiated at once.
-        train_batch_size: Env steps that an update waits for; None: those of a round, or of a rollout where collection is
-            asynchronous.
-        prefetch: Microbatches that remote workers collect while one is differentiated, 0 or 1.
-        norm_over: "batch" or "microbatch": what an algorithm normalises over where batches are collected by pieces.
+        keep_bad_batches, microbatch_size, train_batch_size, prefetch, norm_over: See `Scheme`.
         replay_workers_factory: Makes its set of replay shards; None for no replay level.
         replay_options: Further arguments of `Shards`.
 
@@ -83,7 +72,7 @@ class GWorker(Worker):
     """
 
     def __init__(self, index_worker: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913, PLR0915 - the public signature
-                 col_communication: Communication | str = "synchronous", compress_grads_to_send: bool = False,
+                 col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,
                  col_execution: Execution | str = "Central", col_fraction_workers: float = 1.0,
                  initial_weights: Weights | None = None, device: str | None = None, *, runtime: Runtime | None = None,
                  collects: bool = True, fraction_samples: float = 0.25, col_in_flight: int = 2, queue_size: int = 16,
@@ -100,6 +89,7 @@ class GWorker(Worker):
         self.compress_grads_to_send = compress_grads_to_send
         self.iter = 0
         self._runtime = runtime or ThreadRuntime()
+        self._encoder = Encoder(Compression.of(GRADS, compress_grads_to_send), self._runtime.now)
         self._point = self._runtime.points(f"GWorker {index_worker}", incarnation)
         self._incarnation = incarnation
         self._journal = self._runtime.journal(f"GWorker {index_worker}", incarnation)
@@ -140,7 +130,7 @@ class GWorker(Worker):
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
         self._fault = ""  # of the last gradient, before any averaging
         self._grads: Vectors | None = None  # the last ones computed
-        self._used = Used(0, 0, True)
+        self._used = accumulator.Used(0, 0, True)
         self._microbatch_size = None if microbatch_size is None else check_count("microbatch_size", microbatch_size)
         self._train_batch_size = None if train_batch_size is None else check_count("train_batch_size", train_batch_size)
         self._prefetch = prefetch
@@ -148,9 +138,9 @@ class GWorker(Worker):
         if microbatch_size is not None:
             # Batches stay in host memory; one slice at a time goes to the device.
             self.storage.device = torch.device("cpu")
-            self._forgets = train_batch_size is not None and not why_all_is_kept(self.algo.options, norm_over)
+            self._forgets = train_batch_size is not None and not accumulator.why_all_is_kept(self.algo.options, norm_over)
             if index_worker == 0:
-                warn_of_batch_norm(self.actor)
+                accumulator.warn_of_batch_norm(self.actor)
         self._rank = Rank()
         self._final: LedgerSnapshot | None = None
 
@@ -204,7 +194,7 @@ class GWorker(Worker):
                     self.report.add_rollout(part.rollout, part.version_queued, self.actor_version)
             self._unused_steps = item.num_new_steps
             with self.report.watch.part("decode"):  # later uses find tensors
-                item.parts = [part._replace(rollout=replace(part.rollout, data=decode(part.rollout))) for part in item.parts]
+                item.parts = [part._replace(rollout=self.report.open(part.rollout)) for part in item.parts]
         self.storage.insert_from(*zip(*((part.rollout.data, part.rollout.source) for part in item.parts), strict=True))
         self.storage.before_gradients()
         self._item_open = True
@@ -247,16 +237,20 @@ class GWorker(Worker):
         Synchronous gradient workers normalise over all their items together, as one worker would over the whole. Until it
         has answered, `preempt(number)` ends what it collects itself.
         """
+        self._preparing = number
+        self._begin_request(weights, parameters, skip_remaining)
+        if not self._item_open:
+            self._take_item()
+        return self.storage.advantage_moments(), self.take_part()
+
+    def _begin_request(self, weights: Weights | None, parameters: Mapping[str, float] | None, skip_remaining: bool) -> None:
+        """Take over what a request brings."""
         if weights is not None:
             self.set_weights(weights)
         if parameters is not None:
             self.algo.parameters = dict(parameters)
-        self._preparing = number
         if skip_remaining:
             self.skip_remaining()
-        if not self._item_open:
-            self._take_item()
-        return self.storage.advantage_moments(), self.take_part()
 
     @timed("copy")
     def _open_batches(self, advantage_moments: Sequence[Moments] | None) -> Iterator[Batch]:
@@ -285,12 +279,12 @@ class GWorker(Worker):
         self._fault = ""
         if not batch.num_samples:
             grads, info = self._empty_gradients(distribute_gradients)
-            self._used = Used(0, 0, batch.last)
+            self._used = accumulator.Used(0, 0, batch.last)
         elif self._forgets:
             grads, info = self._accumulate_microbatches(distribute_gradients)
         else:
             grads, info = self.compute_gradients(batch, distribute_gradients)
-            self._used = Used(batch.num_samples, batch.num_new_samples, batch.last, samples_by_policy(batch))
+            self._used = accumulator.Used(batch.num_samples, batch.num_new_samples, batch.last, samples_by_policy(batch))
             self._unused_steps -= batch.num_new_samples
             self._tell_replay(batch, info)
         if self._fault:
@@ -310,7 +304,7 @@ class GWorker(Worker):
     def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """The gradient of a whole train batch, of which no more than a microbatch is held at a time."""
         assert self._train_batch_size is not None
-        total = GradAccumulator(self._microbatch_size, self.algo.loss_reduction)
+        total = accumulator.GradAccumulator(self._microbatch_size, self.algo.loss_reduction)
         num_new = 0
         while True:
             batch = self._batch
@@ -330,13 +324,13 @@ class GWorker(Worker):
             if is_enough:
                 break
             self.get_data()
-        self._used = Used(total.num_samples, num_new, True, total.samples)
+        self._used = accumulator.Used(total.num_samples, num_new, True, total.samples)
         grads = total.result()
         if distribute_gradients:
             self._unused_steps += num_new  # until all ranks have used theirs
             grads = self._mean_of_ranks(grads, total.num_samples, total.samples, True)
             self._unused_steps -= num_new
-        return grads, decided(self.algo, total.info())
+        return grads, accumulator.decided(self.algo, total.info())
 
     def _least_rounds(self) -> int:
         """Rounds without which there is no further microbatch; there may have to be more."""
@@ -361,7 +355,7 @@ class GWorker(Worker):
         Returns:
             One flat float32 gradient per optimised group, and the algorithm's statistics.
         """
-        grads, info = differentiate(self.algo, batch, self._microbatch_size, self.report.counters)
+        grads, info = accumulator.differentiate(self.algo, batch, self._microbatch_size, self.report.counters)
         if self._point is not None and self._point("grad"):
             grads = not_finite(grads)
         fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
@@ -396,8 +390,7 @@ class GWorker(Worker):
             try:
                 info = self.algo.apply_gradients(gradients)
             except NonFiniteUpdateError:
-                logger.debug("GWorker %d makes no update of version %d", self.index_worker, self.actor_version,
-                             exc_info=True)
+                logger.debug("GWorker %d makes no update of version %d", self.index_worker, self.actor_version, exc_info=True)
             else:
                 self.local_worker.version += 1
             if moments:  # what data say about themselves is finite, whatever became of the gradient
@@ -412,7 +405,8 @@ class GWorker(Worker):
     @with_part
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
-                         parameters: Mapping[str, float] | None = None, check: bool = False) -> Gradients:
+                         parameters: Mapping[str, float] | None = None, check: bool = False,
+                         fetched: tuple[int, float] | None = None) -> Gradients:
         """One request of the update worker: take weights, then data, then compute and pack a gradient.
 
         Args:
@@ -422,13 +416,11 @@ class GWorker(Worker):
             distribute_gradients: Average and apply among the gradient workers; nothing but statistics comes back.
             parameters: The algorithm's parameters in force, where no weights bring them.
             check: Tell a checksum of what was applied to.
+            fetched: (sequence, seconds) of its last gradient: how long it took on its way.
         """
-        if weights is not None:
-            self.set_weights(weights)
-        if parameters is not None:
-            self.algo.parameters = dict(parameters)
-        if skip_remaining:
-            self.skip_remaining()
+        if fetched is not None:
+            self._encoder.fetched(*fetched)
+        self._begin_request(weights, parameters, skip_remaining)
         if self._item_open and advantage_moments is not None:
             self._open_batches(advantage_moments)
         version = self.actor_version
@@ -436,24 +428,16 @@ class GWorker(Worker):
             self.get_data()
             grads, info = self.get_grads(distribute_gradients)
         except HeldError:  # nobody waits for data any more
-            grads, info, self._used = [], {}, Used(0, 0, False)
+            grads, info, self._used = [], {}, accumulator.Used(0, 0, False)
         report, used = self.report, self._used
         vectors: Any = grads
         skipped = False
         if distribute_gradients:
-            self._rank.hold(report.moments)
-            report.moments = []  # they are told once, also if the exchange breaks off and the report goes on
-        if distribute_gradients and any(grad is not None for grad in grads):
-            with report.watch.part("average"):
-                moments = self._rank.told(used.last)
-            with report.watch.part("apply"):
-                applied = self.apply_gradients(grads, moments=moments)
-            vectors, skipped, info = None, applied is None, {**info, **(applied or {})}
-        elif distribute_gradients:  # no rank had anything to learn from
-            vectors = []
+            vectors, applied = self._apply_mean(grads)
+            skipped, info = applied is None, {**info, **(applied or {})}
         elif self.index_worker > 0:
             with report.watch.part("encode"):
-                vectors = report.pack(grads, self.compress_grads_to_send)
+                vectors = report.pack(grads, self._encoder, self.iter)
         report.count(self.collector, self.shards)
         self.report = Report(self._runtime.now, report)
         return Gradients(
@@ -463,8 +447,20 @@ class GWorker(Worker):
             moments=tuple(report.moments), timings=report.timings, counters=dict(report.counters),
             events=report.events, shards=tuple(report.shards),
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
-            queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples),
+            queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples), traffic=report.totals(self.collector),
             checksum=self.get_weights(learning=True).checksum if check else None)
+
+    def _apply_mean(self, grads: Vectors) -> tuple[Vectors | None, dict[str, float] | None]:
+        """Make the update that all ranks make: (what is sent, the algorithm's statistics, None if it is left out)."""
+        report = self.report
+        self._rank.hold(report.moments)
+        report.moments = []  # they are told once, also if the exchange breaks off and the report goes on
+        if all(grad is None for grad in grads):  # no rank had anything to learn from
+            return [], {}
+        with report.watch.part("average"):
+            moments = self._rank.told(self._used.last)
+        with report.watch.part("apply"):
+            return None, self.apply_gradients(grads, moments=moments)
 
     def skip_remaining(self) -> None:
         """Give up what is left of the current item; steps that no gradient has used are dropped."""

@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
-from pytorchrl.scheme import codecs
 from pytorchrl.scheme.base.worker import Communication, Execution, check_count, check_fraction
 from pytorchrl.scheme.base.worker_set import WorkerSet
+from pytorchrl.scheme.compression import GRADS, Compression, Wanted
 from pytorchrl.scheme.gradients.g_worker import GWorker
 
 
@@ -26,7 +25,7 @@ class GWorkerSet(WorkerSet[GWorker]):
         col_workers_factory: Makes each GWorker's set of collection workers.
         col_fraction_workers: Share of collection workers that ends a synchronous round.
         grad_worker_resources: What each remote worker asks for.
-        compress_grads_to_send: Whether gradients cross compressed, without loss.
+        compress_grads_to_send: What becomes of gradients on their way; see `Scheme`.
         runtime: Where remote workers run.
         num_threads: Torch threads of each remote worker.
         worker_options: Further options of `GWorker`: `fraction_samples`, `col_in_flight`, `queue_size`, ...
@@ -38,21 +37,18 @@ class GWorkerSet(WorkerSet[GWorker]):
     def __init__(self, num_workers: int, index_parent: int, local_device: str | None,  # noqa: PLR0913
                  col_execution: Execution | str, col_communication: Communication | str,
                  col_workers_factory: Callable[..., Any], col_fraction_workers: float,
-                 grad_worker_resources: Mapping[str, float], compress_grads_to_send: bool = False, *,
+                 grad_worker_resources: Mapping[str, float], compress_grads_to_send: Wanted = False, *,
                  runtime: Runtime | None = None, num_threads: int | None = 1,
                  worker_options: Mapping[str, Any] | None = None) -> None:
         check_count("num_workers", num_workers)
         check_fraction("col_fraction_workers", col_fraction_workers)
-        if not isinstance(compress_grads_to_send, bool):
-            raise ConfigError(f"compress_grads_to_send must be True or False, got {compress_grads_to_send!r}")
-        if compress_grads_to_send:
-            codecs.require_lz4("compress_grads_to_send")
+        compression = Compression.of(GRADS, compress_grads_to_send)
         self.index_parent = index_parent
         num_remote = num_workers if num_workers > 1 else 0
         runtime = runtime or ThreadRuntime()
         params = {
             "col_workers_factory": col_workers_factory, "col_communication": Communication(col_communication),
-            "compress_grads_to_send": compress_grads_to_send, "col_execution": Execution(col_execution),
+            "compress_grads_to_send": False if compression is None else compression, "col_execution": Execution(col_execution),
             "col_fraction_workers": col_fraction_workers, "runtime": runtime, **(worker_options or {}),
         }
         super().__init__(
@@ -63,7 +59,7 @@ class GWorkerSet(WorkerSet[GWorker]):
     @classmethod
     def create_factory(cls, num_workers: int, col_workers_factory: Callable[..., Any],
                        col_fraction_workers: float = 1.0, col_execution: Execution | str = "Central",
-                       col_communication: Communication | str = "synchronous", compress_grads_to_send: bool = False,
+                       col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,
                        grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, *,
                        num_threads: int | None = 1, **worker_options: Any) -> Callable[..., GWorkerSet]:
         """A function that makes new GWorkerSets.
@@ -74,7 +70,7 @@ class GWorkerSet(WorkerSet[GWorker]):
             col_fraction_workers: Share of collection workers that ends a synchronous round.
             col_execution: "Central" or "Parallel" collection.
             col_communication: "synchronous" or "asynchronous" collection.
-            compress_grads_to_send: Whether gradients cross compressed, without loss.
+            compress_grads_to_send: What becomes of gradients on their way; see `Scheme`.
             grad_worker_resources: What each remote worker asks for; the default shrinks to what there is.
             num_threads: Torch threads of each remote worker.
             worker_options: Further options of `GWorker`.

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from pytorchrl.errors import CollectionError, WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
-from pytorchrl.scheme import codecs
+from pytorchrl.scheme.codecs import unpack
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.compression import Compression, Traffic
 from pytorchrl.scheme.messages import Rollout, Weights
+from pytorchrl.scheme.pushes import Pushes
 from pytorchrl.scheme.supervisor import Requests, Supervisor
 
 # A waiting thread looks up this often to see whether it should end; results wake it at once.
@@ -31,8 +33,7 @@ def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
     """Env steps, version, a checksum of actions and rewards, and steps if it was cut short."""
     checksum = 0
     for array in (array for part in rollout.data.parts.values() for array in (part.action, part.reward)):
-        checksum = zlib.crc32(
-            array.frame if isinstance(array, codecs.Compressed) else np.ascontiguousarray(array).data, checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(unpack(array)).data, checksum)
     return rollout.num_env_steps, rollout.weights_version, checksum, rollout.num_steps if rollout.preempted else 0
 
 
@@ -45,8 +46,13 @@ class Gather(Protocol):
     pushes: int
     """Weights given to single workers so far."""
 
-    bytes_out: int
-    """Bytes of those weights."""
+    @property
+    def bytes_out(self) -> int:
+        """Bytes of those weights."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """How they were sent."""
 
     def push(self, weights: Callable[[], Weights], due: Due, only: int | None = None) -> bool:
         """Attach new weights to the next request of every worker (or of one) for which they are due."""
@@ -77,6 +83,7 @@ class LocalGather:
     def __init__(self, local_worker: CWorker) -> None:
         self._local_worker, self._journal = local_worker, local_worker.journal
         self.pushes = self.bytes_out = self.restarts = self.delivered_by_lost = 0
+        self.traffic = Traffic()
 
     def step(self, deliver: Deliver) -> None:
         """Collect one rollout in the caller's thread."""
@@ -117,10 +124,12 @@ class _RemoteGather:
         supervisor: Decides about lost workers.
         journal: That of the GWorker.
         refresh: Called with a worker's index before it is asked again: the moment for new weights.
+        compress: What becomes of weights on their way.
+        parameters: Names of vectors of parameters among them.
     """
 
     def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, journal: Journal,
-                 refresh: Callable[[int], object]) -> None:
+                 refresh: Callable[[int], object], *, compress: Compression | None = None, parameters: Container[str] = ()) -> None:
         self._workers, self._runtime, self._supervisor, self._refresh = workers, runtime, supervisor, refresh
         self._journal = journal
         self._delivered = [0] * len(workers)  # env steps, by the present incarnation
@@ -130,16 +139,26 @@ class _RemoteGather:
         # -1: not even the first weights, so that equal starts do not rest on equal initialisation everywhere.
         self._versions = [-1] * len(workers)
         self._steps_since_push = [0] * len(workers)
-        self.pushes = self.bytes_out = 0
+        self.pushes = 0
+        self._pushes = Pushes(runtime, compress, parameters, len(workers))
+        self._fetched: list[list[tuple[int, float]]] = [[] for _ in workers]  # (sequence, seconds) to be told
         self._num_requests = [0] * len(workers)
         # Touched by the collecting thread only, or after it has ended.
         self._in_flight: Requests[Rollout] = Requests(
             runtime, supervisor, journal, lambda rollout: rollout.collect_s, _numbers_of, self._forget, self._ask_replacement)
         # Of rounds that are not complete yet, by worker, oldest first.
         self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
-        self._reference: tuple[int, object] | None = None
-        self._num_bytes = 0  # of what it refers to
         self._is_draining = False
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes of the weights given to workers so far."""
+        return self._pushes.bytes_out
+
+    @property
+    def traffic(self) -> Traffic:
+        """How they were sent."""
+        return self._pushes.traffic
 
     def ages(self) -> list[tuple[int, int]]:
         """Version last given to each worker, and env steps since."""
@@ -156,11 +175,10 @@ class _RemoteGather:
         if not chosen:
             return False
         snapshot = weights()
-        if self._reference is None or self._reference[0] != snapshot.version:
-            self._reference = (snapshot.version, self._runtime.put(snapshot))
-            self._num_bytes = snapshot.num_bytes
+        if not self._pushes.has(snapshot.version):
+            self._pushes.put(snapshot)
         for index in chosen:
-            self._outbox[index], self._versions[index] = self._reference[1], snapshot.version
+            self._outbox[index], self._versions[index] = self._pushes.reference, snapshot.version
             self._steps_since_push[index] = 0
         return True
 
@@ -169,9 +187,10 @@ class _RemoteGather:
         self._num_requests[index] += 1
         if weights is not None:
             self.pushes += 1
-            self.bytes_out += self._num_bytes
+            self._pushes.count()
+        fetched, self._fetched[index] = self._fetched[index], []
         # The reference is resolved on the way: the worker receives a `Weights`.
-        self._in_flight.add(index, self._workers[index].submit(CWorker.collect, weights))  # type: ignore[arg-type]
+        self._in_flight.add(index, self._workers[index].submit(CWorker.collect, weights, fetched))  # type: ignore[arg-type]
 
     @property
     def restarts(self) -> int:
@@ -181,6 +200,8 @@ class _RemoteGather:
     def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, Rollout]]:
         """(worker, rollout) of each request that is finished, after at most a moment."""
         for index, rollout in self._in_flight.poll(timeout_s):
+            self._fetched[index].append((rollout.sequence, self._in_flight.fetch_s))
+            self._pushes.fetched(rollout.sent.sent, self._in_flight.fetch_s)
             self._delivered[index] += rollout.num_env_steps
             self._steps_since_push[index] += rollout.num_env_steps
             yield index, rollout
@@ -189,6 +210,7 @@ class _RemoteGather:
         """A worker is lost: what takes its place knows nothing."""
         self._outbox[index], self._versions[index], self._num_requests[index] = None, -1, 0
         self._steps_since_push[index] = 0
+        self._fetched[index].clear()
         self.delivered_by_lost += self._delivered[index]
         self._delivered[index] = 0
 
@@ -228,7 +250,7 @@ class Barrier(_RemoteGather):
     """One rollout from each worker, all with the same weights.
 
     Args:
-        workers, runtime, supervisor, journal, refresh: See `_RemoteGather`.
+        workers, runtime, supervisor, journal, refresh, weights_options: See `_RemoteGather`.
         fraction_workers: Share of workers that must have finished before the rest are told to stop; of those that are left,
             where lost ones are not replaced.
         min_steps: Steps in each environment that a worker told to stop collects all the same.
@@ -237,8 +259,8 @@ class Barrier(_RemoteGather):
 
     def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, journal: Journal,
                  refresh: Callable[[int], object], *, fraction_workers: float, min_steps: int,
-                 timeout_s: float = 300.0) -> None:
-        super().__init__(workers, runtime, supervisor, journal, refresh)
+                 timeout_s: float = 300.0, **weights_options: Any) -> None:
+        super().__init__(workers, runtime, supervisor, journal, refresh, **weights_options)
         self._timeout_s = timeout_s
         self._fraction_workers, self._min_steps = fraction_workers, min_steps
         self._num_asked = 0  # rounds that were asked for and not delivered
@@ -318,13 +340,13 @@ class OnArrival(_RemoteGather):
     """Workers never wait: each is asked again as soon as its result is handed on.
 
     Args:
-        workers, runtime, supervisor, journal, refresh: See `_RemoteGather`.
+        workers, runtime, supervisor, journal, refresh, weights_options: See `_RemoteGather`.
         col_in_flight: Requests that each worker always has.
     """
 
     def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, journal: Journal,
-                 refresh: Callable[[int], object], *, col_in_flight: int) -> None:
-        super().__init__(workers, runtime, supervisor, journal, refresh)
+                 refresh: Callable[[int], object], *, col_in_flight: int, **weights_options: Any) -> None:
+        super().__init__(workers, runtime, supervisor, journal, refresh, **weights_options)
         self._col_in_flight, self._started = col_in_flight, False
 
     def step(self, deliver: Deliver) -> None:
@@ -357,14 +379,15 @@ class OnDemand(_RemoteGather):
     That depends on how far the learner has come, so each request is noted in the journal.
 
     Args:
-        workers, runtime, supervisor, journal, refresh: See `_RemoteGather`.
+        workers, runtime, supervisor, journal, refresh, weights_options: See `_RemoteGather`.
         col_in_flight: Requests that each worker has at most.
         may_ask: Whether one more request may be made, of the number of those in flight.
     """
 
     def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, journal: Journal,
-                 refresh: Callable[[int], object], *, col_in_flight: int, may_ask: Callable[[int], bool]) -> None:
-        super().__init__(workers, runtime, supervisor, journal, refresh)
+                 refresh: Callable[[int], object], *, col_in_flight: int, may_ask: Callable[[int], bool],
+                 **weights_options: Any) -> None:
+        super().__init__(workers, runtime, supervisor, journal, refresh, **weights_options)
         self._col_in_flight, self._may_ask = col_in_flight, may_ask
 
     def step(self, deliver: Deliver) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.moments import Moments
 from pytorchrl.scheme import codecs
+from pytorchrl.scheme.compression import DATA, GRADS, KINDS, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.timing import Seconds, Stopwatch, add_seconds
 
@@ -81,6 +82,7 @@ class Report:
             dict(previous.counters) if previous else {"bytes_raw": 0, "bytes_sent": 0, "rollouts": 0, "preempted": 0,
                                                             "backward_passes": 0, "collected_in_use": 0})
         self.envs_restarted: dict[tuple[int, int], int] = dict(previous.envs_restarted) if previous else {}
+        self.traffic: dict[str, Traffic] = dict(previous.traffic) if previous else dict.fromkeys(KINDS, Traffic())
 
     @property
     def events(self) -> dict[str, int]:
@@ -92,14 +94,29 @@ class Report:
         """Of its own work and of the rollouts that came."""
         return {level: dict(parts) for level, parts in self._timings.items()}
 
-    def pack(self, gradients: Vectors, compress: bool) -> list[Any]:
-        """Gradients as they cross between processes; their bytes are counted."""
-        vectors: list[Any] = [None if grad is None else np.array(grad.detach().cpu().numpy()) for grad in gradients]
-        self.counters["bytes_raw"] += codecs.num_bytes(vectors)
-        if compress:
-            vectors = [None if vector is None else codecs.compress(vector) for vector in vectors]
-        self.counters["bytes_sent"] += codecs.num_bytes(vectors)
-        return vectors
+    def pack(self, gradients: Vectors, encoder: Encoder, number: int) -> list[Any]:
+        """Gradients as they cross between processes, in message `number`; their bytes are counted."""
+        arrays = [None if grad is None else grad.detach().cpu().numpy() for grad in gradients]
+        vectors, sent = encoder.pack(lambda pack: [
+            None if array is None else pack(array, place) for place, array in enumerate(arrays)], number)
+        self.counters["bytes_raw"] += sent.raw
+        self.counters["bytes_sent"] += sent.sent
+        self.traffic[GRADS] += Traffic.of(sent)
+        # What was not packed is the algorithm's own memory.
+        return [np.array(vector) if vector is array and vector is not None else vector
+                for vector, array in zip(vectors, arrays, strict=True)]
+
+    def open(self, rollout: Rollout) -> Rollout:
+        """The rollout with tensors that the learner may write; what it takes to decode it is counted."""
+        start = self.watch.now()
+        rollout = replace(rollout, data=decode(rollout))
+        if rollout.sent.is_encoded:
+            self.traffic[DATA] += Traffic(decodes=1, decode_s=self.watch.now() - start)
+        return rollout
+
+    def totals(self, collector: Any) -> dict[str, Traffic]:
+        """What crossed in all, by kind."""
+        return {**self.traffic, WEIGHTS: self.traffic[WEIGHTS] + collector.weights_traffic}
 
     def add_rollout(self, rollout: Rollout, version_queued: int, version_used: int) -> None:
         """A rollout came into use; the learner's version when it was queued, and now."""
@@ -113,9 +130,12 @@ class Report:
         self.counters["collected_in_use"] += rollout.num_env_steps
         self.envs_restarted[rollout.worker, rollout.incarnation] = rollout.envs_restarted  # a total
         self.counters["envs_restarted"] = sum(self.envs_restarted.values())
-        for name, value in (("bytes_raw", rollout.bytes_raw), ("bytes_sent", rollout.bytes_sent), ("rollouts", 1)):
+        for name, value in (("bytes_raw", rollout.sent.raw), ("bytes_sent", rollout.sent.sent), ("rollouts", 1)):
             self.counters[name] += value
         self._count_preemption(rollout)
+        self.traffic[DATA] += Traffic.of(rollout.sent)
+        for kind, traffic in rollout.traffic.items():
+            self.traffic[kind] += traffic
         for policy, steps in rollout.agent_steps.items():
             name = f"agent_steps/{policy}"
             self.counters[name] = self.counters.get(name, 0) + steps
@@ -140,6 +160,7 @@ class Report:
         self.counters["dropped_items"] = collector.feed.dropped_items
         self.counters["passes_cancelled"] = collector.feed.passes_cancelled
         self.counters["bytes_out"] = collector.bytes_out
+        self.traffic[WEIGHTS] += collector.local_worker.take_weights_traffic()
         self.counters["stale_priorities"] = collector.local_worker.storage.counters.get("stale_priorities", 0)
         if shards is not None:
             self.shards = [state.statistics() for state in shards.states]
@@ -158,6 +179,6 @@ def own(rollout: Rollout) -> Rollout:
 def decode(rollout: Rollout) -> Any:
     """The rollout's data as tensors that the learner may write; the local worker's are used as they are."""
     data = rollout.data
-    if codecs.is_made_of(data, codecs.Compressed):
-        data = codecs.decompress_rollout(data)
-    return data if codecs.is_made_of(data, Tensor) else data.to_torch()
+    if codecs.is_made_of(data, Tensor):
+        return data
+    return data.map(lambda array: torch.from_numpy(array.unpack() if isinstance(array, codecs.Packed) else np.array(array)))

@@ -19,6 +19,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.compression import Traffic
 from pytorchrl.scheme.gradients.report import decode
 from pytorchrl.scheme.messages import Rollout
 
@@ -49,6 +50,8 @@ class ShardState(NamedTuple):
     """What priorities were raised to the power of, for `mass` and `smallest`."""
     times_ms: Mapping[str, float] = MappingProxyType({})
     """Mean milliseconds of the last 100 calls of each kind."""
+    decoded: Traffic = Traffic()
+    """What its last added rollout took to decode."""
 
     def statistics(self) -> dict[str, Any]:
         """What is told of it in metrics: totals since it began, what it holds, and what calls take; None: nothing yet."""
@@ -92,6 +95,7 @@ class RWorker(Worker):
         self._stays_here = is_beside_learner
         self._storage: Any = None
         self._answers = 0
+        self._decoded = Traffic()
 
     def add(self, rollout: Rollout) -> ShardState:
         """Keep a rollout; what it overwrites is evicted."""
@@ -103,7 +107,9 @@ class RWorker(Worker):
         self._arrive("add")
         if self._storage is None:
             self._storage = self._build(rollout)
-        self._storage.insert_data_slice([decode(rollout)], sources=[rollout.source])
+        start, data = self._now(), decode(rollout)
+        self._decoded = Traffic(decodes=1, decode_s=self._now() - start) if rollout.sent.is_encoded else Traffic()
+        self._storage.insert_data_slice([data], sources=[rollout.source])
 
     def sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> tuple[Any, ShardState]:
         """Draw a batch.
@@ -174,7 +180,7 @@ class RWorker(Worker):
         return ShardState(
             self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "leaf_min", 1.0), counters,
             storage.num_items, storage.num_bytes, getattr(storage.options, "alpha", 1.0),
-            {name: statistics.fmean(times) for name, times in self._times.items()})
+            {name: statistics.fmean(times) for name, times in self._times.items()}, self._decoded)
 
 
 def share_of(storage_factory: Factory[Any], index: int, num_shards: int) -> Factory[Any]:

@@ -14,6 +14,7 @@ import torch
 from pytorchrl.agent.data import map_tensors
 from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Future, Journal
+from pytorchrl.scheme.compression import DATA
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.messages import Rollout
@@ -154,7 +155,7 @@ class Shards:
         self._resident[index] += steps - evicted
         with self._lock:
             self._added += steps
-            self._headers.append(replace(rollout, data=None))
+            self._headers.append(replace(rollout, data=None, traffic={**rollout.traffic, DATA: state.decoded}))
         self._take(index, self._incarnations[index], state)
         self._changed.set()
 

@@ -16,6 +16,7 @@ import numpy as np
 from pytorchrl.agent.data import Episode
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import WorkersPart
+from pytorchrl.scheme.compression import KINDS, Traffic, metrics_of
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 from pytorchrl.scheme.messages import Gradients
 from pytorchrl.scheme.timing import Seconds, Stopwatch, add_seconds, with_idle
@@ -56,6 +57,9 @@ class Accounts:
         self._shards: dict[int, tuple[Mapping[str, Any], ...]] = {}
         self._snapshots: dict[tuple[int, int], LedgerSnapshot] = {}  # by GWorker and incarnation
         self._counters: dict[tuple[int, int], dict[str, int]] = {}
+        self._traffic: dict[tuple[int, int], Mapping[str, Traffic]] = {}
+        self.traffic: dict[str, Traffic] = dict.fromkeys(KINDS, Traffic())
+        """What the update worker itself has sent and decoded; written by the thread that makes updates."""
         self._incarnations: Counter[int] = Counter()
         self._lags: Counter[int] = Counter()
         self._lags_collect: Counter[int] = Counter()
@@ -94,6 +98,7 @@ class Accounts:
         with self._lock:
             sender = (gradients.worker, gradients.incarnation)
             self._snapshots[sender], self._counters[sender] = gradients.ledger, gradients.counters
+            self._traffic[sender] = gradients.traffic
             for _, lag_queued, lag_used in gradients.lags:
                 self._lags[lag_used] += 1
                 self._lags_collect[lag_queued] += 1
@@ -326,6 +331,7 @@ class Accounts:
                 "time_s": time_s,
                 **{f"{name}_time_ms": 1e3 * statistics.fmean(self._times[name]) if self._times[name] else None
                    for name in ("wait", "apply", "push", *(title for title, _ in _TIMED.values()))},
+                **metrics_of([*self._traffic.values(), self.traffic]),
                 **{f"shard/{place}/{name}": value for place, shard in self._named_shards() for name, value in shard.items()},
             }
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pytorchrl.scheme import codecs
+from pytorchrl.scheme.compression import GRADS, Traffic
 from pytorchrl.scheme.messages import Gradients
+from pytorchrl.scheme.updates.accounts import Accounts
 
 
 def decode(gradients: Gradients) -> list[Tensor | None]:
     """Its vectors as tensors of our own: what came through shared memory is copied."""
     return [
         part if part is None or isinstance(part, Tensor)
-        else torch.from_numpy(codecs.decompress(part) if isinstance(part, codecs.Compressed) else np.array(part))
+        else torch.from_numpy(part.unpack() if isinstance(part, codecs.Packed) else np.array(part))
         for part in gradients.vectors]
+
+
+def opened(gradients: Gradients, accounts: Accounts, now: Callable[[], float]) -> Gradients:
+    """The gradient with its vectors decoded; what that takes is booked."""
+    if not any(isinstance(part, codecs.Packed) for part in gradients.vectors or ()):
+        return gradients
+    start = now()
+    vectors = decode(gradients)
+    accounts.traffic[GRADS] += Traffic(decodes=1, decode_s=now() - start)
+    return replace(gradients, vectors=vectors)
 
 
 def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:

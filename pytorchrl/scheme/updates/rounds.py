@@ -12,14 +12,17 @@ from typing import Any, Protocol
 
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
+from pytorchrl.scheme.codecs import num_bytes
+from pytorchrl.scheme.compression import WEIGHTS, Compression
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.messages import Gradients, Moments, Weights
+from pytorchrl.scheme.pushes import Pushes
 from pytorchrl.scheme.record import checksum_of
 from pytorchrl.scheme.supervisor import ENDS_OF_POLLS, Requests, Supervisor
 from pytorchrl.scheme.updates.accounts import Accounts
-from pytorchrl.scheme.updates.means import mean_gradients, mean_info
+from pytorchrl.scheme.updates.means import mean_gradients, mean_info, opened
 
 LAG_POLICIES = ("apply", "scale", "drop")
 
@@ -140,11 +143,12 @@ class RemoteRound:
     """What all rounds with remote GWorkers share: requests with weights that are put once per version."""
 
     def __init__(self, local_worker: GWorker, workers: Sequence[Handle[GWorker]], runtime: Runtime,
-                 accounts: Accounts, request_timeout_s: float, supervisor: Supervisor, journal: Journal) -> None:
+                 accounts: Accounts, request_timeout_s: float, supervisor: Supervisor, journal: Journal,
+                 compress_weights: Compression | None = None) -> None:
         self._local, self._workers, self._runtime, self._accounts = local_worker, workers, runtime, accounts
         self._timeout_s, self._supervisor, self._journal = request_timeout_s, supervisor, journal
-        self._reference: tuple[int, Any] | None = None
-        self._num_bytes = 0  # of what it refers to
+        self._pushes = Pushes(runtime, compress_weights, getattr(local_worker.algo, "groups", ()), len(workers))
+        self._fetched: dict[int, tuple[int, float]] = {}  # by worker: (sequence, seconds) of its last gradient, to be told
         self._versions = [-1] * len(workers)
         self._drains, self._is_draining = 0, False
         # Touched by the thread that steps only, or after it has ended.
@@ -156,22 +160,33 @@ class RemoteRound:
         version = self._local.actor_version
         if self._versions[index] == version:
             return None
-        if self._reference is None or self._reference[0] != version:
+        if not self._pushes.has(version):
             with self._accounts.part("push"):
-                weights = self._local.get_weights(learning=True)
-                self._reference, self._num_bytes = (version, self._runtime.put(weights)), weights.num_bytes
+                self._pushes.put(self._local.get_weights(learning=True))
         self._versions[index] = version
         self._accounts.weight_pushes += 1
-        self._accounts.bytes_out += self._num_bytes
-        return self._reference[1]
+        self._pushes.count()
+        self._accounts.bytes_out, self._accounts.traffic[WEIGHTS] = self._pushes.bytes_out, self._pushes.traffic
+        return self._pushes.reference
+
+    def _fetch(self, index: int, answer: Any) -> Any:
+        """A worker's answer has come: a gradient is decoded, and its worker will be told how long it was on its way."""
+        if not isinstance(answer, Gradients):
+            return answer
+        self._fetched[index] = answer.sequence, self._in_flight.fetch_s
+        self._pushes.fetched(num_bytes(answer.vectors or ()), self._in_flight.fetch_s)
+        with self._accounts.part("decode"):
+            return opened(answer, self._accounts, self._runtime.now)
 
     def forget_weights(self) -> None:
         """A parameter was changed: every worker gets the weights anew with its next request."""
-        self._reference, self._versions = None, [-1] * len(self._workers)
+        self._versions = [-1] * len(self._workers)
+        self._pushes.forget()
 
     def _lost(self, index: int) -> None:
         """A worker is lost, with what it held."""
         self._versions[index] = -1
+        self._fetched.pop(index, None)
         self._accounts.lose(index + 1)
 
     def _replaced(self, index: int) -> None:
@@ -183,7 +198,7 @@ class RemoteRound:
         done: dict[int, Gradients] = {}
         with self._accounts.part("wait"):
             while len(self._in_flight) or self._supervisor.is_replacing:
-                done.update(self._in_flight.poll(POLL_INTERVAL_S))
+                done.update((index, self._fetch(index, answer)) for index, answer in self._in_flight.poll(POLL_INTERVAL_S))
         self._accounts.add_send_s(self._in_flight.take_send_s())
         return [done[index] for index in sorted(done)]
 
@@ -247,7 +262,9 @@ class SyncRound(RemoteRound):
         self._was_lost = False
         for index, handle in enumerate(self._workers):
             if index not in self._supervisor.gone:
-                self._in_flight.add(index, handle.submit(method, self._weights_for(index), skip_remaining=self._skip, **kwargs))
+                told = {"fetched": self._fetched.pop(index, None)} if method is GWorker.collect_and_grad else {}
+                self._in_flight.add(index, handle.submit(
+                    method, self._weights_for(index), skip_remaining=self._skip, **kwargs, **told))
         answers = self._gather_all()
         for answer in answers:
             if not isinstance(answer, Gradients):
@@ -406,7 +423,7 @@ class AsyncRound(RemoteRound):
             try:
                 for index, gradients in self._in_flight.poll(timeout_s):
                     self._accounts.receive(gradients)
-                    self._ready.append((index, gradients))
+                    self._ready.append((index, self._fetch(index, gradients)))
                 break
             except (ReplayError, DeadlockError):  # the run cannot go on at all
                 raise
@@ -454,7 +471,7 @@ class AsyncRound(RemoteRound):
 
     def _request(self, index: int, skip: bool) -> None:
         self._in_flight.add(index, self._workers[index].submit(
-            GWorker.collect_and_grad, self._weights_for(index), skip_remaining=skip))
+            GWorker.collect_and_grad, self._weights_for(index), skip_remaining=skip, fetched=self._fetched.pop(index, None)))
 
     def _replaced(self, index: int) -> None:
         super()._replaced(index)

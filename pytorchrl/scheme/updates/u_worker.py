@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from pytorchrl.errors import ConfigError, ReplayError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, PARALLEL, Communication, Execution, Worker
+from pytorchrl.scheme.compression import WEIGHTS, Compression, Wanted
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
@@ -114,6 +115,7 @@ class UWorker(Worker):
         col_fraction_workers: Share of ranks that collect themselves after which the others are told to stop collecting.
         check_ranks_every: Updates after which parameters of ranks that apply updates themselves are compared; None: never.
         worker_timeout_s: How long the replacement of a gradient worker may wait for room on the cluster.
+        compress_weights_to_send: What becomes of weights on their way to gradient workers.
 
     Attributes:
         grad_workers: The GWorkerSet.
@@ -128,7 +130,8 @@ class UWorker(Worker):
                  target_steps: int = 1, request_timeout_s: float = 600.0, on_worker_failure: str = "restart",
                  record: RecordWriter | None = None, replay: Record | None = None, updates_per_step: int = 1,
                  aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
-                 col_fraction_workers: float = 1.0, check_ranks_every: int | None = 100, worker_timeout_s: float = 60.0) -> None:
+                 col_fraction_workers: float = 1.0, check_ranks_every: int | None = 100, worker_timeout_s: float = 60.0,
+                 compress_weights_to_send: Wanted = False) -> None:
         super().__init__(index_worker)
         self._runtime = runtime or ThreadRuntime()
         self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
@@ -156,7 +159,7 @@ class UWorker(Worker):
                                     "raise" if distribute_gradients and self._journal.is_kept else on_worker_failure,
                                     request_timeout_s, room_timeout_s=worker_timeout_s)
             self._round = kind(self.local_worker, self.remote_workers, self._runtime, self.accounts, request_timeout_s,
-                               supervisor, self._journal)
+                               supervisor, self._journal, Compression.of(WEIGHTS, compress_weights_to_send))
         self.updater = UpdaterThread(self._round, self._runtime)
         self.updater.before_step, self.updater.after_step = self._before_update, self._after_update
         self.updater.is_over = lambda: self._replay_is_over

@@ -26,8 +26,19 @@ ROWS = [
       for name in COUNTS for value in (0, -1, 1.5, "2", True, None)),
     *(({name: value}, ConfigError, rf"{name} must be a number in \(0, 1\], got {value!r}")
       for name in ("col_fraction_workers", "fraction_samples") for value in (0, -0.1, 1.2, NAN, "0.5", True, None)),
-    *(({name: value}, ConfigError, f"{name} must be True or False, got {value!r}")
-      for name in ("compress_data_to_send", "compress_grads_to_send", "distribute_gradients") for value in (1, "no", None)),
+    *(({"distribute_gradients": value}, ConfigError, f"distribute_gradients must be True or False, got {value!r}") for value in (1, "no", None)),
+    *(({name: value}, ConfigError, rf"{name} must be False, True \(lz4\), 'none', 'lz4', 'zstd'.*, got {value!r}")
+      for name in ("compress_data_to_send", "compress_grads_to_send", "compress_weights_to_send")
+      for value in (1, 0, "no", None, "", "auto:", "auto:none", "auto:auto", "lz4:auto", 2.5)),
+    ({"num_grad_workers": 2, "compress_grads_to_send": "int4"}, ConfigError, "compress_grads_to_send.*got 'int4'; did you mean 'int8'"),
+    *(({"num_col_workers": 2, "compress_data_to_send": value}, ConfigError,
+       f"compress_data_to_send='{value}': .* is lossy.*log-prob.*give False, True \\(lz4\\), 'none', 'lz4', 'zstd', 'auto'")
+      for value in ("fp16", "bf16", "int8", "topk", "auto:bf16")),
+    *(({"num_col_workers": 2, "compress_weights_to_send": value}, ConfigError,
+       f"compress_weights_to_send='{value}': .* is for gradients.*'fp16', 'bf16', 'auto'") for value in ("int8", "topk", "auto:topk")),
+    *(({**PARALLEL, f"compress_{kind}_to_send": "auto:bf16", name: "run.json"}, ConfigError,
+       f"compress_{kind}_to_send='auto:bf16' decides by time.*give 'bf16'")
+      for kind in ("grads", "weights") for name in ("record", "replay")),
     *(({name: "asink"}, ConfigError,
        rf"{name}: .*\['synchronous', 'asynchronous'\], got 'asink'; did you mean 'asynchronous'\?")
       for name in ("col_communication", "grad_communication")),
@@ -88,6 +99,12 @@ ROWS = [
      "compress_grads_to_send.*distribute_gradients"),
     ({"compress_grads_to_send": True}, ConfigError, "compress_grads_to_send.*num_grad_workers"),
     ({"compress_data_to_send": True}, ConfigError, "compress_data_to_send.*num_col_workers"),
+    ({"compress_weights_to_send": "bf16"}, ConfigError, "compress_weights_to_send='bf16'.*num_col_workers"),
+    ({"compress_weights_to_send": "auto", "col_communication": "asynchronous"}, ConfigError, "compress_weights_to_send='auto'.*num_col"),
+    ({"num_grad_workers": 2, "distribute_gradients": True, "compress_weights_to_send": "bf16"}, ConfigError,
+     "compress_weights_to_send.*average among themselves"),
+    *(({"num_grad_workers": 2, "distribute_gradients": True, "compress_grads_to_send": value}, ConfigError,
+       f"compress_grads_to_send='{value}' contradicts distribute_gradients") for value in ("bf16", "topk", "auto")),
     ({"num_col_workers": 2, "fraction_samples": 0.5}, ConfigError, "fraction_samples.*col_fraction_workers"),
     ({"num_col_workers": 2, "col_fraction_workers": 0.5, "col_communication": "asynchronous"}, ConfigError,
      "col_fraction_workers.*col_communication"),
@@ -189,7 +206,10 @@ def test_a_misspelt_setting_is_refused(parts):
     {"train_batch_size": 50}, {"microbatch_size": 5}, {"train_batch_size": 50, "microbatch_size": 50}, BY_PIECES,
     {"microbatch_size": 5, "col_communication": "asynchronous"},
     {"num_col_workers": 2, "col_worker_resources": {"num_cpus": 0}}, {"num_col_workers": 2, "col_worker_resources": {"num_gpus": 2.0, "special": 1}},
-    {**PARALLEL, "compress_grads_to_send": True, "compress_data_to_send": True}, WAIT,
+    {**PARALLEL, "compress_grads_to_send": True, "compress_data_to_send": True}, WAIT, {"compress_data_to_send": "none"},
+    {**PARALLEL, "compress_grads_to_send": "topk", "compress_data_to_send": "zstd", "compress_weights_to_send": "auto:bf16"},
+    {**PARALLEL, "distribute_gradients": True, "compress_weights_to_send": "bf16"},
+    {**PARALLEL, "compress_grads_to_send": "int8", "compress_data_to_send": "auto", "runtime": "simulated"},
     {"col_communication": "asynchronous", "train_batch_size": 80, "replay_proportion": 1, "replay_slots": 6, "max_policy_lag": 0,
      "num_passes": 2, "minibatch_buffer_size": 3, "ramp": False, "queue_policy": "drop_newest", "on_starved": "wait"},
 ], ids=str)

@@ -12,13 +12,14 @@ import pytest
 from pytorchrl import errors
 from pytorchrl.agent.data import Episode
 from pytorchrl.scheme import ASYNC, CENTRAL, Communication, Evaluation, Execution, LedgerError, LedgerSnapshot
+from pytorchrl.scheme.compression import Sent
 from pytorchrl.scheme.messages import Gradients, Rollout, Weights
 
 _MESSAGES = [
     Weights(3, {"all": np.arange(4, dtype=np.float32)}, {"lr": 0.5}),
     Rollout(data=np.arange(6, dtype=np.uint8), num_env_steps=6, collected_steps=12, weights_version=3, worker=2,
             sequence=4, incarnation=1, episodes=(Episode(1.0, 2, 3.0, 0, True),), moments={"obs": (1, 2.0, 3.0)},
-            timings={"store": 0.5}, preempted=True, bytes_raw=6, bytes_sent=5),
+            timings={"store": 0.5}, preempted=True, sent=Sent(6, 5)),
     Gradients(vectors=[np.arange(4, dtype=np.float32)], num_samples=5, num_new_samples=4, weights_version=3, worker=1,
               sequence=9, info={"loss": 1.0}, ledger=LedgerSnapshot(collected=4, sent=4), last=True,
               lags=((1, 0, 2),), counters={"rollouts": 1}),

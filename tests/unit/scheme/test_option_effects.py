@@ -48,6 +48,7 @@ ELSEWHERE = {
     "check_ranks_every": "unit/scheme/test_ranks.py::test_check_ranks_every",
     "compress_data_to_send": "unit/scheme/test_options.py::test_compress_data_to_send",
     "compress_grads_to_send": "unit/scheme/test_options.py::test_compress_grads_to_send",
+    "compress_weights_to_send": "unit/scheme/test_compression.py::test_compress_weights_to_send",
     "col_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
     "grad_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
     "replay_worker_resources": "unit/scheme/test_option_effects.py::test_resources_reach_the_shards",

@@ -19,7 +19,7 @@ from pytorchrl.runtime import DEFAULT_RESOURCES, Handle, Journal, Outcome, Threa
 from pytorchrl.scheme import Scheme, codecs
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.gather import Barrier, OnArrival
-from pytorchrl.scheme.supervisor import Supervisor
+from pytorchrl.scheme.supervisor import Requests, Supervisor
 from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.updates.accounts import Accounts
 
@@ -51,15 +51,20 @@ def test_compressed_data_is_smaller(make_scheme):
 
 def test_compress_grads_to_send(make_scheme, monkeypatch):
     received = []
-    receive = Accounts.receive
-    monkeypatch.setattr(Accounts, "receive", lambda self, gradients: (
-        received.append(type(gradients.vectors[0])), receive(self, gradients))[1])
+    receive = Requests.poll
+
+    def poll(self, timeout_s):
+        for index, answer in receive(self, timeout_s):
+            received.extend(type(vector) for vector in getattr(answer, "vectors", ()))
+            yield index, answer
+    monkeypatch.setattr(Requests, "poll", poll)
     plain = _parameters_after(make_scheme(num_grad_workers=2), 4)
     assert set(received) == {np.ndarray}
     received.clear()
-    packed = _parameters_after(make_scheme(num_grad_workers=2, compress_grads_to_send=True), 4)
-    assert set(received) == {codecs.Compressed}
-    assert torch.equal(plain, packed)
+    packed = _parameters_after(make_scheme(num_grad_workers=2, compress_grads_to_send=True, size=32), 4)
+    assert set(received) == {codecs.Packed}
+    assert torch.equal(_parameters_after(make_scheme(num_grad_workers=2, size=32), 4), packed)
+    assert not torch.equal(plain, packed)
 
 
 # Early ends of synchronous rounds

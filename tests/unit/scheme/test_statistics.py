@@ -57,14 +57,23 @@ def run(scheme, updates=30):
 
 
 def test_the_page_has_tables():
-    assert len(TABLES) == 6
+    assert len(TABLES) == 7
     assert len(NAMES) > 50
     assert len(TABLES[-2]) == 16
 
 
 def test_every_name_of_the_page_is_there(make_apex):
     metrics = run(make_apex())
-    assert [name for name in NAMES if name not in metrics] == []
+    assert [name for name in NAMES if name not in metrics and not name.startswith("compress/")] == []
+
+
+def test_every_name_of_compression_is_there_once_something_was_encoded(make_scheme):
+    kinds = ("data", "weights", "grads")
+    scheme = make_scheme(num_col_workers=2, num_grad_workers=2, **{f"compress_{kind}_to_send": "lz4" for kind in kinds}, size=64)
+    found = {name for name in run(scheme, 2) if name.startswith("compress/")}
+    names = {name for name in NAMES if name.startswith("compress/grads/")}
+    assert len(names) == 8
+    assert found == {name.replace("grads", kind) for name in names for kind in kinds}
 
 
 def test_every_name_is_on_the_page(make_apex):

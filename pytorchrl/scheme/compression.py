@@ -1,0 +1,265 @@
+"""What becomes of messages on their way: the options, the encoder of a sender, and what is counted of it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.choice import Choice
+from pytorchrl.scheme.codecs import Codec, Packed, check_installed, codec_names, get_codec, unpack
+
+T = TypeVar("T")
+
+DATA, WEIGHTS, GRADS = KINDS = ("data", "weights", "grads")
+"""Rollouts, weights and gradients, as they are called in options and metrics."""
+
+# What plain "auto" chooses beside none.
+_AUTO = {DATA: "lz4", WEIGHTS: "lz4", GRADS: "bf16"}
+_WHY_NOT = {
+    DATA: "is lossy, and what was computed from rollouts, such as log-probabilities, would be of others than arrive",
+    WEIGHTS: "is for gradients, where what one leaves out is added to the next, while each push of weights is the whole anew"}
+# What looks into an encoding costs as much as the encoding: done at the first, and then once in so many.
+_LOOK_INTERVAL = 64
+# Messages whose time on the way is not known yet; of lost ones it never will be.
+_MAX_PENDING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """A parsed option `compress_<kind>_to_send`."""
+
+    codec: Codec
+    is_auto: bool = False
+    """Whether it is used only where that saves time."""
+
+    @classmethod
+    def of(cls, kind: str, value: Any) -> Compression | None:
+        """Parse the option's value; None where nothing is compressed.
+
+        Args:
+            kind: One of `KINDS`.
+            value: False, True ("lz4"), a codec's name, "auto" or "auto:<name>"; or what this returned before.
+
+        Raises:
+            ConfigError: There is no such codec, it is not for this kind, or its package is not installed.
+        """
+        if isinstance(value, cls):
+            return value
+        option = f"compress_{kind}_to_send"
+        text = {False: "none", True: "lz4"}[value] if isinstance(value, bool) else value
+        if not isinstance(text, str):
+            raise ConfigError(f"{option} must be {_allowed(kind)}, got {value!r}")
+        is_auto = text == "auto" or text.startswith("auto:")
+        name = (text[5:] or _AUTO[kind]) if is_auto else text
+        if name not in codec_names() or text == "auto:" or (is_auto and name == "none"):
+            near = difflib.get_close_matches(text, [*codec_names(), "auto"], n=1)
+            raise ConfigError(f"{option} must be {_allowed(kind)}, got {value!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        codec = get_codec(name)
+        if not is_for(kind, codec):
+            raise ConfigError(f"{option}={value!r}: {name} {_WHY_NOT[kind]}; give {_allowed(kind)}")
+        if name == "none":
+            return None
+        check_installed(codec, f"{option}={value!r}")
+        return cls(codec, is_auto)
+
+
+def is_for(kind: str, codec: Codec) -> bool:
+    """Whether messages of a kind may be written by a codec."""
+    return codec.is_lossless or kind == GRADS or (kind == WEIGHTS and not codec.has_feedback)
+
+
+def _allowed(kind: str) -> str:
+    names = [name for name in codec_names() if is_for(kind, get_codec(name))]
+    return f"False, True (lz4), {', '.join(map(repr, names))}, 'auto' or 'auto:<one of them>'"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """How one message was sent."""
+
+    raw: int = 0
+    """Bytes of its arrays."""
+    sent: int = 0
+    """Bytes of them as they cross."""
+    is_encoded: bool = False
+    encode_s: float = 0.0
+    """Seconds."""
+    decode_s: float = 0.0
+    """Seconds of decoding, by a trial of the sender where it decides by that; 0 elsewhere."""
+    fallbacks: int = 0
+    """Arrays that its codec could not hold."""
+    relative_error: float | None = None
+    """||x - decode(encode(x))|| / ||x||; None where it was not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Totals over messages of one kind."""
+
+    messages: int = 0
+    raw: int = 0
+    sent: int = 0
+    encoded: int = 0
+    """Messages that crossed encoded."""
+    encodes: int = 0
+    """Encodings; weights are encoded once for all who are sent them."""
+    encode_s: float = 0.0
+    decodes: int = 0
+    decode_s: float = 0.0
+    fallbacks: int = 0
+    relative_error: float | None = None
+    """The last that is known."""
+
+    @classmethod
+    def of(cls, sent: Sent) -> Traffic:
+        """A message that was made for one reader."""
+        return cls(1, sent.raw, sent.sent, int(sent.is_encoded), int(sent.is_encoded), sent.encode_s, 0, 0.0,
+                   sent.fallbacks, sent.relative_error)
+
+    def __add__(self, later: Traffic) -> Traffic:
+        """Both; the error is the later one, where there is one."""
+        sums = {field.name: getattr(self, field.name) + getattr(later, field.name)
+                for field in fields(Traffic) if field.name != "relative_error"}
+        error = self.relative_error if later.relative_error is None else later.relative_error
+        return Traffic(**sums, relative_error=error)
+
+
+def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, Any]:
+    """Metrics of each kind of which anything was encoded: totals of all parts, means since the start."""
+    everywhere = list(parts)
+    metrics: dict[str, Any] = {}
+    for kind in KINDS:
+        own = [part[kind] for part in everywhere if kind in part]
+        total = sum(own, Traffic())
+        if not total.encodes:
+            continue
+        errors = [part.relative_error for part in own if part.relative_error is not None]
+        metrics |= {f"compress/{kind}/{name}": value for name, value in (
+            ("bytes_raw", total.raw), ("bytes_sent", total.sent), ("ratio", total.raw / total.sent if total.sent else None),
+            ("encoded_share", total.encoded / total.messages if total.messages else None),
+            ("encode_time_ms", 1e3 * total.encode_s / total.encodes),
+            ("decode_time_ms", 1e3 * total.decode_s / total.decodes if total.decodes else None),
+            ("fallbacks", total.fallbacks), ("relative_error", max(errors, default=None)))}
+    return metrics
+
+
+Wanted = bool | str | Compression
+"""What options are given as: see `Compression.of`."""
+
+
+class Pack(Protocol):
+    """What an encoder does to one array."""
+
+    def __call__(self, array: np.ndarray, place: int | None = 0) -> Any:
+        """The array as it crosses; `place` tells arrays of a message apart, for error feedback; None: send it as it is."""
+
+
+class Encoder:
+    """Encodes the messages of one sender to one reader.
+
+    With a codec that has feedback, what an encoding left out is kept here and added to the next array of the same place
+    (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that in the long run all of it crosses. An array that is not
+    finite changes nothing in what is kept. What is kept is lost with the sender.
+
+    Args:
+        compression: What to do; None sends everything as it is.
+        now: The clock.
+    """
+
+    def __init__(self, compression: Compression | None, now: Callable[[], float]) -> None:
+        self._codec = None if compression is None else compression.codec
+        self._choice = Choice() if compression is not None and compression.is_auto else None
+        self._now = now
+        self._kept: dict[int, np.ndarray] = {}
+        self._pending: dict[int, Sent] = {}
+        self._encodings = 0
+        self._decode_s_per_byte = 0.0
+        # Of the message at hand.
+        self._fallbacks, self._squares, self._is_looked_at = 0, (0.0, 0.0), False
+
+    def pack(self, walk: Callable[[Pack], T], number: int = 0) -> tuple[T, Sent]:
+        """Make a message.
+
+        Args:
+            walk: Given what packs one array, makes the message, with each of its arrays packed.
+            number: Of the message, for `fetched`.
+        """
+        is_encoded = self._codec is not None and (self._choice is None or self._choice.next())
+        self._is_looked_at = is_encoded and self._encodings % _LOOK_INTERVAL == 0
+        self._encodings += is_encoded
+        self._fallbacks, self._squares = 0, (0.0, 0.0)
+        made: list[Any] = []
+        raw, start = 0, self._now()
+
+        def pack(array: np.ndarray, place: int | None = 0) -> Any:
+            nonlocal raw
+            raw += array.nbytes
+            packed = array if place is None else self._encode(array, place) if is_encoded else self._with_kept(array, place)
+            made.append(packed)
+            return packed
+        message = walk(pack)
+        encode_s = self._now() - start if is_encoded else 0.0
+        if self._is_looked_at and self._choice is not None:
+            start = self._now()
+            for array in made:
+                unpack(array)
+            self._decode_s_per_byte = (self._now() - start) / max(raw, 1)
+        error, norm = self._squares
+        sent = Sent(raw, sum(array.nbytes for array in made), is_encoded, encode_s, self._decode_s_per_byte * raw * is_encoded,
+                    self._fallbacks, math.sqrt(error / norm) if norm and math.isfinite(error / norm) else None)
+        if self._choice is not None:
+            self._pending[number] = sent
+            if len(self._pending) > _MAX_PENDING:
+                del self._pending[next(iter(self._pending))]
+        return message, sent
+
+    def fetched(self, number: int, seconds: float, num_readers: int = 1) -> None:
+        """A reader tells how long a message took on its way, for what "auto" decides; one encoding may be for several."""
+        sent = self._pending.pop(number, None)
+        if sent is not None and self._choice is not None:
+            self._choice.tell(sent.is_encoded, sent.raw, sent.sent, sent.encode_s / num_readers + sent.decode_s, seconds)
+
+    def _with_kept(self, array: np.ndarray, place: int) -> np.ndarray:
+        """All of it crosses this time."""
+        if place not in self._kept:
+            return array
+        with np.errstate(over="ignore"):
+            whole: np.ndarray = array + self._kept[place]
+        if np.isfinite(whole).all():
+            del self._kept[place]
+        return whole
+
+    def _encode(self, array: np.ndarray, place: int) -> Any:
+        codec = self._codec
+        assert codec is not None
+        if codec.is_lossless or array.dtype != np.float32 or not array.size:
+            return codec.pack(array)
+        if codec.has_feedback:
+            return self._encode_with_feedback(codec, array, place)
+        packed = codec.pack(array)
+        self._fallbacks += not (isinstance(packed, Packed) and packed.codec == codec)
+        if self._is_looked_at:
+            with np.errstate(invalid="ignore"):
+                self._add_error(array, array - unpack(packed))
+        return packed
+
+    def _encode_with_feedback(self, codec: Codec, array: np.ndarray, place: int) -> Any:
+        with np.errstate(over="ignore", invalid="ignore"):
+            whole = array + self._kept[place] if place in self._kept else array
+            packed = codec.pack(whole)
+            left_out: np.ndarray = whole - unpack(packed)
+        if np.isfinite(left_out).all():
+            self._kept[place] = left_out
+            self._add_error(whole, left_out)
+        return packed
+
+    def _add_error(self, array: np.ndarray, error: np.ndarray) -> None:
+        flat, off = array.reshape(-1), error.reshape(-1)
+        self._squares = self._squares[0] + float(np.dot(off, off)), self._squares[1] + float(np.dot(flat, flat))
+

@@ -1,0 +1,84 @@
+"""Weights on their way to the workers of one set."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+from typing import Any
+
+from pytorchrl.runtime import Runtime
+from pytorchrl.scheme.compression import Compression, Encoder, Pack, Sent, Traffic
+from pytorchrl.scheme.messages import Weights
+
+# A new figure of a link counts so much in its mean.
+_WEIGHT = 0.2
+
+
+class Pushes:
+    """Weights that are encoded and put once per version, and shared by reference.
+
+    Who decides whether to encode them does not see how long they take on their way. It takes a link to be as fast as for
+    what comes back on it.
+
+    Args:
+        runtime: Where the workers run.
+        compression: What becomes of weights; None: nothing.
+        parameters: Names of vectors of parameters. A lossy codec leaves everything else as it is: normalisers are small, and
+            their values may be large.
+        num_workers: Who shares a version.
+
+    Attributes:
+        traffic: What was pushed.
+        bytes_out: Bytes of it.
+    """
+
+    def __init__(self, runtime: Runtime, compression: Compression | None, parameters: Container[str], num_workers: int) -> None:
+        self._runtime, self._parameters, self._num_workers = runtime, parameters, num_workers
+        self._is_lossless = compression is None or compression.codec.is_lossless
+        self._encoder = Encoder(compression, runtime.now)
+        self._link_s: float | None = None  # a byte
+        self._version: int | None = None
+        self._reference: Any = None
+        self._sent = Sent()
+        self.traffic = Traffic()
+        self.bytes_out = 0
+
+    def fetched(self, num_bytes: int, seconds: float) -> None:
+        """A message of a worker took so long on its way here."""
+        if num_bytes:
+            figure = seconds / num_bytes
+            self._link_s = figure if self._link_s is None else self._link_s + _WEIGHT * (figure - self._link_s)
+
+    def has(self, version: int) -> bool:
+        """Whether this version was put last."""
+        return self._version == version
+
+    def forget(self) -> None:
+        """The weights have changed within their version."""
+        self._version = None
+
+    def put(self, weights: Weights) -> None:
+        """Put weights for all workers."""
+        weights, self._sent = self._encoder.pack(lambda pack: self._pack(weights, pack), weights.version)
+        self._version, self._reference = weights.version, self._runtime.put(weights)
+        if self._link_s is not None:
+            self._encoder.fetched(weights.version, self._link_s * self._sent.sent, self._num_workers)
+        if self._sent.is_encoded:
+            self.traffic += Traffic(encodes=1, encode_s=self._sent.encode_s, fallbacks=self._sent.fallbacks,
+                                    relative_error=self._sent.relative_error)
+
+    def _pack(self, weights: Weights, pack: Pack) -> Weights:
+        def packed(state: dict[str, Any]) -> dict[str, Any]:
+            return {name: pack(array, 0 if self._is_lossless or name.replace("target_", "") in self._parameters else None)
+                    for name, array in state.items()}
+        return replace(weights, state=packed(weights.state), learning=packed(weights.learning))
+
+    @property
+    def reference(self) -> Any:
+        """What was put last, for a request to carry."""
+        return self._reference
+
+    def count(self) -> None:
+        """It was given to a worker."""
+        self.bytes_out += self._sent.sent
+        self.traffic += Traffic(messages=1, raw=self._sent.raw, sent=self._sent.sent, encoded=int(self._sent.is_encoded))

@@ -1,0 +1,416 @@
+"""What encoders keep and count, and what codecs do to whole schemes."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl import A2C, ASYNC, PPO
+from pytorchrl.errors import ConfigError
+from pytorchrl.runtime import ThreadRuntime
+from pytorchrl.runtime.simulated import SimulatedRuntime
+from pytorchrl.scheme import codecs
+from pytorchrl.scheme.codecs import Packed, get_codec, register_codec, unpack
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.compression import Compression, Encoder, Sent, Traffic, metrics_of
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.gradients.report import Report
+from pytorchrl.scheme.messages import Rollout, Weights
+from pytorchrl.scheme.pushes import Pushes
+
+LOSSY = ("fp16", "bf16", "int8", "topk")
+GRADS = {"num_grad_workers": 2, "hidden": (64, 64)}
+
+
+def encoder_of(name, now=time.perf_counter):
+    return Encoder(Compression.of("grads", name), now)
+
+
+def send(encoder, *arrays, number=0):
+    message, sent = encoder.pack(lambda pack: [pack(array, place) for place, array in enumerate(arrays)], number)
+    return [unpack(array) for array in message], sent
+
+
+def gradients(steps, size=2000, seed=0):
+    """A drift that is smaller than the noise of each."""
+    rng = np.random.default_rng(seed)
+    drift = rng.normal(size=size) * 0.02
+    return [(drift + rng.normal(size=size) * 0.1).astype(np.float32) for _ in range(steps)]
+
+
+# Error feedback
+
+
+@pytest.mark.parametrize("name", ["int8", "topk"])
+def test_in_the_long_run_all_of_it_crosses(name):
+    """What was decoded and what is kept are together what went in, so the share that is missing goes to nothing."""
+    encoder, codec = encoder_of(name), get_codec(name)
+    given, decoded, without, missing, missing_without = 0.0, 0.0, 0.0, [], []
+    for gradient in gradients(200):
+        (arrived,), _ = send(encoder, gradient)
+        given, decoded = given + gradient.astype(np.float64), decoded + arrived
+        without = without + unpack(codec.pack(gradient))
+        np.testing.assert_allclose(decoded + encoder._kept[0], given, atol=1e-4)
+        missing.append(np.linalg.norm(given - decoded) / np.linalg.norm(given))
+        missing_without.append(np.linalg.norm(given - without) / np.linalg.norm(given))
+    assert missing[-1] < 0.5 * missing[0]
+    assert missing[-1] < 0.5 * missing_without[-1]
+
+
+def test_of_equal_gradients_the_mean_of_what_arrives_is_the_gradient():
+    gradient = np.linspace(-1, 1, 3000, dtype=np.float32)
+    for name, most in (("int8", 1e-4), ("topk", 0.1)):
+        encoder, total = encoder_of(name), 0.0
+        for _ in range(100):
+            total = total + send(encoder, gradient)[0][0]
+        assert np.abs(total / 100 - gradient).max() < most
+    # Without feedback, nine in ten values never arrive.
+    assert np.count_nonzero(unpack(get_codec("topk").pack(gradient))) == 300
+
+
+@pytest.mark.parametrize("name", ["int8", "topk"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_changes_nothing_that_is_kept(name, bad):
+    first, second = gradients(2)
+    spoilt = first.copy()
+    spoilt[7] = bad
+    with_bad, without = encoder_of(name), encoder_of(name)
+    for encoder in (with_bad, without):
+        send(encoder, first)
+    before = with_bad._kept[0].copy()
+    (arrived,), _ = send(with_bad, spoilt)
+    assert not np.isfinite(arrived).all()
+    assert np.array_equal(with_bad._kept[0], before)
+    assert before.any()
+    assert np.array_equal(send(with_bad, second)[0][0], send(without, second)[0][0])
+
+
+def test_each_vector_keeps_its_own_and_missing_ones_are_passed():
+    report, encoder = Report(), encoder_of("topk")
+    first, second = (torch.from_numpy(gradient) for gradient in gradients(2))
+    report.pack([first, None, second], encoder, 1)
+    assert sorted(encoder._kept) == [0, 2]
+    kept = {place: array.copy() for place, array in encoder._kept.items()}
+    assert not np.array_equal(kept[0], kept[2])
+    packed = report.pack([None, first, None], encoder, 2)
+    assert [type(vector) for vector in packed] == [type(None), Packed, type(None)]
+    assert all(np.array_equal(encoder._kept[place], array) for place, array in kept.items())
+    assert report.counters["bytes_raw"] == report.traffic["grads"].raw == 3 * 4 * 2000
+    assert report.counters["bytes_sent"] == report.traffic["grads"].sent == 3 * 8 * 200
+
+
+def test_what_is_sent_as_it_is_belongs_to_the_message():
+    """The algorithm goes on using its gradient's memory."""
+    gradient = torch.ones(300)
+    for name in (False, "topk", "lz4"):
+        (vector,) = Report().pack([gradient], encoder_of(name), 1)
+        before = unpack(vector).copy()
+        gradient += 1
+        assert np.array_equal(unpack(vector), before)
+
+
+def test_once_it_does_not_pay_all_that_was_kept_crosses():
+    first, second = gradients(2)
+    encoder = encoder_of("auto:topk")
+    (arrived,), sent = send(encoder, first)
+    assert sent.is_encoded
+    encoder._choice.next = lambda: False
+    (rest,), sent = send(encoder, second)
+    assert not sent.is_encoded
+    np.testing.assert_allclose(arrived + rest, first + second, rtol=1e-5, atol=1e-6)
+    assert not encoder._kept
+    (alone,), _ = send(encoder, second)
+    assert np.array_equal(alone, second)
+
+
+# What is counted
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_relative_error_is_that_of_the_whole_message(name):
+    first, second = gradients(2)
+    second *= 50
+    arrived, sent = send(encoder_of(name), first, second)
+    whole, back = np.concatenate([first, second]), np.concatenate(arrived)
+    assert sent.relative_error == pytest.approx(np.linalg.norm(whole - back) / np.linalg.norm(whole), rel=1e-3)
+    assert sent.relative_error < 0.6
+    assert sent.raw == 16000
+    assert sent.sent < 8001
+
+
+def test_lossless_codecs_have_no_error():
+    assert send(encoder_of("lz4"), *gradients(1))[1].relative_error is None
+
+
+def test_arrays_that_do_not_fit_are_counted():
+    encoder, large = encoder_of("fp16"), np.array([1e6, 1.0], np.float32)
+    arrived, sent = send(encoder, large, np.ones(5, np.float32), np.array([3.4e38, 1], np.float32))
+    np.testing.assert_allclose(arrived[0], large, rtol=2**-8)
+    assert arrived[2].tolist() == [np.float32(3.4e38), 1.0]
+    assert (sent.fallbacks, sent.sent) == (2, 4 + 10 + 8)
+    assert send(encoder, np.ones(5, np.float32))[1].fallbacks == 0
+
+
+def test_times_are_those_of_the_clock():
+    ticks = iter(range(100))
+    _, sent = send(encoder_of("lz4", lambda: next(ticks)), np.zeros(100))
+    assert (sent.encode_s, sent.decode_s) == (1, 0)  # who decides nothing tries nothing
+    encoder = encoder_of("auto:lz4", lambda: next(ticks))
+    assert [send(encoder, np.zeros(100), number=number)[1].decode_s for number in range(2)] == [1, 1]
+
+
+def test_totals():
+    first = Traffic.of(Sent(100, 50, True, 0.5, 9.0, 2, 0.25)) + Traffic(decodes=1, decode_s=0.125)
+    second = Traffic.of(Sent(100, 100))
+    assert (first + second).relative_error == 0.25
+    metrics = metrics_of([{"grads": first, "data": second}, {"grads": second}, {}])
+    assert metrics == {
+        "compress/grads/bytes_raw": 200, "compress/grads/bytes_sent": 150, "compress/grads/ratio": 200 / 150,
+        "compress/grads/encoded_share": 0.5, "compress/grads/encode_time_ms": 500.0, "compress/grads/decode_time_ms": 125.0,
+        "compress/grads/fallbacks": 2, "compress/grads/relative_error": 0.25}
+
+
+# Options
+
+
+@pytest.mark.parametrize(("kind", "value", "name", "is_auto"), [
+    ("data", True, "lz4", False), ("data", "zstd", "zstd", False), ("data", "auto", "lz4", True), ("weights", "auto", "lz4", True),
+    ("grads", "auto", "bf16", True), ("grads", "auto:topk", "topk", True), ("weights", "auto:fp16", "fp16", True)])
+def test_values(kind, value, name, is_auto):
+    compression = Compression.of(kind, value)
+    assert (compression.codec.name, compression.is_auto) == (name, is_auto)
+    assert Compression.of(kind, compression) is compression
+
+
+@pytest.mark.parametrize("value", [False, "none"])
+def test_off(value):
+    assert Compression.of("grads", value) is None
+
+
+@pytest.mark.parametrize(("value", "package"), [(True, "lz4"), ("auto", "lz4"), ("zstd", "zstandard"), ("auto:zstd", "zstandard")])
+def test_a_codec_whose_package_is_missing_is_refused(monkeypatch, value, package):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"compress_data_to_send={value!r} needs the package {package}.*pytorchrl\[compress\]"):
+        Compression.of("data", value)
+    assert Compression.of("grads", "bf16").codec.package is None
+
+
+# Through schemes
+
+
+def after(scheme, updates=6):
+    while scheme.version < updates:
+        scheme.step()
+    return scheme.acting_state()["all"], scheme.metrics()
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "auto", "auto:zstd"])
+def test_lossless_codecs_change_nothing_but_bytes(make_scheme, codec):
+    settings = {"num_col_workers": 2, "num_grad_workers": 2, "size": 64}
+    plain, before = after(make_scheme(**settings))
+    packed, metrics = after(make_scheme(**settings, compress_data_to_send=codec, compress_weights_to_send=codec,
+                                        compress_grads_to_send=f"auto:{codec}" if codec == "zstd" else "lz4"))
+    assert torch.equal(plain, packed)
+    assert metrics["compress/data/bytes_raw"] + metrics["compress/grads/bytes_raw"] == metrics["bytes_in_raw"] == before["bytes_in_raw"]
+    assert metrics["compress/data/bytes_sent"] + metrics["compress/grads/bytes_sent"] == metrics["bytes_in"] < before["bytes_in"]
+    assert metrics["compress/data/ratio"] > 1.0
+    assert metrics["compress/weights/bytes_sent"] == metrics["bytes_out"] <= before["bytes_out"]
+
+
+@pytest.mark.parametrize(("codec", "ratio", "error"), [("fp16", 2, 1e-3), ("bf16", 2, 4e-3), ("int8", 3.9, 0.03), ("topk", 5, 0.7)])
+@pytest.mark.parametrize("communication", ["synchronous", ASYNC])
+def test_lossy_gradients_are_smaller_and_nearly_the_same(make_scheme, codec, ratio, error, communication):
+    settings = GRADS | {"grad_communication": communication, "runtime": "simulated", "algo": A2C.create_factory(optimizer="sgd", lr=1e-2)}
+    start = make_scheme(**settings).acting_state()["all"]
+    plain, before = after(make_scheme(**settings))
+    packed, metrics = after(make_scheme(**settings, compress_grads_to_send=codec))
+    assert not torch.equal(plain, packed)
+    assert (plain - packed).norm() < error * (plain - start).norm()
+    assert metrics["compress/grads/ratio"] == pytest.approx(ratio, rel=0.01)
+    assert metrics["bytes_in"] < before["bytes_in"]
+    assert 0 < metrics["compress/grads/relative_error"] < 1.5 * error
+    assert metrics["compress/grads/decode_time_ms"] is not None
+    assert metrics["compress/grads/fallbacks"] == 0
+    assert "compress/data/ratio" not in metrics
+
+
+def test_compress_weights_to_send(make_scheme):
+    """Workers act with rounded parameters; what the learner has is not rounded, and normalisers never are."""
+    settings = {"num_col_workers": 3, "hidden": (64, 64), "algo": PPO.create_factory(num_epochs=1, num_mini_batch=1)}
+    _, before = after(make_scheme(**settings))
+    scheme = make_scheme(**settings, compress_weights_to_send="bf16")
+    own, metrics = after(scheme)
+    assert metrics["weight_pushes"] == before["weight_pushes"] == 18
+    assert metrics["bytes_out"] < 0.51 * before["bytes_out"]
+    assert metrics["compress/weights/ratio"] == pytest.approx(2.0, rel=0.01)
+    learner = scheme.update_worker.local_worker
+    weights = learner.get_weights()
+    handle = learner.remote_workers[0]
+    pushes = Pushes(ThreadRuntime(), Compression.of("weights", "bf16"), learner.algo.groups, 1)
+    pushes.put(weights)
+    handle.runtime.get(handle.submit(CWorker.set_weights, pushes.reference), 10.0)
+    there = handle.native.worker.algo.acting_state()
+    assert torch.equal(there["all"], own.to(torch.bfloat16).float())
+    assert not torch.equal(there["all"], own)
+
+
+def test_only_vectors_of_parameters_are_rounded():
+    state = {"all": np.full(9, 1.001, np.float32), "obs_moments.0.shift": np.full(9, 1.001, np.float32),
+             "count": np.full(9, 1.001)}
+    learning = {"target_all": np.full(9, 1.001, np.float32), "target_all.scale": np.full(9, 1.001, np.float32)}
+    pushes = Pushes(ThreadRuntime(), Compression.of("weights", "bf16"), ("all",), 2)
+    pushes.put(Weights(3, state, {}, learning))
+    packed = {name for part in (pushes.reference.state, pushes.reference.learning) for name, array in part.items()
+              if isinstance(array, Packed)}
+    assert packed == {"all", "target_all"}
+    pushes.count()
+    assert pushes.traffic.raw == Weights(3, state, {}, learning).num_bytes
+    assert pushes.bytes_out == pushes.traffic.sent == pushes.traffic.raw - 2 * 18
+    pushes = Pushes(ThreadRuntime(), Compression.of("weights", "lz4"), (), 2)
+    pushes.put(Weights(3, {"all": np.zeros(99, np.float32), "count": np.zeros(99)}))
+    assert all(isinstance(array, Packed) for array in pushes.reference.state.values())
+
+
+def test_weights_are_encoded_once_a_version_and_decoded_by_each(make_scheme, monkeypatch):
+    encoded, decoded = [], []
+    codec = codecs._codecs["zstd"]
+    monkeypatch.setitem(codecs._codecs, "zstd", codecs.Codec(
+        "zstd", lambda flat: (encoded.append(flat.size), codec.encode(flat))[1],
+        lambda arrays, dtype, size: (decoded.append(size), codec.decode(arrays, dtype, size))[1], is_lossless=True))
+    _, metrics = after(make_scheme(num_grad_workers=3, hidden=(64, 64), compress_weights_to_send="zstd", size=4))
+    size = max(encoded)
+    assert metrics["weight_pushes"] == 18
+    assert encoded.count(size) == 6
+    assert decoded.count(size) == 18
+    assert metrics["compress/weights/decode_time_ms"] > 0
+
+
+def test_a_replaced_gradient_worker_starts_with_nothing_kept(make_scheme):
+    kept = {}
+    settings = {**GRADS, "runtime": "simulated", "compress_grads_to_send": "topk", "faults": "kill grad.2 @ grad 3"}
+    scheme = make_scheme(**settings, algo=A2C.create_factory())
+    pack = Report.pack
+
+    def spy(self, vectors, encoder, number):
+        before = {place: array.copy() for place, array in encoder._kept.items()}
+        packed = pack(self, vectors, encoder, number)
+        kept.setdefault(id(encoder), []).append(bool(before))
+        return packed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Report, "pack", spy)
+        _, metrics = after(scheme, 8)
+    assert metrics["workers_restarted"] == 1
+    assert sorted(len(seen) for seen in kept.values())[-1] == 8
+    assert len(kept) == 3
+    assert all(seen == [False] + [True] * (len(seen) - 1) for seen in kept.values())
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk"])
+def test_a_gradient_that_is_not_finite_is_still_left_out(make_scheme, codec):
+    scheme = make_scheme(**GRADS, runtime="simulated", compress_grads_to_send=codec, faults="nan grad.2 @ grad 3", algo=A2C.create_factory())
+    parameters, metrics = after(scheme)
+    assert metrics["updates_skipped_nan"] == 1
+    assert torch.isfinite(parameters).all()
+    encoders = [handle.native.worker._encoder for handle in scheme.update_worker.remote_workers]
+    assert all(np.isfinite(encoder._kept[0]).all() and encoder._kept[0].any() for encoder in encoders)
+
+
+@pytest.mark.parametrize("rate", [1e5, 1e12])
+@pytest.mark.parametrize("settings", [
+    {"num_col_workers": 2, "compress_data_to_send": "auto", "compress_weights_to_send": "auto:bf16"},
+    {"num_grad_workers": 2, "compress_grads_to_send": "auto", "compress_weights_to_send": "auto:bf16"},
+    {"num_grad_workers": 2, "grad_communication": ASYNC, "compress_grads_to_send": "auto:topk"}], ids=["data", "grads", "async"])
+def test_auto_follows_the_link(make_scheme, monkeypatch, settings, rate):
+    """A link that takes virtual time for each byte, and codecs that take a little for each message."""
+    outcome, pack = SimulatedRuntime.outcome, codecs.Codec.pack
+    runtimes = []
+
+    def slow_outcome(self, future, timeout_s):
+        runtimes.append(self)
+        answer = outcome(self, future, timeout_s)
+        if isinstance(answer.value, Rollout):
+            self.sleep(answer.value.sent.sent / rate)
+        elif getattr(answer.value, "vectors", None):
+            self.sleep(codecs.num_bytes(answer.value.vectors) / rate)
+        return answer
+
+    def slow_pack(self, array):
+        if runtimes:
+            runtimes[0].sleep(1e-6)
+        return pack(self, array)
+    monkeypatch.setattr(SimulatedRuntime, "outcome", slow_outcome)
+    monkeypatch.setattr(codecs.Codec, "pack", slow_pack)
+    settings = {**settings, "runtime": "simulated", "hidden": (32,), "algo": A2C.create_factory(), "size": 16}
+    parameters, metrics = after(make_scheme(**settings), 40)
+    shares = [value for name, value in metrics.items() if name.endswith("encoded_share")]
+    assert len(shares) == sum(name.startswith("compress") for name in settings)
+    assert all(share > 0.9 if rate < 1e6 else share < 0.2 for share in shares)
+    again, same = after(make_scheme(**settings), 40)
+    assert torch.equal(parameters, again)
+    assert same == metrics
+
+
+def test_each_message_is_told_how_long_it_was_on_its_way(make_scheme, monkeypatch):
+    told = {CWorker: [], GWorker: []}
+    for cls, method in ((CWorker, "collect"), (GWorker, "collect_and_grad")):
+        def spy(self, *args, _call=getattr(cls, method), _told=told[cls], **kwargs):
+            _told.append(kwargs.get("fetched", args[1] if len(args) > 1 else None))
+            return _call(self, *args, **kwargs)
+        monkeypatch.setattr(cls, method, spy)
+    after(make_scheme(num_grad_workers=2, num_col_workers=2, size=4, algo=A2C.create_factory()), 3)
+    gradients_told = [message for message in told[GWorker] if message is not None]
+    assert sorted(number for number, _ in gradients_told) == [1, 1, 2, 2]
+    rollouts_told = [message for messages in told[CWorker] for message in messages]
+    assert {number for number, _ in rollouts_told} == {1, 2}
+    assert all(0 <= seconds < 1 for _, seconds in gradients_told + rollouts_told)
+
+
+def test_messages_nobody_asks_about_are_forgotten():
+    encoder = encoder_of("auto:lz4")
+    for number in range(1000):
+        send(encoder, np.zeros(50), number=number)
+    assert len(encoder._pending) <= 64
+    encoder.fetched(3, 1.0)  # of long ago
+    encoder.fetched(999, 1.0)
+    assert 999 not in encoder._pending
+
+
+@pytest.mark.parametrize("settings", [
+    {"num_col_workers": 2, "compress_data_to_send": "auto", "compress_weights_to_send": "bf16", "col_communication": ASYNC},
+    {"num_grad_workers": 2, "compress_grads_to_send": "topk", "grad_communication": ASYNC, "hidden": (64, 64)},
+    {"num_grad_workers": 2, "compress_grads_to_send": "int8", "hidden": (64, 64)}], ids=["auto", "topk", "int8"])
+def test_a_recorded_run_is_repeated(make_scheme, tmp_path, settings):
+    scheme = make_scheme(record=tmp_path / "run.record", **settings)
+    after(scheme, 12)
+    scheme.stop()
+    again = make_scheme(runtime=None, replay=tmp_path / "run.record", **settings)
+    while not again.replay_is_over:
+        again.step()
+    assert again.version == scheme.version
+
+
+def test_a_codec_of_ones_own_in_a_scheme(make_scheme, monkeypatch):
+    monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))
+    with pytest.raises(ConfigError, match="'signs'"):
+        make_scheme(**GRADS, compress_grads_to_send="signs")
+    register_codec("signs", lambda flat: [np.packbits(flat > 0), np.array([np.abs(flat).mean()], np.float32)],
+                   lambda arrays, dtype, size: (2 * np.unpackbits(arrays[0], count=size).astype(dtype) - 1) * arrays[1],
+                   is_lossless=False, has_feedback=True)
+    with pytest.raises(ConfigError, match="signs is for gradients"):
+        make_scheme(**GRADS, compress_weights_to_send="signs")
+    _, metrics = after(make_scheme(**GRADS, compress_grads_to_send="signs"))
+    assert metrics["compress/grads/ratio"] > 25
+    assert metrics["compress/grads/relative_error"] > 0.3
+
+
+def test_replay_shards_decode_what_they_add(make_replay_scheme):
+    scheme = make_replay_scheme({"num_envs": 4, "capacity": 400}, num_col_workers=2, col_communication=ASYNC,
+                                grad_communication=ASYNC, num_replay_workers=2, train_batch_size=8, compress_data_to_send="lz4")
+    while scheme.version < 30:
+        scheme.step()
+    metrics = scheme.metrics()
+    assert metrics["compress/data/decode_time_ms"] is not None
+    assert metrics["compress/data/bytes_raw"] == metrics["bytes_in_raw"]
