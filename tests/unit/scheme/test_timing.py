@@ -152,10 +152,10 @@ def test_rollouts_bring_what_they_took(make_scheme):
         train_envs_factory=envs, runtime=Ticking())
     first = worker.collect()
     # One tick for each step of 5, for the reset, for the values of the rollout, for packing it; the rest is between them.
-    assert first.timings == {"environment": 6, "inference": 6, "encode": 1, "store": 10}
+    assert first.timings == {"environment": 6, "inference": 6, "encode": 1, "store": 9}
     again = worker.collect(worker.get_weights())
-    assert again.timings == {"decode": 1, "environment": 5, "inference": 6, "encode": 1, "store": 10}
-    assert (first.collect_s, again.collect_s) == (23, 23)
+    assert again.timings == {"decode": 1, "environment": 5, "inference": 6, "encode": 1, "store": 9}
+    assert (first.collect_s, again.collect_s) == (22, 22)
     worker.close()
 
 
@@ -169,5 +169,5 @@ def test_reports_bring_every_part(make_scheme):
     assert {"environment", "inference", "store", "encode", "decode", "idle"} <= set(took(time_s["collection"]))
     assert {"wait", "decode", "copy", "grad", "encode", "idle"} <= set(took(time_s["gradients"]))
     assert {"wait", "decode", "apply", "push"} <= set(took(time_s["update"]))
-    assert sum(time_s["gradients"].values()) == pytest.approx(2 * elapsed)
-    assert sum(time_s["collection"].values()) == pytest.approx(4 * elapsed)
+    assert sum(time_s["gradients"].values()) == pytest.approx(2 * elapsed, rel=0.01)
+    assert sum(time_s["collection"].values()) == pytest.approx(4 * elapsed, rel=0.01)
