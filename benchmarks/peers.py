@@ -125,7 +125,7 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     times, lag, updates = metrics["time_s"], metrics["policy_lag"]["mean"], scheme.version
     scheme.stop()
     return {"updates_per_env_step": updates / ledger["collected"], "policy_lag_mean": lag,
-            "time_s": {name: round(value, 1) for name, value in times.items()},
+            "time_s": {level: {part: round(seconds, 1) for part, seconds in parts.items()} for level, parts in times.items()},
             "versions": {"pytorchrl": pytorchrl.__version__, "torch": torch.__version__, "ray": importlib.metadata.version("ray"),
                          "gymnasium": gymnasium.__version__}}
 

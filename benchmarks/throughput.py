@@ -77,7 +77,8 @@ def measure(scheme: Any, seconds: float, warm_up_updates: int) -> dict[str, Any]
     elapsed = time.perf_counter() - start
     used = scheme.ledger()["consumed_unique"] - first
     metrics = scheme.metrics()
-    shares = {key: round((metrics["time_s"][key] - times.get(key, 0.0)) / elapsed, 3) for key in metrics["time_s"]}
+    shares = {level: {part: round((seconds - times[level][part]) / elapsed, 3) for part, seconds in parts.items()}
+              for level, parts in metrics["time_s"].items()}
     stopped = time.perf_counter()
     scheme.stop()
     return {"env_steps_per_s": used / elapsed, "share_of_time": shares, "policy_lag_mean": metrics["policy_lag"]["mean"],

@@ -156,7 +156,7 @@ RULES: tuple[Rule, ...] = (
     Rule("gradients/send", "distribute_gradients", "let gradient workers average among themselves: {flag}", _can_distribute),
     *_fewer_updates("gradients/send"),
     Rule("gradients/idle", "grad_communication", "let each gradient be applied as it comes: {flag} asynchronous",
-         lambda options: not _grads_are_free(options)),
+         lambda options: options.get("grad_execution") == PARALLEL and _can_distribute(options)),
     *_fewer_updates("gradients/idle"),
     Rule("update/decode", "compress_grads_to_send", "compression costs more than it saves here: {flag} no",
          _is_on("compress_grads_to_send")),

@@ -27,7 +27,7 @@ def run(capsys, *arguments):
 def test_help_of_everything(capsys):
     code, out, _ = run(capsys, "--help")
     assert code == 0
-    assert {"train", "enjoy", "plot"} <= set(out.split())
+    assert {"train", "profile", "enjoy", "plot"} <= set(out.split())
     for command in (TRAIN[:2], ["enjoy"], ["plot"], ["train"]):
         code, out, _ = run(capsys, *command, "--help")
         assert code == 0

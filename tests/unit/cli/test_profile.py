@@ -26,7 +26,7 @@ def run(capsys, *arguments):
 
 
 def test_environments_that_sleep_are_the_bottleneck(capsys, sleep_env):
-    code, out, err = run(capsys, "--env", sleep_env, "--env-kwargs", '{"step_s": 0.02}', "--num-envs", 2, "--num-steps", 8,
+    code, out, err = run(capsys, "--env", sleep_env, "--env-kwargs", '{"step_s": 0.05}', "--num-envs", 2, "--num-steps", 8,
                          "--num-epochs", 1, "--num-mini-batch", 1, "--seconds", 0.5, "--json", "--seed", 3)
     assert (code, err) == (0, "")
     found = json.loads(out.splitlines()[-1])
@@ -66,7 +66,8 @@ def test_wrong_flags_are_refused(capsys, flags, message):
 def test_an_environment_that_never_worked_is_refused(capsys):
     gym.register("Faulty-v0", FaultyEnv)
     try:
-        code, out, err = run(capsys, "--env", "Faulty-v0", "--env-kwargs", '{"fault": "step", "at": 9}', "--seconds", 1)
+        code, out, err = run(capsys, "--env", "Faulty-v0", "--env-kwargs", '{"fault": "step", "at": 9}', "--on-env-error", "raise",
+                             "--seconds", 1)
     finally:
         del gym.registry["Faulty-v0"]
     assert (code, out) == (2, "")

@@ -50,7 +50,8 @@ CASES = [
     ("gradients/average", DISTRIBUTED | BATCHES, "col_fraction_workers"),
     ("gradients/encode", {"compress_grads_to_send": True}, "compress_grads_to_send"),
     ("gradients/send", {}, "distribute_gradients"),
-    ("gradients/idle", {}, "grad_communication"),
+    ("gradients/idle", {"grad_execution": "Parallel"}, "grad_communication"),
+    ("gradients/idle", {"grad_execution": "Parallel"} | DISTRIBUTED | BATCHES, "num_mini_batch"),
     ("update/decode", {"compress_grads_to_send": True}, "compress_grads_to_send"),
     ("update/decode", {}, "distribute_gradients"),
     ("update/apply", FREE_GRADS, "aggregate"),
@@ -75,7 +76,9 @@ def seconds(part):
         "collection": {"update": {"wait": 9, "apply": 1}, "gradients": {"wait": 8, "grad": 1, "idle": 1},
                        "collection": {"environment": 0, "idle": 3, name: 7}},
     }[level]
-    if part == "gradients/idle":
+    if part == "gradients/wait":
+        time_s["gradients"] = {"wait": 6, "grad": 3, "idle": 1}
+    elif part == "gradients/idle":
         time_s["gradients"] = {"wait": 2, "grad": 1, "idle": 7}
     elif part == "collection/idle":
         time_s["collection"] = {"environment": 3, "idle": 7}
@@ -94,17 +97,13 @@ def test_a_rule_names_part_and_option(part, options, option):
     assert (finding.part, finding.option) == (part, option)
     assert part in finding.sentence
     assert "--" + option.replace("_", "-") in finding.advice
-    assert 0.5 <= finding.share <= 0.7
+    assert 0.49 < finding.share < 0.71
 
 
 def test_every_rule_has_a_case():
-    """Each of them is the first that applies to some case."""
-    found = [next(rule for rule in RULES if rule.part == part and rule.option == option) for part, _, option in CASES]
-    assert {(rule.part, rule.option) for rule in found} == {(rule.part, rule.option) for rule in RULES}
-    assert {explained(part, options).advice.split(",")[0] for part, options, _ in CASES} >= {
-        "let more processes step environments side by side: raise --num-col-workers", "more processes on more cores: raise --num-col-workers",
-        "let more processes compute gradients side by side: raise --num-grad-workers",
-        "more processes on more cores: raise --num-grad-workers"}
+    advice = {(rule.part, rule.advice.split("{")[0]) for rule in RULES}
+    said = [(part, explained(part, options).advice) for part, options, _ in CASES]
+    assert {(part, begin) for part, begin in advice for where, text in said if where == part and text.startswith(begin)} == advice
 
 
 def test_every_part_has_a_rule_that_always_applies():

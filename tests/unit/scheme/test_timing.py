@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl import A2C, ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.runtime import ThreadRuntime
@@ -120,11 +120,14 @@ def test_the_way_of_gradients_counts_both_requests_of_an_update(make_scheme):
     assert scheme.metrics()["time_s"]["gradients"]["send"] == pytest.approx(5 * 2 * 4 * COSTS["message"])
 
 
-def test_rounds_that_were_asked_for_ahead_tell_nothing_of_the_way(run):
-    settings = {"num_col_workers": 2, "train_batch_size": 32, "microbatch_size": 8}
-    for prefetch, awaited in ((0, 4), (1, 1)):  # of the four rounds of an update
-        time_s = run(5, prefetch=prefetch, **settings)["time_s"]
-        assert time_s["collection"]["send"] == pytest.approx(5 * awaited * 2 * 2 * COSTS["message"])
+@pytest.mark.parametrize(("prefetch", "awaited"), [(0, 4), (1, 1)])  # of the four rounds of an update
+def test_rounds_that_were_asked_for_ahead_tell_nothing_of_the_way(make_scheme, prefetch, awaited):
+    scheme = make_scheme(
+        CountingEnv, {"episode_length": 10**6}, num_envs=2, size=4, algo=A2C.create_factory(advantage_normalization="none"),
+        runtime="simulated", costs=COSTS, num_col_workers=2, train_batch_size=64, microbatch_size=16, prefetch=prefetch)
+    for _ in range(5):
+        scheme.step()
+    assert scheme.metrics()["time_s"]["collection"]["send"] == pytest.approx(5 * awaited * 2 * 2 * COSTS["message"])
 
 
 def test_ranks_wait_for_the_slowest_where_they_average(run):
@@ -152,10 +155,10 @@ def test_rollouts_bring_what_they_took(make_scheme):
         train_envs_factory=envs, runtime=Ticking())
     first = worker.collect()
     # One tick for each step of 5, for the reset, for the values of the rollout, for packing it; the rest is between them.
-    assert first.timings == {"environment": 6, "inference": 6, "encode": 1, "store": 10}
+    assert first.timings == {"environment": 6, "inference": 6, "encode": 1, "store": 9}
     again = worker.collect(worker.get_weights())
-    assert again.timings == {"decode": 1, "environment": 5, "inference": 6, "encode": 1, "store": 10}
-    assert (first.collect_s, again.collect_s) == (23, 23)
+    assert again.timings == {"decode": 1, "environment": 5, "inference": 6, "encode": 1, "store": 9}
+    assert (first.collect_s, again.collect_s) == (22, 22)
     worker.close()
 
 
@@ -169,5 +172,5 @@ def test_reports_bring_every_part(make_scheme):
     assert {"environment", "inference", "store", "encode", "decode", "idle"} <= set(took(time_s["collection"]))
     assert {"wait", "decode", "copy", "grad", "encode", "idle"} <= set(took(time_s["gradients"]))
     assert {"wait", "decode", "apply", "push"} <= set(took(time_s["update"]))
-    assert sum(time_s["gradients"].values()) == pytest.approx(2 * elapsed)
-    assert sum(time_s["collection"].values()) == pytest.approx(4 * elapsed)
+    assert sum(time_s["gradients"].values()) == pytest.approx(2 * elapsed, rel=0.01)
+    assert sum(time_s["collection"].values()) == pytest.approx(4 * elapsed, rel=0.01)
