@@ -62,9 +62,9 @@ def workers(scheme):
 
 
 def flat(state, name=""):
-    """Name -> tensor of all that updates depend on; generators are each worker's own, schedules the driver's."""
+    """Name -> tensor of all that updates depend on; what actions are drawn by is each worker's own, schedules the driver's."""
     if isinstance(state, dict):
-        return {key: value for part, inner in state.items() if "generator" not in part and part != "schedules"
+        return {key: value for part, inner in state.items() if part not in ("generator", "update_generator", "noise", "schedules")
                 for key, value in flat(inner, f"{name}/{part}").items()}
     return {name: torch.as_tensor(state)}
 
