@@ -198,7 +198,8 @@ def scenario(seed, faulty=True):  # noqa: C901 - one choice after the other
     elif action in ("delay", "stall"):  # a stall is longer than stop() waits
         settings["faults"] = f"delay {where} {0.2 if action == 'delay' else 30}s p=0.2"
     if "distribute_gradients" in settings and action in ("kill", "hang") and rng.random() < 0.8:
-        settings |= {"faults": lost_ranks(rng, action, grad), "on_worker_failure": rng.choice(("restart", "ignore"))}
+        settings |= {"faults": lost_ranks(rng, action, grad), "on_worker_failure": rng.choice(("restart", "ignore")),
+                     "queue_timeout_s": 20.0}  # twice that makes a rank hang
     agent = {"size": rng.choice((2, 4)), "num_epochs": rng.choice((1, 2)), "num_mini_batch": rng.choice((1, 2))}
     if rng.random() < 0.25:
         agent |= {"capacity": rng.choice((6, 1000)), "learning_starts": rng.choice((0, 10))}
