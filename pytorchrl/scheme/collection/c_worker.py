@@ -20,6 +20,9 @@ from pytorchrl.scheme.compression import WEIGHTS, Compression, Encoder, Sent, Tr
 from pytorchrl.scheme.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.timing import Stopwatch
 
+_DRAWS = ("generator", "update_generator", "noise")
+"""Parts of an algorithm's state that its random numbers come from."""
+
 
 class CWorker(Worker):
     """Collects rollouts. The local one (index 0) is also its GWorker's parameter server, with or without environments.
@@ -155,9 +158,9 @@ class CWorker(Worker):
             return WholeState(self.version, self.algo.state_dict())
 
     def load_whole_state(self, state: WholeState) -> None:
-        """Continue from the state of another worker; generators stay its own."""
+        """Continue from the state of another worker, but for what actions are drawn by: that stays its own."""
         with self.journal.writing():
-            self.algo.load_state_dict(_with_generators(state.algorithm, self.algo.state_dict()))
+            self.algo.load_state_dict(_but_for_draws(state.algorithm, self.algo.state_dict()))
             self.version, self._snapshot = state.version, None
 
     def collect(self, weights: Weights | None = None, fetched: Iterable[tuple[int, float]] = ()) -> Rollout:
@@ -285,8 +288,8 @@ class CWorker(Worker):
         return self.collected_steps, self.collected_steps - self._delivered_steps
 
 
-def _with_generators(state: Any, own: Any) -> Any:
-    """An algorithm's state with the generators of another one: workers that drew the same actions would see the same."""
+def _but_for_draws(state: Any, own: Any) -> Any:
+    """An algorithm's state with what another one draws by: workers that drew alike would all see the same."""
     if not isinstance(state, Mapping) or not isinstance(own, Mapping):
         return state
-    return {name: own[name] if name.endswith("generator") else _with_generators(value, own.get(name)) for name, value in state.items()}
+    return {name: own[name] if name in _DRAWS else _but_for_draws(value, own.get(name)) for name, value in state.items()}

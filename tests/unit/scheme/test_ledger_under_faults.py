@@ -12,6 +12,7 @@ from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 
 KILLED_COLLECTOR, KILLED_SHARD, KILLED_LEARNER = "kill col.* p=0.004", "kill shard.* p=0.02", "kill grad.* p=0.05"
+LOST_RANKS = "kill grad.1 @ grad 6; kill grad.3 @ update 14; kill grad.2 @ grad 20"
 SLOW_LEARNER, TWICE = {"grad": 1.0}, "kill col.1 @ step 30; kill col.2 @ step 70"
 TWO_COLLECTORS = {"num_col_workers": 2}
 
@@ -20,6 +21,11 @@ CASES = {
     "a3c, gradient worker": ("a3c", {"num_grad_workers": 3, "updates_per_step": 3, "faults": KILLED_LEARNER}),
     "a3c, both, late ones dropped": ("a3c", {**TWO_COLLECTORS, "num_grad_workers": 3, "updates_per_step": 3, "max_grad_lag": 0,
                                              "lag_policy": "drop", "faults": f"{KILLED_COLLECTOR}; {KILLED_LEARNER}"}),
+    "ddppo, ranks": ("ddppo", {"num_grad_workers": 3, "faults": LOST_RANKS}),
+    "ddppo, ranks with collectors": ("ddppo", {**TWO_COLLECTORS, "num_grad_workers": 3, "faults": f"{LOST_RANKS}; {KILLED_COLLECTOR}"}),
+    "rapid, ranks": ("rapid", {"num_grad_workers": 3, "train_batch_size": 10, "faults": LOST_RANKS}),
+    "rapid, ranks that use items again": ("rapid", {"num_grad_workers": 3, "num_passes": 2, "minibatch_buffer_size": 2,
+                                                    "faults": f"{LOST_RANKS}; {KILLED_COLLECTOR}"}),
     "microbatch, collector": ("microbatch", {"num_col_workers": 3, "train_batch_size": 96, "microbatch_size": 20,
                                              "faults": KILLED_COLLECTOR}),
     "microbatch, collector, ahead": ("microbatch", {"num_col_workers": 3, "train_batch_size": 96, "microbatch_size": 20, "prefetch": 1,

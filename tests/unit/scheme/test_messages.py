@@ -13,7 +13,8 @@ from pytorchrl import errors
 from pytorchrl.agent.data import Episode
 from pytorchrl.scheme import ASYNC, CENTRAL, Communication, Evaluation, Execution, LedgerError, LedgerSnapshot
 from pytorchrl.scheme.compression import Sent
-from pytorchrl.scheme.messages import Gradients, Rollout, Weights
+from pytorchrl.scheme.gradients.rank import Candidate, Meeting
+from pytorchrl.scheme.messages import Gradients, Rollout, Weights, WholeState
 
 _MESSAGES = [
     Weights(3, {"all": np.arange(4, dtype=np.float32)}, {"lr": 0.5}),
@@ -23,6 +24,9 @@ _MESSAGES = [
     Gradients(vectors=[np.arange(4, dtype=np.float32)], num_samples=5, num_new_samples=4, weights_version=3, worker=1,
               sequence=9, info={"loss": 1.0}, ledger=LedgerSnapshot(collected=4, sent=4), last=True,
               lags=((1, 0, 2),), counters={"rollouts": 1}),
+    WholeState(3, {"gradient": {"acting": {"all": np.arange(4, dtype=np.float32)}}}),
+    Meeting(generation=2, address="10.0.0.1", port=4000, size=3, timeout_s=60.0),
+    Candidate(version=3, incarnation=1, ledger=LedgerSnapshot(collected=4, queued=4), address="10.0.0.1", port=4000),
     LedgerSnapshot(collected=1, dropped={"nan": 1}),
     Evaluation(3, (1.0, 2.0), (10, 20)),
 ]
@@ -58,7 +62,8 @@ def test_the_hierarchy_of_errors():
     for parent, children in {
             errors.ConfigError: ["FactoryError", "FactorySerializationError", "DeviceError", "SpaceError"],
             errors.StartError: ["InsufficientResourcesError", "RayConnectionError", "StartTimeoutError"],
-            errors.WorkerError: ["EnvError", "CollectionError", "LearnerStarvedError", "WorkerLostError"],
+            errors.WorkerError: ["EnvError", "CollectionError", "LearnerStarvedError", "RanksDifferError", "WorkerLostError"],
+            errors.WorkerLostError: ["WorkerDiedError", "RankLostError", "CrashLoopError", "NoWorkersLeft"],
             errors.NonFiniteError: ["NonFiniteDataError", "NonFiniteUpdateError"]}.items():
         for child in children:
             assert issubclass(getattr(errors, child), parent)

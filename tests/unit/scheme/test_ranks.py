@@ -62,9 +62,9 @@ def workers(scheme):
 
 
 def flat(state, name=""):
-    """Name -> tensor of all that updates depend on; generators are each worker's own, schedules the driver's."""
+    """Name -> tensor of all that updates depend on; what actions are drawn by is each worker's own, schedules the driver's."""
     if isinstance(state, dict):
-        return {key: value for part, inner in state.items() if "generator" not in part and part != "schedules"
+        return {key: value for part, inner in state.items() if part not in ("generator", "update_generator", "noise", "schedules")
                 for key, value in flat(inner, f"{name}/{part}").items()}
     return {name: torch.as_tensor(state)}
 
@@ -362,11 +362,13 @@ def test_all_are_let_go_when_one_leaves():
 
 
 def test_a_signal_ends_a_wait():
+    """Whoever comes late may still find what was left there, once."""
     def body(rank, place):
         if place == 0:
             threading.Timer(0.2, rank.leave, [1]).start()
             return rank.mean([torch.ones(4)], [1], [4], tells=False)
-        left.wait(30)
+        left.wait(60)
+        rank.mean([torch.ones(4)], [1], [4], tells=False)
         return rank.mean([torch.ones(4)], [1], [4], tells=False)
     left = threading.Event()
     threading.Timer(1.0, left.set).start()
