@@ -32,13 +32,13 @@ from typing import Any
 os.environ["RAY_TMPDIR"] = os.environ.get("RAY_TMPDIR") or tempfile.mkdtemp(prefix="prl-", dir="/tmp")
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
 
-import ray  # noqa: E402
-from ray.cluster_utils import Cluster  # noqa: E402
+import ray
+from ray.cluster_utils import Cluster
 
-from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv  # noqa: E402
-from pytorchrl.envs.testing import SleepEnv  # noqa: E402
-from pytorchrl.errors import PyTorchRLError  # noqa: E402
-from pytorchrl.runtime.reaper import start_reaper  # noqa: E402
+from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.envs.testing import SleepEnv
+from pytorchrl.errors import PyTorchRLError
+from pytorchrl.runtime.reaper import start_reaper
 
 NUM_CPUS, STEP_S = 4, 0.005
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 500,
@@ -64,6 +64,20 @@ class Noticed(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.at.append(time.time())
+
+
+def patient(get_node: Any, patience_s: float = 180.0) -> Any:
+    """Ray gives a node thirty seconds to start, of which a busy machine may need more."""
+    def get(*arguments: Any) -> Any:
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                return get_node(*arguments)
+            except RuntimeError:  # noqa: PERF203 - that is what it is for
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+    return get
 
 
 def nodes_of(handles: list[Any]) -> list[str]:
@@ -150,11 +164,12 @@ def main() -> None:
     parser.add_argument("--default-health-checks", action="store_true", help="those that Ray has if nobody says otherwise")
     options = parser.parse_args()
     logging.getLogger("ray").setLevel(logging.ERROR)
+    ray._private.services.get_node = patient(ray._private.services.get_node)
     reaper = start_reaper(os.environ["RAY_TMPDIR"])  # ends what is left, however this process ends
     cluster, noticed, found = Cluster(), Noticed(), []
-    sizes: dict[str, Any] = {"object_store_memory": 100 * 2**20, "include_dashboard": False}
+    sizes: dict[str, Any] = {"object_store_memory": 100 * 2**20, "include_dashboard": False, "include_log_monitor": False}
     try:
-        cluster.add_node(num_cpus=0, _system_config={} if options.default_health_checks else QUICK, **sizes)
+        cluster.add_node(num_cpus=0, no_monitor=True, _system_config={} if options.default_health_checks else QUICK, **sizes)
         for case in options.cases.split(","):
             while len(cluster.worker_nodes) < 2:
                 cluster.add_node(num_cpus=NUM_CPUS, **sizes)

@@ -10,7 +10,8 @@ import pytest
 
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Handle
-from pytorchrl.runtime.ray_runtime import RayRuntime, _largest_share, _without_handlers_of
+from pytorchrl.runtime.ray_runtime import RayRuntime, _without_handlers_of
+from pytorchrl.runtime.room import largest_share
 
 
 def test_ray_puts_in_no_handler_of_sigterm_while_it_starts():
@@ -84,13 +85,13 @@ def test_what_was_asked_for_does_not_shrink(on):
 @pytest.mark.parametrize("free", [[3.0], [1.0, 4.0, 4.0], [0.0, 2.5], [7.0, 1.0, 1.0, 1.0]], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 5, 17])
 def test_a_share_is_the_largest_that_all_can_have(free, count):
-    share = _largest_share(free, count)
+    share = largest_share(free, count)
     assert sum(int(amount / share + 1e-9) for amount in free) >= count
     assert sum(int(amount / (1.001 * share)) for amount in free) < count
 
 
 def test_there_is_no_share_of_nothing():
-    assert _largest_share([0.0, 0.0], 3) == _largest_share([], 3) == 0.0
+    assert largest_share([0.0, 0.0], 3) == largest_share([], 3) == 0.0
 
 
 def requests(grad, col, num_groups=2, per_group=3, shards=None):
