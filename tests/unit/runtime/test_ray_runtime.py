@@ -228,3 +228,19 @@ def test_a_worker_that_runs_lacks_nothing(with_groups, monkeypatch):
     monkeypatch.setattr(_Actor, "has_come_up", True)
     runtime, *_ = with_groups()
     assert runtime.lacks_room(start(runtime, "GWorker 0/CWorker 1", num_cpus=2)) == ""
+
+
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_closing_removes_groups_and_leaves_a_cluster_only_if_it_was_joined_here(with_groups, has_joined):
+    runtime, *_ = with_groups(placement="colocate")
+    runtime._bundle = {"CPU": 4.0}
+    for name in ("GWorker 1", "GWorker 2"):
+        start(runtime, name, num_cpus=1)
+    done = []
+    runtime._ray.kill = lambda actor, no_restart: done.append("kill")
+    runtime._ray.shutdown = lambda: done.append("leave")
+    runtime._ray.util.remove_placement_group = lambda group: done.append(group.number)
+    runtime._has_joined = has_joined
+    runtime.close()
+    runtime.close()
+    assert done == ["kill", "kill", 1, 2, *["leave"] * has_joined]
