@@ -6,7 +6,6 @@ twice. Every failure comes back as a value; no other module knows Ray's exceptio
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import logging
 import os
@@ -24,6 +23,7 @@ from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, Wor
 from pytorchrl.runtime.base import DEFAULT_RESOURCES, Future, Handle, Outcome, Runtime, W
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.reaper import start_reaper
+from pytorchrl.runtime.room import RAY_KEYS, group_of, room_for, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
 
 logger = logging.getLogger(__name__)
@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 5.0
 # Ending what Ray leaves takes a tenth of a second; on a busy machine longer.
 _REAP_TIMEOUT_S = 5.0
-_RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
-"""Resources that Ray calls otherwise in what its nodes have."""
 
 
 class _Host:
@@ -171,10 +169,11 @@ class RayRuntime(Runtime):
         options.pop("object_store_memory", None)  # the store is the node's, not the actor's
         group = self._group_of(name)
         asked = self._bundle if name in self._groups else {} if group else {
-            _RAY_KEYS.get(key, key): amount for key, amount in options.items()}
+            RAY_KEYS.get(key, key): amount for key, amount in options.items()}
         custom = {key: options.pop(key) for key in list(options) if key not in ("num_cpus", "num_gpus", "memory")}
-        actor = self._host.options(max_restarts=0, max_task_retries=0, resources=custom or None, scheduling_strategy="SPREAD" if group is None else group,
-                                   **options).remote(cls, dict(params))
+        actor = self._host.options(
+            max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD" if group is None else group, resources=custom or None,
+            **options).remote(cls, dict(params))
         self._actors[actor] = asked, actor.up.remote()
         return Handle(self, name, actor)
 
@@ -199,8 +198,8 @@ class RayRuntime(Runtime):
         nodes = self._ray._private.state.available_resources_per_node().values()
         if any(all(node.get(key, 0.0) >= amount for key, amount in asked.items()) for node in nodes):
             return ""
-        free = "; ".join(_shown({key: node.get(key, 0.0) for key in asked}) for node in nodes)
-        return f"it asks for {_shown(asked)}, and the {len(nodes)} nodes have {free} free"
+        free = "; ".join(shown({key: node.get(key, 0.0) for key in asked}) for node in nodes)
+        return f"it asks for {shown(asked)}, and the {len(nodes)} nodes have {free} free"
 
     def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         """Queue a method call on an actor; shared objects among the arguments arrive as their values."""
@@ -283,7 +282,7 @@ class RayRuntime(Runtime):
                 shrunk += count
                 continue
             for key, amount in resources.items():
-                ray_key = {"num_cpus": "CPU", "num_gpus": "GPU"}.get(key, key)
+                ray_key = RAY_KEYS.get(key, key)
                 most = max((node.get(ray_key, 0.0) for node in nodes), default=0.0)
                 spare[ray_key] = spare.get(ray_key, 0.0) - count * amount
                 if amount > most or spare[ray_key] < -1e-9:
@@ -292,70 +291,14 @@ class RayRuntime(Runtime):
                         f"has {most:g}, the cluster {total.get(ray_key, 0.0):g} ({spare[ray_key] + count * amount:g} "
                         "not yet asked for); ask for less or use fewer workers")
         num_places = requests[0][1] if self._placement == "colocate" else max(1, shrunk)
-        share = {key: _room(key, nodes, spare, num_places, max(1, shrunk / num_places)) for key in ("num_cpus", "num_gpus", "memory")}
-        fitted = [_shrunk(resources, share) if dict(resources) == dict(DEFAULT_RESOURCES) else dict(resources)
+        share = {key: room_for(key, nodes, spare, num_places, max(1, shrunk / num_places)) for key in ("num_cpus", "num_gpus", "memory")}
+        fitted = [shrunk_to(share, resources) if dict(resources) == dict(DEFAULT_RESOURCES) else dict(resources)
                   for _, _, resources in requests]
-        if shrunk and any(share[key] < DEFAULT_RESOURCES[key] for key in _RAY_KEYS):
+        if shrunk and any(share[key] < DEFAULT_RESOURCES[key] for key in RAY_KEYS):
             logger.info("default resources shrunk to what the cluster has: %s", fitted)
         if self._placement == "colocate":
-            self._bundle = _bundle(requests, fitted, nodes)
+            self._bundle = group_of(requests, fitted, nodes)
         return fitted
-
-
-def _room(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int, per_place: float) -> float:
-    """The most of a resource that each default worker can have, where `per_place` of them are on one node together.
-
-    The largest of several nodes is left out, so that there is room for its workers elsewhere when it is lost; unless that is
-    most of the cluster, for small requests would crowd the small nodes. Not so of GPUs, which a worker without a share would
-    not see.
-    """
-    ray_key = _RAY_KEYS.get(key, key)
-    total = sum(node.get(ray_key, 0.0) for node in nodes)
-    left = max(0.0, spare.get(ray_key, 0.0)) / total if total else 0.0
-    free = sorted(left * node.get(ray_key, 0.0) / per_place for node in nodes)
-    rest = free[:-1]
-    return _largest_share(rest if key != "num_gpus" and rest and 2 * sum(rest) >= sum(free) else free, num_places)
-
-
-def _largest_share(free: Sequence[float], count: int) -> float:
-    """The most that each of `count` can have of what nodes have free, where nobody takes from two nodes."""
-    shares = sorted(amount / part for amount in free if amount > 0 for part in range(1, count + 1))
-    first_too_large = bisect.bisect_left(
-        shares, True, key=lambda share: sum(int(amount / share + 1e-9) for amount in free) < count)
-    return shares[first_too_large - 1] if first_too_large else 0.0
-
-
-def _shrunk(resources: Mapping[str, float], share: Mapping[str, float]) -> dict[str, float]:
-    """The default, where there is less than that."""
-    fitted = {}
-    for key in ("num_cpus", "num_gpus", "memory"):
-        amount = min(float(resources[key]), share[key])
-        fitted[key] = amount if amount >= resources[key] or key == "memory" else int(amount * 1000) / 1000
-    fitted["memory"] = float(int(fitted["memory"] * 0.9))
-    return {key: amount for key, amount in fitted.items() if amount > 0 or key == "num_cpus"}
-
-
-def _bundle(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: Sequence[Mapping[str, float]],
-            nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What each gradient worker asks for together with those that it starts; raises if there is no node for one of them."""
-    num_groups, bundle = requests[0][1], dict[str, float]()
-    for (_, count, _), resources in zip(requests, fitted, strict=True):
-        for key, amount in resources.items():
-            if key != "object_store_memory" and amount:
-                bundle[_RAY_KEYS.get(key, key)] = bundle.get(_RAY_KEYS.get(key, key), 0.0) + amount * count / num_groups
-    bundle = bundle or {"CPU": 0.001}  # an empty one is none
-    room = sum(min(int(node.get(key, 0.0) / amount + 1e-9) for key, amount in bundle.items()) for node in nodes)
-    if room < num_groups:
-        wanted = " and ".join(f"{count // num_groups} {name}" for name, count, _ in requests if count)
-        present = "; ".join(_shown({key: node.get(key, 0.0) for key in bundle}) for node in nodes)
-        raise InsufficientResourcesError(
-            f"placement='colocate' puts {wanted} on one node, which together ask for {_shown(bundle)}, {num_groups} times; the "
-            f"nodes have {present}, which is room for {room}; ask for less, or leave placement out")
-    return bundle
-
-
-def _shown(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{key}={amount:g}" for key, amount in resources.items())
 
 
 def _check_this_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Handle
-from pytorchrl.runtime.ray_runtime import RayRuntime, _largest_share, _without_handlers_of
+from pytorchrl.runtime.ray_runtime import RayRuntime, _without_handlers_of
+from pytorchrl.runtime.room import largest_share
 
 
 def test_ray_puts_in_no_handler_of_sigterm_while_it_starts():
@@ -84,13 +85,13 @@ def test_what_was_asked_for_does_not_shrink(on):
 @pytest.mark.parametrize("free", [[3.0], [1.0, 4.0, 4.0], [0.0, 2.5], [7.0, 1.0, 1.0, 1.0]], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 5, 17])
 def test_a_share_is_the_largest_that_all_can_have(free, count):
-    share = _largest_share(free, count)
+    share = largest_share(free, count)
     assert sum(int(amount / share + 1e-9) for amount in free) >= count
     assert sum(int(amount / (1.001 * share)) for amount in free) < count
 
 
 def test_there_is_no_share_of_nothing():
-    assert _largest_share([0.0, 0.0], 3) == _largest_share([], 3) == 0.0
+    assert largest_share([0.0, 0.0], 3) == largest_share([], 3) == 0.0
 
 
 def requests(grad, col, num_groups=2, per_group=3, shards=None):
@@ -227,3 +228,19 @@ def test_a_worker_that_runs_lacks_nothing(with_groups, monkeypatch):
     monkeypatch.setattr(_Actor, "has_come_up", True)
     runtime, *_ = with_groups()
     assert runtime.lacks_room(start(runtime, "GWorker 0/CWorker 1", num_cpus=2)) == ""
+
+
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_closing_removes_groups_and_leaves_a_cluster_only_if_it_was_joined_here(with_groups, has_joined):
+    runtime, *_ = with_groups(placement="colocate")
+    runtime._bundle = {"CPU": 4.0}
+    for name in ("GWorker 1", "GWorker 2"):
+        start(runtime, name, num_cpus=1)
+    done = []
+    runtime._ray.kill = lambda actor, no_restart: done.append("kill")
+    runtime._ray.shutdown = lambda: done.append("leave")
+    runtime._ray.util.remove_placement_group = lambda group: done.append(group.number)
+    runtime._has_joined = has_joined
+    runtime.close()
+    runtime.close()
+    assert done == ["kill", "kill", 1, 2, *["leave"] * has_joined]

@@ -1,0 +1,71 @@
+"""What workers ask the nodes of a cluster for, and what there is. Arithmetic only; it needs no Ray.
+
+A request is what one of `count` workers asks for: (name, count, resources). A node is what a machine has, by Ray's names.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+
+from pytorchrl.errors import InsufficientResourcesError
+
+RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
+"""Resources that Ray calls otherwise in what its nodes have."""
+
+
+def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int, per_place: float) -> float:
+    """The most of a resource that each default worker can have, where `per_place` of them are on one node together.
+
+    The largest of several nodes is left out, so that there is room for its workers elsewhere when it is lost; unless that is
+    most of the cluster, for small requests would crowd the small nodes. Not so of GPUs, which a worker without a share would
+    not see.
+    """
+    ray_key = RAY_KEYS.get(key, key)
+    total = sum(node.get(ray_key, 0.0) for node in nodes)
+    left = max(0.0, spare.get(ray_key, 0.0)) / total if total else 0.0
+    free = sorted(left * node.get(ray_key, 0.0) / per_place for node in nodes)
+    rest = free[:-1]
+    return largest_share(rest if key != "num_gpus" and rest and 2 * sum(rest) >= sum(free) else free, num_places)
+
+
+def largest_share(free: Sequence[float], count: int) -> float:
+    """The most that each of `count` can have of what nodes have free, where nobody takes from two nodes."""
+    shares = sorted(amount / part for amount in free if amount > 0 for part in range(1, count + 1))
+    first_too_large = bisect.bisect_left(
+        shares, True, key=lambda share: sum(int(amount / share + 1e-9) for amount in free) < count)
+    return shares[first_too_large - 1] if first_too_large else 0.0
+
+
+def shrunk_to(share: Mapping[str, float], resources: Mapping[str, float]) -> dict[str, float]:
+    """The default, where there is less than that."""
+    fitted = {}
+    for key in ("num_cpus", "num_gpus", "memory"):
+        amount = min(float(resources[key]), share[key])
+        fitted[key] = amount if amount >= resources[key] or key == "memory" else int(amount * 1000) / 1000
+    fitted["memory"] = float(int(fitted["memory"] * 0.9))
+    return {key: amount for key, amount in fitted.items() if amount > 0 or key == "num_cpus"}
+
+
+def group_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: Sequence[Mapping[str, float]],
+            nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What each gradient worker asks for together with those that it starts; raises if there is no node for one of them."""
+    num_groups, bundle = requests[0][1], dict[str, float]()
+    for (_, count, _), resources in zip(requests, fitted, strict=True):
+        for key, amount in resources.items():
+            if key != "object_store_memory" and amount:
+                bundle[RAY_KEYS.get(key, key)] = bundle.get(RAY_KEYS.get(key, key), 0.0) + amount * count / num_groups
+    bundle = bundle or {"CPU": 0.001}  # an empty one is none
+    room = sum(min(int(node.get(key, 0.0) / amount + 1e-9) for key, amount in bundle.items()) for node in nodes)
+    if room < num_groups:
+        wanted = " and ".join(f"{count // num_groups} {name}" for name, count, _ in requests if count)
+        present = "; ".join(shown({key: node.get(key, 0.0) for key in bundle}) for node in nodes)
+        raise InsufficientResourcesError(
+            f"placement='colocate' puts {wanted} on one node, which together ask for {shown(bundle)}, {num_groups} times; the "
+            f"nodes have {present}, which is room for {room}; ask for less, or leave placement out")
+    return bundle
+
+
+def shown(resources: Mapping[str, float]) -> str:
+    """As text."""
+    return ", ".join(f"{key}={amount:g}" for key, amount in resources.items())
