@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import numpy as np
@@ -358,12 +359,17 @@ def test_auto_follows_the_link(make_scheme, monkeypatch, settings, rate):
 
 def test_each_message_is_told_how_long_it_was_on_its_way(make_scheme, monkeypatch):
     told = {CWorker: [], GWorker: []}
-    for cls, method in ((CWorker, "collect"), (GWorker, "collect_and_grad")):
-        def spy(self, *args, _call=getattr(cls, method), _told=told[cls], **kwargs):
-            _told.append(kwargs.get("fetched", args[1] if len(args) > 1 else None))
-            return _call(self, *args, **kwargs)
-        spy.__name__ = method
-        monkeypatch.setattr(cls, method, spy)
+
+    def watch(cls, method):
+        call = getattr(cls, method)
+
+        @functools.wraps(call)
+        def watched(self, *args, **kwargs):
+            told[cls].append(kwargs.get("fetched", args[1] if len(args) > 1 else None))
+            return call(self, *args, **kwargs)
+        monkeypatch.setattr(cls, method, watched)
+    watch(CWorker, "collect")
+    watch(GWorker, "collect_and_grad")
     after(make_scheme(num_grad_workers=2, num_col_workers=2, size=4, algo=A2C.create_factory()), 3)
     gradients_told = [message for message in told[GWorker] if message is not None]
     assert sorted(number for number, _ in gradients_told) == [1, 1, 2, 2]
