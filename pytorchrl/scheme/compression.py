@@ -261,5 +261,6 @@ class Encoder:
 
     def _add_error(self, array: np.ndarray, error: np.ndarray) -> None:
         flat, off = array.reshape(-1), error.reshape(-1)
-        self._squares = self._squares[0] + float(np.dot(off, off)), self._squares[1] + float(np.dot(flat, flat))
+        with np.errstate(over="ignore"):  # then it has no figure
+            self._squares = self._squares[0] + float(np.dot(off, off)), self._squares[1] + float(np.dot(flat, flat))
 
