@@ -195,7 +195,7 @@ class Encoder:
         self._encodings += is_encoded
         self._fallbacks, self._squares = 0, (0.0, 0.0)
         made: list[Any] = []
-        raw, start = 0, self._now()
+        raw, start = 0, self._now() if is_encoded else 0.0
 
         def pack(array: np.ndarray, place: int | None = 0) -> Any:
             nonlocal raw

@@ -78,6 +78,7 @@ class DecentralisedRound(RemoteRound):
                 check=check))
         with self._accounts.part("wait"):
             parts = self._gather()
+        self._accounts.add_send_s(self._in_flight.take_send_s())
         for part in parts:
             self._accounts.receive(part)
         if self._is_broken:
