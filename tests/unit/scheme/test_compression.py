@@ -90,7 +90,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_that_is_kept(name, bad):
 
 
 def test_each_vector_keeps_its_own_and_missing_ones_are_passed():
-    report, encoder = Report(), encoder_of("topk")
+    report, encoder = Report(time.monotonic), encoder_of("topk")
     first, second = (torch.from_numpy(gradient) for gradient in gradients(2))
     report.pack([first, None, second], encoder, 1)
     assert sorted(encoder._kept) == [0, 2]
@@ -107,7 +107,7 @@ def test_what_is_sent_as_it_is_belongs_to_the_message():
     """The algorithm goes on using its gradient's memory."""
     gradient = torch.ones(300)
     for name in (False, "topk", "lz4"):
-        (vector,) = Report().pack([gradient], encoder_of(name), 1)
+        (vector,) = Report(time.monotonic).pack([gradient], encoder_of(name), 1)
         before = unpack(vector).copy()
         gradient += 1
         assert np.array_equal(unpack(vector), before)
