@@ -19,12 +19,13 @@ def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str,
 
     The largest of several nodes is left out, so that there is room for its workers elsewhere when it is lost; unless that is
     most of the cluster, for small requests would crowd the small nodes. Not so of GPUs, which a worker without a share would
-    not see.
+    not see. A node without a CPU, such as a head that keeps its cores for the learner, has no worker, whatever else it has.
     """
     ray_key = RAY_KEYS.get(key, key)
     total = sum(node.get(ray_key, 0.0) for node in nodes)
     left = max(0.0, spare.get(ray_key, 0.0)) / total if total else 0.0
-    free = sorted(left * node.get(ray_key, 0.0) / per_place for node in nodes)
+    hosts = [node for node in nodes if node.get("CPU", 0.0) > 0] or nodes
+    free = sorted(left * node.get(ray_key, 0.0) / per_place for node in hosts)
     rest = free[:-1]
     return largest_share(rest if key != "num_gpus" and rest and 2 * sum(rest) >= sum(free) else free, num_places)
 

@@ -69,6 +69,15 @@ def test_the_default_shrinks_to_what_others_leave(on):
     assert cpus_of(on(node(8.0), spare={"CPU": 2.0}), 4) == 0.5
 
 
+def test_the_memory_of_a_head_without_cpus_is_no_room_for_workers(on):
+    """Six of them have to fit on one of the two nodes that can have any, by memory too."""
+    small = 24.0 * 2**30
+    runtime = on({"memory": small}, node(4.0, memory=small), node(4.0, memory=small))
+    [fitted] = runtime.fit_resources([("collection workers", 6, DEFAULT_RESOURCES)])
+    assert 6 * fitted["memory"] <= small
+    assert 6 * fitted["num_cpus"] <= 4.0
+
+
 def test_the_only_gpu_is_shared_though_its_node_may_be_lost(on):
     [fitted] = on(node(4.0, 1.0), node(4.0)).fit_resources([("gradient workers", 10, DEFAULT_RESOURCES)])
     assert fitted["num_gpus"] == 0.1
