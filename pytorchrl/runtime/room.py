@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from pytorchrl.errors import InsufficientResourcesError
 
+_MOST = 1.2  # equal machines differ a little in memory
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 """Resources that Ray calls otherwise in what its nodes have."""
 
@@ -17,9 +18,10 @@ RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
 def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int, per_place: float) -> float:
     """The most of a resource that each default worker can have, where `per_place` of them are on one node together.
 
-    The largest of several nodes is left out, so that there is room for its workers elsewhere when it is lost; unless that is
-    most of the cluster, for small requests would crowd the small nodes. Not so of GPUs, which a worker without a share would
-    not see. A node without a CPU, such as a head that keeps its cores for the learner, has no worker, whatever else it has.
+    The largest of several nodes is left out, so that there is room for its workers elsewhere when it is lost; unless it has
+    clearly more than all others together, for small requests would crowd the small nodes. Not so of GPUs, which a worker
+    without a share would not see. A node without a CPU, such as a head that keeps its cores for the learner, has no worker,
+    whatever else it has.
     """
     ray_key = RAY_KEYS.get(key, key)
     total = sum(node.get(ray_key, 0.0) for node in nodes)
@@ -27,7 +29,8 @@ def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str,
     hosts = [node for node in nodes if node.get("CPU", 0.0) > 0] or nodes
     free = sorted(left * node.get(ray_key, 0.0) / per_place for node in hosts)
     rest = free[:-1]
-    return largest_share(rest if key != "num_gpus" and rest and 2 * sum(rest) >= sum(free) else free, num_places)
+    is_most = max(free, default=0.0) > _MOST * sum(rest)
+    return largest_share(free if key == "num_gpus" or is_most else rest, num_places)
 
 
 def largest_share(free: Sequence[float], count: int) -> float:

@@ -70,9 +70,9 @@ def test_the_default_shrinks_to_what_others_leave(on):
 
 
 def test_the_memory_of_a_head_without_cpus_is_no_room_for_workers(on):
-    """Six of them have to fit on one of the two nodes that can have any, by memory too."""
+    """Six of them have to fit on one of the two nodes that can have any, by memory too, of which one has a little more."""
     small = 24.0 * 2**30
-    runtime = on({"memory": small}, node(4.0, memory=small), node(4.0, memory=small))
+    runtime = on({"memory": small}, node(4.0, memory=small), node(4.0, memory=1.01 * small))
     [fitted] = runtime.fit_resources([("collection workers", 6, DEFAULT_RESOURCES)])
     assert 6 * fitted["memory"] <= small
     assert 6 * fitted["num_cpus"] <= 4.0
