@@ -33,6 +33,7 @@ os.environ["RAY_TMPDIR"] = os.environ.get("RAY_TMPDIR") or tempfile.mkdtemp(pref
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
 
 import ray
+from failures import Noticed
 from ray.cluster_utils import Cluster
 
 from pytorchrl import ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
@@ -53,18 +54,6 @@ CASES: dict[str, dict[str, Any]] = {
     "colocated": {**GRADIENTS, "placement": "colocate"},
     "no-room": {**COLLECTORS, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 2}, "worker_timeout_s": 5.0},
 }
-
-
-class Noticed(logging.Handler):
-    """Notes when the supervisor says that a worker is lost."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.at: list[float] = []
-        logging.getLogger("pytorchrl.scheme.supervisor").addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.at.append(time.time())
 
 
 def patient(get_node: Any, patience_s: float = 180.0) -> Any:

@@ -233,26 +233,19 @@ def critical_parts(time_s: TimeS, options: Mapping[str, Any]) -> dict[str, float
     share = shares(time_s)
     if not share["update"]:
         raise ValueError("time_s is empty: no update has been made yet; train first")
-    update, gradients, collection = (share[level] for level in ("update", "gradients", "collection"))
-    found = _own(update, "update") | {"update/idle": update["idle"]}
-    idle = gradients["idle"]
-    if _grads_are_free(options):
-        if not _is_held_up(update["wait"], idle):
-            return found
-        found.clear()
-    else:
-        idle = max(0.0, update["wait"] - (1.0 - idle))
-    found |= _own(gradients, "gradients") | {"gradients/idle": idle}
-    idle = collection["idle"]
-    if options.get("num_replay_workers"):
-        return found | {"gradients/wait": gradients["wait"]}
-    if _is_async(options):
-        if not _is_held_up(gradients["wait"], idle):
-            return found
-        found.clear()
-    else:
-        idle = max(0.0, gradients["wait"] - (1.0 - idle))
-    return found | _own(collection, "collection") | {"collection/idle": idle}
+    found = _own(share["update"], "update") | {"update/idle": share["update"]["idle"]}
+    for above, level, is_free in (("update", "gradients", _grads_are_free(options)), ("gradients", "collection", _is_async(options))):
+        wait, idle = share[above]["wait"], share[level]["idle"]
+        if level == "collection" and options.get("num_replay_workers"):
+            return found | {"gradients/wait": wait}
+        if is_free:
+            if not _is_held_up(wait, idle):
+                return found
+            found.clear()
+        else:
+            idle = max(0.0, wait - (1.0 - idle))
+        found |= _own(share[level], level) | {f"{level}/idle": idle}
+    return found
 
 
 def _own(parts: Mapping[str, float], level: str) -> dict[str, float]:

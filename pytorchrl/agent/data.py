@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 OBS_LEAF = "obs"
@@ -150,10 +149,6 @@ class RolloutData:
     def to_numpy(self) -> RolloutData:
         """The same memory as numpy arrays, which cross processes with one copy."""
         return self.map(lambda tensor: tensor.numpy())
-
-    def to_torch(self) -> RolloutData:
-        """Tensors that own their memory, from `to_numpy()` (arrays may be read-only shared memory)."""
-        return self.map(lambda array: torch.from_numpy(np.array(array)))
 
 
 @dataclass(slots=True)

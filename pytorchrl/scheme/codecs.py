@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.multi.data import MultiRollout
 from pytorchrl.errors import ConfigError
 
-R = TypeVar("R", RolloutData, MultiRollout)
 Arrays = Sequence[np.ndarray]
 Encode = Callable[[np.ndarray], Arrays | None]
 Decode = Callable[[Arrays, np.dtype, int], np.ndarray]
@@ -101,9 +100,9 @@ def unpack(array: Any) -> Any:
     return array.unpack() if isinstance(array, Packed) else array
 
 
-def unpack_rollout(data: R) -> R:
-    """The rollout with every array unpacked, bit for bit."""
-    return data.map(unpack)
+def own_tensor(array: Any) -> Tensor:
+    """An array, packed or not, as a tensor of our own: what came through shared memory is copied."""
+    return torch.from_numpy(array.unpack() if isinstance(array, Packed) else np.array(array))
 
 
 def is_made_of(data: RolloutData | MultiRollout, kind: type) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, Episode, ReplayBatch, RolloutData, Step
@@ -99,10 +98,6 @@ class MultiRollout:
     def to_numpy(self) -> MultiRollout:
         """See `RolloutData`."""
         return self.map(Tensor.numpy)
-
-    def to_torch(self) -> MultiRollout:
-        """See `RolloutData`."""
-        return self.map(lambda array: torch.from_numpy(np.array(array)))
 
 
 @dataclass(slots=True)

@@ -179,6 +179,4 @@ def own(rollout: Rollout) -> Rollout:
 def decode(rollout: Rollout) -> Any:
     """The rollout's data as tensors that the learner may write; the local worker's are used as they are."""
     data = rollout.data
-    if codecs.is_made_of(data, Tensor):
-        return data
-    return data.map(lambda array: torch.from_numpy(array.unpack() if isinstance(array, codecs.Packed) else np.array(array)))
+    return data if codecs.is_made_of(data, Tensor) else data.map(codecs.own_tensor)

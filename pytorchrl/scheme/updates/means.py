@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from pytorchrl.scheme import codecs
@@ -17,10 +15,7 @@ from pytorchrl.scheme.updates.accounts import Accounts
 
 def decode(gradients: Gradients) -> list[Tensor | None]:
     """Its vectors as tensors of our own: what came through shared memory is copied."""
-    return [
-        part if part is None or isinstance(part, Tensor)
-        else torch.from_numpy(part.unpack() if isinstance(part, codecs.Packed) else np.array(part))
-        for part in gradients.vectors]
+    return [part if part is None or isinstance(part, Tensor) else codecs.own_tensor(part) for part in gradients.vectors]
 
 
 def opened(gradients: Gradients, accounts: Accounts, now: Callable[[], float]) -> Gradients:

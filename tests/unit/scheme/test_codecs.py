@@ -283,7 +283,7 @@ def test_rollout_round_trip_and_sizes(name):
     data = _rollout().to_numpy()
     packed = data.map(get_codec(name).pack)
     assert codecs.num_bytes(packed) < codecs.num_bytes(data)
-    again = codecs.unpack_rollout(packed)
+    again = packed.map(codecs.unpack)
     assert codecs.num_bytes(again) == codecs.num_bytes(data)
     compared = [(getattr(data, group)[leaf], array) for group in ("obs", "other", "final_obs")
                 for leaf, array in getattr(again, group).items()]
