@@ -78,6 +78,10 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
         found.append(OptionSpec(
             name="prioritized", part="storage", own_name="prioritized", hint=bool, default=False,
             help="Draw transitions with large errors more often; alpha, beta and the like are for this."))
+    if algorithm_class(algorithm).off_policyness == "corrected":  # others have it among the options of their storage
+        found.append(OptionSpec(
+            name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
+            help="Env steps of rollouts that all shards keep together; with num_replay_workers."))
     for spec in found:
         if spec.name in specs:
             raise AssertionError(f"{spec.name} is an option of {spec.part} and of {specs[spec.name].part}")
