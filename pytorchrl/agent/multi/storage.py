@@ -243,6 +243,12 @@ class MultiAgentStorage(Storage):
         """See `Storage`."""
         return joined({policy: storage.follow_schedules(env_steps, target_steps) for policy, storage in self.storages.items()})
 
+    def reseed(self, seed: int) -> None:
+        """See `Storage`."""
+        super().reseed(seed)
+        for index, storage in enumerate(self.storages.values()):
+            storage.reseed(derive_seed(seed, Stream.BATCHES, index))
+
     def state_dict(self, contents: bool = True) -> dict[str, Any]:
         """See `Storage`."""
         return {**super().state_dict(contents), "inserted": self._inserted, "sampled": self._sampled,
@@ -401,6 +407,16 @@ class _InEnvSteps:
 
     def __init__(self, storage: Any, counters: Mapping[str, int]) -> None:
         self._storage, self.counters = storage, counters
+
+    @property
+    def num_learned_from(self) -> int:
+        """See `Storage`."""
+        number: int = self._storage.num_learned_from
+        return number
+
+    @num_learned_from.setter
+    def num_learned_from(self, number: int) -> None:
+        self._storage.num_learned_from = number
 
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1) -> Iterator[Any]:
         """See `ReplayBuffer`."""
