@@ -165,7 +165,7 @@ class Encoder:
 
     With a codec that has feedback, what an encoding left out is kept here and added to the next array of the same place
     (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that in the long run all of it crosses. An array that is not
-    finite changes nothing in what is kept. What is kept is lost with the sender.
+    finite changes nothing in what is kept. What is kept is lost with the sender; checkpoints keep it.
 
     Args:
         compression: What to do; None sends everything as it is.
