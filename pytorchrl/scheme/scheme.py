@@ -409,10 +409,13 @@ class Scheme(NamedSchemes):
 
         Raises:
             ConfigError: The run is recorded or replayed.
+            StoppedError: After `stop()`.
             Exception: Whatever ended a worker or thread.
         """
-        worker = self.update_worker
         self._check_timeout(timeout_s)
+        if self._final is not None:
+            raise StoppedError("this scheme has been stopped; make checkpoints before")
+        worker = self.update_worker
         self._part += 1
         state = worker.checkpoint(self._part_seed, timeout_s)
         return {"format": _CHECKPOINT_FORMAT, "settings": as_json(self.settings), "agent": describe(self._agent),

@@ -36,7 +36,7 @@ from pytorchrl import (
 )
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import ComingAndGoing
-from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError, StoppedError
 
 REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
 
@@ -295,6 +295,9 @@ def test_what_cannot_be_resumed_is_refused(make, tmp_path):
         make().resume({**checkpoint, "format": "pytorchrl checkpoint 0"})
     with pytest.raises(ConfigError, match="timeout_s"):
         scheme.checkpoint(timeout_s=0)
+    scheme.stop()
+    with pytest.raises(StoppedError, match="make checkpoints before"):
+        scheme.checkpoint()
     recorded = make(record=str(tmp_path / "record"))
     go_on(recorded, 1)
     with pytest.raises(ConfigError, match="recorded or replayed"):
