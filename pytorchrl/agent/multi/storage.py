@@ -243,12 +243,6 @@ class MultiAgentStorage(Storage):
         """See `Storage`."""
         return joined({policy: storage.follow_schedules(env_steps, target_steps) for policy, storage in self.storages.items()})
 
-    def reseed(self, seed: int) -> None:
-        """See `Storage`."""
-        super().reseed(seed)
-        for index, storage in enumerate(self.storages.values()):
-            storage.reseed(derive_seed(seed, Stream.BATCHES, index))
-
     def state_dict(self, contents: bool = True) -> dict[str, Any]:
         """See `Storage`."""
         return {**super().state_dict(contents), "inserted": self._inserted, "sampled": self._sampled,

@@ -11,7 +11,6 @@ import torch
 
 from pytorchrl.agent.data import ActingStep, RolloutData, Step
 from pytorchrl.agent.moments import mean_and_std
-from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
 
@@ -127,10 +126,6 @@ class Storage(Updatable, ABC):
     @abstractmethod
     def counters(self) -> dict[str, int]:
         """Transitions by what became of them: `inserted`, `resident`, `sampled`."""
-
-    def reseed(self, seed: int) -> None:
-        """Draw from here on as a storage that was just built with this seed; what it holds stays."""
-        self.generator.manual_seed(derive_seed(seed, Stream.BATCHES))
 
     def state_dict(self, contents: bool = True) -> dict[str, Any]:
         """What is needed to go on exactly as now: the generator of the batches, and of replay its `contents`."""

@@ -253,9 +253,7 @@ class CWorker(Worker):
 
         Parameters and data stay. Environments are built, not only reset, for they may remember what they were through.
         """
-        path = (self.index_parent, self.index_worker, self.incarnation)
-        self.algo.reseed(derive_seed(seed, Stream.ACTING, *path))
-        self.storage.reseed(derive_seed(seed, Stream.BATCHES, *path))
+        self.algo.reseed(derive_seed(seed, Stream.ACTING, self.index_parent, self.index_worker, self.incarnation))
         if self.envs is not None:
             self._envs_restarted += self.envs.num_restarts
             self.envs.close()

@@ -73,9 +73,9 @@ AGENTS = {
     "impala": lambda: on_policy(IMPALA.create_factory(), VTraceBuffer.create_factory(size=8)),
     "appo": lambda: on_policy(APPO.create_factory(num_epochs=2), VTraceBuffer.create_factory(size=8)),
     "dqn, noisy": lambda: q_learning(
-        DQN.create_factory(**REPLAY, target_update_interval=3), ReplayBuffer.create_factory(60, rollout_size=4), noisy=True),
+        DQN.create_factory(**REPLAY, target_update_interval=3), ReplayBuffer.create_factory(24, rollout_size=4), noisy=True),
     "dqn, prioritised": lambda: q_learning(
-        DQN.create_factory(**REPLAY, polyak=0.9, epsilon_steps=200), PERBuffer.create_factory(60, rollout_size=4, n_step=3, beta=linear(0.4, 1.0))),
+        DQN.create_factory(**REPLAY, polyak=0.9, epsilon_steps=200), PERBuffer.create_factory(30, rollout_size=4, n_step=3, beta=linear(0.4, 1.0))),
     "r2d2": lambda: q_learning(
         R2D2.create_factory(**REPLAY), SequenceBuffer.create_factory(200, rollout_size=4, length=4, burn_in=2, period=2),
         recurrent_net="gru", recurrent_size=5),
