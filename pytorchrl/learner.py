@@ -5,24 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import re
-import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pytorchrl import checkpoints
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, StoppedError
 from pytorchrl.interrupts import Interrupts, Unblocked
 from pytorchrl.reporting import (
+    CHECKPOINTS,
     MODEL_NAME,
     RESULT_FILE,
     RUN_FILE,
+    EpisodeWindow,
+    Lock,
     Means,
     Progress,
     RateWindow,
@@ -35,15 +37,12 @@ from pytorchrl.reporting import (
 from pytorchrl.scheme.ledger import LedgerSnapshot
 
 if TYPE_CHECKING:
-    from pytorchrl.agent.data import Episode
     from pytorchrl.scheme import Evaluation, Scheme
 
 logger = logging.getLogger(__name__)
 
 # A terminal line four times a second looks alive; drawing one costs up to 5 ms.
 _LOOK_INTERVAL_S = 0.25
-# The mean return is that of this many last episodes, as in the literature.
-_RETURN_WINDOW = 100
 _RECORDS_PER_RUN = 200
 _EVALUATION_TIMEOUT_S = 600.0
 _LAGS = ("mean", "max", "p50", "p90")
@@ -63,10 +62,12 @@ class Learner:
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
         log_dir: Directory of this run (made if missing) for metrics and models; None keeps nothing.
         recipe: What `run.json` says about how the agent can be built again.
-        **options: `eval_every`, `eval_episodes`, `log_every`, `tensorboard`, `overwrite`, `progress`; see `Options`.
+        **options: `eval_every`, `eval_episodes`, `log_every`, `tensorboard`, `overwrite`, `progress`, `checkpoint_every`,
+            `resume`; see `Options`.
 
     Raises:
         ConfigError: An option is wrong, or `log_dir` is a file, cannot be written, or holds a run.
+        CheckpointError: The run is to be resumed, and its checkpoints are of another run or cannot be read.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,10 @@ class Learner:
         tensorboard: bool = option(True, help="also write TensorBoard files, if it is installed")
         overwrite: bool = option(False, help="rename a run that log_dir holds already, instead of refusing it")
         progress: bool = option(True, help="show a progress line on stderr")
+        checkpoint_every: int | None = option(
+            None, help="env steps between checkpoints, from which resume goes on, the last at the end; none: never", low=1)
+        resume: bool = option(
+            False, help="go on from the newest checkpoint in log_dir; where there is no run yet, begin one")
 
         def __post_init__(self) -> None:
             """Check what single fields cannot tell."""
@@ -91,6 +96,10 @@ class Learner:
                 raise ConfigError("log_dir must be a directory or None, got an empty text")
             if self.overwrite and self.log_dir is None:
                 raise ConfigError("overwrite=True needs a log_dir, whose run it renames")
+            if self.resume and (self.log_dir is None or self.overwrite):
+                raise ConfigError("resume=True needs a log_dir, and goes on with the run in it: without overwrite=True")
+            if self.checkpoint_every is not None and self.log_dir is None:
+                raise ConfigError("checkpoint_every needs a log_dir, where checkpoints are kept")
 
     def __init__(
         self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
@@ -104,9 +113,16 @@ class Learner:
         self.target_steps = target_steps
         if self.options.eval_every is not None and scheme.test_envs_factory is None:
             raise ConfigError("eval_every needs a scheme with test_envs_factory, which this one lacks")
+        if self.options.checkpoint_every is not None and not (scheme.settings["record"] is scheme.settings["replay"] is None):
+            raise ConfigError("a run that is recorded or replayed has no checkpoints; leave checkpoint_every out")
         self.log_dir: Path | None = None
+        self._resumed: Mapping[str, Any] | None = None
         if log_dir is not None:
-            self.log_dir = prepare_log_dir(log_dir, overwrite=self.options.overwrite)
+            self.log_dir = prepare_log_dir(log_dir, overwrite=self.options.overwrite, resume=self.options.resume)
+            found = checkpoints.newest(self.log_dir / CHECKPOINTS) if self.options.resume else None
+            if found is not None:
+                scheme.resume(found["scheme"])
+                self._resumed = found["learner"]
         self._recipe = dict(recipe or {})
         self.env_steps = 0
         """Env steps that have reached the learner (collected, neither in flight nor queued), as of the last count."""
@@ -114,7 +130,8 @@ class Learner:
         """Where all env steps were at the last look; final after `stop()`."""
         self._started = self._stopped = self._abandoned = False
         self._started_at = self._ended_at = 0.0
-        self._next_look = self._next_record = self._count_from = self._next_evaluation = 0.0
+        self._next_look = self._next_record = self._count_from = self._next_evaluation = self._next_checkpoint = 0.0
+        self._last_checkpoint: dict[str, float] | None = None
         self._recorded_steps = 0
         self._evaluating = False
         self._last_evaluation: Evaluation | None = None
@@ -123,11 +140,10 @@ class Learner:
         self._passes = _passes_of(scheme)
         self._last_collected: float = float("inf")
         self._means, self._rate = Means(), RateWindow()
-        self._returns: deque[float] = deque(maxlen=_RETURN_WINDOW)
-        self._lengths: deque[int] = deque(maxlen=_RETURN_WINDOW)
-        self._policy_returns: dict[str, deque[float]] = {}
+        self._episodes = EpisodeWindow()
         self._recorder: Recorder | None = None
         self._progress: Progress | None = None
+        self._lock: Lock | None = None
 
     # -- training ----------------------------------------------------------------------------------------------------
 
@@ -142,18 +158,42 @@ class Learner:
             raise StoppedError("this learner has been stopped; make a new scheme and learner to train again")
         if self._started:
             return
+        if self.log_dir is not None:
+            self._lock = Lock(self.log_dir)
         self.scheme.start(self.target_steps)
         self._started = True
+        resumed = self._resumed
         if self.log_dir is not None:
-            write_json(self.log_dir / RUN_FILE, self._description())
-            self._recorder = Recorder(self.log_dir, tensorboard=self.options.tensorboard)
+            if resumed is None:
+                write_json(self.log_dir / RUN_FILE, self._description())
+            self._recorder = Recorder(
+                self.log_dir, tensorboard=self.options.tensorboard, after=None if resumed is None else resumed["env_steps"])
         if self.options.progress:
             self._progress = Progress()
         self._started_at = self._ended_at = self._next_look = time.perf_counter()
-        self._rate.add(self._started_at, 0)
         self._next_record = float(self._record_interval)
         self._next_evaluation = float(self.options.eval_every or "inf")
-        self._count_from = min(self._next_record, self._next_evaluation, self.target_steps)
+        self._next_checkpoint = float(self.options.checkpoint_every or "inf")
+        if resumed is not None:
+            self._go_on(resumed)
+        self._rate.add(self._started_at, self.env_steps)
+        self._plan()
+
+    def _go_on(self, resumed: Mapping[str, Any]) -> None:
+        """Take over what this learner's part of a checkpoint says."""
+        self._count()
+        self._started_at -= resumed["seconds"]
+        self._recorded_steps = resumed["recorded_steps"]
+        self._next_record = self._recorded_steps + float(self._record_interval)
+        self._next_evaluation = _next_multiple(self.options.eval_every, self.env_steps)
+        self._next_checkpoint = _next_multiple(self.options.checkpoint_every, self.env_steps)
+        self._episodes.restore(resumed["episodes"])
+        self._last_checkpoint = {"env_steps": self.env_steps}
+        logger.info("goes on from a checkpoint after %d env steps, %d updates", self.env_steps, self.updates)
+
+    def _plan(self) -> None:
+        """From how many env steps on something may be due after each update."""
+        self._count_from = min(self._next_record, self._next_evaluation, self._next_checkpoint, self.target_steps)
 
     def step(self) -> dict[str, float]:
         """Make one update.
@@ -179,6 +219,8 @@ class Learner:
                 self._evaluate_beside(self.options.eval_every or 1)
             if self.env_steps >= self._next_record:
                 self._record()
+            if self.env_steps >= self._next_checkpoint and (not self._takes_turns or self.scheme.is_between_items):
+                self.save_checkpoint()
         return info
 
     def done(self) -> bool:
@@ -237,6 +279,8 @@ class Learner:
                 self.step()
             if not interrupts.received:
                 self._keep()  # before the last evaluation: if that fails, the training is not lost
+                if self.options.checkpoint_every is not None and (self._last_checkpoint or {}).get("env_steps") != self.env_steps:
+                    self.save_checkpoint()
                 if self.options.eval_every is not None and self.updates:
                     self._take_evaluation(self.evaluate(self.options.eval_episodes))
         except Unblocked:
@@ -286,12 +330,12 @@ class Learner:
     @property
     def return_mean(self) -> float | None:
         """Mean raw return of the last 100 training episodes; None before one has ended."""
-        return statistics.fmean(self._returns) if self._returns else None
+        return self._episodes.return_mean
 
     @property
     def policy_return_means(self) -> dict[str, float]:
         """Of several policies, policy -> mean raw return over the last 100 training episodes that it had a part in."""
-        return {policy: statistics.fmean(returns) for policy, returns in self._policy_returns.items()}
+        return self._episodes.policy_return_means
 
     def get_metrics(self) -> dict[str, Any]:
         """Everything measured up to now; means of the algorithm's statistics run since the last record.
@@ -305,14 +349,15 @@ class Learner:
         metrics: dict[str, Any] = {
             "env_steps": self.env_steps, "updates": updates, "seconds": self.seconds,
             "env_steps_per_s": self._rate.rate, "return_mean": self.return_mean,
-            "return_episodes": len(self._returns),
-            "length_mean": statistics.fmean(self._lengths) if self._lengths else None,
+            "return_episodes": len(self._episodes), "length_mean": self._episodes.length_mean,
             "policy_lag": lag, "ledger": self.ledger, "algorithm": self._means.peek(), "scheme": scheme,
         }
-        if self._policy_returns:
+        if self.policy_return_means:
             metrics["policies"] = {policy: {"return_mean": mean} for policy, mean in self.policy_return_means.items()}
         if self._last_evaluation is not None:
-            metrics["evaluation"] = _evaluation_metrics(self._last_evaluation)
+            metrics["evaluation"] = self._last_evaluation.metrics()
+        if self._last_checkpoint is not None:
+            metrics["checkpoint"] = dict(self._last_checkpoint)
         return metrics
 
     def summary(self) -> dict[str, Any]:
@@ -324,8 +369,8 @@ class Learner:
         return {
             "env_steps": self.env_steps, "seconds": self.seconds,
             "env_steps_per_s": self.env_steps / self.seconds if self.seconds > 0 else 0.0,
-            "updates": self.updates, "return_mean": self.return_mean, "return_episodes": len(self._returns),
-            **({"policy_return_means": self.policy_return_means} if self._policy_returns else {}),
+            "updates": self.updates, "return_mean": self.return_mean, "return_episodes": len(self._episodes),
+            **({"policy_return_means": self.policy_return_means} if self.policy_return_means else {}),
             "policy_lag": {name: lag[name] for name in _LAGS},
             "ledger": self.ledger, "seed": self.scheme.seed, "scheme": self.scheme.settings,
         }
@@ -393,6 +438,37 @@ class Learner:
             temporary.unlink(missing_ok=True)
         return str(path)
 
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` goes on; the two newest are kept.
+
+        Nothing is in flight or queued then, environments begin new episodes, and all draws new sequences; so training that
+        goes on and training that is resumed are the same, see `Scheme.checkpoint`. That it cannot be written ends no run: it
+        is logged, and tried again when the next one is due. The metrics' `checkpoint` tells env steps, bytes and seconds of
+        the last.
+
+        Raises:
+            ConfigError: There is no `log_dir`, or the run is recorded or replayed.
+            StoppedError: After `stop()`.
+        """
+        if self.log_dir is None:
+            raise ConfigError("save_checkpoint needs a log_dir; give one to the Learner")
+        if not self._started or self._stopped:
+            self.start()
+        start = time.perf_counter()
+        state = self.scheme.checkpoint()
+        self._count()
+        self._take_episodes()
+        self._next_checkpoint = _next_multiple(self.options.checkpoint_every, self.env_steps)
+        self._plan()
+        own = {"env_steps": self.env_steps, "seconds": start - self._started_at, "recorded_steps": self._recorded_steps,
+               "episodes": self._episodes.state()}
+        try:
+            size = checkpoints.write(self.log_dir / CHECKPOINTS, self.env_steps, {"scheme": state, "learner": own})
+        except OSError as error:
+            logger.warning("the checkpoint after %d env steps is not written: %s", self.env_steps, error)
+            return
+        self._last_checkpoint = {"env_steps": self.env_steps, "bytes": size, "seconds": time.perf_counter() - start}
+
     def stop(self) -> dict[str, Any]:
         """Stop all workers, check the ledger, close the files. Idempotent, at most ten seconds.
 
@@ -421,6 +497,8 @@ class Learner:
             self._recorder.close()
         if self._progress is not None:
             self._progress.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> Learner:
         return self
@@ -461,8 +539,8 @@ class Learner:
 
     def _evaluate_beside(self, every: int) -> None:
         """Start the evaluation that is due, unless one still runs or the target is reached: `train` makes the last."""
-        self._next_evaluation = (self.env_steps // every + 1) * every
-        self._count_from = min(self._next_record, self._next_evaluation, self.target_steps)
+        self._next_evaluation = _next_multiple(every, self.env_steps)
+        self._plan()
         if self._evaluating:
             self._take_evaluation(self.scheme.poll_evaluation())
         if not self._evaluating and self.env_steps < self.target_steps:
@@ -470,12 +548,7 @@ class Learner:
             self._evaluating = True
 
     def _take_episodes(self) -> None:
-        episodes: list[Episode] = self.scheme.episodes()
-        self._returns.extend(episode.env_return for episode in episodes)
-        self._lengths.extend(episode.length for episode in episodes)
-        for episode in episodes:
-            for policy, value in (getattr(episode, "policy_returns", None) or {}).items():
-                self._policy_returns.setdefault(policy, deque(maxlen=_RETURN_WINDOW)).append(value)
+        self._episodes.extend(self.scheme.episodes())
 
     def _take_evaluation(self, evaluation: Evaluation | None) -> None:
         if evaluation is None:
@@ -489,7 +562,7 @@ class Learner:
         self._count()
         self._recorded_steps = self.env_steps
         self._next_record = self.env_steps + float(self._record_interval)
-        self._count_from = min(self._next_record, self._next_evaluation, self.target_steps)
+        self._plan()
         self._rate.add(time.perf_counter(), self.env_steps)
         metrics = self.get_metrics()
         self._means.take()
@@ -502,7 +575,7 @@ class Learner:
         return {
             "env_steps": self.env_steps, "target_steps": self.target_steps, "env_steps_per_s": self._rate.rate,
             "return_mean": self.return_mean, "lag": metrics["policy_lag"]["mean"], "workers": metrics.get("workers"),
-            "eval_return": None if evaluation is None else statistics.fmean(evaluation.returns),
+            "eval_return": None if evaluation is None else evaluation.return_mean,
             "policy_returns": self.policy_return_means,
         }
 
@@ -514,18 +587,12 @@ class Learner:
         }
 
 
+def _next_multiple(every: int | None, env_steps: int) -> float:
+    """The first one after so many env steps; infinity without any."""
+    return float("inf") if every is None else float((env_steps // every + 1) * every)
+
+
 def _passes_of(scheme: Scheme) -> int:
     """How often each collected step is used for certain."""
     options = scheme.algo_factory.options
     return 1 if getattr(options, "target_kl", None) is not None else getattr(options, "num_epochs", 1)
-
-
-def _evaluation_metrics(evaluation: Evaluation) -> dict[str, Any]:
-    policies = {policy: {"return_mean": statistics.fmean(values)} for policy, values in
-                getattr(evaluation, "policy_returns", {}).items()}
-    return {
-        **({"policies": policies} if policies else {}),
-        "version": evaluation.version, "episodes": len(evaluation.returns),
-        "return_mean": statistics.fmean(evaluation.returns), "return_std": statistics.pstdev(evaluation.returns),
-        "length_mean": statistics.fmean(evaluation.lengths),
-    }

@@ -5,20 +5,24 @@ metrics.jsonl    one JSON object a line, the learning curve
 result.json      the summary, written when the run ends
 monitor_*.csv    finished training episodes, one file a collection worker (of `train` and the command line)
 model.pt         the agent
+checkpoints/     what a run is resumed from
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.metadata
 import json
 import logging
 import math
 import os
 import platform
+import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +31,7 @@ from pytorchrl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "result.json", "model"
+CHECKPOINTS = "checkpoints"
 
 # Text from environments and exceptions is data: it is cut here, and JSON escapes what a terminal would obey.
 _MAX_TEXT = 1000
@@ -75,10 +80,11 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | _NO_FOLLOW, 0o600)
 
 
-def prepare_log_dir(log_dir: str | os.PathLike[str], *, overwrite: bool) -> Path:
+def prepare_log_dir(log_dir: str | os.PathLike[str], *, overwrite: bool, resume: bool = False) -> Path:
     """Make the directory of one run and try that it can be written.
 
-    An earlier run in it is refused, or renamed (`runs/a` to `runs/a.1`) if `overwrite`. Nothing is ever removed.
+    An earlier run in it is refused, or renamed (`runs/a` to `runs/a.1`) if `overwrite`. Nothing is ever removed. If it is to
+    be resumed it stays, unless it ended before its first checkpoint: that is renamed, too.
 
     Raises:
         ConfigError: It is a file, cannot be written, or holds a run already.
@@ -88,12 +94,17 @@ def prepare_log_dir(log_dir: str | os.PathLike[str], *, overwrite: bool) -> Path
         if path.exists() and not path.is_dir():
             raise ConfigError(f"log_dir must be a directory, got the file {str(path)!r}")
         if (path / RUN_FILE).exists():
-            if not overwrite:
+            if not overwrite and not resume:
                 raise ConfigError(
-                    f"log_dir {str(path)!r} holds a run already; choose another, or pass overwrite=True "
-                    f"(--overwrite), which renames the old one")
-            path = path.resolve()
-            path.rename(_free_name(path))
+                    f"log_dir {str(path)!r} holds a run already; choose another, pass overwrite=True (--overwrite), which renames "
+                    f"the old one, or resume=True (--resume), which goes on from its newest checkpoint")
+            if overwrite or not (path / CHECKPOINTS).exists():
+                Lock(path).close()
+                path = path.resolve()
+                name = _free_name(path)
+                path.rename(name)
+                if resume:
+                    logger.warning("the run in %s had no checkpoint; it is now %s, and another begins", path, name)
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe.{os.getpid()}"
         with open(probe, "x", opener=_private):
@@ -104,6 +115,29 @@ def prepare_log_dir(log_dir: str | os.PathLike[str], *, overwrite: bool) -> Path
             raise
         raise ConfigError(f"log_dir {str(path)!r} cannot be written: {error}") from error
     return path
+
+
+class Lock:
+    """Holds the directory of a run, so that no other process runs in it, until it is closed or the process ends.
+
+    Raises:
+        ConfigError: Another one holds it.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self._descriptor: int | None = os.open(log_dir, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise ConfigError(f"log_dir {str(log_dir)!r} is in use by a run that goes on; wait for its end, or choose another "
+                              "directory") from None
+
+    def close(self) -> None:
+        """Let go of it; idempotent."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _free_name(path: Path) -> Path:
@@ -125,12 +159,20 @@ def versions() -> dict[str, str]:
 
 
 class Recorder:
-    """Writes records of a run into its directory: JSON lines always, TensorBoard if it is installed."""
+    """Writes records of a run into its directory: JSON lines always, TensorBoard if it is installed.
 
-    def __init__(self, log_dir: Path, *, tensorboard: bool = True) -> None:
+    Args:
+        log_dir: The directory.
+        tensorboard: Whether to write TensorBoard's files.
+        after: Env steps that a run is resumed from: records of later ones are left out; None: it begins.
+    """
+
+    def __init__(self, log_dir: Path, *, tensorboard: bool = True, after: int | None = None) -> None:
+        if after is not None:
+            _forget_records(log_dir / METRICS_FILE, after)
         self._file: IO[str] | None = open(  # noqa: SIM115 - closed by close()
             log_dir / METRICS_FILE, "a", opener=_private, encoding="ascii")
-        self._tensorboard = _tensorboard_writer(log_dir) if tensorboard else None
+        self._tensorboard = _tensorboard_writer(log_dir, None if after is None else after + 1) if tensorboard else None
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append one record; what is not a finite number is null. A full disk ends recording, not the run."""
@@ -158,12 +200,30 @@ class Recorder:
             logger.warning("metrics may be incomplete: %s", error)
 
 
-def _tensorboard_writer(log_dir: Path) -> Any:
+def _forget_records(path: Path, after: int) -> None:
+    """Leave out records of more env steps than `after`, and a last line that is half written."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="ascii").splitlines(keepends=True):
+        with contextlib.suppress(ValueError):
+            if line.endswith("\n") and json.loads(line)["env_steps"] <= after:
+                kept.append(line)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "x", opener=_private, encoding="ascii") as file:
+            file.writelines(kept)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _tensorboard_writer(log_dir: Path, purge_step: int | None) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:  # the extra `tensorboard` is not installed
         return None
-    return SummaryWriter(str(log_dir))
+    return SummaryWriter(str(log_dir), purge_step=purge_step)
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
@@ -196,6 +256,57 @@ class RateWindow:
             return 0.0
         (start, first), (end, last) = self._points[0], self._points[-1]
         return (last - first) / (end - start) if end > start else 0.0
+
+
+class EpisodeWindow:
+    """The last training episodes: of `size`, as in the literature, and of as many for each of several policies."""
+
+    def __init__(self, size: int = 100) -> None:
+        self._size = size
+        self._returns: deque[float] = deque(maxlen=size)
+        self._lengths: deque[float] = deque(maxlen=size)
+        self._policy_returns: dict[str, deque[float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._returns)
+
+    def extend(self, episodes: Iterable[Any]) -> None:
+        """Take in episodes, in the order of their ends."""
+        for episode in episodes:
+            self._returns.append(episode.env_return)
+            self._lengths.append(episode.length)
+            for policy, value in (getattr(episode, "policy_returns", None) or {}).items():
+                self._of(policy).append(value)
+
+    def _of(self, policy: str) -> deque[float]:
+        return self._policy_returns.setdefault(policy, deque(maxlen=self._size))
+
+    @property
+    def return_mean(self) -> float | None:
+        """Mean raw return; None before an episode has ended."""
+        return statistics.fmean(self._returns) if self._returns else None
+
+    @property
+    def length_mean(self) -> float | None:
+        """Mean env steps; None before an episode has ended."""
+        return statistics.fmean(self._lengths) if self._lengths else None
+
+    @property
+    def policy_return_means(self) -> dict[str, float]:
+        """Of several policies, policy -> mean raw return of the last episodes that it had a part in."""
+        return {policy: statistics.fmean(returns) for policy, returns in self._policy_returns.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Plain values; `restore` reads them."""
+        return {"returns": list(self._returns), "lengths": list(self._lengths),
+                "policy_returns": {policy: list(returns) for policy, returns in self._policy_returns.items()}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from the `state()` of another."""
+        self._returns.extend(state["returns"])
+        self._lengths.extend(state["lengths"])
+        for policy, returns in state["policy_returns"].items():
+            self._of(policy).extend(returns)
 
 
 class Means:

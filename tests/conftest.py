@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from pytorchrl.scheme.evaluation import Evaluation
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -30,7 +32,7 @@ class FakeScheme:
         self.steps_per_update, self._on_step, self._on_start = steps_per_update, on_step, on_start
         self.test_envs_factory = object() if can_test else None
         self.seed, self.version, self.used = 7, 0, 0
-        self.settings = {"col_communication": "asynchronous", "grad_communication": "synchronous"}
+        self.settings = {"col_communication": "asynchronous", "grad_communication": "synchronous", "record": None, "replay": None}
         self.algo_factory = SimpleNamespace(options=None)
         self.calls = []
         self.lost = 0
@@ -80,8 +82,7 @@ class FakeScheme:
 
     def start_evaluation(self, num_episodes):
         self.calls.append(("start_evaluation", num_episodes))
-        self.evaluations.append(SimpleNamespace(
-            version=self.version, returns=[float(self.version)] * num_episodes, lengths=[3] * num_episodes))
+        self.evaluations.append(Evaluation(self.version, (float(self.version),) * num_episodes, (3,) * num_episodes))
 
     def poll_evaluation(self):
         return self.evaluations.pop() if self.evaluations else None

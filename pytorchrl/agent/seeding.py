@@ -19,6 +19,8 @@ class Stream(IntEnum):
     BATCHES = 3
     INIT = 4
     EVALUATION = 5
+    PART = 6
+    """What comes after a checkpoint, as an experiment of its own."""
 
 
 def check_seed(seed: object) -> int:

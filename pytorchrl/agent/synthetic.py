@@ -126,6 +126,9 @@ class SyntheticAlgorithm(Algorithm):
         """Nothing else."""
         return {}
 
+    def reseed(self, seed: int) -> None:
+        """Nothing is drawn."""
+
     def state_dict(self) -> dict[str, Any]:
         """The number of updates."""
         return self.acting_state()
@@ -293,6 +296,17 @@ class SyntheticReplay(SyntheticStorage):
     def create_factory(cls, size: int, **options: Any) -> Factory[SyntheticReplay]:  # type: ignore[override] # with options
         """A factory of replays of `size` steps."""
         return Factory(cls, build_options(cls, {"size": size, **options}))
+
+    def state_dict(self, contents: bool = True) -> dict[str, Any]:
+        """All numbers that it was given, and those that it draws from."""
+        return {**super().state_dict(contents), "inserted": [torch.from_numpy(part) for part in self.inserted],
+                "drawn_from": torch.from_numpy(self._drawn_from)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with those of another."""
+        super().load_state_dict(state)
+        self.inserted = [part.numpy() for part in state["inserted"]]
+        self._drawn_from = state["drawn_from"].numpy()
 
     @property
     def rollout_size(self) -> int:

@@ -165,7 +165,7 @@ class Encoder:
 
     With a codec that has feedback, what an encoding left out is kept here and added to the next array of the same place
     (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that in the long run all of it crosses. An array that is not
-    finite changes nothing in what is kept. What is kept is lost with the sender.
+    finite changes nothing in what is kept. What is kept is lost with the sender; checkpoints keep it.
 
     Args:
         compression: What to do; None sends everything as it is.
@@ -176,7 +176,8 @@ class Encoder:
         self._codec = None if compression is None else compression.codec
         self._choice = Choice() if compression is not None and compression.is_auto else None
         self._now = now
-        self._kept: dict[int, np.ndarray] = {}
+        self.kept: dict[int, np.ndarray] = {}
+        """Of each place, what did not cross yet."""
         self._pending: dict[int, Sent] = {}
         self._encodings = 0
         self._decode_s_per_byte = 0.0
@@ -227,12 +228,12 @@ class Encoder:
 
     def _with_kept(self, array: np.ndarray, place: int) -> np.ndarray:
         """All of it crosses this time."""
-        if place not in self._kept:
+        if place not in self.kept:
             return array
         with np.errstate(over="ignore"):
-            whole: np.ndarray = array + self._kept[place]
+            whole: np.ndarray = array + self.kept[place]
         if np.isfinite(whole).all():
-            del self._kept[place]
+            del self.kept[place]
         return whole
 
     def _encode(self, array: np.ndarray, place: int) -> Any:
@@ -251,11 +252,11 @@ class Encoder:
 
     def _encode_with_feedback(self, codec: Codec, array: np.ndarray, place: int) -> Any:
         with np.errstate(over="ignore", invalid="ignore"):
-            whole = array + self._kept[place] if place in self._kept else array
+            whole = array + self.kept[place] if place in self.kept else array
             packed = codec.pack(whole)
             left_out: np.ndarray = whole - unpack(packed)
         if np.isfinite(left_out).all():
-            self._kept[place] = left_out
+            self.kept[place] = left_out
             self._add_error(whole, left_out)
         return packed
 

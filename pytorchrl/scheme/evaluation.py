@@ -37,6 +37,12 @@ class Evaluation:
         """Standard deviation of the returns."""
         return float(np.std(self.returns))
 
+    def metrics(self) -> dict[str, Any]:
+        """What is told of it in a learner's metrics."""
+        policies = {policy: {"return_mean": float(np.mean(values))} for policy, values in self.policy_returns.items()}
+        return {**({"policies": policies} if policies else {}), "version": self.version, "episodes": len(self.returns),
+                "return_mean": self.return_mean, "return_std": self.return_std, "length_mean": float(np.mean(self.lengths))}
+
 
 class Evaluator(Worker):
     """Plays episodes with given weights, deterministically, normalisers frozen.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 
 from pytorchrl.errors import PyTorchRLError
@@ -111,6 +111,13 @@ class Ledger:
         """Count steps of one pass (not a place: it takes part in no equation)."""
         with self._lock:
             self._places["consumed"] += num_steps
+
+    def restore(self, snapshot: LedgerSnapshot) -> None:
+        """Go on from what another ledger came to."""
+        places = {field.name: getattr(snapshot, field.name) for field in fields(snapshot)}
+        with self._lock:
+            self._dropped = Counter(places.pop("dropped"))
+            self._places = Counter(places)
 
     def snapshot(self, collected: int | None = None) -> LedgerSnapshot:
         """The counters now; `collected` replaces the own count by that of the collectors themselves."""

@@ -17,7 +17,7 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,26 @@ DRIVER = "UWorker"
 # Where and how fast a run went, not what it computed.
 _NOT_COMPARED = {"runtime", "address", "placement", "schedule_seed", "costs", "record", "replay", "keep_bad_batches", "queue_timeout_s",
                  "on_starved", "worker_timeout_s", "check_ranks_every", "col_worker_resources", "grad_worker_resources"}
+
+
+def differences(old_settings: Mapping[str, Any], settings: Mapping[str, Any], old_agent: Mapping[str, Mapping[str, str]],
+                agent: Mapping[str, Any], also_free: Container[str] = ()) -> list[str]:
+    """What of a run that was kept differs from one that is to go on as it did; where and how fast it ran may.
+
+    Args:
+        old_settings: Of the scheme, from a file.
+        settings: Those of now.
+        old_agent: Described parts of the agent, from a file.
+        agent: The parts of now.
+        also_free: Further settings that may differ.
+    """
+    problems = [f"{name} was {old_settings.get(name)!r}, now it is {value!r}" for name, value in as_json(settings).items()
+                if name not in _NOT_COMPARED and name not in also_free and old_settings.get(name) != value]
+    for part, options in describe(agent).items():
+        old = old_agent.get(part, {})
+        problems += [f"{part}: {name} was {old.get(name)}, now it is {options.get(name)}"
+                     for name in {**old, **options} if old.get(name) != options.get(name)]
+    return problems
 
 
 def checksum_of(info: Mapping[str, float]) -> int:
@@ -143,13 +163,7 @@ class Record:
 
     def check(self, settings: Mapping[str, Any], agent: Mapping[str, Any]) -> None:
         """Raise `ConfigError` if it is of another scheme or agent: all differences, with both values."""
-        problems = [f"{name} was {self.settings.get(name)!r}, now it is {value!r}"
-                    for name, value in _as_json(settings).items()
-                    if name not in _NOT_COMPARED and self.settings.get(name) != value]
-        for part, options in describe(agent).items():
-            recorded = self.agent.get(part, {})
-            problems += [f"{part}: {name} was {recorded.get(name)}, now it is {options.get(name)}"
-                         for name in {**recorded, **options} if recorded.get(name) != options.get(name)]
+        problems = differences(self.settings, settings, self.agent, agent)
         if problems:
             raise ConfigError(f"replay {self.path!r} is of another run: {'; '.join(problems)}")
 
@@ -228,5 +242,6 @@ def _machine() -> dict[str, str]:
             "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """The value as it comes back from a file."""
     return json.loads(json.dumps(value))

@@ -15,8 +15,16 @@ import torch
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.options import Factory, Schedule
-from pytorchrl.agent.seeding import check_seed
-from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, StoppedError, WorkerDiedError, WorkerLostError
+from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
+from pytorchrl.errors import (
+    CheckpointError,
+    ConfigError,
+    DeadlockError,
+    ReplayError,
+    StoppedError,
+    WorkerDiedError,
+    WorkerLostError,
+)
 from pytorchrl.runtime import DEFAULT_RESOURCES, FaultPlan, Future, Handle, Runtime, make_runtime
 from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL, SYNC, Communication, Execution
 from pytorchrl.scheme.checks import Checks
@@ -27,7 +35,7 @@ from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.messages import Weights
 from pytorchrl.scheme.named import NamedSchemes
-from pytorchrl.scheme.record import RecordWriter, read_record
+from pytorchrl.scheme.record import RecordWriter, as_json, describe, differences, read_record
 from pytorchrl.scheme.replay.r_worker_set import FREE, RWorkerSet
 from pytorchrl.scheme.replay.storage_options import batch_steps, kept_by_shards, with_options
 from pytorchrl.scheme.updates.u_worker import UWorker
@@ -193,6 +201,7 @@ class Scheme(NamedSchemes):
         checks.agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         checks.microbatches(algo_factory)
         self._replay = None if replay is None else read_record(replay)
+        self._has_drawn_seed = seed is None
         if seed is None:
             seed = secrets.randbits(32) if self._replay is None else self._replay.settings["seed"]
         self.seed = check_seed(seed)
@@ -214,6 +223,8 @@ class Scheme(NamedSchemes):
         self._evaluators_lost = 0
         self._final: LedgerSnapshot | None = None
         self._threads_before: int | None = None
+        self._checkpoint: Mapping[str, Any] | None = None  # to go on from
+        self._part = 0
 
     @property
     def _agent(self) -> dict[str, Any]:
@@ -265,6 +276,10 @@ class Scheme(NamedSchemes):
             try:
                 self._worker = self._build(self._runtime, target_steps, record)
                 self._worker.ready()
+                if self._checkpoint is not None:
+                    self._part = self._checkpoint["part"]
+                    self._worker.restore(self._checkpoint["state"], self._part_seed)
+                    self._checkpoint = None
             except BaseException:
                 if record is not None:
                     record.discard()
@@ -373,11 +388,78 @@ class Scheme(NamedSchemes):
             ConfigError: A time that is none, or the run is recorded or replayed.
             Exception: Whatever ended a worker or thread.
         """
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-            raise ConfigError(f"timeout_s must be a number of seconds > 0, got {timeout_s!r}")
+        self._check_timeout(timeout_s)
         if self._worker is not None and self._final is None:
             self._worker.drain(timeout_s)
         return self.ledger()
+
+    @staticmethod
+    def _check_timeout(timeout_s: object) -> None:
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
+            raise ConfigError(f"timeout_s must be a number of seconds > 0, got {timeout_s!r}")
+
+    def checkpoint(self, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Everything that a scheme with the same settings needs to go on from here, see `resume`; this one goes on, too.
+
+        It comes after a `drain`. From it on both go on alike: environments begin new episodes, and all draws new sequences, from
+        seeds that follow from the experiment's and the number of checkpoints so far. So no state of an environment, a
+        generator or a process has to be kept, and where collection and gradients are synchronous, on a CPU, the scheme that
+        resumes computes what this one does, bit for bit.
+
+        Args:
+            timeout_s: As of `drain`.
+
+        Returns:
+            Plain values and tensors: parameters, optimisers, targets, normalisers, schedules, what is in replay, the ledger,
+            remainders of lossy gradients. Anything of it may be a live part of this scheme: save it before the next step.
+
+        Raises:
+            ConfigError: The run is recorded or replayed.
+            StoppedError: After `stop()`.
+            Exception: Whatever ended a worker or thread.
+        """
+        self._check_timeout(timeout_s)
+        if self._final is not None:
+            raise StoppedError("this scheme has been stopped; make checkpoints before")
+        worker = self.update_worker
+        self._part += 1
+        state = worker.checkpoint(self._part_seed, timeout_s)
+        return {"format": _CHECKPOINT_FORMAT, "settings": as_json(self.settings), "agent": describe(self._agent),
+                "part": self._part, "state": state}
+
+    def resume(self, checkpoint: Mapping[str, Any]) -> None:
+        """Go on from the `checkpoint()` of a scheme with the same settings, once started. A seed that was drawn becomes its seed.
+
+        Where workers run and what they ask for may differ, and so may what is done about faults and evaluation.
+
+        Raises:
+            CheckpointError: It is of another kind of agent or scheme; all differences are named.
+            ConfigError: This scheme has been started, is recorded, or is a replay.
+        """
+        if self._worker is not None or self._final is not None:
+            raise ConfigError("only a scheme that has not been started can resume; build a new one")
+        if self._options["record"] is not None or self._replay is not None:
+            raise ConfigError("a run that resumes cannot be recorded or replayed; leave record and replay out")
+        if checkpoint.get("format") != _CHECKPOINT_FORMAT:
+            raise CheckpointError(f"not a checkpoint of this version: its format is {checkpoint.get('format')!r}, expected "
+                                  f"{_CHECKPOINT_FORMAT!r}")
+        if self._has_drawn_seed:
+            self.seed = self.settings["seed"] = checkpoint["settings"]["seed"]
+        agent = {name: part for name, part in self._agent.items() if name != "test_envs_factory"}
+        problems = differences(checkpoint["settings"], self.settings, checkpoint["agent"], agent, _FREE_TO_RESUME)
+        if problems:
+            raise CheckpointError(f"the checkpoint is of another run: {'; '.join(problems)}; use the settings that it was made with")
+        self._checkpoint = checkpoint
+
+    @property
+    def _part_seed(self) -> int:
+        """Of what comes after the last checkpoint."""
+        return derive_seed(self.seed, Stream.PART, self._part)
+
+    @property
+    def is_between_items(self) -> bool:
+        """Whether a checkpoint now would give up no data that is to be used again; always, where collection is asynchronous."""
+        return self._worker is None or self._worker.is_between_items
 
     def stop(self) -> dict[str, Any]:
         """End every worker, thread and process of this scheme. Idempotent.
@@ -499,5 +581,8 @@ class Scheme(NamedSchemes):
         return None
 
 
+_CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
+# Beside those that a record may differ in.
+_FREE_TO_RESUME = {"faults", "on_worker_failure"}
 _NOT_SETTINGS = {"self", "algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory",
                  "__class__"}

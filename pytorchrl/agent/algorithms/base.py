@@ -207,6 +207,10 @@ class Algorithm(Updatable, ABC):
 
     # States
 
+    def reseed(self, seed: int) -> None:
+        """Draw from here on as an algorithm that was just built with this seed."""
+        self.generator.manual_seed(derive_seed(seed, Stream.ACTING))
+
     def acting_state(self) -> dict[str, Tensor]:
         """Copies of what acting needs, on the CPU."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self._acting_tensors()}

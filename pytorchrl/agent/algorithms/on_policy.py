@@ -253,6 +253,12 @@ class OnPolicyAlgorithm(Algorithm):
 
     # States
 
+    def reseed(self, seed: int) -> None:
+        """See `Algorithm`."""
+        super().reseed(seed)
+        if self._small_policy is not None:
+            self._small_policy.noise = torch.zeros(0)  # what was drawn ahead
+
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`; with the noise that was drawn ahead."""
         noise = torch.zeros(0) if self._small_policy is None else self._small_policy.noise

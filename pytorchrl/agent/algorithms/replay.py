@@ -108,7 +108,6 @@ class ReplayAlgorithm(Algorithm):
         self._target_vectors = {
             name: FlatParameters(dict(target.named_parameters())) for name, target in self.targets.items()}
         self.start_steps: int = options.start_steps
-        self._num_stages = 0  # of updates, that batches were drawn for
         self.update_every: int = options.update_every
         self.num_updates: int = options.num_updates
         self.mini_batch_size: int = options.mini_batch_size
@@ -154,11 +153,16 @@ class ReplayAlgorithm(Algorithm):
 
         So the ratio of updates to steps is the same whatever the size of rollouts.
         """
-        stages = max(0, storage.counters["inserted"] - self.start_steps) // self.update_every
-        due, self._num_stages = stages - self._num_stages, stages
+        inserted = storage.counters["inserted"]
+        due = self._num_stages(inserted) - self._num_stages(storage.num_learned_from)
+        storage.num_learned_from = inserted
         if not due:
             return iter(())
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
+
+    def _num_stages(self, num_transitions: int) -> int:
+        """How often updates are due among so many transitions."""
+        return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
@@ -213,6 +217,11 @@ class ReplayAlgorithm(Algorithm):
                 old.copy_(new)
 
     # States
+
+    def reseed(self, seed: int) -> None:
+        """See `Algorithm`."""
+        super().reseed(seed)
+        self.update_generator.manual_seed(derive_seed(seed, Stream.BATCHES))
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`; with the number of updates and the generator of noise in losses."""

@@ -258,6 +258,11 @@ class MultiAgentAlgorithm(Algorithm):
 
     # States
 
+    def reseed(self, seed: int) -> None:
+        """See `Algorithm`."""
+        for index, algo in enumerate(self.algorithms.values()):
+            algo.reseed(derive_seed(seed, Stream.ACTING, index))
+
     def learning_state(self) -> dict[str, Tensor]:
         """See `Algorithm`."""
         return joined({policy: algo.learning_state() for policy, algo in self.algorithms.items()})

@@ -422,6 +422,16 @@ class _InEnvSteps:
     def __init__(self, storage: Any, counters: Mapping[str, int]) -> None:
         self._storage, self.counters = storage, counters
 
+    @property
+    def num_learned_from(self) -> int:
+        """See `Storage`."""
+        number: int = self._storage.num_learned_from
+        return number
+
+    @num_learned_from.setter
+    def num_learned_from(self, number: int) -> None:
+        self._storage.num_learned_from = number
+
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1) -> Iterator[Any]:
         """See `ReplayBuffer`."""
         batches: Iterator[Any] = self._storage.generate_batches(num_mini_batch, mini_batch_size, num_epochs)

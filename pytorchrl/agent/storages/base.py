@@ -33,6 +33,8 @@ class Storage(Updatable, ABC):
     """Whether what is drawn are sequences of steps, of one environment each; else single transitions."""
     has_priorities: ClassVar[bool] = False
     """Whether what it draws depends on errors; it then has `add_errors` and `update_priorities`."""
+    num_learned_from: int = 0
+    """Of what has been inserted, how much an algorithm has already made its batches for; replay algorithms write it."""
     generator: torch.Generator
     _rollout_rows: RolloutRows
     """The collector's half."""

@@ -233,7 +233,10 @@ class ReplayBuffer(Storage):
         """What is needed to go on exactly as now; without `contents` the transitions are left out."""
         state = {**super().state_dict(), "parameters": dict(self.parameters),
                  "schedules": self._schedules_state()}
-        return {**state, "contents": _convert(self._contents(), torch.from_numpy, np.ndarray)} if contents else state
+        if not contents:
+            return state
+        return {**state, "contents": _convert(self._contents(), torch.from_numpy, np.ndarray),
+                "num_learned_from": self.num_learned_from}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`; a state without contents leaves the transitions as they are.
@@ -243,6 +246,7 @@ class ReplayBuffer(Storage):
         """
         if "contents" in state:
             self._load_contents(_convert(state["contents"], Tensor.numpy, Tensor))
+            self.num_learned_from = state["num_learned_from"]
         self.parameters = dict(state["parameters"])
         self._load_schedules(state["schedules"])
         super().load_state_dict(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -75,9 +76,11 @@ class CWorker(Worker):
         self.storage = storage_factory(
             device=device, actor=self.actor, algorithm=self.algo, num_envs=train_envs_factory.num_envs,
             seed=derive_seed(seed, Stream.BATCHES, *path))
-        self.envs: VecEnv | None = train_envs_factory(
-            index_grad_worker=index_parent, index_col_worker=index_worker, mode="train", seed=seed,
-            incarnation=incarnation, num_threads=num_threads or 1) if collects else None
+        self._make_envs = functools.partial(
+            train_envs_factory, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
+            incarnation=incarnation, num_threads=num_threads or 1)
+        self.envs: VecEnv | None = self._make_envs(seed=seed) if collects else None
+        self._envs_restarted = 0  # of those before
         self.version = 0
         self.collected_steps = 0
         self._delivered_steps = 0
@@ -210,7 +213,7 @@ class CWorker(Worker):
             worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
             moments=moments, agent_steps=agent_steps, timings={**watch.seconds, "store": max(0.0, rest)}, num_steps=num_steps,
             preempted=preempted, sent=sent, traffic={WEIGHTS: self.take_weights_traffic()},
-            envs_restarted=self.envs.num_restarts if self.envs is not None else 0)
+            envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
 
     def _fill_storage(self, watch: Stopwatch) -> tuple[list[Episode], bool]:
         """Act and step until the storage is full or somebody says stop; (episodes that ended, whether cut)."""
@@ -244,6 +247,18 @@ class CWorker(Worker):
         watch.add("inference", acting_s)
         watch.add("environment", stepping_s)
         return episodes, not storage.full
+
+    def begin_anew(self, seed: int) -> None:
+        """Go on as a worker that was just built with this seed would: with new environments and other draws.
+
+        Parameters and data stay. Environments are built, not only reset, for they may remember what they were through.
+        """
+        self.algo.reseed(derive_seed(seed, Stream.ACTING, self.index_parent, self.index_worker, self.incarnation))
+        if self.envs is not None:
+            self._envs_restarted += self.envs.num_restarts
+            self.envs.close()
+            self.envs = self._make_envs(seed=seed)
+        self._reset_pending, self._running = True, {}
 
     def preempt(self, sequence: int, min_steps: int) -> None:
         """Signal: end rollout number `sequence` once it has `min_steps` steps in each environment."""

@@ -139,11 +139,15 @@ class CollectorThread(threading.Thread):
             self._shards.poll(0.0)
         self._gather.step(self._deliver)
 
-    def ask_ahead(self, num_rounds: int) -> None:
-        """Let the remote workers begin so many synchronous rounds, which later steps take; the local one has no time."""
+    def ask_ahead(self, num_steps: int) -> None:
+        """Let the remote workers begin the synchronous rounds without which there are no such number of env steps.
+
+        Later steps take them, and may have to make more; the local worker has no time for it.
+        """
         if isinstance(self._gather, Barrier):
             self.broadcast_new_weights_if_due()
-            self._gather.ask(num_rounds)
+            largest_round = self.num_workers * self.local_worker.num_envs * self.local_worker.storage.rollout_size
+            self._gather.ask(-(-num_steps // largest_round))
 
     def should_broadcast(self) -> bool:
         """Whether it is time to give some worker new weights."""

@@ -16,7 +16,7 @@ from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count, check_device
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.compression import GRADS, Compression, Encoder, Wanted
-from pytorchrl.scheme.gradients import accumulator
+from pytorchrl.scheme.gradients import accumulator, saved
 from pytorchrl.scheme.gradients.bad_batches import BadBatches
 from pytorchrl.scheme.gradients.collector_thread import CollectorThread, HeldError
 from pytorchrl.scheme.gradients.minibatch_buffer import Item
@@ -52,22 +52,21 @@ class GWorker(Worker):
         device: "cpu" or "cuda:N" for its computation; None is the CPU.
         runtime: Where its remote collection workers run.
         collects: False for the one that only serves parameters and applies gradients.
-        fraction_samples, col_in_flight, queue_size, queue_timeout_s, broadcast_interval: See `CollectorThread`.
-        collector_options: Further options of `CollectorThread`.
+        fraction_samples, col_in_flight, queue_size, queue_timeout_s, broadcast_interval, collector_options: See
+            `CollectorThread`.
         num_threads: Torch threads of this process; None leaves them alone.
         incarnation: How often its place in the tree was filled before.
-        on_worker_failure, worker_timeout_s: See `Supervisor`.
-        keep_bad_batches, microbatch_size, train_batch_size, prefetch, norm_over: See `Scheme`.
-        replay_workers_factory: Makes its set of replay shards; None for no replay level.
-        replay_options: Further arguments of `Shards`.
+        on_worker_failure, worker_timeout_s, keep_bad_batches, microbatch_size, train_batch_size, prefetch, norm_over: See
+            `Scheme`.
+        replay_workers_factory, replay_options: Makes its set of replay shards, None for no replay level; see `Shards`.
 
     Attributes:
         index_worker, col_communication, compress_grads_to_send: As given.
         iter: Number of gradients computed.
         col_workers: The CWorkerSet; `local_worker` and `remote_workers` are its members.
         actor, algo, storage: The agent's parts, those of the local collection worker.
-        inqueue: Queue of incoming data, that of `collector`.
-        collector: The CollectorThread.
+        collector, inqueue: The CollectorThread, and its queue of incoming data.
+        encoder: Of gradients.
         replay_workers, shards: The RWorkerSet and what is on its way to and from it; None without a replay level.
     """
 
@@ -89,7 +88,7 @@ class GWorker(Worker):
         self.compress_grads_to_send = compress_grads_to_send
         self.iter = 0
         self._runtime = runtime or ThreadRuntime()
-        self._encoder = Encoder(Compression.of(GRADS, compress_grads_to_send), self._runtime.now)
+        self.encoder = Encoder(Compression.of(GRADS, compress_grads_to_send), self._runtime.now)
         self._point = self._runtime.points(f"GWorker {index_worker}", incarnation)
         self._incarnation = incarnation
         self._journal = self._runtime.journal(f"GWorker {index_worker}", incarnation)
@@ -125,6 +124,7 @@ class GWorker(Worker):
         self._unused_steps = 0   # new steps of the current item that no gradient has used
         self._drawn_steps = 0    # steps of the current item that batches have drawn for the first time in this pass
         self._evicted = 0        # steps that replay has given up for newer ones
+        self._collected_before = 0  # by the worker that it goes on from
         self._preparing, self._least_steps = 0, round(fraction_samples * self.storage.rollout_size)
         self.report = Report(self._runtime.now)
         self._bad_batches = BadBatches(keep_bad_batches, index_worker, self.algo)
@@ -136,8 +136,7 @@ class GWorker(Worker):
         self._prefetch = prefetch
         self._forgets = False  # each microbatch as soon as it has been differentiated
         if microbatch_size is not None:
-            # Batches stay in host memory; one slice at a time goes to the device.
-            self.storage.device = torch.device("cpu")
+            self.storage.device = torch.device("cpu")  # one slice at a time goes to the device
             self._forgets = train_batch_size is not None and not accumulator.why_all_is_kept(self.algo.options, norm_over)
             if index_worker == 0:
                 accumulator.warn_of_batch_norm(self.actor)
@@ -246,8 +245,7 @@ class GWorker(Worker):
         """Take over what a request brings."""
         if weights is not None:
             self.set_weights(weights)
-        if parameters is not None:
-            self.algo.parameters = dict(parameters)
+        self.algo.parameters = self.algo.parameters if parameters is None else dict(parameters)
         if skip_remaining:
             self.skip_remaining()
 
@@ -277,7 +275,9 @@ class GWorker(Worker):
         batch: Any = self._batch
         self._fault = ""
         if not batch.num_samples:
-            grads, info = self._empty_gradients(distribute_gradients)
+            nothing: Vectors = [None] * len(self.algo.gradient_sizes)  # but other ranks may have something to learn from
+            grads = self._mean_of_ranks(nothing, 0, {}, batch.last) if distribute_gradients else []
+            info: dict[str, Any] = {}
             self._used = accumulator.Used(0, 0, batch.last)
         elif self._forgets:
             grads, info = self._accumulate_microbatches(distribute_gradients)
@@ -294,12 +294,6 @@ class GWorker(Worker):
         self._grads = grads
         return grads, info
 
-    def _empty_gradients(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
-        """Of a batch with nothing to learn from: none; but other ranks may have one."""
-        assert self._batch is not None
-        nothing: Vectors = [None] * len(self.algo.gradient_sizes)
-        return (self._mean_of_ranks(nothing, 0, {}, self._batch.last) if distribute_gradients else []), {}
-
     def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """The gradient of a whole train batch, of which no more than a microbatch is held at a time."""
         assert self._train_batch_size is not None
@@ -311,14 +305,12 @@ class GWorker(Worker):
             num_new += batch.num_new_samples
             is_enough = num_new >= self._train_batch_size
             if self._prefetch and not is_enough:
-                self.collector.ask_ahead(self._least_rounds())
+                self.collector.ask_ahead(self._microbatch_size or self._train_batch_size)
             grads, info = self.compute_gradients(batch, False)
             self._tell_replay(batch, info)
             total.add(grads, batch.num_samples, info, samples_by_policy(batch))
             self._unused_steps -= batch.num_new_samples
-            # Nothing refers to this microbatch any more when the next one is collected.
-            self._batches = self._batch = None
-            del batch
+            self._batches = self._batch = batch = None  # nothing refers to it any more when the next one is collected
             self.storage.reset()
             if is_enough:
                 break
@@ -331,20 +323,13 @@ class GWorker(Worker):
             self._unused_steps -= num_new
         return grads, accumulator.decided(self.algo, total.info())
 
-    def _least_rounds(self) -> int:
-        """Rounds without which there is no further microbatch; there may have to be more."""
-        assert self._microbatch_size is not None
-        largest = self.collector.num_workers * self.local_worker.num_envs * self.storage.rollout_size
-        return -(-self._microbatch_size // largest)
-
     def step(self, distribute_gradients: bool = False) -> tuple[Vectors, dict[str, float]]:
         """Take the next batch and compute its gradients; see `get_grads`."""
         self.get_data()
         return self.get_grads(distribute_gradients)
 
     @timed("grad")
-    def compute_gradients(self, batch: Batch, distribute_gradients: bool,
-                          ) -> tuple[Vectors, dict[str, float]]:
+    def compute_gradients(self, batch: Batch, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """Gradients of one batch.
 
         Args:
@@ -418,7 +403,7 @@ class GWorker(Worker):
             fetched: (sequence, seconds) of its last gradient: how long it took on its way.
         """
         if fetched is not None:
-            self._encoder.fetched(*fetched)
+            self.encoder.fetched(*fetched)
         self._begin_request(weights, parameters, skip_remaining)
         if self._item_open and advantage_moments is not None:
             self._open_batches(advantage_moments)
@@ -436,7 +421,7 @@ class GWorker(Worker):
             skipped, info = applied is None, {**info, **(applied or {})}
         elif self.index_worker > 0:
             with report.watch.part("encode"):
-                vectors = report.pack(grads, self._encoder, self.iter)
+                vectors = report.pack(grads, self.encoder, self.iter)
         report.count(self.collector, self.shards)
         self.report = Report(self._runtime.now, report)
         return Gradients(
@@ -526,14 +511,7 @@ class GWorker(Worker):
             return replace(weights, learning=self.local_worker.learning_state()) if learning else weights
 
     def save_model(self, fname: str) -> str:
-        """Save the current actor as a torch-loadable checkpoint of plain types.
-
-        Args:
-            fname: Path of the file; its folder must exist.
-
-        Returns:
-            The path.
-        """
+        """Save the current actor as a torch-loadable file of plain types, whose folder must exist; returns the path."""
         with self._journal.lock:
             state = {"format": 1, "version": self.actor_version, "acting_state": self.algo.acting_state()}
         torch.save(state, fname)
@@ -564,6 +542,21 @@ class GWorker(Worker):
         self.ledger.drop_all(DropReason.SHUTDOWN)
         return self._incarnation, self.ledger.snapshot()
 
+    def state(self) -> dict[str, Any]:
+        """What is to be saved of it, once it is drained; see `saved`."""
+        return saved.state_of(self)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from the `state()` of another; nothing has been collected yet."""
+        saved.restore(self, state)
+        self._evicted, self._collected_before = self.storage.counters.get("evicted", 0), self.ledger.snapshot().collected
+
+    def begin_anew(self, seed: int) -> None:
+        """Let collection and draws go on as in a tree that was just built with this seed."""
+        self._batches, self._batch, self._item, self._item_open = None, None, None, False  # of replay some may be left
+        self.local_worker.begin_anew(seed)
+        saved.let_begin_anew(self.remote_workers, self.col_workers.runtime, seed)
+
     def preempt(self, number: int) -> None:
         """Signal: end the rollout that is being collected for `prepare` number so and so, after its least share of steps."""
         if number == self._preparing:
@@ -591,7 +584,8 @@ class GWorker(Worker):
             self.ledger.drop_all(DropReason.SHUTDOWN)
             # What the collectors counted themselves, so that the equation can fail; a lost one's count is lost with it.
             is_complete = len(counts) == 1 + len(outcomes)
-            collected = sum(made for made, _ in counts) + self.collector.delivered_by_lost if is_complete else None
+            before = self._collected_before + self.collector.delivered_by_lost
+            collected = before + sum(made for made, _ in counts) if is_complete else None
             for handle in self.remote_workers:
                 self.col_workers.runtime.kill(handle)
             self._rank.leave()

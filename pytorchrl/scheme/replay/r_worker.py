@@ -114,6 +114,7 @@ class RWorker(Worker):
         self._times: dict[str, deque[float]] = {}
         self._stays_here = is_beside_learner
         self._storage: Any = None
+        self._num_envs = 0  # of each collection worker; with the storage
         self._answers = 0
         self._decoded = Traffic()
         self._versions = Versions()
@@ -128,7 +129,7 @@ class RWorker(Worker):
     def _add(self, rollout: Rollout, version: int) -> None:
         self._arrive("add")
         if self._storage is None:
-            self._storage = self._build(rollout)
+            self._storage = self._build(rollout.data.num_envs)
         start, data = self._now(), decode(rollout)
         self._decoded = Traffic(decodes=1, decode_s=self._now() - start) if rollout.sent.is_encoded else Traffic()
         self._versions.add(self._storage.num_rows_added, rollout.weights_version, version)
@@ -177,6 +178,18 @@ class RWorker(Worker):
                 self._storage.update_priorities(ids, errors)
         return self._state()
 
+    def state(self) -> dict[str, Any] | None:
+        """What it holds, as plain values and tensors; None before anything came."""
+        return None if self._storage is None else {"num_envs": self._num_envs, "storage": self._storage.state_dict(),
+                                                        "versions": self._versions.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> ShardState:
+        """Go on from what another shard held."""
+        self._storage = self._build(state["num_envs"])
+        self._storage.load_state_dict(state["storage"])
+        self._versions.load_state_dict(state["versions"])
+        return self._state()
+
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
         """Note how long the call takes that is made within."""
@@ -188,11 +201,12 @@ class RWorker(Worker):
         if self._point is not None:
             self._point(point)
 
-    def _build(self, rollout: Rollout) -> Any:
+    def _build(self, num_envs: int) -> Any:
+        self._num_envs = num_envs
         algo_factory, actor_factory, storage_factory = self._factories
         actor = actor_factory(device="cpu", seed=0)
         algorithm = algo_factory(device="cpu", actor=actor, seed=0)
-        storage = storage_factory(device="cpu", actor=actor, algorithm=algorithm, num_envs=rollout.data.num_envs, seed=self._seed)
+        storage = storage_factory(device="cpu", actor=actor, algorithm=algorithm, num_envs=num_envs, seed=self._seed)
         if self._notes:
             storage.keep_notes()
         return storage

@@ -196,6 +196,28 @@ class Shards:
             self._adds.lose(index, WorkerLostError(f"{self._handles[index].name} gave no answer until the end of drain()"))
         self._draws.clear()
 
+    def state(self, timeout_s: float) -> dict[str, Any]:
+        """What all shards hold, once they are drained; None for one that is lost, or has nothing."""
+        calls = {index: handle.submit(RWorker.state) for index, handle in enumerate(self._handles)
+                 if index not in self._supervisor.gone}
+        held: list[Any] = [None] * len(self._handles)
+        for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), timeout_s), strict=True):
+            if isinstance(outcome.error, WorkerLostError):
+                self._adds.lose(index, outcome.error)
+            else:
+                held[index] = outcome.unwrap()
+        return {"shards": held, "added": self._added, "trained": self._trained}
+
+    def restore(self, state: Mapping[str, Any], timeout_s: float) -> None:
+        """Go on from what other shards held; nothing has been added yet."""
+        self._added, self._trained = state["added"], state["trained"]
+        calls = {index: self._handles[index].submit(RWorker.restore, own)
+                 for index, own in enumerate(state["shards"]) if own is not None}
+        for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), timeout_s), strict=True):
+            held = outcome.unwrap()
+            self._evicted[index], self._resident[index] = held.evicted, held.resident
+            self._take(index, self._incarnations[index], held)
+
     def _is_telling(self) -> bool:
         """Whether a shard is still to be told, or to confirm, what learning found."""
         for index in range(len(self._handles)):

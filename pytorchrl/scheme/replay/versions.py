@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 _FEWEST = 16
 
@@ -46,11 +48,11 @@ class Versions:
         found: np.ndarray = blocks[1:, places].T
         return found
 
-    def state_dict(self) -> dict[str, np.ndarray]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Everything, as a copy."""
-        return {"blocks": self._blocks[:, self._begin:self._end].copy()}
+        return {"blocks": torch.from_numpy(self._blocks[:, self._begin:self._end].copy())}
 
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from `state_dict()`."""
-        self._blocks = np.array(state["blocks"], np.int64)
+        self._blocks = state["blocks"].numpy().copy()
         self._begin, self._end = 0, self._blocks.shape[1]

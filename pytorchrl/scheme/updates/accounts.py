@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,10 @@ _TIMED: Mapping[str, tuple[str, Callable[[Seconds], float]]] = {
 }
 """What gradient workers count, what it is called in metrics, and the time of a message that went into it."""
 _LAG_PARTS = ("collect", "queue", "replay")
+_BEFORE = (-1, 0)
+"""Place in the account of gradient workers that were lost before a checkpoint."""
+_SAVED_COUNTS = ("updates", "updates_skipped_nan", "samples_skipped_nan")
+_SAVED_LAGS = ("lags", "lag_parts", "grad_lags")
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
 
 logger = logging.getLogger(__name__)
@@ -246,6 +251,25 @@ class Accounts:
         self.close(worker, None)
         with self._lock:
             self._incarnations[worker] += 1
+
+    def state(self) -> dict[str, Any]:
+        """What is to be saved of the account, but for that of live gradient workers, who save their own."""
+        with self._lock:
+            lost = [snapshot for (worker, incarnation), snapshot in self._snapshots.items()
+                    if incarnation != self._incarnations[worker]]
+            return {"own": asdict(self._own.snapshot()), "lost": asdict(merge(lost, LedgerSnapshot())),
+                    "counts": {name: getattr(self, name) for name in _SAVED_COUNTS},
+                    "lags": {name: dict(getattr(self, f"_{name}")) for name in _SAVED_LAGS}}
+
+    def restore(self, state: Mapping[str, Any], ledgers: Mapping[int, LedgerSnapshot]) -> None:
+        """Go on from a saved account, and those of gradient workers by index. Other counters and times begin at 0."""
+        self._own.restore(LedgerSnapshot(**state["own"]))
+        with self._lock:
+            self._snapshots = {_BEFORE: LedgerSnapshot(**state["lost"]), **{(worker, 0): own for worker, own in ledgers.items()}}
+            for name, count in state["counts"].items():
+                setattr(self, name, count)
+            for name, counts in state["lags"].items():
+                setattr(self, f"_{name}", Counter(counts))
 
     def settle(self) -> LedgerSnapshot:
         """The final account: no gradient will be applied any more, so what is underway in one is given up."""

@@ -249,6 +249,25 @@ class DecentralisedRound(RemoteRound):
         super().drain(timeout_s)
         self._used_up, self._skip = True, False
 
+    @property
+    def is_between_items(self) -> bool:  # type: ignore[override] # a class says yes, an object knows
+        """See `Round`."""
+        return self._used_up or self._skip
+
+    def _whole(self) -> WholeState:
+        """That of a rank; all are equal."""
+        while self._generation:
+            if self._is_broken:
+                self._meet()
+            if (state := self._whole_state(self._ranks[0])) is not None:
+                return state
+        return super()._whole()
+
+    def restore(self, whole: WholeState, workers: Sequence[dict[str, Any] | None]) -> None:
+        """See `Round`; ranks are given the algorithm's state when they first meet."""
+        super().restore(whole, workers)
+        self._updates = whole.version
+
     def pull_weights(self, timeout_s: float) -> None:
         """Bring the local worker to the ranks' weights, which are equal: those of the first that answers."""
         for number, index in enumerate([] if self._pulled else self._ranks, start=1):

@@ -17,7 +17,7 @@ from pytorchrl.scheme.compression import WEIGHTS, Compression
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason
-from pytorchrl.scheme.messages import Gradients, Moments, Weights
+from pytorchrl.scheme.messages import Gradients, Moments, Weights, WholeState
 from pytorchrl.scheme.pushes import Pushes
 from pytorchrl.scheme.record import checksum_of
 from pytorchrl.scheme.supervisor import ENDS_OF_POLLS, Requests, Supervisor
@@ -41,6 +41,19 @@ class Round(Protocol):
 
     def drain(self, timeout_s: float) -> None:
         """Nothing is in flight or queued anywhere after it; the next step goes on."""
+
+    @property
+    def is_between_items(self) -> bool:
+        """Whether the next step begins with new data, as far as workers do so together."""
+
+    def state(self) -> tuple[WholeState, list[dict[str, Any] | None]]:
+        """What is to be saved once it is drained: the algorithm's state, and of each worker `GWorker.state`; None: it is lost."""
+
+    def restore(self, whole: WholeState, workers: Sequence[dict[str, Any] | None]) -> None:
+        """Go on from what another has saved, before the first step."""
+
+    def begin_anew(self, seed: int) -> None:
+        """See `GWorker.begin_anew`; it has been drained."""
 
 
 def take_empty(accounts: Accounts, parts: Sequence[Gradients]) -> list[Gradients]:
@@ -102,6 +115,7 @@ class CentralRound:
         self._local, self._accounts = local_worker, accounts
         self._held = HeldMoments()
         self._drains = 0
+        self.is_between_items = True
 
     def step(self) -> None:
         """One update; batches without anything to learn from make none. None at all if it is to be drained."""
@@ -115,7 +129,8 @@ class CentralRound:
         if not take_empty(self._accounts, [gradients]):
             return False
         version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
-        moments = self._held.of([gradients], used_up=gradients.last or skip)
+        self.is_between_items = gradients.last or skip
+        moments = self._held.of([gradients], used_up=self.is_between_items)
         with self._accounts.part("apply"):
             applied = self._local.apply_gradients(gradients.vectors, moments=moments)
         book(self._accounts, [gradients], version, gradients.info, applied)
@@ -131,6 +146,23 @@ class CentralRound:
         """See `Round`."""
         self._drains += 1
         self._accounts.take_account(0, *self._local.drain(self._drains, timeout_s))
+        self._held.forget()
+        self.is_between_items = True
+
+    def state(self) -> tuple[WholeState, list[dict[str, Any] | None]]:
+        """See `Round`."""
+        return self._local.whole_state(), [self._local.state()]
+
+    def restore(self, whole: WholeState, workers: Sequence[dict[str, Any] | None]) -> None:
+        """See `Round`."""
+        self._local.local_worker.load_whole_state(whole)
+        for state in workers:
+            if state is not None:
+                self._local.restore(state)
+
+    def begin_anew(self, seed: int) -> None:
+        """See `Round`."""
+        self._local.begin_anew(seed)
 
     def rest(self) -> None:
         """Nothing goes on between two steps."""
@@ -233,6 +265,37 @@ class RemoteRound:
         finally:
             self._is_draining = False
 
+    is_between_items = True
+    """Where each worker has items of its own, it is never so for all."""
+
+    def state(self) -> tuple[WholeState, list[dict[str, Any] | None]]:
+        """See `Round`."""
+        return self._whole(), self._call_all(GWorker.state, dict.fromkeys(range(len(self._workers)), ()))
+
+    def _whole(self) -> WholeState:
+        return self._local.whole_state()
+
+    def restore(self, whole: WholeState, workers: Sequence[dict[str, Any] | None]) -> None:
+        """See `Round`."""
+        self._local.local_worker.load_whole_state(whole)
+        self._call_all(GWorker.restore, {index: (state,) for index, state in enumerate(workers) if state is not None})
+
+    def begin_anew(self, seed: int) -> None:
+        """See `Round`."""
+        self._call_all(GWorker.begin_anew, dict.fromkeys(range(len(self._workers)), (seed,)))
+
+    def _call_all(self, method: Any, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
+        """What every worker answers, in order; None of one that is lost, about which the next step decides."""
+        calls = {index: self._workers[index].submit(method, *own) for index, own in arguments.items()
+                 if index not in self._supervisor.gone}
+        answers: list[Any] = [None] * len(self._workers)
+        for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), self._timeout_s), strict=True):
+            if isinstance(outcome.error, WorkerLostError):
+                self._in_flight.lose(index, outcome.error)
+            else:
+                answers[index] = outcome.unwrap()
+        return answers
+
     def finish(self, timeout_s: float) -> None:
         """Take what comes within the deadline, and book it as dropped."""
         for outcome in self._in_flight.finish(timeout_s):
@@ -293,6 +356,12 @@ class SyncRound(RemoteRound):
         """See `RemoteRound`; all begin with new items then."""
         super().drain(timeout_s)
         self._used_up, self._skip = True, False
+        self._held.forget()
+
+    @property
+    def is_between_items(self) -> bool:  # type: ignore[override] # a class says yes, an object knows
+        """See `Round`."""
+        return self._used_up
 
     def step(self) -> None:
         """Weights out, gradients in, one update."""

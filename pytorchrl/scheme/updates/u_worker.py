@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from pytorchrl.errors import ConfigError, ReplayError, StoppedError, WorkerLostError
@@ -17,7 +17,7 @@ from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import LedgerSnapshot
-from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.messages import Weights, WholeState
 from pytorchrl.scheme.parking import Parking
 from pytorchrl.scheme.record import DRIVER, Record, RecordWriter, checksum_of
 from pytorchrl.scheme.supervisor import Supervisor
@@ -144,7 +144,7 @@ class UWorker(Worker):
         self._updates_per_step = updates_per_step
         parallel = Execution(grad_execution) is PARALLEL
         asynchronous = Communication(grad_communication) is ASYNC
-        self._in_thread = asynchronous and not parallel
+        self._in_thread, self._round_is_central = asynchronous and not parallel, not parallel
         self._round: Any
         if not parallel:
             self._round = CentralRound(self.local_worker, self.accounts)
@@ -260,6 +260,27 @@ class UWorker(Worker):
             if self.updater.failure is not None:
                 raise self.updater.failure
         self._round.drain(max(0.0, timeout_s - (self._runtime.now() - start)))
+
+    @property
+    def is_between_items(self) -> bool:
+        """Whether all data that gradients are made from is used up, where collection and learning take turns."""
+        return bool(self._round.is_between_items)
+
+    def checkpoint(self, seed: int, timeout_s: float) -> dict[str, Any]:
+        """Everything to go on from, as plain values and tensors; the tree then goes on as one just built with that seed."""
+        self.drain(timeout_s)
+        whole, workers = self._round.state()
+        self._round.begin_anew(seed)
+        return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": self.accounts.state()}
+
+    def restore(self, state: Mapping[str, Any], seed: int) -> None:
+        """Go on from what `checkpoint` of another tree gave, with the same seed; nothing has been done yet."""
+        workers = state["workers"]
+        self._round.restore(WholeState(state["version"], state["algorithm"]), workers)
+        self._round.begin_anew(seed)
+        first = 0 if self._round_is_central else 1
+        self.accounts.restore(state["accounts"], {
+            index: LedgerSnapshot(**own["ledger"]) for index, own in enumerate(workers, start=first) if own is not None})
 
     def _await_updates(self) -> dict[str, float]:
         if self.updater.ident is None:

@@ -1,0 +1,115 @@
+"""Checkpoints of a run: files in `checkpoints/` of its directory, each of them whole or not there.
+
+step-000000123456.pt    a dictionary of plain values and tensors, named by env steps
+
+Nothing in such a file is executed when it is read, and one that was damaged is found out: every part has a checksum.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytorchrl.errors import CheckpointError
+
+# One more than is needed, for the newest may be damaged.
+_KEPT = 2
+_NAME = re.compile(r"step-(\d{12,})\.pt")
+
+logger = logging.getLogger(__name__)
+
+
+def write(directory: Path, env_steps: int, checkpoint: Mapping[str, Any]) -> int:
+    """Write a checkpoint beside its place, put it there in one step, and remove all but the newest two.
+
+    Args:
+        directory: Made if missing.
+        env_steps: Of the run so far.
+        checkpoint: Plain values and tensors.
+
+    Returns:
+        Its bytes.
+
+    Raises:
+        OSError: It cannot be written; what was there is as before.
+    """
+    directory.mkdir(mode=0o700, exist_ok=True)
+    path = directory / f"step-{env_steps:012d}.pt"
+    temporary = directory / f".{path.name}.{os.getpid()}"
+    try:
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            _save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+            size = file.tell()
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    for old in paths(directory)[_KEPT:]:
+        old.unlink()
+    return size
+
+
+def _save(checkpoint: Mapping[str, Any], file: Any) -> None:
+    try:
+        torch.save(dict(checkpoint), file)
+    except RuntimeError as error:  # torch says so of a full disk
+        raise OSError(str(error)) from error
+
+
+def paths(directory: Path) -> list[Path]:
+    """The checkpoints there are, newest first."""
+    found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)] if directory.is_dir() else []
+    return sorted(found, key=lambda path: int(_NAME.fullmatch(path.name)[1]), reverse=True)  # type: ignore[index] # they match
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A checkpoint.
+
+    Raises:
+        CheckpointError: It is missing, damaged, or none.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch itself does not look at checksums
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise CheckpointError(f"checkpoint {str(path)!r} is damaged: the checksum of {damaged} is wrong")
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read as a checkpoint: {error}") from error
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(f"{str(path)!r} is no checkpoint")
+    return checkpoint
+
+
+def newest(directory: Path) -> dict[str, Any] | None:
+    """The newest checkpoint that can be read; None if there is none at all. One that cannot be read is told of.
+
+    Raises:
+        CheckpointError: There are some, and none can be read.
+    """
+    problem: CheckpointError | None = None
+    for path in paths(directory):
+        try:
+            return read(path)
+        except CheckpointError as error:  # noqa: PERF203 - there are two
+            logger.warning("%s", error)
+            problem = problem or error
+    if problem is not None:
+        raise CheckpointError(f"no checkpoint of {str(directory)!r} can be read ({problem}); to begin anew, use another log_dir, "
+                              "or overwrite=True in place of resume=True") from problem
+    return None

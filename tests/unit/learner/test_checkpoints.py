@@ -1,0 +1,285 @@
+"""Checkpoint files of a learner: whole or not there, found damaged, and a killed run that goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import pytorchrl as prl
+from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, checkpoints, linear
+from pytorchrl.cli import main
+from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.reporting import Lock
+
+
+def make_scheme(seed=1, **settings):
+    envs = VecEnv.create_factory("CartPole-v1", None, 2)
+    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True)
+    algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-3, 0.0))
+    return Scheme(algo, actor, GAEBuffer.create_factory(8), envs, envs, **{"seed": seed, "runtime": "threads", **settings})
+
+
+def make(log_dir, target_steps=1000, scheme=None, **options):
+    return Learner(scheme or make_scheme(), target_steps, log_dir, **{
+        "progress": False, "tensorboard": False, "checkpoint_every": 300, "log_every": 50, **options})
+
+
+def records(path):
+    """Of the learning curve, all but times, rates and what a process counts for itself."""
+    kept = ("env_steps", "updates", "return_mean", "return_episodes", "length_mean", "policy_lag", "ledger", "algorithm")
+    return [{name: record[name] for name in kept}
+            for record in map(json.loads, (path / "metrics.jsonl").read_text().splitlines())]
+
+
+def files(path):
+    return [file.name for file in checkpoints.paths(path / "checkpoints")]
+
+
+def train_to(path, **options):
+    with make(path, **options) as learner:
+        summary = learner.train()
+        return learner.scheme.acting_state(), summary
+
+
+def interrupt_after(path, env_steps, **options):
+    """A run that ends, without a word, once so many env steps have reached the learner."""
+    with make(path, **options) as learner:
+        while learner.env_steps < env_steps:
+            learner.step()
+
+
+def test_a_resumed_run_is_the_straight_one(tmp_path):
+    state, straight = train_to(tmp_path / "straight")
+    interrupt_after(tmp_path / "cut", 750)
+    assert max(record["env_steps"] for record in records(tmp_path / "cut")) > 680  # beyond the checkpoint
+    with make(tmp_path / "cut", resume=True) as learner:
+        learner.start()
+        assert 600 <= learner.env_steps < 680
+        assert max(record["env_steps"] for record in records(tmp_path / "cut")) <= learner.env_steps
+        resumed = learner.train()
+        assert learner.get_metrics()["checkpoint"]["env_steps"] == learner.env_steps
+        again = learner.scheme.acting_state()
+    assert all(torch.equal(again[name], state[name]) for name in state)
+    for name in ("env_steps", "updates", "return_mean", "return_episodes", "policy_lag", "ledger"):
+        assert resumed[name] == straight[name], name
+    # Statistics between the last record and the checkpoint were lost with the process; all else is the same.
+    first, second = records(tmp_path / "straight"), records(tmp_path / "cut")
+    assert [record["env_steps"] for record in second] == [record["env_steps"] for record in first]
+    for one, other in zip(first, second, strict=True):
+        assert {**one, "algorithm": 0} == {**other, "algorithm": 0}
+    assert sum(one["algorithm"] != other["algorithm"] for one, other in zip(first, second, strict=True)) <= 1
+
+
+def test_checkpoints_themselves_change_nothing_else(tmp_path):
+    """Whether a run was written down does not matter, only that checkpoints were made."""
+    state, _ = train_to(tmp_path / "a", target_steps=450)
+    other, _ = train_to(tmp_path / "b", target_steps=450, log_every=37, eval_every=100, eval_episodes=1)
+    assert all(torch.equal(other[name], state[name]) for name in state)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[3])
+import pytorchrl as prl
+prl.train("ppo", "CartPole-v1", target_steps=int(sys.argv[2]), log_dir=sys.argv[1], seed=3, num_envs=2, num_steps=32,
+          num_epochs=2, checkpoint_every=400, resume=True, progress=False, tensorboard=False, num_threads=1)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_killed_again_and_again(tmp_path):
+    """A run that is killed at any moment, writing included, and started with the same command each time, ends as it should."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    target = 2400
+
+    def start(name):
+        return subprocess.Popen([sys.executable, script, tmp_path / name, str(target), os.path.dirname(os.path.dirname(prl.__file__))],
+                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    rng, kills = random.Random(0), 0
+    while kills < 3:
+        process = start("killed")
+        before = files(tmp_path / "killed")
+        deadline = time.monotonic() + 60
+        while process.poll() is None and files(tmp_path / "killed") == before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 0.2))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+    assert kills
+    for name in ("killed", "straight"):
+        process = start(name)
+        assert process.wait(120) == 0, process.stderr.read()
+        process.stderr.close()
+    states = [prl.load(tmp_path / name).acting_state for name in ("killed", "straight")]
+    assert all(torch.equal(*(state[name] for state in states)) for name in states[0])
+    ends = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("killed", "straight")]
+    assert ends[0]["ledger"] == ends[1]["ledger"]
+    assert not list((tmp_path / "straight" / "checkpoints").glob(".*"))
+
+
+def test_the_two_newest_are_kept(tmp_path):
+    train_to(tmp_path)
+    kept = files(tmp_path)
+    assert len(kept) == 2
+    assert kept == sorted(kept, reverse=True)
+    steps = [int(name[5:-3]) for name in kept]
+    assert steps[0] >= 1000
+    assert 900 <= steps[1] < 1000
+    assert (tmp_path / "checkpoints").stat().st_mode & 0o777 == 0o700
+    assert all((tmp_path / "checkpoints" / name).stat().st_mode & 0o777 == 0o600 for name in kept)
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path):
+    state, summary = train_to(tmp_path)
+    with make(tmp_path, resume=True) as learner:
+        assert learner.train()["env_steps"] == summary["env_steps"]
+        assert torch.equal(learner.scheme.acting_state()["all"], state["all"])
+    with make(tmp_path, target_steps=1300, resume=True) as learner:
+        assert learner.train()["env_steps"] >= 1300
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "no archive"])
+def test_a_damaged_one_is_skipped_and_told_of(tmp_path, caplog, damage):
+    train_to(tmp_path)
+    newest, older = checkpoints.paths(tmp_path / "checkpoints")
+    raw = bytearray(newest.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    newest.write_bytes({"flipped": raw, "cut": raw[:-100], "emptied": b"", "no archive": b"checkpoint" * 1000}[damage])
+    with caplog.at_level(logging.WARNING), make(tmp_path, resume=True) as learner:
+        learner.start()
+        assert learner.env_steps == int(older.name[5:-3])
+    assert newest.name in caplog.text
+
+
+def test_every_damage_is_found(tmp_path):
+    train_to(tmp_path, target_steps=350)
+    newest = checkpoints.paths(tmp_path / "checkpoints")[0]
+    raw, rng = newest.read_bytes(), random.Random(1)
+    good = checkpoints.read(newest)
+    for _ in range(100):
+        damaged = bytearray(raw)
+        damaged[rng.randrange(len(raw))] ^= 1 << rng.randrange(8)
+        newest.write_bytes(damaged)
+        try:
+            found = checkpoints.read(newest)
+        except CheckpointError:
+            continue
+        assert is_equal(found, good)  # only what fills the space between parts may go unnoticed
+
+
+def is_equal(one, other):
+    """Whether two nested states are, bit for bit."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_equal(value, other[name]) for name, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(is_equal, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_without_a_good_one_nothing_begins_from_scratch(tmp_path):
+    train_to(tmp_path)
+    for path in checkpoints.paths(tmp_path / "checkpoints"):
+        path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* can be read .*overwrite=True"):
+        make(tmp_path, resume=True)
+
+
+def test_resume_begins_where_there_is_no_run(tmp_path):
+    with make(tmp_path / "new", resume=True, target_steps=100) as learner:
+        assert learner.train()["env_steps"] >= 100
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_gives_way(tmp_path, caplog):
+    interrupt_after(tmp_path / "run", 100)
+    with caplog.at_level(logging.WARNING), make(tmp_path / "run", resume=True, target_steps=100) as learner:
+        learner.train()
+    assert (tmp_path / "run.1" / "metrics.jsonl").exists()
+    assert "had no checkpoint" in caplog.text
+
+
+def test_nothing_in_a_file_is_executed(tmp_path):
+    class Payload:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+    train_to(tmp_path / "run", target_steps=350)
+    for path in checkpoints.paths(tmp_path / "run" / "checkpoints"):
+        torch.save({"scheme": Payload(), "learner": {}}, path)
+    with pytest.raises(CheckpointError):
+        make(tmp_path / "run", resume=True)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_other_settings_are_refused(tmp_path):
+    train_to(tmp_path, target_steps=350)
+    with pytest.raises(CheckpointError, match="num_col_workers was 1, now it is 2"):
+        make(tmp_path, scheme=make_scheme(num_col_workers=2), resume=True)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"checkpoint_every": 100}, "checkpoint_every needs a log_dir"), ({"resume": True}, "resume=True needs a log_dir"),
+    ({"log_dir": "run", "resume": True, "overwrite": True}, "without overwrite=True"), ({"checkpoint_every": 0}, "checkpoint_every"),
+])
+def test_options_that_could_do_nothing_are_refused(fake_scheme, options, message):
+    with pytest.raises(ConfigError, match=message):
+        Learner(fake_scheme(), 100, progress=False, **options)
+
+
+def test_a_recorded_run_has_no_checkpoints(tmp_path):
+    with pytest.raises(ConfigError, match="leave checkpoint_every out"):
+        make(tmp_path, scheme=make_scheme(record=str(tmp_path / "record")))
+
+
+def test_without_the_option_there_are_none(tmp_path):
+    train_to(tmp_path, checkpoint_every=None, target_steps=300)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_full_disk_ends_no_run(tmp_path, caplog, monkeypatch):
+    def full(*args):
+        raise RuntimeError("[enforce fail at inline_container.cc] unexpected pos 64 vs 0")
+    monkeypatch.setattr(torch, "save", full)
+    with caplog.at_level(logging.WARNING), make(tmp_path, target_steps=650) as learner:
+        while not learner.done():
+            learner.step()
+        assert "checkpoint" not in learner.get_metrics()
+    assert caplog.text.count("is not written: [enforce fail") == 2  # tried again at each
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_two_do_not_run_in_one_directory(tmp_path):
+    train_to(tmp_path, target_steps=350)
+    first, second = (make(tmp_path, resume=True) for _ in range(2))
+    first.start()
+    with pytest.raises(ConfigError, match="is in use by a run that goes on"):
+        second.start()
+    first.stop()
+    Lock(tmp_path).close()
+    assert second.train()["env_steps"] >= 1000
+    second.stop()
+
+
+def test_from_the_command_line(tmp_path, capsys):
+    command = ["train", "ppo", "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "16", "--log-dir", str(tmp_path / "run"),
+               "--checkpoint-every", "200", "--resume", "--no-progress", "--json"]
+    assert main([*command, "--target-steps", "300"]) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert main([*command, "--target-steps", "600"]) == 0
+    second = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert second["env_steps"] >= 600
+    assert second["updates"] > first["updates"]
+    assert second["seed"] == first["seed"]  # which was drawn
+    assert main([*command, "--target-steps", "600", "--lr", "0.1"]) == 2
+    assert "lr was" in capsys.readouterr().err
