@@ -33,7 +33,7 @@ def check_kind(kind: str | None, algo: Factory[Any], storage: Factory[Any], size
         size: What the user gives as the size of replay.
 
     Raises:
-        ConfigError: The storage is for another kind, the algorithm cannot learn from old rollouts, or there is no size.
+        ConfigError: The storage is for another kind, the algorithm cannot learn from old rollouts, or there is no such size.
     """
     found = kind_of(storage)
     if kind not in (None, found):
@@ -49,6 +49,7 @@ def check_kind(kind: str | None, algo: Factory[Any], storage: Factory[Any], size
         if size is None:
             raise ConfigError(f"replay of whole rollouts needs size, the env steps that all shards keep together; the size of "
                               f"{storage.cls.__name__} is that of a rollout")
+        RolloutReplay.create_factory(size)
     return found
 
 

@@ -48,9 +48,10 @@ def shards_of(scheme):
 
 @pytest.mark.parametrize("settings", [
     {}, {"num_replay_workers": 1}, {"num_col_workers": 1}, {"grad_communication": SYNC}, {"num_grad_workers": 2},
-    {"num_grad_workers": 2, "grad_communication": SYNC}, {"runtime": "threads"},
+    {"num_grad_workers": 2, "grad_communication": SYNC}, {"num_grad_workers": 2, "grad_communication": SYNC, "distribute_gradients": True},
+    {"runtime": "threads"},
     {"runtime": "threads", "num_replay_workers": 1, "num_col_workers": 1}],
-    ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "parallel", "threads", "threads-all-local"])
+    ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "parallel", "ranks", "threads", "threads-all-local"])
 def test_updates_are_made_of_rollouts_that_are_drawn(make_level, check_ledger, settings):
     scheme = make_level({"num_epochs": 2}, **settings)
     make_updates(scheme, 40)
@@ -205,6 +206,8 @@ def test_the_preset_and_the_command_line_reach_it():
     ({"kind": "transition"}, "kind='transition' needs a storage such as ReplayBuffer or PERBuffer, got SyntheticStorage"),
     ({"kind": "sequence"}, "kind='sequence' needs a storage such as SequenceBuffer, got SyntheticStorage, which is for kind='batch'"),
     ({"size": None}, "replay of whole rollouts needs size, the env steps that all shards keep together"),
+    ({"size": 0}, "size must be >= 1, got 0"),
+    ({"size": 400.0}, r"size must be int, got 400\.0"),
     ({"size": 14}, "size 14 over 2 shards is 7 each, less than train_batch_size 8; raise size"),
     ({"size": 6, "train_batch_size": 1}, "a shard must hold a rollout of 4 steps, size 6 over 2 shards is 3 each"),
     ({"alpha": 0.5}, "alpha would be ignored: SyntheticStorage has no such option"),

@@ -91,10 +91,12 @@ def test_lag_is_that_of_the_rollouts_behind_each_draw(monkeypatch, kind):
         monkeypatch.setattr(cls, name, method)
     agent, settings = AGENTS[kind]()
     scheme = Scheme(*agent, **SETTINGS, **settings)
-    while scheme.version < 60:
-        scheme.step()
-    metrics = scheme.metrics()
-    scheme.stop()
+    try:
+        while scheme.version < 60:
+            scheme.step()
+        metrics = scheme.metrics()
+    finally:
+        scheme.stop()
     drawn = [(version, *made[number]) for draw, version in draws for number in draw]
     lags = [version - collected for version, collected, _ in drawn]
     assert len(lags) > 80
