@@ -539,6 +539,7 @@ class GWorker(Worker):
         if not self.storage.keeps:  # what replay has given is a copy, and may wait
             self._batches = self._batch = self._item = None
             self._item_open, self._unused_steps = False, 0
+            self._rank.forget()
         self.ledger.drop_all(DropReason.SHUTDOWN)
         return self._incarnation, self.ledger.snapshot()
 

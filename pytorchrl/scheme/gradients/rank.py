@@ -109,6 +109,10 @@ class Rank:
         """Keep moments of rollouts until it is time to tell them."""
         self._untold += moments
 
+    def forget(self) -> None:
+        """Tell nobody what is kept: the data was given up."""
+        self._untold = []
+
     def told(self, tells: bool) -> tuple[dict[str, Moments], ...]:
         """The moments that ranks tell each other after a mean, in rank order; this one its own only if it `tells`."""
         assert self._group is not None

@@ -162,6 +162,21 @@ def test_what_is_resumed_is_what_went_on(make, check_ledger, agent, settings):
     assert resumed.stop() == straight.stop()
 
 
+@pytest.mark.parametrize("settings", SYNCHRONOUS.values(), ids=SYNCHRONOUS.keys())
+def test_in_the_middle_of_data_the_rest_is_given_up_by_both(make, check_ledger, settings):
+    straight, resumed = make(**settings), make(**settings)
+    straight.start(600)
+    go_on(straight, 4)
+    straight.step()  # the first of four updates from this data
+    assert not straight.is_between_items
+    resumed.resume(through_a_file(straight.checkpoint()))
+    resumed.start(600)
+    assert straight.is_between_items
+    np.testing.assert_equal(go_on(resumed, 5), go_on(straight, 5))
+    assert differences(straight.checkpoint(), resumed.checkpoint()) == []
+    assert check_ledger(resumed) == check_ledger(straight)
+
+
 def test_draws_after_a_checkpoint_are_others(make):
     """Else the comparison above would hold of runs that repeat themselves, too."""
     scheme = make("sac")
@@ -213,6 +228,8 @@ def test_shards_go_on_with_what_they_hold(check_ledger, agent, num_replay_worker
         held = [worker.update_worker.local_worker.shards for worker in (first, second)]
         assert [state.resident for state in held[1].states] == [state.resident for state in held[0].states]
         assert [state.mass for state in held[1].states] == [state.mass for state in held[0].states]
+        assert [shards._trained for shards in held] == [first.ledger()["consumed"]] * 2
+        assert [shards._added for shards in held] == [first.ledger()["collected"]] * 2  # so learning does not wait to start again
         assert check_ledger(second) == check_ledger(first)
         assert second.ledger()["resident"] == sum(state.resident for state in held[1].states) > 0
         for _ in range(30):
