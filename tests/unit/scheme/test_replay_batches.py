@@ -217,8 +217,8 @@ def test_the_preset_and_the_command_line_reach_it():
     ({"microbatch_size": 4}, "microbatch_size=4 is for rollouts that are used and forgotten; replay keeps and draws them"),
     ({"learning_starts": 500}, "learning_starts 500 exceeds size 400"),
     ({"num_replay_workers": None, "size": None, "kind": "batch"}, "kind=batch is for a replay level; give num_replay_workers"),
-    ({"debug": 1}, "debug must be True or False, got 1"),
-    ({"num_replay_workers": None, "size": None, "debug": True}, "debug=True is for a replay level"),
+    ({"replay_debug": 1}, "replay_debug must be True or False, got 1"),
+    ({"num_replay_workers": None, "size": None, "replay_debug": True}, "replay_debug=True is for a replay level"),
 ])
 def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, text):
     with pytest.raises(ConfigError, match=text):
