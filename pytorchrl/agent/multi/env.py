@@ -402,6 +402,8 @@ def _parallel_env_of(name: str) -> Callable[..., Any]:
         module = importlib.import_module(name)
     except ImportError as failure:
         raise ConfigError(f"{name} cannot be imported ({failure}); {_import_hint(name, failure)}") from failure
+    except Exception as failure:
+        raise EnvError(f"importing {name} raised: {describe(failure)}") from failure
     if not hasattr(module, "parallel_env"):
         turns = " (it is of PettingZoo's turn-based API; wrap it with pettingzoo.utils.aec_to_parallel)" if hasattr(module, "env") else ""
         raise ConfigError(f"{name} has no parallel_env{turns}; give a module such as 'mpe2.simple_spread_v3', or a function")

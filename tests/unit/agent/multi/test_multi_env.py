@@ -260,16 +260,17 @@ def test_bad_input_is_refused_when_the_factory_is_made(arguments, message):
         MultiAgentVecEnv.create_factory(**{"env_fn": MatchingGame, **arguments})
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    ("import nothing_like_this", "install the package that has nothing_like_this"),
-    ("from json import nothing_like_this", r"pytorchrl\[pettingzoo\]"),
-    ("def env(): pass", "has no parallel_env .it is of PettingZoo's turn-based API"),
+@pytest.mark.parametrize(("content", "error", "message"), [
+    ("import nothing_like_this", ConfigError, "install the package that has nothing_like_this"),
+    ("from json import nothing_like_this", ConfigError, r"pytorchrl\[pettingzoo\]"),
+    ("def env(): pass", ConfigError, "has no parallel_env .it is of PettingZoo's turn-based API"),
+    ("nothing_like_this()", EnvError, "importing some_game raised: .*nothing_like_this"),
 ])
-def test_a_module_that_makes_no_environments_is_refused(tmp_path, monkeypatch, content, message):
+def test_a_module_that_makes_no_environments_is_refused(tmp_path, monkeypatch, content, error, message):
     (tmp_path / "some_game.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     try:
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(error, match=message):
             MultiAgentVecEnv.create_factory("some_game")
     finally:
         sys.modules.pop("some_game", None)
