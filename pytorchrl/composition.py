@@ -87,6 +87,10 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None,
         help="Of an environment of several agents, who decides for them: one policy for all (shared, which also holds if nothing is "
              "given), one for each agent (independent), or a mapping from agent to policy."))
+    if algorithm_class(algorithm).off_policyness == "corrected":  # others have it among the options of their storage
+        found.append(OptionSpec(
+            name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
+            help="Env steps of rollouts that all shards keep together; with num_replay_workers."))
     for spec in found:
         if spec.name in specs:
             raise AssertionError(f"{spec.name} is an option of {spec.part} and of {specs[spec.name].part}")

@@ -34,9 +34,11 @@ D = TypeVar("D")
 
 
 def map_tensors(data: D, function: Callable[[Any], Any]) -> D:
-    """A copy with `function` applied to every tensor or array, in dataclasses and dictionaries of whatever depth."""
+    """A copy with `function` applied to every tensor or array, in dataclasses, dictionaries and lists of whatever depth."""
     if isinstance(data, dict):
         return {key: map_tensors(part, function) for key, part in data.items()}  # type: ignore[return-value]
+    if isinstance(data, list):
+        return [map_tensors(part, function) for part in data]  # type: ignore[return-value]
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         return dataclasses.replace(data, **{
             field.name: map_tensors(getattr(data, field.name), function) for field in dataclasses.fields(data)})

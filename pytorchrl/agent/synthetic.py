@@ -268,6 +268,14 @@ class SyntheticStorage(Storage):
         return {"inserted": sum(map(len, self.inserted)), "resident": len(self._drawn_from), "sampled": 0}
 
 
+@dataclass(slots=True)
+class SyntheticReplayBatch(Batch):
+    """Numbers of steps drawn from replay, as actions."""
+
+    ids: Tensor = _NONE
+    """(B,) int64: how many steps had come before each."""
+
+
 class SyntheticReplay(SyntheticStorage):
     """Keeps the numbers of the newest steps, and hands out batches of them once there are enough."""
 
@@ -321,8 +329,21 @@ class SyntheticReplay(SyntheticStorage):
         self._drawn_from = kept if mini_batch_size is None else np.resize(kept, mini_batch_size)
         batches = list(super().generate_batches(1)) * num_mini_batch
         self._drawn_from = kept
+        ids = np.arange(self.num_rows_added - len(kept), self.num_rows_added)
+        ids = ids if mini_batch_size is None else np.resize(ids, mini_batch_size)
         for number, batch in enumerate(batches, start=1):
-            yield dataclasses.replace(batch, num_new_samples=0, last=number == num_mini_batch)
+            fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+            yield SyntheticReplayBatch(
+                **{**fields, "num_new_samples": 0, "last": number == num_mini_batch}, ids=torch.from_numpy(ids))
+
+    @property
+    def num_rows_added(self) -> int:
+        """Steps that came so far."""
+        return self.counters["inserted"]
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """See `ReplayBuffer`."""
+        return ids
 
     @property
     def mass(self) -> float:

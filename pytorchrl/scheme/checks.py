@@ -36,7 +36,8 @@ from pytorchrl.scheme.gradients.bad_batches import check_directory
 from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
 from pytorchrl.scheme.replay.r_worker_set import FREE
 from pytorchrl.scheme.replay.shards import ROUTINGS
-from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS
+from pytorchrl.scheme.replay.storage_options import KINDS as REPLAY_KINDS
+from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS, check_kind, rollout_steps
 from pytorchrl.scheme.supervisor import check_policy
 from pytorchrl.scheme.updates.rounds import LagRule
 
@@ -46,8 +47,8 @@ _USES = ("minibatch_buffer_size", "num_passes", "ramp", "buffer", "replay_propor
 _QUEUE_ONLY = (*_USES, "replay_slots", "queue_policy", "on_starved", "max_policy_lag", "on_policy_lag")
 _ASYNC_ONLY = (*_QUEUE_ONLY, "queue_size", "col_in_flight", "broadcast_interval", "max_weight_sync_delay")
 _NOT_WITH_REPLAY = (*_USES, "microbatch_size")
-_REPLAY_ONLY = ("learning_starts", "add_in_flight", "routing", "initial_priority", "prioritized", *STORAGE_OPTIONS, "min_replay_ratio",
-                "max_replay_ratio", "replay_worker_resources")
+_REPLAY_ONLY = ("learning_starts", "add_in_flight", "routing", "kind", "initial_priority", "prioritized", *STORAGE_OPTIONS,
+                "min_replay_ratio", "max_replay_ratio", "replay_worker_resources", "debug")
 _ASYNC_GRADS_ONLY = ("aggregate", "max_grad_lag", "lag_policy")
 _RATIOS = ("min_replay_ratio", "max_replay_ratio")
 _PREFETCH = 4
@@ -182,6 +183,10 @@ class Checks:
         self._parse("add_in_flight", partial(check_count, "add_in_flight"))
         if options["routing"] not in ROUTINGS:
             self._problems.append(f"routing must be one of {', '.join(ROUTINGS)}, got {options['routing']!r}")
+        if options["kind"] not in (None, *REPLAY_KINDS):
+            self._problems.append(f"kind must be one of {', '.join(REPLAY_KINDS)}, or None, got {options['kind']!r}")
+        if not isinstance(options["debug"], bool):
+            self._problems.append(f"debug must be True or False, got {options['debug']!r}")
         if options["prioritized"] is not None and not isinstance(options["prioritized"], bool):
             self._problems.append(f"prioritized must be True, False or None, got {options['prioritized']!r}")
         for name in _RATIOS:
@@ -211,22 +216,21 @@ class Checks:
     def _replay_level(self, algo: Any, storage: Any, train_envs: Any) -> None:
         """Refuse shards that nothing can be drawn from; settle what is left to the algorithm."""
         options, num_shards = self._options, self._options["num_replay_workers"]
-        if storage.cls.keeps:
+        if storage.cls.keeps or num_shards is not None:
+            keeper = storage.cls.__name__ if storage.cls.keeps else "replay"
             for name in self._changed(_NOT_WITH_REPLAY):
-                raise ConfigError(f"{name}={options[name]} is for rollouts that are used and forgotten; "
-                                  f"{storage.cls.__name__} keeps and draws them, so leave it out")
+                raise ConfigError(f"{name}={options[name]} is for rollouts that are used and forgotten; {keeper} keeps and draws "
+                                  "them, so leave it out")
         if num_shards is None:
             return
-        if not storage.cls.keeps:
-            raise ConfigError(f"num_replay_workers={num_shards} needs a storage that keeps transitions, such as ReplayBuffer, "
-                              f"got {storage.cls.__name__}")
+        kind = options["kind"] = check_kind(options["kind"], algo, storage, options["size"])
         self._check_priorities(algo, storage)
-        size, own = storage.options.size, storage.options.size // num_shards
-        rollout = getattr(storage.options, "rollout_size", 1) * train_envs.num_envs
+        size = options["size"] if kind == "batch" else storage.options.size
+        own, rollout = size // num_shards, rollout_steps(storage, train_envs.num_envs)
         if options["train_batch_size"] is None:
             options["train_batch_size"] = getattr(algo.options, "mini_batch_size", rollout)
-        if options["learning_starts"] is None:
-            options["learning_starts"] = getattr(algo.options, "start_steps", 0)
+        if options["learning_starts"] is None:  # else the first batches would be the same few rollouts over and over
+            options["learning_starts"] = options["train_batch_size"] if kind == "batch" else getattr(algo.options, "start_steps", 0)
         options["prefetch"] = options["prefetch"] or _PREFETCH
         for wrong, text in (
                 (own < options["train_batch_size"] and not storage.cls.draws_sequences,
@@ -234,7 +238,7 @@ class Checks:
                 (own < rollout, f"a shard must hold a rollout of {rollout} steps, size {size} over {num_shards} shards is {own} each"),
                 (options["learning_starts"] > size, f"learning_starts {options['learning_starts']} exceeds size {size}")):
             if wrong:
-                raise ConfigError(f"{text}; raise the storage's size")
+                raise ConfigError(f"{text}; raise size")
 
     def _check_sequences(self, storage: Any, train_envs: Any) -> None:
         """Refuse replay in which no sequence would ever be complete; the steps of a worker stay together."""

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.moments import Moments as Moments
 from pytorchrl.runtime import WorkersPart
@@ -118,7 +120,9 @@ class Gradients:
     last: bool = False
     """Whether its data is used up, so that the next request starts with new data."""
     lags: tuple[tuple[int, int, int], ...] = ()
-    """(worker, lag when queued, lag at first use) of each rollout that came into use."""
+    """(worker, lag when queued, lag at first use) of each rollout that came into use from a queue."""
+    drawn_lags: tuple[np.ndarray, ...] = ()
+    """(K, 2) int64, (lag when sent to replay, lag when drawn) of each transition, sequence or rollout, one array a draw."""
     episodes: tuple[Episode, ...] = ()
     moments: tuple[dict[str, Moments], ...] = ()
     """Of the rollouts that came into use, with the last gradient made from them."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.worker import ASYNC, SYNC
-from pytorchrl.scheme.replay.storage_options import has_priorities
+from pytorchrl.scheme.replay.storage_options import has_priorities, kind_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -180,12 +180,16 @@ class NamedSchemes:
 
         Arguments as of `a3c`; the settings are `num_col_workers=2`, `num_replay_workers=1`, `max_weight_sync_delay=400`,
         `col_in_flight=2`, `prefetch=4`, `add_in_flight=2`, `routing="round_robin"`. The storage is such as `PERBuffer`, and
-        `DQN` has `epsilon_per_worker=True`. Where the storage has priorities, `initial_priority="worker"`.
+        `DQN` has `epsilon_per_worker=True`. Where the storage has priorities, `initial_priority="worker"`. With `kind="batch"`
+        the algorithm is one that corrects for lag, such as `IMPALA`, the storage `VTraceBuffer`, and `size` that of the replay.
         """
+        preset = PRESETS["apex"]
         if has_priorities(storage_factory, settings):
             settings.setdefault("initial_priority", "worker")
+        if isinstance(storage_factory, Factory) and kind_of(storage_factory) == "batch":
+            preset = replace(preset, off_policyness=_LAGGING)
         return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
-                   **PRESETS["apex"].settings(algo_factory, settings))
+                   **preset.settings(algo_factory, settings))
 
     @classmethod
     def r2d2(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],

@@ -37,7 +37,7 @@ from pytorchrl.scheme.messages import Weights
 from pytorchrl.scheme.named import NamedSchemes
 from pytorchrl.scheme.record import RecordWriter, as_json, describe, differences, read_record
 from pytorchrl.scheme.replay.r_worker_set import FREE, RWorkerSet
-from pytorchrl.scheme.replay.storage_options import with_options
+from pytorchrl.scheme.replay.storage_options import batch_steps, kept_by_shards, with_options
 from pytorchrl.scheme.updates.u_worker import UWorker
 
 # One evaluation is begun anew so often.
@@ -67,13 +67,17 @@ class Scheme(NamedSchemes):
             1 is a thread of the learner's process. Needs asynchronous collection. None: transitions that are kept stay
             with the learner, which draws from them between rollouts.
         replay_worker_resources: Ray resources of each remote shard.
-        learning_starts: Env steps that must have come into replay before learning begins; None: the algorithm's start_steps.
+        learning_starts: Env steps that must have come into replay before learning begins; None: the algorithm's start_steps,
+            or, where rollouts are drawn, train_batch_size.
         add_in_flight: Rollouts on their way to each shard, before collection waits.
         routing: Shard of a rollout: "round_robin", "least_loaded", or "by_stream" (one for each collection worker; always
             so for sequences).
+        kind: What is drawn from shards: "transition", "sequence", or "batch": whole rollouts, for algorithms that correct for
+            the age of their data (`IMPALA`, `APPO`); None: what the storage is for.
         initial_priority: First priority of a transition in a storage with priorities: "max" (the largest that was seen) or
             "worker" (its TD error by the weights of the collection worker that made it).
-        size: Env steps of replay in all, in place of the storage's own; and so are the next five. None: the storage's.
+        size: Env steps of replay in all, in place of the storage's own; and so are the next five. None: the storage's. Replay of
+            whole rollouts needs it.
         prioritized: True makes a ReplayBuffer draw by priority, False a PERBuffer uniformly.
         alpha: How much priorities count.
         beta: How much importance weights correct for it; a number or a schedule.
@@ -81,6 +85,7 @@ class Scheme(NamedSchemes):
         stratified: Whether to draw once from each equal part of the priorities' sum.
         min_replay_ratio: Env steps consumed for each collected, below which collection waits for learning; None: never.
         max_replay_ratio: The same, above which learning waits for collection; None: never.
+        debug: Whether statistics of shards have `evicted_hits` and `priority_change`, which takes time.
         num_grad_workers: Gradient workers; 1 means the local one, 2 or more are remote.
         grad_execution: "Central" or "Parallel" gradients; None follows num_grad_workers.
         grad_communication: "synchronous": one update from all gradients; "asynchronous": each as it comes.
@@ -108,7 +113,7 @@ class Scheme(NamedSchemes):
         max_weight_sync_delay: Env steps after which it is given the newest weights, in place of broadcast_interval.
         train_batch_size: Env steps that each learner is given for its next gradients, at least: whole rounds, or whole
             rollouts where collection is asynchronous; None: one. With num_replay_workers, transitions or sequences drawn for
-            an update; None: the algorithm's mini_batch_size.
+            an update, None: the algorithm's mini_batch_size; or the env steps, at least, of the rollouts drawn.
         microbatch_size: Most env steps of one backward pass; a larger batch is differentiated in slices, to the same
             result. None: no limit. With train_batch_size and synchronous collection it is also collected so, and forgotten
             piece by piece where the algorithm needs it once only.
@@ -164,10 +169,10 @@ class Scheme(NamedSchemes):
                  fraction_samples: float = 0.25, compress_data_to_send: bool | str = False,
                  num_replay_workers: int | None = None, replay_worker_resources: Mapping[str, float] = FREE,
                  learning_starts: int | None = None, add_in_flight: int = 2, routing: str = "round_robin",
-                 initial_priority: str = "max", size: int | None = None, prioritized: bool | None = None,
+                 kind: str | None = None, initial_priority: str = "max", size: int | None = None, prioritized: bool | None = None,
                  alpha: float | None = None, beta: float | Schedule | None = None, epsilon: float | None = None,
                  stratified: bool | None = None, min_replay_ratio: float | None = None, max_replay_ratio: float | None = None,
-                 num_grad_workers: int = 1,
+                 debug: bool = False, num_grad_workers: int = 1,
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
                  compress_grads_to_send: bool | str = False, distribute_gradients: bool = False,
                  check_ranks_every: int | None = 100, col_in_flight: int = 2,
@@ -306,11 +311,12 @@ class Scheme(NamedSchemes):
         replay_level: dict[str, Any] = {}
         if num_shards is not None:
             replay_level["replay_workers_factory"] = RWorkerSet.create_factory(
-                num_shards, self.algo_factory, self.actor_factory, self.storage_factory, shard_resources, self.seed,
-                options["num_threads"])
+                num_shards, self.algo_factory, self.actor_factory, kept_by_shards(self.storage_factory, options["size"]),
+                shard_resources, self.seed, options["num_threads"], options["debug"])
             replay_level["replay_options"] = {"batch_size": options["train_batch_size"], **{name: options[name] for name in (
                 "learning_starts", "prefetch", "add_in_flight", "routing", "queue_size")},
-                "item_size": getattr(self.storage_factory.options, "length", 1),
+                "batch_steps": batch_steps(self.storage_factory, self.train_envs_factory, options["train_batch_size"]),
+                "num_passes": getattr(self.algo_factory.options, "num_epochs", 1) if options["kind"] == "batch" else 1,
                 "min_ratio": options["min_replay_ratio"], "max_ratio": options["max_replay_ratio"]}
         compress_weights = Compression.of(WEIGHTS, options["compress_weights_to_send"]) or False
         grad_factory = GWorkerSet.create_factory(

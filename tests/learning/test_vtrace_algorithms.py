@@ -1,4 +1,4 @@
-"""IMPALA and APPO learn CartPole from data that are several updates old: two collectors, asynchronous."""
+"""IMPALA and APPO learn CartPole from data that are several updates old: two collectors, asynchronous, or replay of rollouts."""
 
 from __future__ import annotations
 
@@ -30,6 +30,21 @@ def test_learns_within_seconds(algorithm, target_steps):
     result, summary = play(algorithm, seed=1, target_steps=target_steps, runtime="simulated")
     assert summary["policy_lag"]["mean"] > 3 * UPDATES_AN_ITEM[algorithm]
     assert result >= 195, summary
+
+
+@pytest.mark.slow
+def test_learns_from_rollouts_in_shards_within_seconds():
+    """Every update is made of rollouts drawn from the last 4000 steps, each used twice on average."""
+    torch.set_num_threads(1)
+    learner, _ = make_learner(
+        "impala", "CartPole-v1", seed=1, progress=False, preset="apex", kind="batch", num_col_workers=2, num_replay_workers=2,
+        replay_size=4000, train_batch_size=256, max_replay_ratio=2.0, max_weight_sync_delay=128, target_steps=60_000, runtime="simulated")
+    with learner:
+        learner.train()
+        evaluation, metrics = learner.evaluate(20), learner.get_metrics()
+    assert 1.8 < metrics["scheme"]["replay_ratio"] <= 2.0
+    assert metrics["scheme"]["policy_lag_replay_mean"] > 8.0
+    assert statistics.fmean(evaluation.returns) >= 195, learner.summary()  # 20 at the beginning
 
 
 @pytest.mark.learning

@@ -324,6 +324,26 @@ class MultiAgentReplay(MultiAgentStorage):
             held = held | there.reshape(num_steps, -1, num_agents).any(-1)
         return int(np.count_nonzero(held))
 
+    @property
+    def num_rows_added(self) -> int:
+        """Env steps that came so far."""
+        return self._inserted
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """(N,) int64, the env steps of these ids, (N,), of batches, counted from 0 as their rollouts came."""
+        num_agents = np.array([len(self.options.agents[policy]) for policy in self.storages])
+        return ids // len(num_agents) // num_agents[ids % len(num_agents)]
+
+    def keep_notes(self) -> None:
+        """See `ReplayBuffer`."""
+        for storage in self.storages.values():
+            storage.keep_notes()
+
+    def take_notes(self) -> dict[str, np.ndarray]:
+        """See `ReplayBuffer`; of all policies."""
+        notes = [storage.take_notes() for storage in self.storages.values()]
+        return {name: np.concatenate([own[name] for own in notes]) for name in notes[0]}
+
     def to_learn_from(self, policy: str) -> Any:
         """See `MultiAgentStorage`."""
         return _InEnvSteps(self.storages[policy], self.counters)

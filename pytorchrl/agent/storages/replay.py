@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Hashable, Iterator, Sequence
@@ -125,6 +126,15 @@ class ReplayBuffer(Storage):
         return self._ring.num_drawable
 
     @property
+    def num_rows_added(self) -> int:
+        """Rows that came so far, those that are no transitions included; see `rows_of`."""
+        return self._ring.total
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """(N,) int64, the rows of these ids, (N,), of batches, counted from 0 as they came."""
+        return ids
+
+    @property
     def num_rows_given_up(self) -> int:
         """Rows, those that are no transitions included, that newer ones took the place of."""
         return self._ring.first
@@ -159,6 +169,7 @@ class ReplayBuffer(Storage):
             return None
         rows, weight = self._draw(batch_size)
         self._ring.columns["used"][rows] = True
+        self._ring.note_draw(rows)
         self._num_sampled += batch_size
         return self._batch(self._ring, rows, weight)
 
@@ -204,6 +215,19 @@ class ReplayBuffer(Storage):
     def num_bytes(self) -> int:
         """Memory of what is kept for learning."""
         return self._ring.num_bytes
+
+    def keep_notes(self) -> None:
+        """From now on note what `take_notes` tells, which takes time."""
+        self._ring.count_hits()
+
+    def take_notes(self) -> dict[str, np.ndarray]:
+        """Since the last call, (N,) each.
+
+        Returns:
+            `evicted_hits`: how often what can be drawn no more had been drawn; `priority_change`: by how much the priority of
+            a transition grew, before it is raised to alpha, when its errors came. Both are counts or sizes by item.
+        """
+        return {"evicted_hits": self._ring.take_hits(), "priority_change": np.zeros(0)}
 
     def state_dict(self, contents: bool = True) -> dict[str, Any]:
         """What is needed to go on exactly as now; without `contents` the transitions are left out."""
@@ -296,6 +320,7 @@ class PERBuffer(ReplayBuffer):
         super().__init__(options, **context)
         self._max_priority = _FIRST_PRIORITY
         self._num_stale = 0
+        self._changes: list[np.ndarray] | None = None
 
     # Made when first needed: a collector's storage never holds what is drawn from.
 
@@ -373,7 +398,29 @@ class PERBuffer(ReplayBuffer):
         known[known] = self._ring.columns["drawable"][rows[known]]
         self._num_stale += int(np.count_nonzero(~known))
         if known.any():
-            self._set_leaves(rows[known], self._priorities(errors[known]) ** self.options.alpha)
+            with self._noted(rows[known]):
+                self._set_leaves(rows[known], self._priorities(errors[known]) ** self.options.alpha)
+
+    def keep_notes(self) -> None:
+        """See `ReplayBuffer`."""
+        super().keep_notes()
+        self._changes = []
+
+    def take_notes(self) -> dict[str, np.ndarray]:
+        """See `ReplayBuffer`."""
+        changes, self._changes = self._changes or [], None if self._changes is None else []
+        return {**super().take_notes(), "priority_change": np.concatenate([np.zeros(0), *changes])}
+
+    @contextlib.contextmanager
+    def _noted(self, rows: np.ndarray) -> Iterator[None]:
+        """Note by how much the priorities of rows, (N,) places, some of them perhaps named twice, change within."""
+        if self._changes is None:
+            yield
+            return
+        rows, root = np.unique(rows), 1.0 / self.options.alpha
+        before = self._sums.get(rows) ** root
+        yield
+        self._changes.append(self._sums.get(rows) ** root - before)
 
     def reset(self) -> None:
         """See `ReplayBuffer`; the largest priority seen stays."""

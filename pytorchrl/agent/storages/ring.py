@@ -81,6 +81,8 @@ class Ring:
         self.counters = dict.fromkeys(("inserted", "evicted", "evicted_unused", "resident"), 0)
         self._extras = Slots()
         self._heads: dict[Hashable, _Head] = {}
+        self._hits: np.ndarray | None = None  # (C,) draws of what can be drawn at each place, where they are counted
+        self._hits_gone: list[np.ndarray] = []
         self._layout: dict[str, tuple[tuple[int, ...], str, int]] = {}
         """Leaf -> shape, dtype, pictures of a stack (1: kept as it is)."""
 
@@ -138,8 +140,29 @@ class Ring:
     def make_drawable(self, rows: np.ndarray, drawable: bool = True) -> None:
         """Say of different rows, (N,) places, that they can be drawn from now on, or cannot any more."""
         changed = np.count_nonzero(self.columns["drawable"][rows] != drawable)
+        if self._hits is not None:
+            self._count_gone(self._hits, rows)
         self.columns["drawable"][rows] = drawable
         self.num_drawable += int(changed) if drawable else -int(changed)
+
+    def count_hits(self) -> None:
+        """From now on count how often each row is drawn; see `take_hits`."""
+        self._hits = np.zeros(self.capacity, np.int64)
+
+    def note_draw(self, rows: np.ndarray) -> None:
+        """These rows, (N,) places, were drawn, some of them perhaps several times."""
+        if self._hits is not None:
+            np.add.at(self._hits, rows, 1)
+
+    def take_hits(self) -> np.ndarray:
+        """(N,) int64: of each row that can be drawn no more since the last call, how often it was drawn."""
+        gone, self._hits_gone = self._hits_gone, []
+        return np.concatenate([np.zeros(0, np.int64), *gone])
+
+    def _count_gone(self, hits: np.ndarray, rows: np.ndarray) -> None:
+        """Rows, (N,) places, become another thing; of those that could be drawn, this was their number of draws."""
+        self._hits_gone.append(hits[rows[self.columns["drawable"][rows]]])
+        hits[rows] = 0
 
     def clear(self) -> None:
         """Forget all rows; memory and the count of ids stay."""
@@ -287,6 +310,8 @@ class Ring:
         self.counters["resident"] -= num_valid
         self.counters["evicted_unused"] += int(np.count_nonzero(valid & ~column["used"][rows]))
         self.num_drawable -= int(np.count_nonzero(column["drawable"][rows]))
+        if self._hits is not None:
+            self._count_gone(self._hits, rows)
         for leaf in self.leaves.values():
             leaf.free(rows)
         self._give_back(link[link < 0])

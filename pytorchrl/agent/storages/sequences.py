@@ -289,6 +289,7 @@ class SequenceBuffer(PERBuffer):
             return None
         ring, options = self._ring, self.options
         starts, weight = self._draw(batch_size)
+        ring.note_draw(starts)
         burn_in = int(self._book.num_warm[starts].max())
         walk = self._walk(starts, burn_in)
         rows = np.maximum(walk.places, 0)

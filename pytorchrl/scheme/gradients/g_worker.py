@@ -107,7 +107,7 @@ class GWorker(Worker):
                 index_parent=index_worker, runtime=self._runtime, first_incarnation=_INCARNATIONS * incarnation)
             self.shards = Shards(
                 self.replay_workers, self.ledger, on_worker_failure, timeout_s=queue_timeout_s, worker_timeout_s=worker_timeout_s,
-                seed=self.storage.generator.initial_seed(), **(replay_options or {}))
+                seed=self.storage.generator.initial_seed(), version=lambda: self.actor_version, **(replay_options or {}))
         items_are_batches = self.col_communication is ASYNC and self.shards is None
         self.collector = CollectorThread(
             index_worker, self.local_worker, self.remote_workers, col_fraction_workers, col_communication,
@@ -161,7 +161,7 @@ class GWorker(Worker):
 
         With a replay level, the next one drawn from it.
         """
-        if self.shards is not None:
+        if self.shards is not None and self.storage.keeps:
             self._batch = self._draw(self.shards)
             return self._batch
         batch = None if self._batches is None else next(self._batches, None)
@@ -179,13 +179,12 @@ class GWorker(Worker):
         with self.report.watch.part("wait"):
             self.collector.ensure_started()
             batch = shards.get(lambda: self.collector.stopped, self.collector.why_no_data, self.storage.parameters)
-        for rollout in shards.take_headers():
-            self.report.add_rollout(rollout, self.actor_version, self.actor_version)
+        self.report.add_draw(shards, self.actor_version)
         return batch
 
     @timed("copy")
     def _take_item(self) -> None:
-        item = self._item = self._collect()
+        item = self._item = self._collect() if self.shards is None else self._draw(self.shards).as_item()
         self._unused_steps = self._drawn_steps = 0
         if item.uses == 1:
             for part in item.parts:
@@ -428,8 +427,8 @@ class GWorker(Worker):
         return Gradients(
             vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
-            ledger=self.ledger.snapshot(), last=used.last, lags=tuple(report.lags), episodes=tuple(report.episodes),
-            moments=tuple(report.moments), timings=report.timings, counters=dict(report.counters),
+            ledger=self.ledger.snapshot(), last=used.last, lags=tuple(report.lags), drawn_lags=tuple(report.drawn_lags),
+            episodes=tuple(report.episodes), moments=tuple(report.moments), timings=report.timings, counters=dict(report.counters),
             events=report.events, shards=tuple(report.shards),
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
             queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples), traffic=report.totals(self.collector),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from pytorchrl.scheme import codecs
 from pytorchrl.scheme.compression import DATA, GRADS, KINDS, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.timing import Seconds, Stopwatch, add_seconds
+
+if TYPE_CHECKING:
+    from pytorchrl.scheme.replay.shards import Shards
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +75,7 @@ class Report:
 
     def __init__(self, now: Callable[[], float], previous: Report | None = None) -> None:
         self.lags: list[tuple[int, int, int]] = []
+        self.drawn_lags: list[np.ndarray] = []
         self.episodes: list[Episode] = []
         self.moments: list[dict[str, Moments]] = []
         self.watch = Stopwatch(now)
@@ -122,6 +126,16 @@ class Report:
         """A rollout came into use; the learner's version when it was queued, and now."""
         self.lags.append((rollout.worker, version_queued - rollout.weights_version,
                           version_used - rollout.weights_version))
+        self._add(rollout)
+
+    def add_draw(self, shards: Shards, version: int) -> None:
+        """A batch was drawn from replay; the learner's version now. Rollouts have come into replay meanwhile."""
+        for rollout in shards.take_headers():
+            self._add(rollout)
+        collected, sent = shards.versions.T
+        self.drawn_lags.append(np.stack([sent - collected, version - collected], axis=1))
+
+    def _add(self, rollout: Rollout) -> None:
         self.episodes.extend(rollout.episodes)
         if rollout.moments:
             self.moments.append(rollout.moments)

@@ -22,9 +22,15 @@ from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.compression import Traffic
 from pytorchrl.scheme.gradients.report import decode
 from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.replay.versions import Versions
+from pytorchrl.scheme.window_stat import WindowStat
 
+NOTES = ("evicted_hits", "priority_change")
+"""What shards tell of their items where they are asked to; see `ReplayBuffer.take_notes`."""
 # Times of calls are means over so many.
 _TIME_WINDOW = 100
+# Notes are of the last items, so many.
+_NOTE_WINDOW = 1000
 
 
 class ShardState(NamedTuple):
@@ -52,6 +58,8 @@ class ShardState(NamedTuple):
     """Mean milliseconds of the last 100 calls of each kind."""
     decoded: Traffic = Traffic()
     """What its last added rollout took to decode."""
+    notes: Mapping[str, Any] = MappingProxyType({})
+    """Where it keeps notes, statistics of them by name; see `ReplayBuffer.take_notes`."""
 
     def statistics(self) -> dict[str, Any]:
         """What is told of it in metrics: totals since it began, what it holds, and what calls take; None: nothing yet."""
@@ -60,7 +68,18 @@ class ShardState(NamedTuple):
                 "min_priority": self.smallest ** (1.0 / self.alpha) if math.isfinite(self.smallest) else None,
                 "stale_priorities": self.counters.get("stale_priorities", 0),
                 "evicted_unused": self.counters.get("evicted_unused", 0),
-                **{f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}}
+                **{f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}, **self.notes}
+
+
+class Drawn(NamedTuple):
+    """What a shard answers when something is drawn."""
+
+    batch: Any
+    """None if there was nothing to draw from."""
+    state: ShardState
+    versions: np.ndarray
+    """(K, 2) int64, of each transition, sequence or rollout in the batch: the version of the weights that made it (its first
+    trained step), and that of the learner when it was sent to the shard."""
 
 
 class RWorker(Worker):
@@ -78,12 +97,13 @@ class RWorker(Worker):
         incarnation: How often its place was filled before.
         num_threads: Torch threads of its process; None leaves them alone.
         runtime: Where it runs.
+        debug: Whether it keeps notes of its items, which takes time.
     """
 
     def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], num_shards: int = 1,
                  is_beside_learner: bool = True, seed: int = 0,
-                 incarnation: int = 0, num_threads: int | None = None, runtime: Runtime | None = None) -> None:
+                 incarnation: int = 0, num_threads: int | None = None, runtime: Runtime | None = None, debug: bool = False) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -97,45 +117,47 @@ class RWorker(Worker):
         self._num_envs = 0  # of each collection worker; with the storage
         self._answers = 0
         self._decoded = Traffic()
+        self._versions = Versions()
+        self._notes = {name: WindowStat(name, _NOTE_WINDOW) for name in NOTES} if debug else {}
 
-    def add(self, rollout: Rollout) -> ShardState:
-        """Keep a rollout; what it overwrites is evicted."""
+    def add(self, rollout: Rollout, version: int = 0) -> ShardState:
+        """Keep a rollout, sent when the learner had this version; what it overwrites is evicted."""
         with self._timed("add"):
-            self._add(rollout)
+            self._add(rollout, version)
         return self._state()
 
-    def _add(self, rollout: Rollout) -> None:
+    def _add(self, rollout: Rollout, version: int) -> None:
         self._arrive("add")
         if self._storage is None:
             self._storage = self._build(rollout.data.num_envs)
         start, data = self._now(), decode(rollout)
         self._decoded = Traffic(decodes=1, decode_s=self._now() - start) if rollout.sent.is_encoded else Traffic()
+        self._versions.add(self._storage.num_rows_added, rollout.weights_version, version)
         self._storage.insert_data_slice([data], sources=[rollout.source])
+        self._versions.forget(self._storage.num_rows_added - self._storage.options.size)
 
-    def sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> tuple[Any, ShardState]:
+    def sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> Drawn:
         """Draw a batch.
 
         Args:
-            size: Transitions.
+            size: Transitions, sequences, or of rollouts the least number of env steps.
             smallest: What the least likely transition of all shards is drawn in proportion to.
             parameters: Of the storage, by name, as they are now.
-
-        Returns:
-            The batch, None if there is nothing to draw from.
         """
         with self._timed("sample"):
-            batch = self._sample(size, smallest, parameters)
-        return batch, self._state()
+            batch, versions = self._sample(size, smallest, parameters)
+        return Drawn(batch, self._state(), versions)
 
-    def _sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> Any:
+    def _sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> tuple[Any, np.ndarray]:
         self._arrive("sample")
-        batch = None
+        batch, versions = None, np.zeros((0, 2), np.int64)
         if self._storage is not None:
             self._storage.parameters = {**self._storage.parameters, **parameters}
             batch = next(self._storage.generate_batches(1, size), None)
             if batch is not None:
+                versions = self._versions.of(self._storage.rows_of(batch.ids.numpy()))
                 batch = self._for_learner(batch, smallest)
-        return batch
+        return batch, versions
 
     def _for_learner(self, batch: Any, smallest: float) -> Any:
         """The batch with weights relative to the largest of all shards, where they are relative to this shard's."""
@@ -158,12 +180,14 @@ class RWorker(Worker):
 
     def state(self) -> dict[str, Any] | None:
         """What it holds, as plain values and tensors; None before anything came."""
-        return None if self._storage is None else {"num_envs": self._num_envs, "storage": self._storage.state_dict()}
+        return None if self._storage is None else {"num_envs": self._num_envs, "storage": self._storage.state_dict(),
+                                                        "versions": self._versions.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> ShardState:
         """Go on from what another shard held."""
         self._storage = self._build(state["num_envs"])
         self._storage.load_state_dict(state["storage"])
+        self._versions.load_state_dict(state["versions"])
         return self._state()
 
     @contextlib.contextmanager
@@ -182,7 +206,16 @@ class RWorker(Worker):
         algo_factory, actor_factory, storage_factory = self._factories
         actor = actor_factory(device="cpu", seed=0)
         algorithm = algo_factory(device="cpu", actor=actor, seed=0)
-        return storage_factory(device="cpu", actor=actor, algorithm=algorithm, num_envs=num_envs, seed=self._seed)
+        storage = storage_factory(device="cpu", actor=actor, algorithm=algorithm, num_envs=num_envs, seed=self._seed)
+        if self._notes:
+            storage.keep_notes()
+        return storage
+
+    def _take_notes(self, storage: Any) -> dict[str, Any]:
+        for name, values in (storage.take_notes() if self._notes else {}).items():
+            for value in values.tolist():
+                self._notes[name].push(value)
+        return {name: note.stats() for name, note in self._notes.items()}
 
     def _state(self) -> ShardState:
         self._answers += 1
@@ -192,7 +225,7 @@ class RWorker(Worker):
         return ShardState(
             self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "leaf_min", 1.0), counters,
             storage.num_items, storage.num_bytes, getattr(storage.options, "alpha", 1.0),
-            {name: statistics.fmean(times) for name, times in self._times.items()}, self._decoded)
+            {name: statistics.fmean(times) for name, times in self._times.items()}, self._decoded, self._take_notes(storage))
 
 
 def share_of(storage_factory: Factory[Any], index: int, num_shards: int) -> Factory[Any]:

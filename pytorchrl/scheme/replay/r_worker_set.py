@@ -28,17 +28,19 @@ class RWorkerSet(WorkerSet[RWorker]):
         num_threads: Torch threads of each remote shard.
         runtime: Where remote shards run.
         first_incarnation: Of the shards, where their GWorker is a replacement itself.
+        debug: Whether shards keep notes of their items.
     """
 
     def __init__(self, num_workers: int, index_parent: int, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], worker_resources: Mapping[str, float], seed: int = 0,
-                 num_threads: int | None = 1, runtime: Runtime | None = None, first_incarnation: int = 0) -> None:
+                 num_threads: int | None = 1, runtime: Runtime | None = None, first_incarnation: int = 0,
+                 debug: bool = False) -> None:
         runtime = runtime or ThreadRuntime()
         is_remote = num_workers > 1
         self.runtime = runtime if is_remote else runtime.in_process()
         params = {"index_parent": index_parent, "algo_factory": algo_factory, "actor_factory": actor_factory,
                   "storage_factory": storage_factory, "num_shards": num_workers, "is_beside_learner": not is_remote, "seed": seed,
-                  "runtime": self.runtime}
+                  "runtime": self.runtime, "debug": debug}
         super().__init__(
             RWorker, params, worker_resources if is_remote else {}, num_workers, runtime=self.runtime,
             name=f"GWorker {index_parent}/RWorker ", local_params={}, remote_params={"num_threads": num_threads} if is_remote else {},
@@ -47,8 +49,9 @@ class RWorkerSet(WorkerSet[RWorker]):
     @classmethod
     def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],
                        storage_factory: Factory[Any], worker_resources: Mapping[str, float], seed: int = 0,
-                       num_threads: int | None = 1) -> Callable[..., RWorkerSet]:
+                       num_threads: int | None = 1, debug: bool = False) -> Callable[..., RWorkerSet]:
         """A function that makes new RWorkerSets; a GWorker calls it with what only it knows."""
         return partial(
             cls, check_count("num_replay_workers", num_workers), algo_factory=algo_factory, actor_factory=actor_factory,
-            storage_factory=storage_factory, worker_resources=worker_resources, seed=seed, num_threads=num_threads)
+            storage_factory=storage_factory, worker_resources=worker_resources, seed=seed, num_threads=num_threads,
+            debug=debug)

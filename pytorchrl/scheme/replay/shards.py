@@ -18,7 +18,7 @@ from pytorchrl.scheme.compression import DATA
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.messages import Rollout
-from pytorchrl.scheme.replay.r_worker import RWorker, ShardState
+from pytorchrl.scheme.replay.r_worker import Drawn, RWorker, ShardState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.supervisor import Requests, Supervisor
 
@@ -30,7 +30,7 @@ class _Draw(NamedTuple):
 
     shard: int
     incarnation: int
-    future: Future[tuple[Any, ShardState]]
+    future: Future[Drawn]
     asked: float
 
 
@@ -45,8 +45,9 @@ class Shards:
         workers: The shards.
         ledger: The GWorker's account.
         on_worker_failure: What becomes of lost shards; see `Supervisor`.
-        batch_size: Transitions of a batch, or sequences.
-        item_size: Env steps of each, at most.
+        batch_size: Transitions of a batch, or sequences, or of rollouts the least number of env steps.
+        batch_steps: Env steps of a batch, at most; None: `batch_size`.
+        num_passes: How often learning goes over a batch; each counts as consumed.
         queue_size: Batches asked for or waiting, in all.
         learning_starts: Env steps that must have come, over all shards, before anything is drawn.
         prefetch: Batches asked for or waiting, a shard.
@@ -58,16 +59,22 @@ class Shards:
         timeout_s: How long learning waits for a batch before it raises.
         worker_timeout_s: A shard that takes longer to draw is taken for hung.
         seed: Of the choice of shards.
+        version: Tells the learner's version.
+
+    Attributes:
+        versions: Of what is in the last batch; see `Drawn`.
     """
 
     def __init__(self, workers: RWorkerSet, ledger: Ledger, on_worker_failure: str = "restart", *, batch_size: int,  # noqa: PLR0913
                  learning_starts: int = 0, prefetch: int = 4, add_in_flight: int = 2, routing: str = "round_robin",
                  min_ratio: float | None = None, max_ratio: float | None = None, timeout_s: float = 300.0,
-                 worker_timeout_s: float = 60.0, seed: int = 0, item_size: int = 1, queue_size: int = 16) -> None:
+                 worker_timeout_s: float = 60.0, seed: int = 0, batch_steps: int | None = None, num_passes: int = 1,
+                 queue_size: int = 16, version: Callable[[], int] = lambda: 0) -> None:
         self._runtime, self._handles, self._ledger = workers.runtime, workers.remote_workers(), ledger
         self._batch_size, self._learning_starts, self._timeout_s = batch_size, learning_starts, timeout_s
         self._worker_timeout_s = worker_timeout_s
-        self._batch_steps = batch_size * item_size  # a batch of sequences may have fewer: they are padded
+        self._batch_steps, self._num_passes = (batch_steps or batch_size) * num_passes, num_passes
+        self._version, self.versions = version, np.zeros((0, 2), np.int64)
         self._max_draws = min(prefetch * len(self._handles), queue_size)
         self._max_adds, self._routing = add_in_flight, routing
         self._min_ratio, self._max_ratio = min_ratio or 0.0, max_ratio
@@ -108,7 +115,7 @@ class Shards:
             place = self._place(rollout)
             if place is not None and not self._learning_lags():
                 self._on_their_way[place].append(rollout)
-                self._adds.add(place, self._handles[place].submit(RWorker.add, rollout))
+                self._adds.add(place, self._handles[place].submit(RWorker.add, rollout, self._version()))
                 return
             self.poll(POLL_INTERVAL_S)
 
@@ -182,7 +189,7 @@ class Shards:
             batch = self._take_draw()
             if batch is not None:
                 self.items_dropped += 1
-                self._trained -= batch.num_samples
+                self._trained -= batch.num_samples * self._num_passes
         while self._is_telling() and self._runtime.now() < deadline:
             self._runtime.wait([told[1] for told in self._telling if told is not None], POLL_INTERVAL_S)
         for index in sorted({*self._adds.owners(), *(draw.shard for draw in self._draws)}):
@@ -312,13 +319,13 @@ class Shards:
         if isinstance(outcome.error, WorkerDiedError):
             self._report(draw.shard, draw.incarnation, outcome.error)
             return None
-        batch, state = outcome.unwrap()
+        batch, state, versions = outcome.unwrap()
         self._take(draw.shard, draw.incarnation, state)
         if batch is not None:
             batch = map_tensors(batch, _as_tensor)
-            self._current = draw
+            self._current, self.versions = draw, versions
             with self._lock:
-                self._trained += batch.num_samples
+                self._trained += batch.num_samples * self._num_passes
         return batch
 
     def _report(self, index: int, incarnation: int, error: WorkerLostError) -> None:

@@ -1,4 +1,4 @@
-"""Options of a replay storage that a scheme may be given too, and which then win."""
+"""What shards keep, by the agent's storage; options of a replay storage that a scheme may be given too, and which then win."""
 
 from __future__ import annotations
 
@@ -9,9 +9,72 @@ from typing import Any
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.replay.rollouts import RolloutReplay
 
+KINDS = ("transition", "sequence", "batch")
+"""What is drawn from shards: single transitions, sequences of steps, or whole rollouts."""
+_STORAGES = {"transition": "ReplayBuffer or PERBuffer", "sequence": "SequenceBuffer", "batch": "VTraceBuffer"}
 STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
 """Those of the storage's own that are taken over as they are."""
+
+
+def kind_of(factory: Factory[Any]) -> str:
+    """What shards draw for an agent with this storage: one that keeps nothing makes its batches of whole rollouts."""
+    return "batch" if not factory.cls.keeps else "sequence" if factory.cls.draws_sequences else "transition"
+
+
+def check_kind(kind: str | None, algo: Factory[Any], storage: Factory[Any], size: int | None) -> str:
+    """What shards draw for this agent.
+
+    Args:
+        kind: What the user wants; None leaves it to the storage.
+        algo: The agent's algorithm.
+        storage: The agent's storage.
+        size: What the user gives as the size of replay.
+
+    Raises:
+        ConfigError: The storage is for another kind, the algorithm cannot learn from old rollouts, or there is no such size.
+    """
+    found = kind_of(storage)
+    if kind not in (None, found):
+        raise ConfigError(f"kind={kind!r} needs a storage such as {_STORAGES[str(kind)]}, got {storage.cls.__name__}, which is for "
+                          f"kind={found!r}; give that storage, or leave kind out")
+    if found == "batch":
+        off_policyness = getattr(algo.options, "off_policyness", algo.cls.off_policyness)
+        if off_policyness == "on":
+            raise ConfigError(
+                f"num_replay_workers with {storage.cls.__name__} draws rollouts of older policies, and the off_policyness of "
+                f"{algo.cls.__name__} is 'on'; give an algorithm that corrects for that, such as IMPALA or APPO, or a storage that "
+                "keeps transitions, such as ReplayBuffer")
+        if size is None:
+            raise ConfigError(f"replay of whole rollouts needs size, the env steps that all shards keep together; the size of "
+                              f"{storage.cls.__name__} is that of a rollout")
+        RolloutReplay.create_factory(size)
+    return found
+
+
+def kept_by_shards(factory: Factory[Any], size: int | None) -> Factory[Any]:
+    """What shards are made of: the agent's own storage, or, where that keeps nothing, replay of whole rollouts."""
+    return factory if factory.cls.keeps or size is None else RolloutReplay.create_factory(size)
+
+
+def batch_steps(factory: Factory[Any], train_envs: Any, size: int) -> int:
+    """Env steps of a batch, at most.
+
+    Args:
+        factory: The agent's storage.
+        train_envs: Factory of a collector's environments.
+        size: Transitions, sequences, or of rollouts the least number of env steps.
+    """
+    kind, options = kind_of(factory), factory.options
+    if kind == "batch":  # the last rollout may be in it for one step of its
+        return int(size + rollout_steps(factory, train_envs.num_envs) - 1)
+    return int(size * options.length) if kind == "sequence" else size  # sequences are padded
+
+
+def rollout_steps(factory: Factory[Any], num_envs: int) -> int:
+    """Env steps of a full rollout of so many environments."""
+    return int(getattr(factory.options, "rollout_size", factory.options.size) * num_envs)
 
 
 def has_priorities(factory: Any, given: Mapping[str, Any]) -> bool:
@@ -26,7 +89,7 @@ def with_options(factory: Factory[Any], given: Mapping[str, Any]) -> Factory[Any
     Args:
         factory: Of a replay storage.
         given: Name -> value; None leaves the storage's. `prioritized` makes a `ReplayBuffer` a `PERBuffer`, or the other
-            way round; others are ignored.
+            way round; others are ignored. The storage of rollouts keeps its own `size`, which is not that of the replay.
 
     Raises:
         ConfigError: The storage has no such option, or its value is not allowed.
@@ -42,7 +105,8 @@ def with_options(factory: Factory[Any], given: Mapping[str, Any]) -> Factory[Any
         factory = kind.create_factory(**{
             field.name: getattr(factory.options, field.name) for field in dataclasses.fields(factory.options)
             if field.name in names})
-    values = {name: given[name] for name in STORAGE_OPTIONS if given.get(name) is not None}
+    own = [name for name in STORAGE_OPTIONS if name != "size" or getattr(factory.cls, "keeps", True)]
+    values = {name: given[name] for name in own if given.get(name) is not None}
     names = {field.name for field in dataclasses.fields(factory.options)}
     if unknown := [name for name in values if name not in names]:
         raise ConfigError(f"{', '.join(unknown)} would be ignored: {factory.cls.__name__} has no such option; give a storage "

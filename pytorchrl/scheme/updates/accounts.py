@@ -37,10 +37,11 @@ _TIMED: Mapping[str, tuple[str, Callable[[Seconds], float]]] = {
     "grad": ("grad", lambda timings: timings["gradients"]["grad"]),
 }
 """What gradient workers count, what it is called in metrics, and the time of a message that went into it."""
+_LAG_PARTS = ("collect", "queue", "replay")
 _BEFORE = (-1, 0)
 """Place in the account of gradient workers that were lost before a checkpoint."""
 _SAVED_COUNTS = ("updates", "updates_skipped_nan", "samples_skipped_nan")
-_SAVED_LAGS = ("lags", "lags_collect", "grad_lags")
+_SAVED_LAGS = ("lags", "lag_parts", "grad_lags")
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Accounts:
         """What the update worker itself has sent and decoded; written by the thread that makes updates."""
         self._incarnations: Counter[int] = Counter()
         self._lags: Counter[int] = Counter()
-        self._lags_collect: Counter[int] = Counter()
+        self._lag_parts: Counter[str] = Counter()  # updates, over all that is in `_lags`
         self._grad_lags: Counter[int] = Counter()
         self._queue_levels = WindowStat("queue", 50)
         self._episodes: list[Episode] = []
@@ -106,7 +107,11 @@ class Accounts:
             self._traffic[sender] = gradients.traffic
             for _, lag_queued, lag_used in gradients.lags:
                 self._lags[lag_used] += 1
-                self._lags_collect[lag_queued] += 1
+                self._lag_parts.update(collect=lag_queued, queue=lag_used - lag_queued)
+            for lags in gradients.drawn_lags:
+                sent, drawn = lags.T.tolist()
+                self._lags.update(drawn)
+                self._lag_parts.update(collect=sum(sent), replay=sum(drawn) - sum(sent))
             for level in gradients.queue_levels:
                 self._queue_levels.push(level)
             self._episodes.extend(gradients.episodes)
@@ -324,7 +329,6 @@ class Accounts:
             for part in self._counters.values():
                 counters.update(part)
             pushes = counters.pop("weight_pushes", 0) + self.weight_pushes
-            lag, lag_collect = summary(self._lags), summary(self._lags_collect)["mean"]
             time_s = self._time_s()
             grad_s = time_s["gradients"]["grad"]
             collect_s = sum(time_s["collection"].values()) - time_s["collection"]["send"] - time_s["collection"]["idle"]
@@ -348,7 +352,8 @@ class Accounts:
                 "dropped_items": counters["dropped_items"], "passes_cancelled": counters["passes_cancelled"],
                 "replay_items_dropped": counters["replay_items_dropped"], "stale_priorities": counters["stale_priorities"],
                 "replay_ratio": ledger.consumed / ledger.collected if ledger.collected else None,
-                "policy_lag": lag, "policy_lag_collect_mean": lag_collect, "policy_lag_queue_mean": lag["mean"] - lag_collect,
+                "policy_lag": summary(self._lags),
+                **{f"policy_lag_{part}_mean": self._lag_parts[part] / max(1, self._lags.total()) for part in _LAG_PARTS},
                 "grad_lag": summary(self._grad_lags), **self._rates(),
                 "collect_peak_steps_per_s": counters["collected_in_use"] / collect_s if collect_s else None,
                 "grad_peak_steps_per_s": ledger.consumed / grad_s if grad_s else None,

@@ -213,11 +213,11 @@ def test_every_pattern_goes_on_with_an_exact_account(check_ledger, pattern):
 
 
 @pytest.mark.parametrize("num_replay_workers", [1, 3])
-def test_shards_go_on_with_what_they_hold(check_ledger, num_replay_workers):
+@pytest.mark.parametrize("agent", ["dqn, prioritised", "impala", "two policies, dqn"])
+def test_shards_go_on_with_what_they_hold(check_ledger, agent, num_replay_workers):
     def make():
-        agent = AGENTS["dqn, prioritised"]()
-        return Scheme.apex(*agent, runtime="simulated", seed=1, num_replay_workers=num_replay_workers, size=300, learning_starts=40,
-                           max_replay_ratio=2.0, train_batch_size=8, max_weight_sync_delay=16)
+        return Scheme.apex(*AGENTS[agent](), runtime="simulated", seed=1, num_replay_workers=num_replay_workers, size=300,
+                           learning_starts=40, max_replay_ratio=2.0, train_batch_size=8, max_weight_sync_delay=16)
     first, second = make(), make()
     try:
         for _ in range(30):

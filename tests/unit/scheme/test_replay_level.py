@@ -118,6 +118,7 @@ def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, t
         make_level(**settings)
 
 
-def test_a_storage_that_keeps_nothing_is_refused(make_scheme):
-    with pytest.raises(ConfigError, match="num_replay_workers=2 needs a storage that keeps transitions, such as ReplayBuffer"):
+def test_a_storage_of_rollouts_needs_an_algorithm_that_corrects_for_their_age(make_scheme):
+    with pytest.raises(ConfigError, match="GAEBuffer draws rollouts of older policies, and the off_policyness of PPO is 'on'; give an "
+                                          "algorithm that corrects for that, such as IMPALA or APPO, or a storage that keeps trans"):
         make_scheme(algo=PPO.create_factory(), num_replay_workers=2, col_communication=ASYNC)

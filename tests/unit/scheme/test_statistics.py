@@ -63,7 +63,7 @@ def test_the_page_has_tables():
 
 
 def test_every_name_of_the_page_is_there(make_apex):
-    metrics = run(make_apex())
+    metrics = run(make_apex(debug=True))
     assert [name for name in NAMES if name not in metrics and not name.startswith("compress/")] == []
 
 
@@ -77,7 +77,7 @@ def test_every_name_of_compression_is_there_once_something_was_encoded(make_sche
 
 
 def test_every_name_is_on_the_page(make_apex):
-    names = {re.sub(r"^shard/\d/", "shard/1/", name) for name in run(make_apex())}
+    names = {re.sub(r"^shard/\d/", "shard/1/", name) for name in run(make_apex(debug=True))}
     assert names - set(NAMES) == {"samples_skipped_nan"}
 
 
@@ -162,6 +162,22 @@ def test_shards_say_what_their_storages_have(make_apex):
         assert shard["add_time_ms"] == pytest.approx(200.0)
         assert shard["priority_time_ms"] == pytest.approx(100.0)
     assert metrics["stale_priorities"] > 0  # a shard of 30 is overwritten while messages are underway
+
+
+def test_debug_adds_what_became_of_items(make_apex):
+    scheme = make_apex(debug=True, costs={"step": 0.02})  # slow enough for errors to find their transitions
+    run(scheme, 40)
+    scheme.drain()
+    metrics = run(scheme, scheme.version + 1)
+    for index in (1, 2):
+        hits, change = metrics[f"shard/{index}/evicted_hits"], metrics[f"shard/{index}/priority_change"]
+        # Which of them were drawn, and how often: what is left out of the mean is still there.
+        assert 0 < metrics[f"shard/{index}/added"] - metrics[f"shard/{index}/items"] == hits["count"]
+        assert 0.0 < hits["mean"] <= metrics[f"shard/{index}/sampled"] / hits["count"]
+        assert hits["quantiles"][0] == 0.0
+        assert 0 < change["count"] <= metrics[f"shard/{index}/sampled"]
+        assert change["std"] > 0.0
+    assert not [name for name in run(make_apex()) if name.endswith(("evicted_hits", "priority_change"))]
 
 
 def test_shards_of_several_gradient_workers_have_names_of_their_own(make_apex):
