@@ -48,7 +48,7 @@ _QUEUE_ONLY = (*_USES, "replay_slots", "queue_policy", "on_starved", "max_policy
 _ASYNC_ONLY = (*_QUEUE_ONLY, "queue_size", "col_in_flight", "broadcast_interval", "max_weight_sync_delay")
 _NOT_WITH_REPLAY = (*_USES, "microbatch_size")
 _REPLAY_ONLY = ("learning_starts", "add_in_flight", "routing", "kind", "initial_priority", "prioritized", *STORAGE_OPTIONS,
-                "min_replay_ratio", "max_replay_ratio", "replay_worker_resources", "debug")
+                "min_replay_ratio", "max_replay_ratio", "replay_worker_resources", "replay_debug")
 _ASYNC_GRADS_ONLY = ("aggregate", "max_grad_lag", "lag_policy")
 _RATIOS = ("min_replay_ratio", "max_replay_ratio")
 _PREFETCH = 4
@@ -185,8 +185,8 @@ class Checks:
             self._problems.append(f"routing must be one of {', '.join(ROUTINGS)}, got {options['routing']!r}")
         if options["kind"] not in (None, *REPLAY_KINDS):
             self._problems.append(f"kind must be one of {', '.join(REPLAY_KINDS)}, or None, got {options['kind']!r}")
-        if not isinstance(options["debug"], bool):
-            self._problems.append(f"debug must be True or False, got {options['debug']!r}")
+        if not isinstance(options["replay_debug"], bool):
+            self._problems.append(f"replay_debug must be True or False, got {options['replay_debug']!r}")
         if options["prioritized"] is not None and not isinstance(options["prioritized"], bool):
             self._problems.append(f"prioritized must be True, False or None, got {options['prioritized']!r}")
         for name in _RATIOS:

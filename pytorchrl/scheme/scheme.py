@@ -85,7 +85,7 @@ class Scheme(NamedSchemes):
         stratified: Whether to draw once from each equal part of the priorities' sum.
         min_replay_ratio: Env steps consumed for each collected, below which collection waits for learning; None: never.
         max_replay_ratio: The same, above which learning waits for collection; None: never.
-        debug: Whether statistics of shards have `evicted_hits` and `priority_change`, which takes time.
+        replay_debug: Whether statistics of shards have `evicted_hits` and `priority_change`, which takes time.
         num_grad_workers: Gradient workers; 1 means the local one, 2 or more are remote.
         grad_execution: "Central" or "Parallel" gradients; None follows num_grad_workers.
         grad_communication: "synchronous": one update from all gradients; "asynchronous": each as it comes.
@@ -172,7 +172,7 @@ class Scheme(NamedSchemes):
                  kind: str | None = None, initial_priority: str = "max", size: int | None = None, prioritized: bool | None = None,
                  alpha: float | None = None, beta: float | Schedule | None = None, epsilon: float | None = None,
                  stratified: bool | None = None, min_replay_ratio: float | None = None, max_replay_ratio: float | None = None,
-                 debug: bool = False, num_grad_workers: int = 1,
+                 replay_debug: bool = False, num_grad_workers: int = 1,
                  grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
                  compress_grads_to_send: bool | str = False, distribute_gradients: bool = False,
                  check_ranks_every: int | None = 100, col_in_flight: int = 2,
@@ -312,7 +312,7 @@ class Scheme(NamedSchemes):
         if num_shards is not None:
             replay_level["replay_workers_factory"] = RWorkerSet.create_factory(
                 num_shards, self.algo_factory, self.actor_factory, kept_by_shards(self.storage_factory, options["size"]),
-                shard_resources, self.seed, options["num_threads"], options["debug"])
+                shard_resources, self.seed, options["num_threads"], options["replay_debug"])
             replay_level["replay_options"] = {"batch_size": options["train_batch_size"], **{name: options[name] for name in (
                 "learning_starts", "prefetch", "add_in_flight", "routing", "queue_size")},
                 "batch_steps": batch_steps(self.storage_factory, self.train_envs_factory, options["train_batch_size"]),

@@ -120,7 +120,7 @@ class RWorker(Worker):
         self._versions = Versions()
         self._notes = {name: WindowStat(name, _NOTE_WINDOW) for name in NOTES} if debug else {}
 
-    def add(self, rollout: Rollout, version: int = 0) -> ShardState:
+    def add(self, rollout: Rollout, version: int) -> ShardState:
         """Keep a rollout, sent when the learner had this version; what it overwrites is evicted."""
         with self._timed("add"):
             self._add(rollout, version)

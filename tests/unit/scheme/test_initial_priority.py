@@ -46,8 +46,8 @@ def added(monkeypatch):
     add, set_weights = RWorker.add, CWorker.set_weights
 
     @functools.wraps(add)
-    def watched_add(worker, rollout):
-        state = add(worker, rollout)
+    def watched_add(worker, rollout, version):
+        state = add(worker, rollout, version)
         rollout = dataclasses.replace(rollout, data=decode(rollout))
         num_steps, num_envs = np.asarray(rollout.data.reward).shape
         ring = worker._storage._ring
@@ -135,10 +135,10 @@ def test_training_draws_by_first_priorities(make_apex, monkeypatch):
 
     @functools.wraps(sample)
     def watched(worker, *args):
-        batch, state = sample(worker, *args)
-        if batch is not None:
-            drawn.extend((np.asarray(batch.ids) % 7).tolist())
-        return batch, state
+        answer = sample(worker, *args)
+        if answer.batch is not None:
+            drawn.extend((np.asarray(answer.batch.ids) % 7).tolist())
+        return answer
     monkeypatch.setattr(PERBuffer, "add_errors", add_errors)
     monkeypatch.setattr(PERBuffer, "update_priorities", lambda *args: None)
     monkeypatch.setattr(RWorker, "sample", watched)

@@ -63,7 +63,7 @@ def test_the_page_has_tables():
 
 
 def test_every_name_of_the_page_is_there(make_apex):
-    metrics = run(make_apex(debug=True))
+    metrics = run(make_apex(replay_debug=True))
     assert [name for name in NAMES if name not in metrics and not name.startswith("compress/")] == []
 
 
@@ -77,7 +77,7 @@ def test_every_name_of_compression_is_there_once_something_was_encoded(make_sche
 
 
 def test_every_name_is_on_the_page(make_apex):
-    names = {re.sub(r"^shard/\d/", "shard/1/", name) for name in run(make_apex(debug=True))}
+    names = {re.sub(r"^shard/\d/", "shard/1/", name) for name in run(make_apex(replay_debug=True))}
     assert names - set(NAMES) == {"samples_skipped_nan"}
 
 
@@ -165,7 +165,7 @@ def test_shards_say_what_their_storages_have(make_apex):
 
 
 def test_debug_adds_what_became_of_items(make_apex):
-    scheme = make_apex(debug=True, costs={"step": 0.02})  # slow enough for errors to find their transitions
+    scheme = make_apex(replay_debug=True, costs={"step": 0.02})  # slow enough for errors to find their transitions
     run(scheme, 40)
     scheme.drain()
     metrics = run(scheme, scheme.version + 1)
