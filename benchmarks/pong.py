@@ -51,7 +51,7 @@ def make_scheme(system: str, seed: int) -> Scheme:
             APPO.create_factory(lr=linear(5e-4, 2e-5), clip_param=0.1, entropy_coef=0.01, num_epochs=3, num_mini_batch=4), policy,
             VTraceBuffer.create_factory(size=64), train, test, train_batch_size=1024, queue_size=1, col_in_flight=1, **workers)
     return Scheme.impala(
-        IMPALA.create_factory(lr=linear(5e-4, 2e-5), entropy_coef=0.001, max_grad_norm=0.5), policy,
+        IMPALA.create_factory(lr=linear(5e-4, 2e-5), entropy_coef=0.002, max_grad_norm=0.5), policy,
         VTraceBuffer.create_factory(size=20), train, test, train_batch_size=160, num_passes=2, queue_size=2, col_in_flight=1, **workers)
 
 

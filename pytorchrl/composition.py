@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import re
 import typing
@@ -19,6 +20,8 @@ from pytorchrl import presets
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, Algorithm
 from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.multi.compose import multi_agent
+from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages import GAEBuffer, PERBuffer, ReplayBuffer, SequenceBuffer, Storage, VTraceBuffer
 from pytorchrl.errors import ConfigError
@@ -35,7 +38,7 @@ _STORAGES: dict[str, type[Storage]] = {
     "ppo": GAEBuffer, "a2c": GAEBuffer, "impala": VTraceBuffer, "appo": VTraceBuffer, "r2d2": SequenceBuffer}
 
 # What the user's options are called where a part has another name for it, or the same name for something else.
-_RENAMED = {"environments": {"vec_env_size": "num_envs"}, "storage": {"size": "num_steps"}}
+_RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
 _RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
 # Names from elsewhere, and the nearest here.
 SYNONYMS = {"learning_rate": "lr", **{own: name for names in _RENAMED.values() for own, name in names.items()}}
@@ -47,6 +50,8 @@ _NOT_OPTIONS = {
                "prioritized", *STORAGE_OPTIONS},
 }
 _EVALUATION_ENVS = 8
+_POLICIES = typing.Union[  # noqa: UP007 - a Literal beside a generic class
+    typing.Literal["shared", "independent"], Mapping[str, str], Callable[[str], str], None]
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,10 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
         found.append(OptionSpec(
             name="prioritized", part="storage", own_name="prioritized", hint=bool, default=False,
             help="Draw transitions with large errors more often; alpha, beta and the like are for this."))
+    found.append(OptionSpec(
+        name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None,
+        help="Of an environment of several agents, who decides for them: one policy for all (shared, which also holds if nothing is "
+             "given), one for each agent (independent), or a mapping from agent to policy."))
     if algorithm_class(algorithm).off_policyness == "corrected":  # others have it among the options of their storage
         found.append(OptionSpec(
             name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
@@ -190,14 +199,21 @@ def compose(
         parts[specs[name].part][specs[name].own_name] = value
     try:
         train_envs, test_envs = presets.environments(env, parts["environments"], _EVALUATION_ENVS)
-        agent = Agent(
-            algorithm=algorithm_class(algorithm).create_factory(**parts["algorithm"]),
-            actor=_actor_class(algorithm).create_factory(
-                train_envs.observation_space, train_envs.action_space, **parts["actor"]),
-            storage=_storage_factory(algorithm, parts["storage"]), train_envs=train_envs, test_envs=test_envs)
+        agent = Agent(*_factories(algorithm, train_envs, parts), train_envs=train_envs, test_envs=test_envs)
     except ConfigError as error:
         raise type(error)(_in_users_words(str(error))) from error
     return agent, parts["scheme"], parts["learner"]
+
+
+def _factories(algorithm: str, envs: EnvFactory, parts: Mapping[str, dict[str, Any]]) -> tuple[Factory[Any], Factory[Any], Factory[Any]]:
+    """Of algorithm, actor and storage; of several policies all have the same options."""
+    of_algorithm = algorithm_class(algorithm).create_factory(**parts["algorithm"])
+    make_actor, of_actor = _actor_class(algorithm).create_factory, dict(parts["actor"])
+    of_storage = _storage_factory(algorithm, parts["storage"])
+    if not isinstance(envs, MultiAgentEnvFactory):
+        return of_algorithm, make_actor(envs.observation_space, envs.action_space, **of_actor), of_storage
+    checkpoint = of_actor.pop("checkpoint", None)  # a saved model is that of all policies
+    return multi_agent(envs, of_algorithm, functools.partial(make_actor, **of_actor), of_storage, checkpoint=checkpoint)
 
 
 def _in_users_words(text: str) -> str:

@@ -343,7 +343,7 @@ def progress_text(status: Mapping[str, Any]) -> str:
     workers = status.get("workers")
     parts = [
         f"{steps:>{len(f'{target:,}')},}/{target:,} steps", f"{min(1.0, steps / max(1, target)):4.0%}",
-        f"{rate:,.0f} steps/s", f"return {'-' if returns is None else f'{returns:.1f}'}" + _by_policy(status),
+        f"{rate:,.0f} steps/s", f"return {'-' if returns is None else f'{returns:.1f}'}" + by_policy(status.get("policy_returns")),
         f"lag {status['lag']:.1f}", f"left {left}",
     ]
     if status.get("eval_return") is not None:
@@ -353,9 +353,8 @@ def progress_text(status: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _by_policy(status: Mapping[str, Any]) -> str:
-    """Returns of several policies, in brackets."""
-    returns = status.get("policy_returns")
+def by_policy(returns: Mapping[str, float] | None) -> str:
+    """Mean returns of several policies, in brackets; nothing where there is one."""
     return f" ({', '.join(f'{policy} {mean:.1f}' for policy, mean in returns.items())})" if returns else ""
 
 

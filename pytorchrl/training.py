@@ -70,12 +70,15 @@ def train(
         print(agent.return_mean, agent.evaluate(100).return_mean)
 
     Args:
-        algorithm: "ppo" or "a2c".
-        env: A gymnasium id, or a function that makes one environment.
+        algorithm: Its name, e.g. "ppo".
+        env: A gymnasium id; a function that makes one environment; or the name of a module with `parallel_env` (PettingZoo),
+            such as "mpe2.simple_spread_v3", whose environments have several agents.
         target_steps: Env steps of the whole experiment; None takes what the preset for this environment says.
         log_dir: Directory of this run; None keeps nothing.
         **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, e.g. `lr`,
-            `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every`, `seed`.
+            `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every`, `seed`. `policies` says who decides for
+            several agents: "shared", "independent", a mapping or a function from agent to policy; given with a function that
+            makes environments, it says that these have several.
 
     Returns:
         The trained agent, with the run's figures.

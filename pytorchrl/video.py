@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,8 +36,11 @@ def record_video(
         The returns and lengths of these episodes.
 
     Raises:
-        ConfigError: The extra `video` is missing, the directory cannot be written, or the environment draws nothing.
+        ConfigError: The environments have several agents, the extra `video` is missing, the directory cannot be written, or the
+            environment draws nothing.
     """
+    if isinstance(agent.agent.test_envs, MultiAgentEnvFactory):
+        raise ConfigError("films are of environments of one agent, those of this run have several; evaluate it without a film")
     if importlib.util.find_spec("moviepy") is None:
         raise ConfigError("films need the extra `video`: pip install 'pytorchrl[video]'")
     try:

@@ -17,8 +17,17 @@ from torch import Tensor
 OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is not a Dict or Tuple."""
 
+PREVIOUS = "q/previous"
+"""Name in `rhs` of what a memory is shown of the step before: (E, n + 1), its action one-hot, then its reward."""
+
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
+
+
+def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
+    """Write rewards (E,) into the states that acting left, before what comes next is acted on."""
+    if PREVIOUS in rhs:
+        rhs[PREVIOUS][:, -1] = reward
 
 
 D = TypeVar("D")
@@ -250,6 +259,8 @@ class SequenceBatch:
     """W."""
     mask: Tensor | None = None
     """(W+L+n, B, actions) bool, allowed actions."""
+    previous: Tensor | None = None
+    """(W+L+n, B, actions + 1) float32, see `PREVIOUS`, where the actor's memory is shown it."""
     num_samples: int = 0
     """Valid trained steps in it."""
     num_new_samples: int = 0

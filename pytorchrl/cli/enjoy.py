@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from pytorchrl.cli.parsing import Parser
-from pytorchrl.reporting import MODEL_NAME, to_json
+from pytorchrl.reporting import MODEL_NAME, by_policy, to_json
 from pytorchrl.training import load
 from pytorchrl.video import record_video
 
@@ -23,12 +23,14 @@ def run(arguments: Sequence[str]) -> int:
         evaluation = agent.evaluate(given.episodes, seed=given.seed, deterministic=not given.stochastic)
     returns, lengths = list(evaluation.returns), list(evaluation.lengths)
     mean, deviation = statistics.fmean(returns), statistics.pstdev(returns)
+    policies = {policy: statistics.fmean(values) for policy, values in evaluation.policy_returns.items()}
     if given.json:
         print(to_json({"return_mean": mean, "return_std": deviation, "episodes": len(returns),
-                       "length_mean": statistics.fmean(lengths), "returns": returns}), flush=True)
+                       "length_mean": statistics.fmean(lengths), "returns": returns,
+                       **({"policy_return_means": policies} if policies else {})}), flush=True)
     else:
         print(f"mean return of {len(returns)} evaluation episodes: {mean:.2f} "
-              f"(standard deviation {deviation:.2f}, from {min(returns):.1f} to {max(returns):.1f})")
+              f"(standard deviation {deviation:.2f}, from {min(returns):.1f} to {max(returns):.1f}){by_policy(policies)}")
     return 0
 
 

@@ -12,7 +12,7 @@ from pytorchrl.composition import ALGORITHMS, SYNONYMS, option_specs
 from pytorchrl.errors import EnvError, StartError
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
-from pytorchrl.reporting import MODEL_NAME, to_json
+from pytorchrl.reporting import MODEL_NAME, by_policy, to_json
 from pytorchrl.training import make_learner, named_settings
 
 # Not options: what a command itself does.
@@ -80,7 +80,8 @@ def _show(learner: Learner, *, as_json: bool) -> None:
     print(f"{summary['env_steps']:,} env steps, {summary['updates']:,} updates in {summary['seconds']:.1f} s "
           f"({summary['env_steps_per_s']:,.0f} steps/s), seed {summary['seed']}")
     if returns is not None:
-        print(f"mean return of the last {summary['return_episodes']} training episodes: {returns:.1f}")
+        print(f"mean return of the last {summary['return_episodes']} training episodes: {returns:.1f}"
+              f"{by_policy(summary.get('policy_return_means'))}")
     if learner.log_dir is not None and (learner.log_dir / f"{MODEL_NAME}.pt").exists():
         print(f"saved in {learner.log_dir}: try `pytorchrl enjoy {learner.log_dir}`")
 
@@ -120,7 +121,8 @@ def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str) -> P
         epilog="Exit codes: 0 done as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
         synonyms={flag_of(name): flag_of(meant) for name, meant in SYNONYMS.items()})
     parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)
-    parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5")
+    parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; of several agents the module of a "
+                        "PettingZoo environment, e.g. mpe2.simple_spread_v3")
     parser.add_argument("--json", action="store_true", help="print the run's figures as one JSON line, the last")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(algorithm, env)})

@@ -18,6 +18,7 @@ from pytorchrl.errors import ConfigError
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _UNIONS = (typing.Union, types.UnionType)
 _MAPPINGS = (dict, collections.abc.Mapping)
+_NAMES = {"JSON": "a JSON object like '{\"name\": 1}'"}
 _LONGEST_JSON = 100_000
 _LONGEST_ECHO = 100
 
@@ -40,7 +41,7 @@ def parser_for(hint: Any) -> Callable[[str], Any] | None:
                     raise argparse.ArgumentTypeError(str(error)) from None
             except (ValueError, OverflowError):
                 continue
-        expected = " or ".join(name for name, _ in readers)
+        expected = " or ".join(_NAMES.get(name, name) for name, _ in readers)
         raise argparse.ArgumentTypeError(f"expected {expected}, got {text[:_LONGEST_ECHO]!r}")
 
     return parse
@@ -144,10 +145,10 @@ def _literal(choices: tuple[Any, ...], text: str) -> Any:
 def _mapping(text: str) -> dict[str, Any]:
     if len(text) > _LONGEST_JSON:
         raise ConfigError(f"a JSON value may have {_LONGEST_JSON} characters, got {len(text)}")
+    if not text.lstrip().startswith("{"):
+        raise _NotThisError(text)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ConfigError(f"expected a JSON object like '{{\"name\": 1}}', got {text[:_LONGEST_ECHO]!r}")
-    return value
+        raise ConfigError(f"expected {_NAMES['JSON']}, got {text[:_LONGEST_ECHO]!r}") from None
+    return dict(value)

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytorchrl.errors import ConfigError
-from pytorchrl.runtime.base import DEFAULT_RESOURCES, BoundedQueue, Future, Handle, Outcome, Runtime
+from pytorchrl.runtime.base import (
+    CPU_RESOURCES,
+    DEFAULT_RESOURCES,
+    BoundedQueue,
+    Future,
+    Handle,
+    Outcome,
+    Runtime,
+    is_default,
+)
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Event, Journal, Part, WorkersPart
@@ -14,8 +23,8 @@ from pytorchrl.runtime.threads import ThreadRuntime
 
 RUNTIMES = ("ray", "threads", "simulated")
 
-__all__ = ["DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Collective", "Event", "FaultPlan", "Future", "Handle", "Journal",
-           "Outcome", "Part", "Runtime", "ThreadRuntime", "WorkersPart", "make_runtime"]
+__all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Collective", "Event", "FaultPlan", "Future", "Handle",
+           "Journal", "Outcome", "Part", "Runtime", "ThreadRuntime", "WorkersPart", "is_default", "make_runtime"]
 
 
 def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,

@@ -30,6 +30,14 @@ W = TypeVar("W")
 DEFAULT_RESOURCES: Mapping[str, float] = MappingProxyType(
     {"memory": 5368709120, "num_cpus": 1, "num_gpus": 0.2, "object_store_memory": 2147483648})
 """What one remote worker asks for unless the user says otherwise; shrunk to what the cluster has."""
+CPU_RESOURCES: Mapping[str, float] = MappingProxyType(
+    {name: amount for name, amount in DEFAULT_RESOURCES.items() if name != "num_gpus"})
+"""The same of one that computes on the CPU."""
+
+
+def is_default(resources: Mapping[str, float]) -> bool:
+    """Whether nobody has asked for these in particular."""
+    return dict(resources) in (dict(DEFAULT_RESOURCES), dict(CPU_RESOURCES))
 
 
 @dataclass(eq=False)
@@ -156,6 +164,10 @@ class Runtime(ABC):
     def in_process(self) -> Runtime:
         """A runtime whose workers are threads of this process."""
         return self
+
+    def own_gpus(self) -> list[int] | None:
+        """The GPUs that the calling worker was given, as torch counts them in its process; None: all that torch sees."""
+        return None
 
     def get(self, future: Future[R], timeout_s: float) -> R:
         """The value of a call, or raise its error."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import DEFAULT_RESOURCES, Future, Handle, Outcome, Runtime, W
+from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, W, is_default
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.room import RAY_KEYS, group_of, room_for, shown, shrunk_to
@@ -252,6 +252,17 @@ class RayRuntime(Runtime):
             self._threads = ThreadRuntime(self.faults, self.is_recording)
         return self._threads
 
+    def own_gpus(self) -> list[int] | None:
+        """In an actor those that Ray gave it, and the only ones it sees unless somebody told Ray not to hide the others."""
+        ray = sys.modules.get("ray")
+        if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+            return None
+        given, num_seen = ray.get_gpu_ids(), torch.cuda.device_count()
+        if len(given) >= num_seen:
+            return list(range(num_seen))
+        names = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return sorted(int(gpu) if names is None else names.split(",").index(str(gpu)) for gpu in given)
+
     def close(self) -> None:
         """Kill our actors; leave the cluster that we joined, or shut Ray down and remove its files if we started it."""
         if self._threads is not None:
@@ -276,10 +287,9 @@ class RayRuntime(Runtime):
         for node in nodes:
             for key, amount in node.items():
                 total[key] = total.get(key, 0.0) + amount
-        spare, shrunk = {**dict.fromkeys(total, 0.0), **self._ray.available_resources()}, 0
+        spare = {**dict.fromkeys(total, 0.0), **self._ray.available_resources()}
         for name, count, resources in requests:
-            if dict(resources) == dict(DEFAULT_RESOURCES):
-                shrunk += count
+            if is_default(resources):
                 continue
             for key, amount in resources.items():
                 ray_key = RAY_KEYS.get(key, key)
@@ -290,26 +300,52 @@ class RayRuntime(Runtime):
                         f"{count} {name} ask for {key}={amount:g} each, {count * amount:g} together; the largest node "
                         f"has {most:g}, the cluster {total.get(ray_key, 0.0):g} ({spare[ray_key] + count * amount:g} "
                         "not yet asked for); ask for less or use fewer workers")
-        num_places = requests[0][1] if self._placement == "colocate" else max(1, shrunk)
-        share = {key: room_for(key, nodes, spare, num_places, max(1, shrunk / num_places)) for key in ("num_cpus", "num_gpus", "memory")}
-        fitted = [shrunk_to(share, resources) if dict(resources) == dict(DEFAULT_RESOURCES) else dict(resources)
-                  for _, _, resources in requests]
-        if shrunk and any(share[key] < DEFAULT_RESOURCES[key] for key in RAY_KEYS):
+        share = self._shares(requests, nodes, spare)
+        fitted = [shrunk_to(share, resources) if is_default(resources) else dict(resources) for _, _, resources in requests]
+        if any(fit.get(key, 0) < resources.get(key, 0) for (_, count, resources), fit in zip(requests, fitted, strict=True)
+               for key in RAY_KEYS if count):
             logger.info("default resources shrunk to what the cluster has: %s", fitted)
         if self._placement == "colocate":
             self._bundle = group_of(requests, fitted, nodes)
         return fitted
 
+    def _shares(self, requests: Sequence[tuple[str, int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]],
+                spare: Mapping[str, float]) -> dict[str, float]:
+        """The most that each can have of those that ask for the default; raises if they are to share a GPU and there is none."""
+        share = {}
+        for key in ("num_cpus", "num_gpus", "memory"):
+            count = sum(_sharing(requests, key).values())
+            num_places = requests[0][1] if self._placement == "colocate" else max(1, count)
+            share[key] = room_for(key, nodes, spare, num_places, max(1, count / num_places))
+        if (sharing := _sharing(requests, "num_gpus")) and not share["num_gpus"]:
+            present, free = sum(node.get("GPU", 0.0) for node in nodes), max(0.0, spare.get("GPU", 0.0))
+            raise _no_gpu(sharing, f"the cluster has {present:g}, of which {free:g} free")
+        return share
+
 
 def _check_this_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> None:
     """Raise `InsufficientResourcesError` for more CPUs or GPUs than this machine has."""
+    sharing = _sharing(requests, "num_gpus")
+    if sharing and not torch.cuda.device_count():
+        raise _no_gpu(sharing, "this machine has none")
     for key, present in (("num_cpus", os.cpu_count() or 1), ("num_gpus", torch.cuda.device_count())):
         asked = [(name, count, resources[key]) for name, count, resources in requests
-                 if dict(resources) != dict(DEFAULT_RESOURCES) and resources.get(key)]
+                 if not is_default(resources) and resources.get(key)]
         if sum(count * amount for _, count, amount in asked) > present:
             wanted = " and ".join(f"{count} {name} x {key}={amount:g}" for name, count, amount in asked)
             raise InsufficientResourcesError(
                 f"{wanted} were asked for; this machine has {present}; ask for less or use fewer workers")
+
+
+def _sharing(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
+    """Name -> count of those that ask for the default, if that has any of this."""
+    return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
+
+
+def _no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
+    wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
+    return InsufficientResourcesError(f"{wanted} compute on a GPU, a share of one each, and {present}; give them the device 'cpu', or "
+                                      "nodes with GPUs")
 
 
 @contextlib.contextmanager

@@ -45,8 +45,9 @@ def shrunk_to(share: Mapping[str, float], resources: Mapping[str, float]) -> dic
     """The default, where there is less than that."""
     fitted = {}
     for key in ("num_cpus", "num_gpus", "memory"):
-        amount = min(float(resources[key]), share[key])
-        fitted[key] = amount if amount >= resources[key] or key == "memory" else int(amount * 1000) / 1000
+        asked = float(resources.get(key, 0.0))
+        amount = min(asked, share[key])
+        fitted[key] = amount if amount >= asked or key == "memory" else int(amount * 1000) / 1000
     fitted["memory"] = float(int(fitted["memory"] * 0.9))
     return {key: amount for key, amount in fitted.items() if amount > 0 or key == "num_cpus"}
 

@@ -27,10 +27,10 @@ from pytorchrl.scheme.base.worker import (
     Communication,
     Execution,
     check_count,
-    check_device,
     check_fraction,
 )
 from pytorchrl.scheme.compression import DATA, GRADS, KINDS, WEIGHTS, Compression
+from pytorchrl.scheme.devices import check_device, check_devices
 from pytorchrl.scheme.gradients.accumulator import why_all_is_kept
 from pytorchrl.scheme.gradients.bad_batches import check_directory
 from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
@@ -111,6 +111,7 @@ class Checks:
             remote = PARALLEL in (options["col_execution"], options["grad_execution"]) or (options["num_replay_workers"] or 0) > 1
             options["runtime"] = "ray" if remote else "threads"
         self._contradictions()
+        self._problems += check_devices(options)
         self._check_microbatches()
         self._raise()
         return options

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import map_tensors
+from pytorchrl.agent.data import PREVIOUS, map_tensors, show_reward
+from pytorchrl.agent.env.vec_env import reward_function
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.base.worker import Worker
@@ -105,6 +106,9 @@ class Evaluator(Worker):
                 rhs = acting.rhs
                 step = envs.step(acting.clipped_action)
                 obs, mask, done = step.obs, step.mask, step.first
+                if PREVIOUS in rhs:  # the memory knows rewards as they were in training
+                    transform = reward_function(self._factory.options.reward_transform)
+                    show_reward(rhs, step.reward if transform is None else transform(step.reward))
                 for episode in step.episodes:
                     if owed[episode.env_index] > 0:
                         owed[episode.env_index] -= 1

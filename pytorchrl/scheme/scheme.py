@@ -30,6 +30,7 @@ from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL, SYNC, Communication,
 from pytorchrl.scheme.checks import Checks
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.compression import DATA, WEIGHTS, Compression
+from pytorchrl.scheme.devices import devices_of, resources_of
 from pytorchrl.scheme.evaluation import Evaluation, Evaluator
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
@@ -130,6 +131,9 @@ class Scheme(NamedSchemes):
         col_worker_resources: Ray resources of each remote collection worker; the default shrinks to what there is.
         grad_worker_resources: Ray resources of each remote gradient worker; the default shrinks to what there is.
         device: Device of the learner, "cpu" or "cuda:N"; None is the CPU.
+        grad_device: Device of remote gradient workers, "cpu", "cuda" (the GPU that Ray gave the worker) or "cuda:N"; None: "cuda"
+            if the learner's is one and they are on Ray, else the learner's.
+        col_device: The same of collection workers with an actor of their own; None is the CPU.
         num_threads: Torch threads of every worker, the learner included.
         col_num_threads: Those of each collection worker with a process of its own; None: `num_threads`.
         seed: Seed of everything; None draws one.
@@ -185,6 +189,7 @@ class Scheme(NamedSchemes):
                  updates_per_step: int = 1, aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
                  col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
+                 grad_device: str | None = None, col_device: str | None = None,
                  num_threads: int = 1, col_num_threads: int | None = None, seed: int | None = None,
                  runtime: str | None = None, schedule_seed: int = 0,
                  costs: Mapping[str, Any] | None = None, faults: str | None = None, on_worker_failure: str = "restart",
@@ -300,14 +305,15 @@ class Scheme(NamedSchemes):
         num_shards = options["num_replay_workers"]
         shards_remote = num_shards * max(1, grad_remote) if (num_shards or 0) > 1 else 0
         grad_resources, col_resources, shard_resources = runtime.fit_resources([
-            ("gradient workers", grad_remote, options["grad_worker_resources"]),
-            ("collection workers", col_remote, options["col_worker_resources"]),
+            ("gradient workers", grad_remote, resources_of(options, "grad")),
+            ("collection workers", col_remote, resources_of(options, "col")),
             ("replay shards", shards_remote, options["replay_worker_resources"])])
+        devices = devices_of(options)
         col_factory = CWorkerSet.create_factory(
             num_col, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory,
             worker_resources=col_resources, compress_data_to_send=Compression.of(DATA, options["compress_data_to_send"]) or False,
             seed=self.seed, num_threads=options["col_num_threads"] or options["num_threads"], num_parents=max(1, grad_remote),
-            initial_priority=options["initial_priority"])
+            initial_priority=options["initial_priority"], col_device=devices["col"])
         replay_level: dict[str, Any] = {}
         if num_shards is not None:
             replay_level["replay_workers_factory"] = RWorkerSet.create_factory(
@@ -322,7 +328,7 @@ class Scheme(NamedSchemes):
         grad_factory = GWorkerSet.create_factory(
             num_grad, col_factory, options["col_fraction_workers"], options["col_execution"],
             options["col_communication"], options["compress_grads_to_send"], grad_resources,
-            num_threads=options["num_threads"], **replay_level, **{name: options[name] for name in (
+            num_threads=options["num_threads"], grad_device=devices["grad"], **replay_level, **{name: options[name] for name in (
                 "fraction_samples", "col_in_flight", "queue_size", "queue_policy", "queue_timeout_s", "on_starved",
                 "train_batch_size", "microbatch_size", "norm_over", "minibatch_buffer_size", "num_passes", "ramp", "buffer",
                 "replay_proportion", "replay_slots", "max_policy_lag", "on_policy_lag", "broadcast_interval",

@@ -283,7 +283,7 @@ def test_a_recorded_run_is_repeated_bit_for_bit_in_this_process(make_scheme, sto
     ({"memory": 2**60}, "memory="),
 ], ids=str)
 def test_resources_that_the_cluster_lacks(make_scheme, resources, message):
-    scheme = make_scheme(num_col_workers=2, col_worker_resources=resources)
+    scheme = make_scheme(num_col_workers=2, col_worker_resources=resources, col_device="cuda" if "num_gpus" in resources else None)
     start = time.monotonic()
     with pytest.raises(InsufficientResourcesError, match=message):
         scheme.start()

@@ -93,7 +93,7 @@ def test_a_cluster_that_is_not_there(run_python):
 
 
 def test_resources_that_a_fresh_local_ray_lacks(run_python):
-    told = _run(run_python, {"col_worker_resources": {"num_gpus": 64}})
+    told = _run(run_python, {"col_worker_resources": {"num_gpus": 64}, "col_device": "cuda"})
     assert told["error"] == "InsufficientResourcesError"
     assert "num_gpus=64" in told["text"]
     assert not glob.glob("/tmp/prl-none-*")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
 from pytorchrl import train
 
 CHANCE = 0.25
+ARMS_STEPS = 6
 SHARED = {
     "env_kwargs": {"num_cues": 4, "delay": 6}, "num_envs": 4, "num_steps": 7, "replay_size": 5000, "start_steps": 500, "update_every": 28,
     "num_updates": 1, "target_update_interval": 25, "n_step": 3, "gamma": 0.97, "lr": 3e-3, "adam_eps": 1e-5, "epsilon_steps": 5000,
@@ -49,3 +52,35 @@ def test_without_memory_there_is_chance():
 def test_from_shards(settings):
     share, summary = play("r2d2", 60_000, **settings)
     assert share >= 0.9, summary
+
+
+class TwoArms(gym.Env):
+    """One of two actions is the right one, another one each episode; only rewards tell which. Blindly a step brings 1/2."""
+
+    observation_space, action_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.right, self.t = int(self.np_random.integers(2)), 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.ones(1, np.float32), float(int(action) == self.right), self.t == ARMS_STEPS, False, {}
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_memory_that_is_shown_actions_and_rewards_finds_the_right_arm(is_shown):
+    """The best that there is: a guess, and then what it said."""
+    torch.set_num_threads(1)
+    settings = {name: value for name, value in SHARED.items() if name != "env_kwargs"}
+    agent = train("r2d2", TwoArms, target_steps=16_000, seed=1, **{
+        **settings, **R2D2, "num_steps": ARMS_STEPS, "update_every": 4 * ARMS_STEPS, "length": ARMS_STEPS, "period": ARMS_STEPS,
+        "prev_action_reward": is_shown})
+    mean = agent.evaluate(200, seed=100).return_mean
+    if is_shown:
+        assert mean >= ARMS_STEPS - 0.8, agent.summary
+    else:
+        assert mean == pytest.approx(ARMS_STEPS / 2, abs=0.8), agent.summary

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import gymnasium as gym
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
-from pytorchrl.agent.data import Obs
+from pytorchrl.agent.data import PREVIOUS, Obs
 from pytorchrl.agent.options import option
 from pytorchrl.agent.seeding import torch_generator
 from pytorchrl.errors import ConfigError, SpaceError
@@ -37,12 +38,16 @@ class QActor(ReplayActor):
         noisy: bool = option(False, help="Noise on the parameters of the heads, whose size is learned; explores by itself.")
         recurrent_net: str | None = option(None, help="Memory after the extractor; R2D2 learns with it.", choices=(None, *MEMORIES))
         recurrent_size: int | None = option(None, help="Units of the memory; None: gru 256, lstm 512.", low=1)
+        prev_action_reward: bool = option(
+            False, help="Show the memory the action and the reward of the step before, too; zeros where an episode begins.")
 
         def __post_init__(self) -> None:
             """Refuse other action spaces."""
             super().__post_init__()
             if self.recurrent_size is not None and self.recurrent_net is None:
                 raise ConfigError(f"recurrent_size={self.recurrent_size} needs recurrent_net='gru' or 'lstm', got None")
+            if self.prev_action_reward and self.recurrent_net is None:
+                raise ConfigError("prev_action_reward=True needs recurrent_net='gru' or 'lstm', got None")
             if not isinstance(self.action_space, gym.spaces.Discrete):
                 raise SpaceError(
                     f"QActor needs a Discrete action space, got {self.action_space}; OffPolicyActor takes a Box, "
@@ -58,7 +63,8 @@ class QActor(ReplayActor):
         self.is_recurrent = options.recurrent_net is not None
         self.num_actions = int(options.action_space.n)
         self.q = DiscreteQNet(
-            options, self.num_actions, torch_generator(seed), dueling=options.dueling, noisy=options.noisy)
+            options, self.num_actions, torch_generator(seed), dueling=options.dueling, noisy=options.noisy,
+            num_previous=self.num_actions + 1 if options.prev_action_reward else 0)
         self._finish()
 
     def networks(self) -> dict[str, nn.Module]:
@@ -70,9 +76,15 @@ class QActor(ReplayActor):
         return {"q": self.q}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """{"q": zeros (E, H)}; an LSTM's vector is its output and its cell. Empty without memory."""
+        """{"q": zeros (E, H)}; an LSTM's vector is its output and its cell. Empty without memory.
+
+        With `prev_action_reward` also `PREVIOUS`, zeros (E, n + 1).
+        """
         memory = self.q.trunk.memory
-        return {} if memory is None else {"q": torch.zeros(num_envs, memory.state_size, device=self.device)}
+        if memory is None:
+            return {}
+        sizes = {"q": memory.state_size, **({PREVIOUS: self.num_actions + 1} if self.options.prev_action_reward else {})}
+        return {name: torch.zeros(num_envs, size, device=self.device) for name, size in sizes.items()}
 
     def unroll(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None,
@@ -81,13 +93,20 @@ class QActor(ReplayActor):
 
         Args:
             obs: Leaf -> (B, ...) or (L, B, ...).
-            rhs: {"q": (B, H)}, the memory before the first row; empty without memory.
+            rhs: {"q": (B, H)}, the memory before the first row; empty without memory. With `prev_action_reward` also `PREVIOUS`,
+                (B, n + 1) or (L, B, n + 1), of the step before each row.
             done: (B,) or (L, B) bool, whether a row is the first of its episode.
             mask: (B, n) or (L, B, n) bool, true where an action is allowed.
             generator: Of a noisy network's noise; None leaves it out.
         """
-        scores, state = self.q.unroll(self.normalise(obs), rhs.get("q"), done, mask, generator)
+        scores, state = self.q.unroll(self.normalise(obs), rhs.get("q"), done, mask, generator, rhs.get(PREVIOUS))
         return scores, {} if state is None else {"q": state}
+
+    def with_action(self, rhs: Obs, action: Tensor) -> Obs:
+        """What `unroll` gave, with the actions (B,) then taken if the memory is shown them; `show_reward` adds what they brought."""
+        if not self.options.prev_action_reward:
+            return rhs
+        return {**rhs, PREVIOUS: F.pad(F.one_hot(action, self.num_actions).float(), (0, 1))}
 
     def get_q_scores(
         self, obs: Obs, action: Tensor | None = None, mask: Tensor | None = None,

@@ -62,17 +62,18 @@ class ReplayActor(Actor):
         return action
 
 
-def replay_trunk(options: Any, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None) -> Trunk:
+def replay_trunk(options: Any, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None, num_previous: int = 0) -> Trunk:
     """An extractor that starts as PyTorch's layers do; one of the user's own starts as it likes.
 
     Args:
         options: Of the actor.
         generator: Of the weights.
         hidden_sizes: In place of those in the options.
+        num_previous: See `Trunk`.
     """
     if hidden_sizes is not None:
         options = dataclasses.replace(options, hidden_sizes=hidden_sizes)
-    trunk = Trunk(options, generator)
+    trunk = Trunk(options, generator, num_previous)
     if isinstance(options.feature_extractor, str):
         default_init(trunk.extractor, generator)  # a memory keeps its orthogonal weights
     return trunk
@@ -127,9 +128,9 @@ class DiscreteQNet(nn.Module):
     """Values of all actions of a Discrete space: an extractor, and one linear head or two (dueling)."""
 
     def __init__(self, options: Any, num_actions: int, generator: torch.Generator, *,
-                 dueling: bool = False, noisy: bool = False) -> None:
+                 dueling: bool = False, noisy: bool = False, num_previous: int = 0) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator)
+        self.trunk = replay_trunk(options, generator, num_previous=num_previous)
         build = NoisyLinear if noisy else replay_linear
         self.advantage_head = build(self.trunk.out_features, num_actions, generator)
         self.value_head = build(self.trunk.out_features, 1, generator) if dueling else None
@@ -146,7 +147,7 @@ class DiscreteQNet(nn.Module):
         return self.unroll(obs, None, None, mask, generator)[0]
 
     def unroll(self, obs: Obs, state: Tensor | None, done: Tensor | None, mask: Tensor | None = None,
-               generator: torch.Generator | None = None) -> tuple[Tensor, Tensor | None]:
+               generator: torch.Generator | None = None, previous: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Values of one step (B, n), or of L of them (L, B, n), and the memory's state after the last one, (B, H).
 
         Args:
@@ -155,8 +156,9 @@ class DiscreteQNet(nn.Module):
             done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
             mask: (B, n) or (L, B, n) bool: the mean of a dueling network is that of allowed actions.
             generator: Of the noise of noisy layers.
+            previous: (B, n + 1) or (L, B, n + 1), see `PREVIOUS`, if the memory is shown it.
         """
-        features, state = self.trunk.forward(obs, state, done)
+        features, state = self.trunk.forward(obs, state, done, previous)
         noise = (generator,) if self._noisy else ()
         q: Tensor = self.advantage_head(features, *noise)
         if self.value_head is None:

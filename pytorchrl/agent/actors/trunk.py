@@ -26,23 +26,28 @@ _EXTRACTORS = ("auto", "mlp", *_IMAGE_EXTRACTORS)
 class Trunk(nn.Module):
     """Extractor and memory: what lies under a head."""
 
-    def __init__(self, options: Any, generator: torch.Generator) -> None:
-        """Build both as an actor's options say, weights drawn from `generator`."""
+    def __init__(self, options: Any, generator: torch.Generator, num_previous: int = 0) -> None:
+        """Build both as an actor's options say, weights drawn from `generator`; the memory is shown `num_previous` numbers more."""
         super().__init__()
         self.extractor = _build_extractor(options, generator)
         self.out_features = int(self.extractor.out_features)  # type: ignore[arg-type]
         self.memory: Memory | None = None
         if options.recurrent_net is not None:
             size = options.recurrent_size or DEFAULT_SIZES[options.recurrent_net]
-            self.memory = MEMORIES[options.recurrent_net](self.out_features, size, generator)
+            self.memory = MEMORIES[options.recurrent_net](self.out_features + num_previous, size, generator)
             self.out_features = size
+        self._num_previous = num_previous
         self._is_plain = set(options.observation_space) == {OBS_LEAF}
         self._leaf, space = next(iter(options.observation_space.items()))
         self._leaf_ndim = len(space.shape or ())
         self._parts = (self.extractor, self.memory)  # once more: looking up a module's module takes long
 
-    def forward(self, obs: Obs, state: Tensor | None, done: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Features (B, F) or (L, B, F), and the memory's next state (B, H) if there is a memory."""
+    def forward(self, obs: Obs, state: Tensor | None, done: Tensor | None, previous: Tensor | None = None,
+                ) -> tuple[Tensor, Tensor | None]:
+        """Features (B, F) or (L, B, F), and the memory's next state (B, H) if there is a memory.
+
+        `previous`, (B, P) or (L, B, P), goes to the memory beside the features; zeros where an episode begins.
+        """
         extractor, memory = self._parts
         x = obs[self._leaf]
         lead = x.shape[:2] if x.dim() - self._leaf_ndim == 2 else None
@@ -56,6 +61,10 @@ class Trunk(nn.Module):
             return features, None
         if state is None or done is None:
             raise ConfigError("an actor with memory needs its state and `done` with every observation")
+        if self._num_previous:
+            if previous is None:
+                raise ConfigError("this actor's memory needs the previous action and reward with every observation")
+            features = torch.cat((features, previous.masked_fill(done.unsqueeze(-1), 0.0)), -1)
         return memory.forward(features, state, done)
 
 

@@ -56,8 +56,8 @@ class FlatOptimizer:
             params.addcdiv_(gradient, root, value=-lr * scale)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the moments and the number of steps."""
-        state = {name: moment.clone() for name, moment in self.moments.items()}
+        """Copies of the moments, on the CPU, and the number of steps."""
+        state = {name: moment.cpu().clone() for name, moment in self.moments.items()}
         return {**state, "num_steps": torch.tensor(self.num_steps)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

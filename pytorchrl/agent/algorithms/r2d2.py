@@ -83,6 +83,7 @@ class R2D2(DQN):
                 action = self.random_actions(len(done), allowed)
             else:
                 action = self._explore(len(done), deterministic, allowed, lambda: best_action(scores, allowed))
+            states = self.actor.with_action(states, action)
             taken = action.cpu().numpy()
         return ActingStep(taken, taken, {name: state.cpu().numpy() for name, state in states.items()}, {})
 
@@ -132,4 +133,5 @@ class R2D2(DQN):
         """Values of the rows, (rows, B, actions), and the memory after them, from normalised observations of all rows."""
         assert isinstance(net, DiscreteQNet)
         return net.unroll({name: leaf[rows] for name, leaf in obs.items()}, state, batch.done[rows],
-                          None if batch.mask is None else batch.mask[rows], self.update_generator)
+                          None if batch.mask is None else batch.mask[rows], self.update_generator,
+                          None if batch.previous is None else batch.previous[rows])

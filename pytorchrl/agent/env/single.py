@@ -71,6 +71,8 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     except gym.error.Error as failure:
         near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "is its package imported?"
+        if not near and "/" in name and name.replace("/", "").isidentifier():
+            hint += f" A module of PettingZoo's is named with dots, {name.replace('/', '.')!r}"
         raise ConfigError(f"there is no environment {env_id!r}; {hint} ({failure})") from failure
 
 
@@ -95,7 +97,7 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> gym.E
             if isinstance(env, gym.Env) and blueprint.max_episode_steps is not None:
                 env = TimeLimit(env, blueprint.max_episode_steps)
         if not isinstance(env, gym.Env):
-            raise FactoryError(f"env_fn must return a gymnasium.Env, got {type(env).__name__} from {name_of(blueprint)}")
+            raise FactoryError(f"env_fn must return a gymnasium.Env, got {type(env).__name__} from {name_of(blueprint)}" + _agents_hint(env))
         for wrapper in blueprint.wrappers:
             env = wrapper(env)
         if blueprint.frame_stack > 1:
@@ -105,6 +107,12 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> gym.E
     except Exception as failure:
         raise EnvError(f"{where}: the constructor raised: {describe(failure)}") from failure
     return env
+
+
+def _agents_hint(env: Any) -> str:
+    """What to do with an environment of several agents."""
+    several = hasattr(env, "possible_agents")
+    return "; it has several agents: MultiAgentVecEnv takes it, and train(...) with policies='shared'" if several else ""
 
 
 def _load_quietly(spec: EnvSpec) -> None:

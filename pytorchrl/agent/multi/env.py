@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,7 @@ from pytorchrl.agent.options import build_options, option
 from pytorchrl.agent.seeding import Stream
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError
 
-_SINGLE_POLICY = "shared"
+_SINGLE_POLICY, _OWN_POLICIES = "shared", "independent"
 _METHODS = ("reset", "step", "observation_space", "action_space", "possible_agents")
 
 
@@ -116,7 +118,7 @@ class MultiAgentVecEnv(VecEnv):
     @classmethod
     def create_factory(
         cls, env_fn: Any, env_kwargs: dict[str, Any] | None = None, vec_env_size: int = 1, *,
-        policy_of: Callable[[str], str] | Mapping[str, str] | None = None, **options: Any,
+        policy_of: Callable[[str], str] | Mapping[str, str] | str | None = None, **options: Any,
     ) -> MultiAgentEnvFactory:
         """A factory of vectors of such environments; builds one at once to learn its agents and their spaces.
 
@@ -124,7 +126,8 @@ class MultiAgentVecEnv(VecEnv):
             env_fn: Function of keyword arguments, or the name of a module with `parallel_env`.
             env_kwargs: Those keyword arguments.
             vec_env_size: E.
-            policy_of: Policy of an agent: a function of its name, or a mapping. None: one policy decides for all.
+            policy_of: Policy of an agent: a function of its name, or a mapping; "shared" (or None): one policy of that name
+                decides for all; "independent": each agent has a policy of its own, of the agent's name.
             options: Further fields of `MultiAgentVecEnv.Options`.
 
         Raises:
@@ -398,29 +401,57 @@ def _parallel_env_of(name: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(name)
     except ImportError as failure:
-        raise ConfigError(f"{name} cannot be imported ({failure}); for PettingZoo's environments: pip install "
-                          "'pytorchrl[pettingzoo]'") from failure
+        raise ConfigError(f"{name} cannot be imported ({failure}); {_import_hint(name, failure)}") from failure
+    except Exception as failure:
+        raise EnvError(f"importing {name} raised: {describe(failure)}") from failure
     if not hasattr(module, "parallel_env"):
-        raise ConfigError(f"{name} has no parallel_env; give a module such as 'mpe2.simple_spread_v3', or a function")
+        turns = " (it is of PettingZoo's turn-based API; wrap it with pettingzoo.utils.aec_to_parallel)" if hasattr(module, "env") else ""
+        raise ConfigError(f"{name} has no parallel_env{turns}; give a module such as 'mpe2.simple_spread_v3', or a function")
     maker: Callable[..., Any] = module.parallel_env
     return maker
+
+
+def _import_hint(name: str, failure: ImportError) -> str:
+    """What to do where a module cannot be imported."""
+    missing = failure.name if isinstance(failure, ModuleNotFoundError) else None
+    package, _, module = name.rpartition(".")
+    if missing is not None and not f"{name}.".startswith(f"{missing}."):
+        return f"install the package that has {missing}"
+    if missing == name and package:  # the package itself is there
+        names = [info.name for info in pkgutil.iter_modules(getattr(importlib.import_module(package), "__path__", []))]
+        if near := difflib.get_close_matches(module, names, n=1):
+            return f"did you mean '{package}.{near[0]}'?"
+    return "for PettingZoo's environments: pip install 'pytorchrl[pettingzoo]'"
 
 
 def _agents_by_policy(agents: Sequence[str], policy_of: Any) -> dict[str, tuple[str, ...]]:
     if not agents:
         raise ConfigError("the environment has no possible_agents")
+    name_of = _policy_function(policy_of, agents)
     found: dict[str, tuple[str, ...]] = {}
     for agent in agents:
-        if policy_of is None:
-            policy = _SINGLE_POLICY
-        elif isinstance(policy_of, Mapping):
-            policy = policy_of.get(agent, "")
-        else:
-            policy = policy_of(agent)
+        policy = name_of(agent)
         if not isinstance(policy, str) or not policy or SEPARATOR in policy:
             raise ConfigError(f"policy_of must give a name without {SEPARATOR!r} for each of {list(agents)}, got {policy!r} for {agent!r}")
         found[policy] = (*found.get(policy, ()), agent)
     return found
+
+
+def _policy_function(policy_of: Any, agents: Sequence[str]) -> Callable[[str], Any]:
+    """From what may be given as `policy_of` to a function from agent to policy."""
+    if policy_of in (None, _SINGLE_POLICY):
+        return lambda _agent: _SINGLE_POLICY
+    if policy_of == _OWN_POLICIES:
+        return str
+    if isinstance(policy_of, Mapping):
+        if unknown := [agent for agent in policy_of if agent not in agents]:
+            raise ConfigError(f"policy_of must be about the agents {list(agents)}, got {unknown}")
+        return lambda agent: policy_of.get(agent, "")
+    if not callable(policy_of):
+        raise ConfigError(f"policy_of must be {_SINGLE_POLICY!r}, {_OWN_POLICIES!r}, a mapping from agent to policy or a function, got "
+                          f"{policy_of!r}")
+    function: Callable[[str], Any] = policy_of
+    return function
 
 
 def _check_spaces(env: Any, agents: Mapping[str, tuple[str, ...]]) -> None:
@@ -428,5 +459,5 @@ def _check_spaces(env: Any, agents: Mapping[str, tuple[str, ...]]) -> None:
         for what in ("observation_space", "action_space"):
             spaces = {agent: getattr(env, what)(agent) for agent in own}
             if any(space != spaces[own[0]] for space in spaces.values()):
-                raise ConfigError(f"agents of one policy must have one {what}, those of {policy!r} have {spaces}; give them policies "
-                                  "of their own by policy_of, or pad with a wrapper")
+                raise ConfigError(f"agents of one policy must have one {what}, those of {policy!r} have {spaces}; policy_of must "
+                                  f"give them policies of their own ({_OWN_POLICIES!r}, or a mapping), or a wrapper pad them")

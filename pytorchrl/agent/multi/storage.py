@@ -57,7 +57,8 @@ class MultiAgentStorage(Storage):
             values = {policy: getattr(factory.options, name, None) for policy, factory in policies.items()}
             if len(set(values.values())) > 1:
                 raise ConfigError(f"{name} of the storages must be the same for all policies, which collect together, got {values}")
-        if odd := [factory.cls.__name__ for factory in policies.values() if factory.cls.keeps and not issubclass(factory.cls, ReplayBuffer)]:
+        if odd := [factory.cls.__name__ for factory in policies.values() if factory.cls.keeps
+                  and (factory.cls.draws_sequences or not issubclass(factory.cls, ReplayBuffer))]:
             raise ConfigError(f"replay of several policies is for ReplayBuffer and PERBuffer, got {', '.join(odd)}")
         size = next(iter(policies.values())).options.size
         return Factory(MultiAgentReplay if any(keep.values()) else MultiAgentStorage,

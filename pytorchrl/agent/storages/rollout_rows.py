@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step
+from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step, show_reward
 
 ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
 """obs, rhs, done, mask of the row to act on, each (E, ...)."""
@@ -168,6 +168,7 @@ class RolloutRows:
         for name, target in row.obs:
             np.copyto(target, step.obs[name], casting="same_kind")
         row.done[...] = step.first
+        show_reward(acting.rhs, step.reward)
         for name, state in row.rhs:
             state[...] = acting.rhs[name]
         if row.mask is not None and step.mask is not None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import RolloutData, SequenceBatch
+from pytorchrl.agent.data import PREVIOUS, RolloutData, SequenceBatch
 from pytorchrl.agent.options import Schedule, option
 from pytorchrl.agent.storages.leaves import Slots, write_extras
 from pytorchrl.agent.storages.replay import PERBuffer
@@ -301,10 +301,12 @@ class SequenceBuffer(PERBuffer):
         self._num_sampled += num_samples
         places, shape = walk.places.reshape(-1), walk.places.shape
         mask = ring.take_mask(places)
+        states = self._states_before(self._book.warm[starts])
+        previous = states.pop(PREVIOUS, None)
         return SequenceBatch(
             obs=self._tensors({name: leaf.reshape(*shape, *leaf.shape[1:]) for name, leaf in ring.take(places).items()}),
             done=self._tensor(ring.columns["done"][rows] & walk.is_step),
-            rhs=self._tensors(self._states_before(self._book.warm[starts])),
+            rhs=self._tensors(states),
             action=self._tensor(ring.columns["action"][rows[trained]]),
             ret=self._tensor(ret.astype(np.float32)),
             discount=self._tensor(discount.astype(np.float32)),
@@ -314,6 +316,7 @@ class SequenceBuffer(PERBuffer):
             ids=torch.from_numpy(ring.ids(starts)),
             burn_in=burn_in,
             mask=None if mask is None else self._tensor(mask.reshape(*shape, -1)),
+            previous=None if previous is None else self._tensor(self._previous(previous, rows, walk.is_step)),
             num_samples=num_samples,
         )
 
@@ -351,6 +354,15 @@ class SequenceBuffer(PERBuffer):
         last = np.arange(length)[:, None] + np.maximum(num_steps, 1) - 1
         ends = np.take_along_axis(column["terminated"][rows], last, 0)
         return ret, np.where(ends, 0.0, gamma**num_steps), num_steps
+
+    def _previous(self, stored: np.ndarray, rows: np.ndarray, is_step: np.ndarray) -> np.ndarray:
+        """What `PREVIOUS` is of each of the rows (R, B) of windows, (R, B, n + 1); of the first rows that was stored."""
+        column, there = self._ring.columns, is_step[:-1]
+        found = np.zeros((*rows.shape, stored.shape[-1]), np.float32)
+        found[0] = stored
+        np.put_along_axis(found[1:], column["action"][rows[:-1]][..., None], there[..., None].astype(np.float32), -1)
+        found[1:, :, -1] = np.where(there, column["reward"][rows[:-1]], 0.0)
+        return found
 
     def _states_before(self, warm: np.ndarray) -> dict[str, np.ndarray]:
         """Net -> (B, H), the states before windows' first rows, (B,) places; zero at the start of an episode."""

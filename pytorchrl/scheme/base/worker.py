@@ -6,9 +6,7 @@ import difflib
 from enum import Enum
 from typing import Any, NoReturn
 
-import torch
-
-from pytorchrl.errors import ConfigError, DeviceError
+from pytorchrl.errors import ConfigError
 
 
 class _Choice(str, Enum):
@@ -55,17 +53,6 @@ def check_fraction(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
         raise ConfigError(f"{name} must be a number in (0, 1], got {value!r}")
     return float(value)
-
-
-def check_device(device: object) -> str:
-    """Return a device name that torch has here (None: "cpu"), else raise `DeviceError`; never silently the CPU."""
-    if device is None:
-        return "cpu"
-    seen = ["cpu"] + [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    name = f"cuda:{torch.cuda.current_device()}" if device == "cuda" and len(seen) > 1 else device
-    if name not in seen:
-        raise DeviceError(f"device must be one that torch sees here, {seen}, got {device!r}")
-    return str(name)
 
 
 class Worker:

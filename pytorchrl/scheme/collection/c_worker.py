@@ -18,6 +18,7 @@ from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.codecs import Packed, unpack
 from pytorchrl.scheme.compression import WEIGHTS, Compression, Encoder, Sent, Traffic
+from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.timing import Stopwatch
 
@@ -37,7 +38,7 @@ class CWorker(Worker):
         train_envs_factory: Makes the environments.
         collects: Whether it has environments.
         initial_weights: Weights to start from; None keeps the actor's own initialisation.
-        device: Where the actor lives.
+        device: Where the actor lives; see `check_device`.
         seed: The experiment's seed.
         incarnation: How often this place in the tree was filled before.
         num_threads: Torch threads of this process; None leaves them alone.
@@ -60,13 +61,15 @@ class CWorker(Worker):
 
     def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: EnvFactory,
-                 collects: bool = True, initial_weights: Weights | None = None, device: str = "cpu", seed: int = 0,
+                 collects: bool = True, initial_weights: Weights | None = None, device: str | None = None, seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
                  compress_data_to_send: Compression | None = None, num_siblings: int = 1, num_parents: int = 1,
                  initial_priority: str = "max", runtime: Runtime | None = None, journal: Journal | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
+        runtime = runtime or ThreadRuntime()
+        device = check_device(device, runtime.own_gpus(), "col_device")
         path = (index_parent, index_worker, incarnation)
         self.index_parent, self.incarnation, self.num_envs = index_parent, incarnation, train_envs_factory.num_envs
         self.actor = actor_factory(device=device, seed=derive_seed(seed, Stream.INIT))
@@ -87,7 +90,6 @@ class CWorker(Worker):
         # Its lock is held while the parameters change or are copied, so that a snapshot never shows half an update.
         self.journal = journal or Journal()
         self._snapshot: Weights | None = None
-        runtime = runtime or ThreadRuntime()
         self._now = runtime.now
         self._point = runtime.points(f"GWorker {index_parent}/CWorker {index_worker}", incarnation)
         self._owned_data, self._encoder = owned_data, Encoder(compress_data_to_send, runtime.now)

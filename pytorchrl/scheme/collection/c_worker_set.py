@@ -12,6 +12,7 @@ from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, Communication
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.compression import DATA, Compression, Wanted
+from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.messages import Weights
 
 
@@ -23,7 +24,7 @@ class CWorkerSet(WorkerSet[CWorker]):
     Args:
         num_workers: Number of remote workers; 1 means none.
         index_parent: Index of the GWorker they collect for.
-        local_device: Device of the local worker.
+        local_device: Device of the local worker, and of its GWorker.
         algo_factory, actor_factory, storage_factory, train_envs_factory: The agent.
         worker_resources: What each remote worker asks for.
         compress_data_to_send: What becomes of rollouts on their way.
@@ -37,16 +38,17 @@ class CWorkerSet(WorkerSet[CWorker]):
         first_incarnation: Of its remote workers, where their GWorker is a replacement itself.
         journal: That of their GWorker, for the local worker.
         initial_priority: "worker" or "max"; see `CWorker`.
+        col_device: Device of the workers with an actor of their own; None is the CPU.
     """
 
-    def __init__(self, num_workers: int, index_parent: int, local_device: str = "cpu", *, algo_factory: Factory[Any],  # noqa: PLR0913
+    def __init__(self, num_workers: int, index_parent: int, local_device: str | None = None, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: Factory[Any],
                  worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  compress_data_to_send: Wanted = False, seed: int = 0, num_threads: int | None = 1, num_parents: int = 1,
                  col_execution: Execution | str = CENTRAL,
                  col_communication: Communication | str = "synchronous", runtime: Runtime | None = None,
                  initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0,
-                 journal: Journal | None = None, initial_priority: str = "max") -> None:
+                 journal: Journal | None = None, initial_priority: str = "max", col_device: str | None = None) -> None:
         parallel, asynchronous = Execution(col_execution) is PARALLEL, Communication(col_communication) is ASYNC
         runtime = runtime or ThreadRuntime()
         self.runtime = runtime if parallel else runtime.in_process()
@@ -58,24 +60,29 @@ class CWorkerSet(WorkerSet[CWorker]):
             "initial_priority": initial_priority,
         }
         twin = asynchronous and not parallel
+        gpus = runtime.own_gpus()  # of this process; remote workers look for their own
+        local_device = check_device(local_device, gpus, "grad_device" if index_parent else "device")
+        if twin:
+            col_device = check_device(col_device, gpus, "col_device")
         num_remote = 0 if not collects else num_workers if parallel else int(twin)
         super().__init__(
             CWorker, params, {} if twin else worker_resources, num_remote, runtime=self.runtime,
             name=f"GWorker {index_parent}/CWorker ", first_index=0 if twin else 1, first_incarnation=first_incarnation,
             local_params={"device": local_device, "owned_data": False, "incarnation": first_incarnation, "journal": journal,
                           "collects": collects and not parallel and not asynchronous},
-            remote_params={} if twin else {"num_threads": num_threads})
+            remote_params={"device": col_device, **({} if twin else {"num_threads": num_threads})})
 
     @classmethod
     def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],  # noqa: PLR0913
                        storage_factory: Factory[Any], train_envs_factory: Factory[Any],
                        worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                        compress_data_to_send: Wanted = False, seed: int = 0, num_threads: int | None = 1,
-                       num_parents: int = 1, initial_priority: str = "max") -> Callable[..., CWorkerSet]:
+                       num_parents: int = 1, initial_priority: str = "max", col_device: str | None = None,
+                       ) -> Callable[..., CWorkerSet]:
         """A function that makes new CWorkerSets; a GWorker calls it with what only it knows."""
         check_count("num_workers", num_workers)
         return partial(
             cls, num_workers, algo_factory=algo_factory, actor_factory=actor_factory, storage_factory=storage_factory,
             train_envs_factory=train_envs_factory, worker_resources=worker_resources,
             compress_data_to_send=compress_data_to_send, seed=seed, num_threads=num_threads,
-            num_parents=num_parents, initial_priority=initial_priority)
+            num_parents=num_parents, initial_priority=initial_priority, col_device=col_device)

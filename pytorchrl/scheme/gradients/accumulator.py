@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pytorchrl.agent.data import map_tensors
 from pytorchrl.agent.multi.data import MultiBatch, samples_by_policy
 
 REDUCTIONS = ("mean", "sum")
@@ -128,13 +129,15 @@ def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: 
 
     Args:
         algo: The algorithm.
-        batch: What its loss needs.
+        batch: What its loss needs, on any device.
         microbatch_size: Most env steps of a backward pass; None: no limit.
         counters: Of `backward_passes` and `microbatch_steps`, which go on.
     """
     counters["microbatch_steps"] = batch.num_samples
     if microbatch_size is None:
         counters["backward_passes"] += 1
+        if algo.device.type != "cpu":  # replay has drawn it in host memory
+            batch = map_tensors(batch, lambda tensor: tensor.to(algo.device))
         gradients, info = algo.compute_gradients(batch)
         return gradients, info
     accumulator = GradAccumulator(microbatch_size, algo.loss_reduction)

@@ -13,7 +13,7 @@ from pytorchrl.agent.data import Batch
 from pytorchrl.agent.multi.data import samples_by_policy
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
-from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count, check_device
+from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.compression import GRADS, Compression, Encoder, Wanted
 from pytorchrl.scheme.gradients import accumulator, saved
@@ -93,7 +93,7 @@ class GWorker(Worker):
         self._incarnation = incarnation
         self._journal = self._runtime.journal(f"GWorker {index_worker}", incarnation)
         self.col_workers = col_workers_factory(
-            index_parent=index_worker, local_device=check_device(device), runtime=self._runtime,
+            index_parent=index_worker, local_device=device, runtime=self._runtime,
             col_execution=col_execution, col_communication=col_communication, initial_weights=initial_weights,
             collects=collects, first_incarnation=_INCARNATIONS * incarnation, journal=self._journal)
         self.local_worker: CWorker = self.col_workers.local_worker()

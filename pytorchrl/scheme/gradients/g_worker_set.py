@@ -19,7 +19,7 @@ class GWorkerSet(WorkerSet[GWorker]):
     Args:
         num_workers: Number of remote workers; 1 means none.
         index_parent: Index of the parent worker.
-        local_device: "cpu" or "cuda:N", where the local worker computes.
+        local_device: Where the local worker computes; see `check_device`.
         col_execution: "Central" or "Parallel" collection.
         col_communication: "synchronous" or "asynchronous" collection.
         col_workers_factory: Makes each GWorker's set of collection workers.
@@ -28,6 +28,7 @@ class GWorkerSet(WorkerSet[GWorker]):
         compress_grads_to_send: What becomes of gradients on their way; see `Scheme`.
         runtime: Where remote workers run.
         num_threads: Torch threads of each remote worker.
+        grad_device: Where remote workers compute; None: as the local one.
         worker_options: Further options of `GWorker`: `fraction_samples`, `col_in_flight`, `queue_size`, ...
 
     Attributes:
@@ -38,7 +39,7 @@ class GWorkerSet(WorkerSet[GWorker]):
                  col_execution: Execution | str, col_communication: Communication | str,
                  col_workers_factory: Callable[..., Any], col_fraction_workers: float,
                  grad_worker_resources: Mapping[str, float], compress_grads_to_send: Wanted = False, *,
-                 runtime: Runtime | None = None, num_threads: int | None = 1,
+                 runtime: Runtime | None = None, num_threads: int | None = 1, grad_device: str | None = None,
                  worker_options: Mapping[str, Any] | None = None) -> None:
         check_count("num_workers", num_workers)
         check_fraction("col_fraction_workers", col_fraction_workers)
@@ -54,14 +55,15 @@ class GWorkerSet(WorkerSet[GWorker]):
         super().__init__(
             GWorker, params, grad_worker_resources, num_remote, runtime=runtime, name="GWorker ",
             local_params={"device": local_device, "collects": not num_remote},
-            remote_params={"device": local_device, "num_threads": num_threads})
+            remote_params={"device": local_device if grad_device is None else grad_device, "num_threads": num_threads})
 
     @classmethod
-    def create_factory(cls, num_workers: int, col_workers_factory: Callable[..., Any],
+    def create_factory(cls, num_workers: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913
                        col_fraction_workers: float = 1.0, col_execution: Execution | str = "Central",
                        col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,
                        grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, *,
-                       num_threads: int | None = 1, **worker_options: Any) -> Callable[..., GWorkerSet]:
+                       num_threads: int | None = 1, grad_device: str | None = None,
+                       **worker_options: Any) -> Callable[..., GWorkerSet]:
         """A function that makes new GWorkerSets.
 
         Args:
@@ -73,6 +75,7 @@ class GWorkerSet(WorkerSet[GWorker]):
             compress_grads_to_send: What becomes of gradients on their way; see `Scheme`.
             grad_worker_resources: What each remote worker asks for; the default shrinks to what there is.
             num_threads: Torch threads of each remote worker.
+            grad_device: Where remote workers compute; None: as the local one.
             worker_options: Further options of `GWorker`.
 
         Returns:
@@ -84,4 +87,4 @@ class GWorkerSet(WorkerSet[GWorker]):
             col_communication=Communication(col_communication), col_workers_factory=col_workers_factory,
             col_fraction_workers=check_fraction("col_fraction_workers", col_fraction_workers),
             grad_worker_resources=grad_worker_resources, compress_grads_to_send=compress_grads_to_send,
-            num_threads=num_threads, worker_options=worker_options)
+            num_threads=num_threads, grad_device=grad_device, worker_options=worker_options)

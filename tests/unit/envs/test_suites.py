@@ -1,8 +1,10 @@
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.envs import atari_factory, box2d_factory, classic_factory, make_factory, mujoco_factory
+from pytorchrl.envs.lookup import names_module
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
 
@@ -32,3 +34,24 @@ def test_make_factory_picks_the_suite_by_id():
         make_factory("ALE/Pongo-v5", 2)
     with pytest.raises(ConfigError, match="CartPole-v1"):
         make_factory("CartPole-v11", 2)
+
+
+@pytest.mark.parametrize(("name", "is_module"), [
+    ("mpe2.simple_spread_v3", True), ("no_such.module", True), ("json", True), ("__main__", True), ("CartPole-v1", False),
+    ("CartPole", False), ("ALE/Pong-v5", False), ("module:Env-v0", False), ("mpe2.simple-v3", False), ("", False),
+])
+def test_environments_of_several_agents_are_named_by_modules(name, is_module):
+    assert names_module(name) is is_module
+
+
+def test_what_gymnasium_knows_by_a_name_goes_before_a_module():
+    gym.register("json", CountingEnv)
+    try:
+        assert isinstance(make_factory("json", 2).observation_space["obs"], gym.spaces.Space)
+    finally:
+        del gym.registry["json"]
+
+
+def test_an_unknown_namespace_hints_at_modules():
+    with pytest.raises(ConfigError, match=r"named with dots, 'mpe2\.simple_spread_v3'"):
+        make_factory("mpe2/simple_spread_v3", 2)

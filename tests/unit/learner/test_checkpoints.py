@@ -59,6 +59,7 @@ def interrupt_after(path, env_steps, **options):
 
 def test_a_resumed_run_is_the_straight_one(tmp_path):
     state, straight = train_to(tmp_path / "straight")
+    assert straight["ledger"]["consumed"] == 2 * straight["ledger"]["collected"]  # both passes over everything: none cut short
     interrupt_after(tmp_path / "cut", 750)
     assert max(record["env_steps"] for record in records(tmp_path / "cut")) > 680  # beyond the checkpoint
     with make(tmp_path / "cut", resume=True) as learner:

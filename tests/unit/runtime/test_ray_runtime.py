@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 import signal
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from pytorchrl.errors import InsufficientResourcesError
-from pytorchrl.runtime import DEFAULT_RESOURCES, Handle
+from pytorchrl.runtime import CPU_RESOURCES, DEFAULT_RESOURCES, Handle
 from pytorchrl.runtime.ray_runtime import RayRuntime, _without_handlers_of
 from pytorchrl.runtime.room import largest_share
 
@@ -43,7 +44,7 @@ def node(cpus, gpus=0.0, **more):
 
 
 def cpus_of(runtime, count):
-    [fitted] = runtime.fit_resources([("collection workers", count, DEFAULT_RESOURCES)])
+    [fitted] = runtime.fit_resources([("collection workers", count, CPU_RESOURCES)])
     return fitted["num_cpus"]
 
 
@@ -73,7 +74,7 @@ def test_the_memory_of_a_head_without_cpus_is_no_room_for_workers(on):
     """Six of them have to fit on one of the two nodes that can have any, by memory too, of which one has a little more."""
     small = 24.0 * 2**30
     runtime = on({"memory": small}, node(4.0, memory=small), node(4.0, memory=1.01 * small))
-    [fitted] = runtime.fit_resources([("collection workers", 6, DEFAULT_RESOURCES)])
+    [fitted] = runtime.fit_resources([("collection workers", 6, CPU_RESOURCES)])
     assert 6 * fitted["memory"] <= small
     assert 6 * fitted["num_cpus"] <= 4.0
 
@@ -81,6 +82,56 @@ def test_the_memory_of_a_head_without_cpus_is_no_room_for_workers(on):
 def test_the_only_gpu_is_shared_though_its_node_may_be_lost(on):
     [fitted] = on(node(4.0, 1.0), node(4.0)).fit_resources([("gradient workers", 10, DEFAULT_RESOURCES)])
     assert fitted["num_gpus"] == 0.1
+
+
+def test_only_who_asks_for_gpus_shares_them(on):
+    """Eight collection workers on the CPU leave both GPUs to the gradient workers, and are not held to the node that has them."""
+    runtime = on(node(8.0, 2.0), node(8.0))
+    grad, col, _ = runtime.fit_resources(requests(DEFAULT_RESOURCES, CPU_RESOURCES, num_groups=20, per_group=4))
+    assert grad["num_gpus"] == 0.1
+    assert "num_gpus" not in col
+    grad, *_ = runtime.fit_resources(requests(DEFAULT_RESOURCES, CPU_RESOURCES))
+    assert grad["num_gpus"] == 0.2
+
+
+@pytest.mark.parametrize(("gpus", "spare", "present"), [
+    (0.0, None, "the cluster has 0, of which 0 free"), (1.0, {"GPU": 0.0}, "the cluster has 1, of which 0 free")])
+def test_who_computes_on_a_gpu_is_refused_where_there_is_none(on, gpus, spare, present):
+    runtime = on(node(8.0, gpus), spare=spare)
+    with pytest.raises(InsufficientResourcesError, match=f"2 gradient workers compute on a GPU, a share of one each, and {present}"):
+        runtime.fit_resources(requests(DEFAULT_RESOURCES, CPU_RESOURCES))
+    runtime.fit_resources([("gradient workers", 0, DEFAULT_RESOURCES), ("collection workers", 2, CPU_RESOURCES)])  # nobody does
+
+
+def test_a_machine_without_a_gpu_is_known_before_ray_is_started(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(RayRuntime, "_starts_a_local_ray", lambda self: True)
+    with pytest.raises(InsufficientResourcesError, match=r"6 collection workers compute on a GPU.*this machine has none"):
+        RayRuntime().fit_resources(requests(CPU_RESOURCES, DEFAULT_RESOURCES))
+
+
+@pytest.mark.parametrize(("actor", "given", "seen", "visible", "own"), [
+    (None, [], 4, None, None),  # the driver has what torch sees
+    ("ab", [], 0, "", []), ("ab", [3], 1, "3", [0]), ("ab", ["GPU-7"], 1, "GPU-7", [0]), ("ab", [1, 0], 2, "1,0", [0, 1]),
+    ("ab", [0], 0, "0", []),  # a torch without CUDA
+    ("ab", [], 8, None, []), ("ab", [3, 2], 8, None, [2, 3]), ("ab", ["5"], 2, "4,5", [1]),  # where Ray hides none
+])
+def test_the_gpus_of_a_worker_are_those_that_ray_gave_it(monkeypatch, actor, given, seen, visible, own):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(
+        is_initialized=lambda: True, get_runtime_context=lambda: SimpleNamespace(get_actor_id=lambda: actor),
+        get_gpu_ids=lambda: given))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: seen)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert RayRuntime().own_gpus() == own
+
+
+def test_without_ray_nobody_divides_gpus(monkeypatch):
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    assert RayRuntime().own_gpus() is None
 
 
 def test_what_was_asked_for_does_not_shrink(on):
@@ -116,11 +167,11 @@ def test_a_group_has_what_its_workers_ask_for_together(on):
 
 def test_groups_of_default_requests_fit_on_one_node_of_two(on):
     runtime = on(node(8.0), node(8.0), placement="colocate")
-    grad, col, _ = runtime.fit_resources(requests(DEFAULT_RESOURCES, DEFAULT_RESOURCES))
+    grad, col, _ = runtime.fit_resources(requests(CPU_RESOURCES, CPU_RESOURCES))
     assert grad == col
     assert grad["num_cpus"] == 1.0
     assert runtime._bundle["CPU"] == 4.0
-    grad, *_ = runtime.fit_resources(requests(DEFAULT_RESOURCES, DEFAULT_RESOURCES, per_group=7))
+    grad, *_ = runtime.fit_resources(requests(CPU_RESOURCES, CPU_RESOURCES, per_group=7))
     assert grad["num_cpus"] == 0.5
 
 

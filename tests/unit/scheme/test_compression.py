@@ -54,7 +54,7 @@ def test_in_the_long_run_all_of_it_crosses(name):
         (arrived,), _ = send(encoder, gradient)
         given, decoded = given + gradient.astype(np.float64), decoded + arrived
         without = without + unpack(codec.pack(gradient))
-        np.testing.assert_allclose(decoded + encoder._kept[0], given, atol=1e-4)
+        np.testing.assert_allclose(decoded + encoder.kept[0], given, atol=1e-4)
         missing.append(np.linalg.norm(given - decoded) / np.linalg.norm(given))
         missing_without.append(np.linalg.norm(given - without) / np.linalg.norm(given))
     assert missing[-1] < 0.5 * missing[0]
@@ -81,10 +81,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing_that_is_kept(name, bad):
     with_bad, without = encoder_of(name), encoder_of(name)
     for encoder in (with_bad, without):
         send(encoder, first)
-    before = with_bad._kept[0].copy()
+    before = with_bad.kept[0].copy()
     (arrived,), _ = send(with_bad, spoilt)
     assert not np.isfinite(arrived).all()
-    assert np.array_equal(with_bad._kept[0], before)
+    assert np.array_equal(with_bad.kept[0], before)
     assert before.any()
     assert np.array_equal(send(with_bad, second)[0][0], send(without, second)[0][0])
 
@@ -93,12 +93,12 @@ def test_each_vector_keeps_its_own_and_missing_ones_are_passed():
     report, encoder = Report(time.monotonic), encoder_of("topk")
     first, second = (torch.from_numpy(gradient) for gradient in gradients(2))
     report.pack([first, None, second], encoder, 1)
-    assert sorted(encoder._kept) == [0, 2]
-    kept = {place: array.copy() for place, array in encoder._kept.items()}
+    assert sorted(encoder.kept) == [0, 2]
+    kept = {place: array.copy() for place, array in encoder.kept.items()}
     assert not np.array_equal(kept[0], kept[2])
     packed = report.pack([None, first, None], encoder, 2)
     assert [type(vector) for vector in packed] == [type(None), Packed, type(None)]
-    assert all(np.array_equal(encoder._kept[place], array) for place, array in kept.items())
+    assert all(np.array_equal(encoder.kept[place], array) for place, array in kept.items())
     assert report.counters["bytes_raw"] == report.traffic["grads"].raw == 3 * 4 * 2000
     assert report.counters["bytes_sent"] == report.traffic["grads"].sent == 3 * 8 * 200
 
@@ -122,7 +122,7 @@ def test_once_it_does_not_pay_all_that_was_kept_crosses():
     (rest,), sent = send(encoder, second)
     assert not sent.is_encoded
     np.testing.assert_allclose(arrived + rest, first + second, rtol=1e-5, atol=1e-6)
-    assert not encoder._kept
+    assert not encoder.kept
     (alone,), _ = send(encoder, second)
     assert np.array_equal(alone, second)
 
@@ -298,7 +298,7 @@ def test_a_replaced_gradient_worker_starts_with_nothing_kept(make_scheme):
     pack = Report.pack
 
     def spy(self, vectors, encoder, number):
-        before = {place: array.copy() for place, array in encoder._kept.items()}
+        before = {place: array.copy() for place, array in encoder.kept.items()}
         packed = pack(self, vectors, encoder, number)
         kept.setdefault(encoder, []).append(bool(before))
         return packed
@@ -316,8 +316,8 @@ def test_a_gradient_that_is_not_finite_is_still_left_out(make_scheme, codec):
     parameters, metrics = after(scheme)
     assert metrics["updates_skipped_nan"] == 1
     assert torch.isfinite(parameters).all()
-    encoders = [handle.native.worker._encoder for handle in scheme.update_worker.remote_workers]
-    assert all(np.isfinite(encoder._kept[0]).all() and encoder._kept[0].any() for encoder in encoders)
+    encoders = [handle.native.worker.encoder for handle in scheme.update_worker.remote_workers]
+    assert all(np.isfinite(encoder.kept[0]).all() and encoder.kept[0].any() for encoder in encoders)
 
 
 @pytest.mark.parametrize("rate", [1e5, 1e12])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import Batch, ReplayBatch
-from pytorchrl.scheme.gradients.accumulator import GradAccumulator
+from pytorchrl.scheme.gradients.accumulator import GradAccumulator, differentiate
 
 CPU = torch.device("cpu")
 
@@ -140,3 +140,25 @@ def test_batches_from_replay_can_be_cut():
 def test_an_unknown_reduction():
     with pytest.raises(ValueError, match=r"reduction must be one of \['mean', 'sum'\], got 'max'"):
         GradAccumulator(3, "max")
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_a_batch_that_replay_drew_in_host_memory_goes_to_the_device_of_the_algorithm(microbatch_size):
+    """A device without memory is one too: what lies there, lies nowhere else."""
+    seen = []
+
+    class Algorithm:
+        device, loss_reduction = torch.device("meta"), "sum"
+
+        def prepare_batch(self, batch):
+            return batch
+
+        def compute_gradients(self, batch):
+            seen.extend({leaf.device.type for leaf in (batch.obs["obs"], batch.action, batch.weight, batch.next_obs["obs"])})
+            return vectors(1), {"loss": 1.0}
+    rows = torch.zeros(4)
+    batch = ReplayBatch(obs={"obs": rows}, action=rows, ret=rows, discount=rows, next_obs={"obs": rows}, weight=rows,
+                        ids=torch.arange(4), mask=None, next_mask=None, num_samples=4)
+    differentiate(Algorithm(), batch, microbatch_size, {"backward_passes": 0, "microbatch_steps": 0})
+    assert set(seen) == {"meta"}
+    assert batch.weight.device.type == "cpu"  # the caller's own stays where it is

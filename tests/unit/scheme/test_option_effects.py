@@ -65,6 +65,8 @@ ELSEWHERE = {
     "replay_proportion": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",
     "replay_slots": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",
     "device": "unit/scheme/test_options.py::test_device_reaches_actor_and_algorithm",
+    "grad_device": "unit/scheme/test_devices.py::test_each_level_has_its_device",
+    "col_device": "unit/scheme/test_devices.py::test_each_level_has_its_device",
     "num_threads": "unit/scheme/test_options.py::test_num_threads",
     "col_num_threads": "integration/test_ray_start.py::test_threads_of_collection_workers",
     "seed": "unit/scheme/test_options.py::test_seed",

@@ -15,7 +15,7 @@ import torch
 from pytorchrl import A2C, ASYNC, SYNC, GAEBuffer, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv, SleepEnv
 from pytorchrl.errors import LearnerStarvedError
-from pytorchrl.runtime import DEFAULT_RESOURCES, Handle, Journal, Outcome, ThreadRuntime
+from pytorchrl.runtime import CPU_RESOURCES, Handle, Journal, Outcome, ThreadRuntime
 from pytorchrl.scheme import Scheme, codecs
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.gather import Barrier, OnArrival
@@ -313,7 +313,7 @@ def test_resources_reach_the_workers(make_scheme, monkeypatch):
     assert collectors == [{"num_cpus": 0.25}] * 4
     asked.clear()
     make_scheme(num_col_workers=2).start()
-    assert asked["GWorker 0/CWorker 1"] == dict(DEFAULT_RESOURCES)
+    assert asked["GWorker 0/CWorker 1"] == dict(CPU_RESOURCES)
 
 
 @pytest.mark.parametrize("num_col_workers", [1, 2])

@@ -404,7 +404,7 @@ def test_ray_2_60_lets_an_impossible_request_wait_for_ever():
         "envs = VecEnv.create_factory('CartPole-v1')\n"
         "actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space)\n"
         "scheme = Scheme(PPO.create_factory(), actor, GAEBuffer.create_factory(16), envs, num_col_workers=2,\n"
-        "                col_worker_resources={'num_gpus': 64})\n"
+        "                col_worker_resources={'num_gpus': 64}, col_device='cuda')\n"
         "start = time.monotonic()\n"
         "try:\n"
         "    scheme.start()\n"

@@ -125,7 +125,7 @@ def test_tables_of_options_are_complete():
     shared = {"observation_space", "action_space", "feature_extractor", "hidden_sizes", "activation", "normalize_obs",
               "checkpoint"}
     assert {field.name for field in dataclasses.fields(QActor.Options)} == shared | {
-        "dueling", "noisy", "recurrent_net", "recurrent_size"}  # the memory: test_r2d2
+        "dueling", "noisy", "recurrent_net", "recurrent_size", "prev_action_reward"}  # the memory: test_r2d2 and test_previous_action_reward
     assert {field.name for field in dataclasses.fields(OffPolicyActor.Options)} == shared | {
         "policy", "num_critics", "log_std_bound"}
 

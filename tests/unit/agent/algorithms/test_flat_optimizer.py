@@ -50,3 +50,14 @@ def test_restored_state_goes_on_alike_and_the_gradient_is_left_alone(name):
         if index >= 10:
             other.step(second, gradient, lr=0.01, scale=0.5)
     assert torch.equal(first, second)
+
+
+def test_a_state_is_on_the_cpu_wherever_the_moments_are(monkeypatch):
+    """It is sent to processes that lack the device. Here that is one without memory, so the copy is made in its place."""
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.ones(self.shape))
+    state = FlatOptimizer("adam", torch.zeros(3, device="meta"), **SETTINGS).state_dict()
+    assert {name: tensor.device.type for name, tensor in state.items()} == dict.fromkeys(("mean", "mean_square", "num_steps"), "cpu")
+    monkeypatch.undo()
+    optimizer = FlatOptimizer("adam", torch.zeros(3), **SETTINGS)
+    optimizer.state_dict()["mean"].add_(1.0)
+    assert not optimizer.moments["mean"].any()  # a copy also where they are on the CPU already

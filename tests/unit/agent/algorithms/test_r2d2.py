@@ -14,7 +14,7 @@ import torch
 from pytorchrl.agent.actors import OffPolicyActor, QActor
 from pytorchrl.agent.algorithms import DQN, R2D2, SAC
 from pytorchrl.agent.algorithms.r2d2 import rescale, unrescale
-from pytorchrl.agent.data import SequenceBatch
+from pytorchrl.agent.data import PREVIOUS, SequenceBatch
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, SequenceBuffer
 from pytorchrl.errors import ConfigError, NonFiniteDataError
 
@@ -75,11 +75,13 @@ def make_batch(algorithm, burn_in=WARM, masked=False, seed=3):
     floats = {"ret": 3 * rng.normal(size=(LENGTH, COUNT)), "discount": discount, "weight": rng.random(COUNT)}
     state = {name: torch.as_tensor(rng.normal(size=(COUNT, zeros.shape[1])).astype(np.float32))
              for name, zeros in algorithm.actor.initial_states(1).items()}
+    shows_previous = state.pop(PREVIOUS, None) is not None
     return SequenceBatch(
         obs={"obs": torch.as_tensor(rng.normal(size=(rows, COUNT, 3)).astype(np.float32))}, done=torch.as_tensor(done), rhs=state,
         action=torch.as_tensor(rng.integers(0, NUM_ACTIONS, (LENGTH, COUNT))),
         next_row=torch.as_tensor(burn_in + np.arange(LENGTH)[:, None] + num_steps), valid=torch.as_tensor(valid),
         ids=torch.arange(COUNT), burn_in=burn_in, mask=torch.as_tensor(mask) if masked else None, num_samples=int(valid.sum()),
+        previous=torch.as_tensor(rng.normal(size=(rows, COUNT, NUM_ACTIONS + 1)).astype(np.float32)) if shows_previous else None,
         **{name: torch.as_tensor(value.astype(np.float32)) for name, value in floats.items()})
 
 
@@ -91,7 +93,8 @@ def step_by_step(net, batch, b):
         mask = None if batch.mask is None else batch.mask[row, b:b + 1]
         if row == batch.burn_in:
             state = state.detach()
-        q, state = net.unroll({"obs": batch.obs["obs"][row, b:b + 1]}, state, batch.done[row, b:b + 1], mask)
+        previous = None if batch.previous is None else batch.previous[row, b:b + 1]
+        q, state = net.unroll({"obs": batch.obs["obs"][row, b:b + 1]}, state, batch.done[row, b:b + 1], mask, None, previous)
         found.append(q[0])
     return found
 
@@ -126,7 +129,8 @@ def brute_force(algorithm, batch):
 
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("options", [{}, {"double": False}, {"value_rescaling": False}, {"loss": "huber"}], ids=str)
+@pytest.mark.parametrize("options", [
+    {}, {"double": False}, {"value_rescaling": False}, {"loss": "huber"}, {"actor": {"prev_action_reward": True}}], ids=str)
 def test_loss_gradient_and_errors_are_those_of_single_steps(net, masked, options):
     algorithm = make(net, **options)
     for burn_in in (WARM, 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -37,6 +38,13 @@ def test_factory_knows_agents_and_spaces():
 
 def test_without_policy_of_one_policy_decides_for_all():
     assert MultiAgentVecEnv.create_factory(ComingAndGoing).agents == {"shared": ("agent_0", "agent_1", "agent_2")}
+
+
+def test_words_stand_for_one_policy_and_for_one_an_agent():
+    def agents(policy_of):
+        return MultiAgentVecEnv.create_factory(MatchingGame, policy_of=policy_of).agents
+    assert agents("shared") == agents(None) == {"shared": ("agent_0", "agent_1")}
+    assert agents("independent") == {"agent_0": ("agent_0",), "agent_1": ("agent_1",)}
 
 
 @pytest.mark.parametrize("truncate", [False, True])
@@ -229,14 +237,19 @@ class TurnBased(MatchingGame):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"env_fn": Unequal}, "agents of one policy must have one action_space"),
+    ({"env_fn": Unequal}, "agents of one policy must have one action_space.*'independent', or a mapping"),
     ({"env_fn": TurnBased}, "turn-based"),
     ({"env_fn": lambda: gym.make("CartPole-v1")}, "parallel API, got .* without possible_agents"),
     ({"env_fn": "no.such.module"}, r"pytorchrl\[pettingzoo\]"),
-    ({"env_fn": "json"}, "json has no parallel_env"),
+    ({"env_fn": "json.decoders"}, r"did you mean 'json\.decoder'\?"),
+    ({"env_fn": "math.nothing"}, r"pytorchrl\[pettingzoo\]"),
+    ({"env_fn": "json"}, "json has no parallel_env; give"),
     ({"env_fn": 3}, "env_fn must be"),
     ({"policy_of": {"agent_0": "a"}}, "policy_of must give a name .* got '' for 'agent_1'"),
     ({"policy_of": lambda agent: "a/b"}, "without '/'"),
+    ({"policy_of": {"agent_0": "a", "agent_1": "a", "agent_2": "b"}}, r"about the agents \['agent_0', 'agent_1'\], got \['agent_2'\]"),
+    ({"policy_of": "alone"}, "policy_of must be 'shared', 'independent', a mapping .* got 'alone'"),
+    ({"policy_of": 3}, "policy_of must be 'shared', .* got 3"),
     ({"reward_transform": "cut"}, "reward_transform must be"),
     ({"wrappers": (3,)}, "wrappers must be functions"),
     ({"agents": {"a": ("agent_0",)}}, "agents are found by policy_of"),
@@ -245,6 +258,22 @@ class TurnBased(MatchingGame):
 def test_bad_input_is_refused_when_the_factory_is_made(arguments, message):
     with pytest.raises(ConfigError, match=message):
         MultiAgentVecEnv.create_factory(**{"env_fn": MatchingGame, **arguments})
+
+
+@pytest.mark.parametrize(("content", "error", "message"), [
+    ("import nothing_like_this", ConfigError, "install the package that has nothing_like_this"),
+    ("from json import nothing_like_this", ConfigError, r"pytorchrl\[pettingzoo\]"),
+    ("def env(): pass", ConfigError, "has no parallel_env .it is of PettingZoo's turn-based API"),
+    ("nothing_like_this()", EnvError, "importing some_game raised: .*nothing_like_this"),
+])
+def test_a_module_that_makes_no_environments_is_refused(tmp_path, monkeypatch, content, error, message):
+    (tmp_path / "some_game.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with pytest.raises(error, match=message):
+            MultiAgentVecEnv.create_factory("some_game")
+    finally:
+        sys.modules.pop("some_game", None)
 
 
 def test_a_raising_constructor_says_where():

@@ -1,0 +1,94 @@
+"""What a checkpoint costs: seconds that training stands still, bytes, and seconds from a command to the next update.
+
+    python benchmarks/checkpoints.py [--times 5] [--capacity 100000]
+
+PPO in one process; PPO with two collection workers on Ray; DQN with full replay of stacked 84 x 84 pictures. Checkpoints are
+made by a learner, as `checkpoint_every` does; then the newest is resumed in a scheme of its own, to its first update.
+
+Progress on stderr; prints one JSON object; asserts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from pytorchrl import DQN, PPO, GAEBuffer, Learner, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv
+
+
+class Pictures(gym.Env[Any, Any]):
+    """Stacks of random pictures; episodes of 500 steps."""
+
+    observation_space, action_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Black, and a first picture."""
+        super().reset(seed=seed)
+        self._stack, self._t = np.zeros((4, 84, 84), np.uint8), 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """One more picture."""
+        self._t += 1
+        return self._seen(), 0.0, self._t == 500, False, {}
+
+    def _seen(self) -> np.ndarray:
+        picture = self.np_random.integers(0, 256, (1, 84, 84), np.uint8)
+        self._stack = np.concatenate([self._stack[1:], picture])
+        return self._stack
+
+
+def schemes(capacity: int) -> dict[str, Any]:
+    """Name -> a function that makes the scheme."""
+    vectors = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
+    actor = OnPolicyActor.create_factory(vectors.observation_space, vectors.action_space)
+    ppo = PPO.create_factory(), actor, GAEBuffer.create_factory(64), vectors
+    pictures = VecEnv.create_factory(Pictures, vec_env_size=8)
+    dqn = (DQN.create_factory(start_steps=capacity, update_every=100, mini_batch_size=32),
+           QActor.create_factory(pictures.observation_space, pictures.action_space),
+           ReplayBuffer.create_factory(capacity, rollout_size=100, stacked_frames=4), pictures)
+    return {"ppo": lambda: Scheme(*ppo, seed=1), "ppo, 2 collectors on ray": lambda: Scheme(*ppo, seed=1, num_col_workers=2),
+            f"dqn, {capacity} pictures": lambda: Scheme(*dqn, seed=1)}
+
+
+def measure(make: Any, times: int) -> dict[str, Any]:
+    """Costs of one scheme."""
+    with tempfile.TemporaryDirectory() as directory:
+        costs = []
+        with Learner(make(), 10**9, directory, progress=False, tensorboard=False) as learner:
+            for _ in range(times):
+                for _ in range(4):
+                    learner.step()
+                learner.save_checkpoint()
+                costs.append(learner.get_metrics()["checkpoint"])
+        start = time.perf_counter()
+        with Learner(make(), 10**9, directory, progress=False, tensorboard=False, resume=True) as learner:
+            learner.step()
+            resumed = time.perf_counter() - start
+    return {"seconds": statistics.median(cost["seconds"] for cost in costs), "bytes": costs[-1]["bytes"], "seconds_to_resume": resumed}
+
+
+def main() -> None:
+    """Parse the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=5, help="checkpoints of each scheme")
+    parser.add_argument("--capacity", type=int, default=100_000, help="pictures in replay")
+    options = parser.parse_args()
+    results = {}
+    for name, make in schemes(options.capacity).items():
+        results[name] = measure(make, options.times)
+        print(name, results[name], file=sys.stderr, flush=True)
+    print(json.dumps({"task": "checkpoints", "cores": os.cpu_count(), "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

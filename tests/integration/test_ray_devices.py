@@ -1,0 +1,99 @@
+"""Devices of Ray's workers: what Ray gave them, and nothing else. GPUs are Ray's word here; torch need not have any."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.conftest import process_environment
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
+
+# A Ray that believes in four GPUs, and workers whose torch sees those that Ray shows them.
+SCRIPT = """
+import json, os, shutil, sys, tempfile
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="1")
+import ray
+directory = tempfile.mkdtemp(prefix="prl-devices-", dir="/tmp")
+ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+         object_store_memory=100 * 2**20, _temp_dir=directory)
+from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.errors import DeviceError, PyTorchRLError
+from pytorchrl.runtime.ray_runtime import RayRuntime
+from pytorchrl.scheme.devices import check_device
+
+class Worker:
+    def __init__(self, runtime):
+        self.runtime = runtime
+
+    def look(self, device):
+        import torch
+        shown = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        torch.cuda.device_count = lambda: len(shown)
+        own = self.runtime.own_gpus()
+        try:
+            return shown, own, check_device(device, own)
+        except DeviceError as error:
+            return shown, own, str(error)
+
+told, runtime = {}, RayRuntime()
+runtime._connect()
+told["driver"] = runtime.own_gpus()
+for share in (0, 0.25, 1, 2):
+    handle = runtime.start_actor(Worker, {"runtime": runtime}, name="Worker", resources={"num_cpus": 0, "num_gpus": share})
+    told[str(share)] = runtime.get(handle.submit(Worker.look, "cuda"), 60)
+    runtime.kill(handle)
+runtime.close()
+
+envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+scheme = Scheme(
+    PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(16), envs,
+    num_col_workers=2, col_device="cuda", col_worker_resources={"num_gpus": 0.5}, seed=1)
+try:
+    scheme.step()
+except PyTorchRLError as error:
+    told["error"] = type(error).__name__, str(error)
+scheme.stop()
+ray.shutdown()
+shutil.rmtree(directory, ignore_errors=True)
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=160, check=False,
+                          cwd=tmp_path_factory.mktemp("devices"), env=process_environment())
+    assert done.returncode == 0, done.stderr[-5000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def test_the_driver_has_what_torch_sees(told):
+    assert told["driver"] is None
+
+
+@pytest.mark.parametrize(("share", "count"), [("0.25", 1), ("1", 1), ("2", 2)])
+def test_a_worker_has_what_ray_gave_it_and_cuda_is_the_first(told, share, count):
+    shown, own, device = told[share]
+    assert len(shown) == count
+    assert own == list(range(count))
+    assert device == "cuda:0"
+
+
+def test_a_worker_without_a_share_has_no_gpu(told):
+    shown, own, error = told["0"]
+    assert shown == own == []
+    assert "device must be one that torch sees here, ['cpu'], got 'cuda'" in error
+
+
+def test_a_worker_whose_torch_lacks_the_gpu_says_so_before_the_first_step(told):
+    """Here Ray gives a share of a GPU that is not there; a torch built without CUDA on one node is the same."""
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    kind, text = told["error"]
+    assert kind == "DeviceError"
+    assert "col_device must be one that torch sees here, ['cpu'], got 'cuda'" in text

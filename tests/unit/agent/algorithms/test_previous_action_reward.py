@@ -1,0 +1,174 @@
+"""A memory that is shown the action and the reward before: in acting, in sequences from replay, in evaluation."""
+
+from __future__ import annotations
+
+import itertools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl import R2D2, QActor, SequenceBuffer, VecEnv, train
+from pytorchrl.agent.data import PREVIOUS
+from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.evaluation import Evaluator
+from pytorchrl.scheme.messages import Weights
+
+NUM_ACTIONS = 3
+LENGTH, BURN_IN, N_STEP = 4, 3, 2
+
+
+class Noise(gym.Env):
+    """Random observations (no two are the same) and rewards; episodes terminate at random."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (2,), np.float32), gym.spaces.Discrete(NUM_ACTIONS)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action):
+        return self._observe(), 3 * self.np_random.normal(), self.np_random.random() < 0.05, False, {}
+
+    def _observe(self):
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+
+def parts(net="gru", seed=1, **options):
+    """Actor and algorithm."""
+    actor = QActor.create_factory(Noise.observation_space, Noise.action_space, **{
+        "hidden_sizes": (5,), "recurrent_net": net, "recurrent_size": 6, "dueling": True, "prev_action_reward": True, **options})
+    built = actor(seed=seed)
+    return built, R2D2.create_factory(start_steps=10, initial_epsilon=0.5, final_epsilon=0.5, epsilon_per_worker=False)(actor=built, seed=2)
+
+
+def reference(actor, episode):
+    """Of every observation of an episode its values, from the episode's start and one at a time, and what was done before.
+
+    `episode` is a list of (observation, action, reward); the last observation has neither.
+    """
+    state, previous, found = actor.initial_states(1)["q"], torch.zeros(1, NUM_ACTIONS + 1), []
+    for obs, action, reward in episode:
+        with torch.no_grad():
+            values, rhs = actor.unroll({"obs": torch.as_tensor(obs[None])}, {"q": state, PREVIOUS: previous}, torch.zeros(1, dtype=torch.bool))
+        found.append((values[0].numpy(), previous[0].numpy()))
+        state, previous = rhs["q"], torch.zeros(1, NUM_ACTIONS + 1)
+        if action is not None:
+            previous[0, action], previous[0, -1] = 1.0, reward
+    return found
+
+
+def collect(algorithm, envs, storage, num_rollouts):
+    """Rollouts of two environments into the storage; the episodes, as `reference` takes them."""
+    storage.start(*envs.reset())
+    running, episodes = [[], []], []
+    for _ in range(num_rollouts):
+        while not storage.full:
+            obs, rhs, done, mask = storage.current()
+            shown = obs["obs"].copy()
+            running = [[] if done[e] else running[e] for e in range(2)]
+            acting = algorithm.acting_step(obs, rhs, done, mask=mask)
+            step = envs.step(acting.clipped_action)
+            finals = dict(zip(step.final_index.tolist(), step.final_obs.get("obs", []), strict=True))
+            for e in np.flatnonzero(step.valid):
+                running[e].append((shown[e], int(acting.action[e]), float(step.reward[e])))
+                if step.terminated[e] or step.truncated[e]:
+                    episodes.append([*running[e], (finals.get(e, step.obs["obs"][e]).copy(), None, None)])
+            storage.insert_transition(acting, step)
+        storage.insert_data_slice([storage.get_all_buffer_data()])
+    envs.close()
+    return [*episodes, *running]
+
+
+@pytest.mark.parametrize("net", ["gru", "lstm"])
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.parametrize("transform", [None, "sign"])
+def test_windows_have_the_values_of_their_whole_episodes(net, autoreset, transform):
+    actor, algorithm = parts(net)
+    envs = VecEnv.create_factory(Noise, vec_env_size=2, autoreset=autoreset, max_episode_steps=17, reward_transform=transform)(seed=3)
+    storage = SequenceBuffer.create_factory(200, rollout_size=5, length=LENGTH, burn_in=BURN_IN, period=2, n_step=N_STEP)(
+        actor=actor, algorithm=algorithm, num_envs=2, seed=4, device="cpu")
+    expected = {}
+    for episode in collect(algorithm, envs, storage, 20):
+        for (obs, _, _), of_row in zip(episode, reference(actor, episode), strict=True):
+            expected[obs.tobytes()] = of_row
+    batch = storage.sample(300)
+    assert (batch.burn_in, PREVIOUS in batch.rhs) == (BURN_IN, False)
+    with torch.no_grad():
+        values, _ = actor.q.unroll(batch.obs, batch.rhs["q"], batch.done, None, None, batch.previous)
+    for b in range(300):
+        trained = np.flatnonzero(batch.valid[:, b])
+        last = int(batch.next_row[trained, b].max()) if batch.discount[trained[-1], b] else BURN_IN + trained[-1]
+        for row in range(last + 1):
+            of_row = expected[batch.obs["obs"][row, b].numpy().tobytes()]
+            assert np.array_equal(batch.previous[row, b], of_row[1])
+            if row >= BURN_IN:
+                np.testing.assert_allclose(values[row, b], of_row[0], atol=1e-5)
+    assert int((~batch.done.any(0)).sum()) > 50  # begin in the middle of an episode
+    assert int((batch.discount > 0).sum()) > 500
+
+
+def test_values_depend_on_the_step_before_but_not_at_the_start_of_an_episode():
+    actor, _ = parts()
+    obs, no, yes = {"obs": torch.ones(1, 2)}, torch.zeros(1, dtype=torch.bool), torch.ones(1, dtype=torch.bool)
+    shown = [torch.zeros(1, NUM_ACTIONS + 1) for _ in range(3)]
+    shown[1][0, 0], shown[2][0, -1] = 1.0, 1.0
+    with torch.no_grad():
+        later, first = ([actor.unroll(obs, {"q": torch.zeros(1, 6), PREVIOUS: previous}, done)[0] for previous in shown]
+                        for done in (no, yes))
+    assert not torch.equal(later[0], later[1])
+    assert not torch.equal(later[0], later[2])
+    assert torch.equal(first[0], first[1])
+    assert torch.equal(first[0], first[2])
+    assert torch.equal(first[0], later[0])
+
+
+def test_without_the_option_nothing_is_kept_or_shown():
+    actor, algorithm = parts(prev_action_reward=False)
+    assert set(actor.initial_states(2)) == {"q"}
+    acting = algorithm.acting_step({"obs": np.zeros((2, 2), np.float32)}, {"q": np.zeros((2, 6), np.float32)}, np.ones(2, bool))
+    assert set(acting.rhs) == {"q"}
+    assert actor.q.trunk.memory.inputs.in_features == 5
+    assert parts()[0].q.trunk.memory.inputs.in_features == 5 + NUM_ACTIONS + 1
+
+
+def test_the_option_needs_a_memory_and_the_memory_what_it_is_shown():
+    with pytest.raises(ConfigError, match="prev_action_reward=True needs recurrent_net"):
+        QActor.create_factory(Noise.observation_space, Noise.action_space, prev_action_reward=True)
+    with pytest.raises(ConfigError, match="needs the previous action and reward"):
+        parts()[0].unroll({"obs": torch.ones(1, 2)}, {"q": torch.zeros(1, 6)}, torch.zeros(1, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(("transform", "seen"), [(None, 5.0), ("sign", 1.0)])
+def test_evaluation_shows_the_memory_rewards_as_in_training(monkeypatch, transform, seen):
+    class Five(Noise):
+        def step(self, action):
+            return self._observe(), 5.0, False, False, {}
+    shown, act = [], R2D2.acting_step
+
+    def acting_step(self, obs, rhs, done, deterministic=False, mask=None):
+        found = act(self, obs, rhs, done, deterministic, mask)
+        shown.append((rhs[PREVIOUS].copy(), found.action.copy()))
+        return found
+    monkeypatch.setattr(R2D2, "acting_step", acting_step)
+    envs = VecEnv.create_factory(Five, vec_env_size=2, max_episode_steps=4, reward_transform=transform)
+    actor = QActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru", prev_action_reward=True)
+    built = actor(seed=1)
+    state = {name: tensor.numpy() for name, tensor in R2D2.create_factory()(actor=built, seed=1).acting_state().items()}
+    evaluation = Evaluator(0, algo_factory=R2D2.create_factory(), actor_factory=actor, test_envs_factory=envs, seed=1).evaluate(
+        Weights(0, state), 2)
+    assert evaluation.returns == (20.0, 20.0)
+    assert not shown[0][0].any()
+    for (_, action), (previous, _) in itertools.pairwise(shown):
+        assert previous[:, :-1].argmax(-1).tolist() == action.tolist()
+        assert previous[:, :-1].sum(-1).tolist() == [1.0, 1.0]
+        assert previous[:, -1].tolist() == [seen, seen]
+
+
+@pytest.mark.parametrize("preset", [None, "r2d2"])
+def test_schemes_carry_it(preset):
+    agent = train("r2d2", "CartPole-v1", prev_action_reward=True, preset=preset, runtime="simulated", seed=1, target_steps=600,
+                  start_steps=300, progress=False, hidden_sizes=(8,), recurrent_size=8)
+    assert agent.summary["updates"] >= 1
+    assert len(agent.evaluate(2).returns) == 2

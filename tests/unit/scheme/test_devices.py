@@ -1,0 +1,225 @@
+"""Which device each level computes on: followed, or an error that says what there is; never silently the CPU."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+import torch
+
+from pytorchrl import ASYNC, SYNC
+from pytorchrl.errors import ConfigError, DeviceError
+from pytorchrl.runtime import CPU_RESOURCES, DEFAULT_RESOURCES, ThreadRuntime
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.scheme.devices import check_device
+
+GRADS, COLLECTORS = {"num_grad_workers": 2}, {"num_col_workers": 2}
+THREAD = {"col_communication": ASYNC}
+BOTH = {**GRADS, **COLLECTORS}
+QUARTER, NO_GPU = {"num_gpus": 0.25}, {"num_cpus": 1}
+
+
+@pytest.fixture
+def see_gpus(monkeypatch):
+    """A function that lets torch see so many GPUs, of which the last is the current one."""
+    def see(count):
+        monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+        monkeypatch.setattr("torch.cuda.current_device", lambda: count - 1)
+        monkeypatch.setattr("torch.backends.cuda.is_built", lambda: True)
+    return see
+
+
+# What a name stands for in one process
+
+
+@pytest.mark.parametrize(("count", "gpus", "device", "found"), [
+    (0, None, None, "cpu"), (0, None, "cpu", "cpu"), (2, None, None, "cpu"), (2, [1], "cpu", "cpu"), (2, [], "cpu", "cpu"),
+    (2, None, "cuda", "cuda:1"),  # the current one
+    (2, None, "cuda:0", "cuda:0"), (2, None, "cuda:1", "cuda:1"),
+    (1, [0], "cuda", "cuda:0"), (1, [0], "cuda:0", "cuda:0"), (2, [0, 1], "cuda:1", "cuda:1"),
+    (4, [2, 3], "cuda", "cuda:2"), (4, [2, 3], "cuda:3", "cuda:3"),  # where the others are not hidden
+])
+def test_a_name_stands_for_a_device(see_gpus, count, gpus, device, found):
+    see_gpus(count)
+    assert check_device(device, gpus) == found
+    assert check_device(found, gpus) == found
+
+
+@pytest.mark.parametrize(("count", "gpus", "device", "message"), [
+    (0, None, "cuda", r"\['cpu'\], got 'cuda'; give one of these"),
+    (2, None, "cuda:2", r"\['cpu', 'cuda:0', 'cuda:1'\], got 'cuda:2'; give one of these"),
+    (4, [2], "cuda:1", r"\['cpu', 'cuda:2'\], got 'cuda:1'; the list has the GPUs that Ray gave this worker: 'cuda' is the first"),
+    (4, [], "cuda", r"\['cpu'\], got 'cuda'; the list .* num_gpus in its resources asks for more"),
+    *((2, None, device, f"got {device!r}") for device in ("gpu", "", 0, "cuda:01", "CUDA:0", 1.5)),
+], ids=str)
+def test_a_device_that_is_not_there(see_gpus, count, gpus, device, message):
+    see_gpus(count)
+    with pytest.raises(DeviceError, match=f"col_device must be one that torch sees here, .*{message}"):
+        check_device(device, gpus, "col_device")
+
+
+def test_a_torch_without_cuda_is_named(monkeypatch):
+    monkeypatch.setattr("torch.backends.cuda.is_built", lambda: False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(DeviceError, match=r"got 'cuda'; this torch \(.*\) is built without CUDA: install one"):
+        check_device("cuda")
+
+
+def test_the_error_crosses_processes():
+    with pytest.raises(DeviceError) as caught:
+        check_device("cuda:97", [])
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+# What a scheme refuses before anything starts
+
+
+@pytest.mark.parametrize("name", ["grad_device", "col_device"])
+@pytest.mark.parametrize("device", ["gpu", 0, "", "cuda:", "cuda:x", "cuda:-1", True, torch.device("cpu")], ids=str)
+def test_what_is_no_name_of_a_device(make_scheme, name, device):
+    with pytest.raises(DeviceError, match=f"{name} must be None, 'cpu', 'cuda' or 'cuda:k', got "):
+        make_scheme(**BOTH, runtime="ray", **{name: device})
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7"])
+@pytest.mark.parametrize(("settings", "name"), [
+    ({**GRADS, "runtime": "threads"}, "grad_device"), ({**COLLECTORS, "runtime": "simulated"}, "col_device"),
+    ({**THREAD, "runtime": None}, "col_device"),
+], ids=str)
+def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threads(make_scheme, see_gpus, settings, name, device):
+    see_gpus(0)
+    with pytest.raises(DeviceError, match=rf"{name} must be one that torch sees here, \['cpu'\], got '{device}'"):
+        make_scheme(**settings, **{name: device})
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"grad_device": "cpu"}, "grad_device='cpu' is for remote gradient workers; the local one is the learner"),
+    ({**COLLECTORS, "grad_device": "cuda"}, "grad_device='cuda' is for remote gradient workers"),
+    ({"col_device": "cpu"}, "col_device='cpu' is for collection workers with an actor of their own"),
+    ({**GRADS, "col_device": "cuda"}, "col_device='cuda' is for collection workers with an actor of their own"),
+    # A GPU without a share of one
+    ({**COLLECTORS, "col_device": "cuda", "col_worker_resources": NO_GPU},
+     "col_device is 'cuda', and col_worker_resources asks for no GPU.*num_gpus=0.25, or give col_device='cpu'"),
+    ({**GRADS, "grad_device": "cuda:0", "grad_worker_resources": {"num_gpus": 0}}, "grad_device is 'cuda:0', and grad_worker_resources"),
+    ({**GRADS, **THREAD, "col_device": "cuda", "grad_worker_resources": NO_GPU}, "col_device is 'cuda', and grad_worker_resources asks"),
+    # A share of a GPU that nobody computes on
+    ({**COLLECTORS, "col_worker_resources": QUARTER}, "col_worker_resources asks for num_gpus=0.25, and collection workers compute on the CPU"),
+    ({**COLLECTORS, "col_device": "cpu", "col_worker_resources": QUARTER}, "give col_device='cuda', or leave num_gpus out"),
+    ({**GRADS, "grad_worker_resources": QUARTER}, "grad_worker_resources asks for num_gpus=0.25, and gradient workers compute on the CPU"),
+    ({**GRADS, "grad_worker_resources": QUARTER, "runtime": "threads"}, "grad_worker_resources asks for num_gpus=0.25"),
+    # More GPUs than a worker is given
+    ({**COLLECTORS, "col_device": "cuda:1"}, "col_device='cuda:1' is GPU 1, counted from 0, .*asks for num_gpus=0.2; 'cuda' is the first"),
+    ({**GRADS, "grad_device": "cuda:2", "grad_worker_resources": {"num_gpus": 2}}, "grad_device='cuda:2' is GPU 2.*asks for num_gpus=2"),
+], ids=str)
+def test_contradictions(make_scheme, settings, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_scheme(**{"runtime": "ray" if len(settings) > 1 else None, **settings})
+    assert type(caught.value) is ConfigError
+
+
+def test_the_learners_gpu_asks_for_one_of_gradient_workers_too(make_scheme, see_gpus):
+    see_gpus(1)
+    with pytest.raises(ConfigError, match=r"grad_device is 'cuda', and grad_worker_resources asks for no GPU.*or give grad_device='cpu'"):
+        make_scheme(**GRADS, runtime="ray", device="cuda:0", grad_worker_resources=NO_GPU)
+    make_scheme(**GRADS, runtime="ray", device="cuda:0", grad_device="cpu", grad_worker_resources=NO_GPU)
+
+
+@pytest.mark.parametrize("settings", [
+    {**COLLECTORS, "col_device": "cuda"}, {**COLLECTORS, "col_device": "cuda:1", "col_worker_resources": {"num_gpus": 2}},
+    {**COLLECTORS, "col_device": "cpu"}, {**BOTH, "grad_device": "cuda", "col_device": "cpu", "grad_worker_resources": QUARTER},
+    {**GRADS, **THREAD, "col_device": "cuda", "grad_device": "cpu", "grad_worker_resources": QUARTER},
+], ids=str)
+def test_a_machine_without_a_gpu_may_start_workers_on_others(make_scheme, see_gpus, settings):
+    see_gpus(0)
+    made = make_scheme(**settings, runtime="ray").settings
+    assert {name: made[name] for name in settings if name.endswith("device")} == {
+        name: value for name, value in settings.items() if name.endswith("device")}
+
+
+# What reaches the workers
+
+
+@pytest.fixture
+def watch(make_scheme, monkeypatch, see_gpus):
+    """A function from settings to the devices and resources that workers get; they then run on the CPU all the same."""
+    def run(runtime=ThreadRuntime, **settings):
+        devices, asked = {}, {}
+        start_actor, lock = runtime.start_actor, threading.Lock()
+
+        def start(self, cls, params, *, name, resources):
+            with lock:
+                devices[name], asked[name] = params.get("device"), dict(resources)
+            return start_actor(self, cls, {**params, "device": "cpu"}, name=name, resources=resources)
+        monkeypatch.setattr(runtime, "start_actor", start)
+        see_gpus(2)
+        scheme = make_scheme(**settings)
+        scheme.step()
+        scheme.stop()
+        return devices, asked
+    return run
+
+
+def named(num_grads, num_cols, grad, col):
+    return {**{f"GWorker {index}": grad for index in range(1, num_grads + 1)},
+            **{f"GWorker {parent}/CWorker {index}": col for parent in range(1, num_grads + 1) for index in range(1, num_cols + 1)}}
+
+
+@pytest.mark.parametrize("communication", [SYNC, ASYNC])
+def test_each_level_has_its_device(watch, communication):
+    devices, _ = watch(**BOTH, grad_device="cuda:0", col_device="cuda:1", col_communication=communication)
+    assert devices == named(2, 2, "cuda:0", "cuda:1")
+
+
+def test_col_device_is_the_cpu_if_nobody_says_otherwise(watch):
+    assert watch(**BOTH)[0] == named(2, 2, "cpu", "cpu")
+    assert watch(**BOTH, grad_device="cuda:0")[0] == named(2, 2, "cuda:0", "cpu")
+
+
+def test_threads_of_this_process_take_its_current_gpu(watch):
+    assert watch(**BOTH, grad_device="cuda", col_device="cuda")[0] == named(2, 2, "cuda:1", "cuda:1")
+
+
+def test_a_thread_that_collects_has_an_actor_on_col_device(watch):
+    assert watch(**THREAD, col_device="cuda:0")[0] == {"GWorker 0/CWorker 0": "cuda:0"}
+    assert watch(**THREAD)[0] == {"GWorker 0/CWorker 0": "cpu"}
+    assert watch(**GRADS, **THREAD, col_device="cuda")[0] == {
+        **named(2, 0, "cpu", ""), **{f"GWorker {parent}/CWorker 0": "cuda:1" for parent in (1, 2)}}
+
+
+def test_only_who_computes_on_a_gpu_asks_for_a_share_by_default(watch):
+    with_gpu, without = dict(DEFAULT_RESOURCES), dict(CPU_RESOURCES)
+    assert watch(**BOTH)[1] == named(2, 2, without, without)
+    assert watch(**BOTH, grad_device="cuda")[1] == named(2, 2, with_gpu, without)
+    assert watch(**BOTH, col_device="cuda")[1] == named(2, 2, without, with_gpu)
+    asked = watch(**GRADS, **THREAD, col_device="cuda")[1]
+    assert asked["GWorker 1"] == asked["GWorker 2"] == with_gpu  # its collecting thread has the share
+    assert watch(**COLLECTORS, col_device="cuda", col_worker_resources=QUARTER)[1]["GWorker 0/CWorker 2"] == QUARTER
+
+
+class GivenNone(ThreadRuntime):
+    """Workers of a machine with GPUs, of which they were given none."""
+
+    def own_gpus(self):
+        return []
+
+
+@pytest.mark.parametrize(("index_parent", "settings", "name"), [
+    (0, {"local_device": "cuda"}, "device"), (2, {"local_device": "cuda:0"}, "grad_device"),
+    (2, {"col_device": "cuda", "col_communication": ASYNC}, "col_device"),
+])
+def test_a_gradient_worker_looks_for_what_it_was_given(make_scheme, see_gpus, index_parent, settings, name):
+    see_gpus(2)
+    scheme = make_scheme()
+    with pytest.raises(DeviceError, match=rf"^{name} must be one that torch sees here, \['cpu'\], got 'cuda"):
+        CWorkerSet(1, index_parent, algo_factory=scheme.algo_factory, actor_factory=scheme.actor_factory,
+                   storage_factory=scheme.storage_factory, train_envs_factory=scheme.train_envs_factory, runtime=GivenNone(), **settings)
+
+
+def test_a_collection_worker_looks_for_what_it_was_given(make_scheme, see_gpus):
+    see_gpus(2)
+    scheme = make_scheme()
+    with pytest.raises(DeviceError, match=r"^col_device must be one that torch sees here, \['cpu'\], got 'cuda'"):
+        CWorker(1, algo_factory=scheme.algo_factory, actor_factory=scheme.actor_factory, storage_factory=scheme.storage_factory,
+                train_envs_factory=scheme.train_envs_factory, device="cuda", runtime=GivenNone())

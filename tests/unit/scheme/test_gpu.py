@@ -1,0 +1,138 @@
+"""Levels of the tree on a GPU: every algorithm learns there, from the same gradients, and what leaves it is in host memory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pytorchrl import (
+    A2C,
+    APPO,
+    ASYNC,
+    DDPG,
+    DQN,
+    IMPALA,
+    PPO,
+    R2D2,
+    SAC,
+    TD3,
+    GAEBuffer,
+    OffPolicyActor,
+    OnPolicyActor,
+    PERBuffer,
+    QActor,
+    Scheme,
+    SequenceBuffer,
+    VecEnv,
+    VTraceBuffer,
+)
+from pytorchrl.scheme.gradients.accumulator import differentiate
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+
+GPU = "cuda:0"
+REPLAY = {"start_steps": 20, "mini_batch_size": 8}
+SHARDS = {"num_col_workers": 2, "num_replay_workers": 2, "col_communication": ASYNC}
+ON_POLICY = {"ppo": (PPO, GAEBuffer, {"num_epochs": 2, "num_mini_batch": 2}), "a2c": (A2C, GAEBuffer, {}),
+             "impala": (IMPALA, VTraceBuffer, {}), "appo": (APPO, VTraceBuffer, {"target_network": True})}
+OFF_POLICY = {"dqn": DQN, "r2d2": R2D2, "sac": SAC, "ddpg": DDPG, "td3": TD3}
+
+
+def agent_of(name, **actor):
+    """Factories of a small agent."""
+    if name in ON_POLICY:
+        algorithm, storage, options = ON_POLICY[name]
+        envs = VecEnv.create_factory("Pendulum-v1", vec_env_size=2)
+        return (algorithm.create_factory(**options), OnPolicyActor.create_factory(
+            envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True, **actor), storage.create_factory(16), envs)
+    envs = VecEnv.create_factory("CartPole-v1" if name in ("dqn", "r2d2") else "Pendulum-v1", vec_env_size=2)
+    kind = QActor if name in ("dqn", "r2d2") else OffPolicyActor
+    options = {"r2d2": {"recurrent_net": "lstm", "recurrent_size": 8}, "ddpg": {"policy": "deterministic"}, "td3": {"policy": "deterministic"}}
+    storage = PERBuffer.create_factory(size=400, rollout_size=10) if name != "r2d2" else SequenceBuffer.create_factory(
+        size=400, rollout_size=10, length=10, burn_in=2, period=5)
+    return (OFF_POLICY[name].create_factory(**REPLAY),
+            kind.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), **options.get(name, {})), storage, envs)
+
+
+@pytest.fixture
+def run():
+    """A function from an agent and settings to a scheme that has made some updates; all are stopped after the test."""
+    schemes = []
+
+    def make(agent, num_updates=6, **settings):
+        scheme = Scheme(*agent, **{"runtime": "simulated", "seed": 1} | settings)
+        schemes.append(scheme)
+        while scheme.version < num_updates:
+            scheme.step()
+        return scheme
+    yield make
+    for scheme in schemes:
+        ledger = scheme.stop()
+        assert ledger["in_flight"] == ledger["queued"] == 0
+
+
+def tensors_in(state):
+    """All tensors in dictionaries of whatever depth."""
+    if isinstance(state, dict):
+        return [tensor for part in state.values() for tensor in tensors_in(part)]
+    return [state] if isinstance(state, torch.Tensor) else []
+
+
+def assert_learned_on(scheme, device):
+    worker = scheme.update_worker.local_worker
+    assert {str(group.data.device) for group in worker.algo.groups.values()} == {device}
+    assert all(torch.isfinite(tensor).all() for tensor in scheme.acting_state().values() if tensor.is_floating_point())
+    assert {tensor.device.type for tensor in tensors_in(worker.whole_state().algorithm)} == {"cpu"}
+    assert scheme.metrics()["updates_skipped_nan"] == 0
+
+
+@pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
+@pytest.mark.parametrize("settings", [{}, {"col_communication": ASYNC, "col_device": GPU}, {"num_col_workers": 2, "col_device": GPU}], ids=str)
+def test_every_algorithm_learns_on_a_gpu(run, name, settings):
+    assert_learned_on(run(agent_of(name), device=GPU, **settings), GPU)
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_an_actor_with_memory_learns_on_a_gpu(run, name):
+    assert_learned_on(run(agent_of(name, recurrent_net="gru", recurrent_size=8), device=GPU), GPU)
+
+
+@pytest.mark.parametrize("name", ["dqn", "r2d2", "sac"])
+def test_batches_of_shards_go_to_the_gpu(run, name):
+    assert_learned_on(run(agent_of(name), device=GPU, **SHARDS), GPU)
+
+
+@pytest.mark.parametrize("settings", [{}, {"distribute_gradients": True}, {"grad_communication": ASYNC}], ids=str)
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_gradient_workers_on_a_gpu_serve_a_learner_anywhere(run, settings, device):
+    assert_learned_on(run(agent_of("ppo"), num_grad_workers=2, grad_device=GPU, device=device, **settings), device)
+
+
+@pytest.mark.parametrize("options", [{"mixed_precision": True}, {"compile": True}], ids=str)
+def test_precision_and_compilation(run, options):
+    _, *others = agent_of("ppo")
+    assert_learned_on(run((PPO.create_factory(num_epochs=1, num_mini_batch=2, **options), *others), num_updates=3, device=GPU), GPU)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 8])
+@pytest.mark.parametrize("name", ["ppo", "a2c", "impala"])
+def test_gradients_are_those_of_the_cpu(run, name, microbatch_size):
+    """From the same data and parameters; what is drawn differs by device, so the data are those of one."""
+    scheme = run(agent_of(name), num_updates=2, microbatch_size=microbatch_size)
+    worker = scheme.update_worker.local_worker
+    algo_factory, actor_factory, _, _ = agent_of(name)
+    worker.get_data()
+    expected, info = worker.compute_gradients(worker._batch, False)
+    actor = actor_factory(device=GPU, seed=0)
+    algo = algo_factory(device=GPU, actor=actor, seed=0)
+    algo.load_gradient_state(worker.algo.gradient_state())
+    [found], found_info = differentiate(algo, worker._batch, microbatch_size, {"backward_passes": 0})
+    torch.testing.assert_close(found.cpu(), expected[0].cpu(), rtol=1e-3, atol=1e-5)
+    assert math.isclose(found_info["loss"], info["loss"], rel_tol=1e-3, abs_tol=1e-5)
+
+
+def test_the_gpu_that_torch_lacks_is_named(run):
+    with pytest.raises(ValueError, match=f"got 'cuda:{torch.cuda.device_count()}'; give one of these"):
+        run(agent_of("a2c"), device=f"cuda:{torch.cuda.device_count()}")
