@@ -25,7 +25,7 @@ ALLOWED = {
     "package": {"learner", "scheme", "agent"},
 }
 # Modules beside learner.py that belong to its layer, and may use ready-made environments.
-LEARNER_LAYER = {"learner", "interrupts", "reporting", "composition", "training", "presets", "video", "plotting", "profiling"}
+LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "composition", "training", "presets", "video", "plotting", "profiling"}
 
 
 def layer_of(module):
