@@ -28,14 +28,16 @@ def go_on(scheme, count):
 
 
 @pytest.mark.parametrize("settings", [
-    {"num_col_workers": 2}, {"num_grad_workers": 2, "compress_grads_to_send": "topk"}, {"num_grad_workers": 2, "distribute_gradients": True}])
+    {"num_col_workers": 2, "col_worker_resources": FREE},
+    {"num_grad_workers": 2, "grad_worker_resources": FREE, "compress_grads_to_send": "topk"},
+    {"num_grad_workers": 2, "grad_worker_resources": FREE, "distribute_gradients": True}])
 def test_what_ran_on_ray_is_resumed_anywhere(stop, settings):
     envs = VecEnv.create_factory("CartPole-v1", None, 2)
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True)
 
     def make(runtime):
         stop.append(Scheme(PPO.create_factory(num_epochs=2, num_mini_batch=2), actor, GAEBuffer.create_factory(8), envs, seed=1,
-                           runtime=runtime, col_worker_resources=FREE, grad_worker_resources=FREE, **settings))
+                           runtime=runtime, **settings))
         return stop[-1]
     straight = make("ray")
     go_on(straight, 8)

@@ -205,7 +205,7 @@ def test_run_file_has_settings_seed_and_versions(fake_scheme, tmp_path):
     run = json.loads((tmp_path / "run.json").read_text())
     assert (run["seed"], run["recipe"], run["target_steps"]) == (7, {"algorithm": "ppo"}, 10)
     assert {"python", "torch", "numpy"} <= set(run["versions"])
-    assert run["scheme"] == {"col_communication": "asynchronous", "grad_communication": "synchronous"}
+    assert run["scheme"] == fake_scheme().settings
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["ledger"]["dropped"]["shutdown"] == 5
 
@@ -286,7 +286,7 @@ def test_a_dry_run_evaluates_nothing(fake_scheme):
 def test_evaluate_waits_for_the_episodes_asked_for(fake_scheme):
     with make(fake_scheme()) as learner:
         learner.train()
-        assert learner.evaluate(5).returns == [10.0] * 5
+        assert learner.evaluate(5).returns == (10.0,) * 5
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "2", True, None])

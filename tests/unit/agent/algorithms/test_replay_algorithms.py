@@ -140,7 +140,7 @@ def test_every_option_of_acting_changes_what_is_done(kind, name):
 
 def test_batches_of_a_stage():
     asked = []
-    storage = SimpleNamespace(counters={"inserted": 112}, generate_batches=lambda **how: asked.append(how) or iter("ab"))
+    storage = SimpleNamespace(num_learned_from=0, counters={"inserted": 112}, generate_batches=lambda **how: asked.append(how) or iter("ab"))
     algorithm = make("sac", start_steps=100, num_updates=7, mini_batch_size=11, update_every=13)
     assert list(algorithm.batches(storage)) == []
     assert asked == []

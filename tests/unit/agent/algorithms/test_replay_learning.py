@@ -19,7 +19,7 @@ class Transitions:
 
     def __init__(self, gamma, seed, size):
         self.gamma, self.size, self.count, self.rng = gamma, size, 0, np.random.default_rng(seed)
-        self.columns = None
+        self.num_learned_from, self.columns = 0, None
 
     @property
     def counters(self):
