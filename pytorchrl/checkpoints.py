@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pytorchrl.errors import CheckpointError
+from pytorchrl.reporting import put_in_place
 
 # One more than is needed, for the newest may be damaged.
 _KEPT = 2
@@ -41,17 +42,9 @@ def write(directory: Path, env_steps: int, checkpoint: Mapping[str, Any]) -> int
         OSError: It cannot be written; what was there is as before.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
-    path = directory / f"step-{env_steps:012d}.pt"
-    temporary = directory / f".{path.name}.{os.getpid()}"
-    try:
-        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            _save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-            size = file.tell()
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with put_in_place(directory / f"step-{env_steps:012d}.pt") as file:
+        _save(checkpoint, file)
+        size = file.tell()
     folder = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(folder)

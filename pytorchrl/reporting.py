@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,10 +64,17 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` beside `path` and put it in place in one step."""
+    with put_in_place(path) as file:
+        file.write((to_json(value, indent=2) + "\n").encode("ascii"))
+
+
+@contextlib.contextmanager
+def put_in_place(path: Path) -> Iterator[IO[bytes]]:
+    """A file beside `path`, for its owner only, that takes its place in one step once it is written; or, if that fails, is gone."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "x", opener=_private) as file:
-            file.write(to_json(value, indent=2) + "\n")
+        with open(temporary, "xb", opener=_private) as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -209,13 +216,8 @@ def _forget_records(path: Path, after: int) -> None:
         with contextlib.suppress(ValueError):
             if line.endswith("\n") and json.loads(line)["env_steps"] <= after:
                 kept.append(line)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "x", opener=_private, encoding="ascii") as file:
-            file.writelines(kept)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with put_in_place(path) as file:
+        file.write("".join(kept).encode("ascii"))
 
 
 def _tensorboard_writer(log_dir: Path, purge_step: int | None) -> Any:

@@ -31,6 +31,15 @@ def shared_ray():
     shutil.rmtree(directory, ignore_errors=True)
 
 
+@pytest.fixture
+def stop(shared_ray):
+    """A list of schemes that are stopped in the end."""
+    schemes = []
+    yield schemes
+    for scheme in schemes:
+        scheme.stop()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left():
     """No actor's process and no thread outlives its test."""

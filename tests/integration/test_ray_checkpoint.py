@@ -12,15 +12,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 FREE = {"num_cpus": 0}
 
 
-@pytest.fixture
-def stop(shared_ray):
-    """A list of schemes that are stopped in the end."""
-    schemes = []
-    yield schemes
-    for scheme in schemes:
-        scheme.stop()
-
-
 def go_on(scheme, count):
     for _ in range(count):
         scheme.step()

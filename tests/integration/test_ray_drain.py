@@ -19,15 +19,6 @@ def drain(scheme):
     return ledger
 
 
-@pytest.fixture
-def stop(shared_ray):
-    """A list of schemes that are stopped in the end."""
-    schemes = []
-    yield schemes
-    for scheme in schemes:
-        scheme.stop()
-
-
 @pytest.mark.parametrize("name", ["apex", "a3c"])
 def test_a_scheme_goes_on_after_draining(stop, name):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)

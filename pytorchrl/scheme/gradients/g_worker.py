@@ -245,7 +245,8 @@ class GWorker(Worker):
         """Take over what a request brings."""
         if weights is not None:
             self.set_weights(weights)
-        self.algo.parameters = self.algo.parameters if parameters is None else dict(parameters)
+        if parameters is not None:
+            self.algo.parameters = dict(parameters)
         if skip_remaining:
             self.skip_remaining()
 

@@ -250,7 +250,7 @@ class DecentralisedRound(RemoteRound):
         self._used_up, self._skip = True, False
 
     @property
-    def is_between_items(self) -> bool:  # type: ignore[override] # a class says yes, an object knows
+    def is_between_items(self) -> bool:
         """See `Round`."""
         return self._used_up or self._skip
 

@@ -265,8 +265,10 @@ class RemoteRound:
         finally:
             self._is_draining = False
 
-    is_between_items = True
-    """Where each worker has items of its own, it is never so for all."""
+    @property
+    def is_between_items(self) -> bool:
+        """Always: where each worker has items of its own, there is no moment that is so for all of them."""
+        return True
 
     def state(self) -> tuple[WholeState, list[dict[str, Any] | None]]:
         """See `Round`."""
@@ -359,7 +361,7 @@ class SyncRound(RemoteRound):
         self._held.forget()
 
     @property
-    def is_between_items(self) -> bool:  # type: ignore[override] # a class says yes, an object knows
+    def is_between_items(self) -> bool:
         """See `Round`."""
         return self._used_up
 

@@ -144,7 +144,7 @@ class UWorker(Worker):
         self._updates_per_step = updates_per_step
         parallel = Execution(grad_execution) is PARALLEL
         asynchronous = Communication(grad_communication) is ASYNC
-        self._in_thread, self._round_is_central = asynchronous and not parallel, not parallel
+        self._in_thread = asynchronous and not parallel
         self._round: Any
         if not parallel:
             self._round = CentralRound(self.local_worker, self.accounts)
@@ -278,7 +278,7 @@ class UWorker(Worker):
         workers = state["workers"]
         self._round.restore(WholeState(state["version"], state["algorithm"]), workers)
         self._round.begin_anew(seed)
-        first = 0 if self._round_is_central else 1
+        first = 1 if self.remote_workers else 0
         self.accounts.restore(state["accounts"], {
             index: LedgerSnapshot(**own["ledger"]) for index, own in enumerate(workers, start=first) if own is not None})
 
