@@ -4,8 +4,12 @@
 
 Arrays are those of PPO after some updates: gradients, weights and rollouts, on CartPole-v1 (MLP of 64-64) and, if ale-py is
 there, on Space Invaders (Nature CNN, 4 frames of 84 x 84; the policy is hardly trained). Each codec is timed in this process
-on one thread. Then messages are sent over three links, without a codec, with it, and as `auto` decides; encoding and decoding
-are done and timed, the link is not there: its time is computed, bytes over rate. What is compared is the sum of both.
+on one thread.
+
+Then messages come from a Ray worker as they do in training: without a codec, with it, and as `auto` decides, in turn, a worker
+each. A message takes from its request until it is decoded, on this machine's own "unlimited" link; slower links add what its
+bytes take at their rate, computed. `auto_over_best` is the mean time of `auto` over that of the faster of the other two, with
+its standard error over ten parts of the run. `codec_share` is what encoding and decoding take of a message.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """
@@ -82,33 +86,78 @@ def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any
     return {"bytes": raw, "codecs": rows}
 
 
-def over_link(arrays: list[np.ndarray], kind: str, option: str | bool, rate: float, number: int) -> dict[str, float]:
-    """Milliseconds a message, codec and link together, and the share that was encoded."""
-    from pytorchrl.scheme.codecs import unpack
-    from pytorchrl.scheme.compression import Compression, Encoder
+class Sender:
+    """Makes the same message again and again, encoded as its option says."""
 
-    encoder, total, encoded = Encoder(Compression.of(kind, option), time.perf_counter), 0.0, 0
-    for sequence in range(number):
-        start = time.perf_counter()
-        message, sent = encoder.pack(lambda pack: [pack(array, place) for place, array in enumerate(arrays)], sequence)
-        for array in message:
-            unpack(array)
-        transfer = sent.sent / rate
-        total += time.perf_counter() - start + transfer
-        encoded += sent.is_encoded
-        encoder.fetched(sequence, transfer)
-    return {"ms": 1e3 * total / number, "encoded_share": encoded / number}
+    def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool) -> None:
+        import torch
+
+        from pytorchrl.scheme.compression import Compression, Encoder
+        torch.set_num_threads(1)
+        self.arrays, self.encoder = arrays, Encoder(Compression.of(kind, option), time.perf_counter)
+
+    def send(self, sequence: int, fetched: tuple[int, float] | None) -> tuple[list[Any], Any]:
+        """A message and how it was sent; `fetched` is what the one before took on its way."""
+        if fetched is not None:
+            self.encoder.fetched(*fetched)
+        return self.encoder.pack(
+            lambda pack: [pack(array, place) for place, array in enumerate(self.arrays)], sequence)
+
+
+def over_link(arrays: list[np.ndarray], kind: str, name: str, rate: float, number: int) -> dict[str, Any]:
+    """Milliseconds a message by way, the share that was encoded, and `auto` over the better of the two others."""
+    import ray
+
+    from pytorchrl.scheme.codecs import unpack
+
+    options: dict[str, str | bool] = {"none": False, name: name, "auto": f"auto:{name}"}
+    senders = {way: ray.remote(num_cpus=0)(Sender).remote(arrays, kind, option) for way, option in options.items()}
+    ms: dict[str, list[float]] = {way: [] for way in options}
+    encoded = dict.fromkeys(options, 0)
+    codec_s: dict[str, float] = dict.fromkeys(options, 0.0)
+    fetched: dict[str, tuple[int, float] | None] = dict.fromkeys(options)
+    for sequence in range(number + 1):  # the first brings code and connections
+        for way, sender in senders.items():
+            start = time.perf_counter()
+            reference = sender.send.remote(sequence, fetched[way])
+            ray.wait([reference], fetch_local=False)
+            made = time.perf_counter()
+            message, sent = ray.get(reference)
+            come = time.perf_counter()
+            own = [unpack(array) if sent.is_encoded else np.array(array) for array in message]
+            end, transfer = time.perf_counter(), sent.sent / rate
+            assert len(own) == len(arrays)
+            fetched[way] = sequence, come - made + transfer
+            if sequence:
+                ms[way].append(1e3 * (end - start + transfer))
+                encoded[way] += sent.is_encoded
+                codec_s[way] += sent.encode_s + (end - come) * sent.is_encoded
+    for sender in senders.values():
+        ray.kill(sender)
+    best = min(("none", name), key=lambda way: sum(ms[way]))
+    parts = [sum(auto) / sum(other) for auto, other in zip(tenths(ms["auto"]), tenths(ms[best]), strict=True)]
+    return {**{way: {"ms": statistics.mean(times), "encoded_share": encoded[way] / number,
+                     "codec_share": 1e3 * codec_s[way] / sum(times)} for way, times in ms.items()},
+            "best": best, "auto_over_best": sum(ms["auto"]) / sum(ms[best]),
+            "standard_error": statistics.stdev(parts) / len(parts) ** 0.5}
+
+
+def tenths(values: list[float]) -> list[list[float]]:
+    """Ten parts of a list, one after the other."""
+    return [values[len(values) * part // 10:len(values) * (part + 1) // 10] for part in range(10)]
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.3, help="of timing each codec at least")
-    parser.add_argument("--messages", type=int, default=600, help="over each link")
+    parser.add_argument("--messages", type=int, default=600, help="over each link, each way, at least 10")
     parser.add_argument("--only", choices=("cartpole", "spaceinvaders"))
     arguments = parser.parse_args()
+    import ray
     import torch
     torch.set_num_threads(1)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False)
     tasks = [arguments.only] if arguments.only else ["cartpole", "spaceinvaders"]
     result: dict[str, Any] = {}
     for task in tasks:
@@ -121,9 +170,9 @@ def main() -> None:
         for kind, option, name in (("rollout", "data", "lz4"), ("gradient", "grads", "bf16"), ("weights", "weights", "bf16")):
             rows = result[task][kind]["links"] = {}
             for link, rate in LINKS.items():
-                ways = {"none": False, name: name, "auto": f"auto:{name}"}
-                rows[link] = {way: over_link(found[kind], option, value, rate, arguments.messages) for way, value in ways.items()}
-                print(task, kind, link, rows[link], file=sys.stderr)
+                rows[link] = over_link(found[kind], option, name, rate, arguments.messages)
+                print(task, kind, link, json.dumps(rows[link]), file=sys.stderr, flush=True)
+    ray.shutdown()
     print(json.dumps(result, indent=1))
 
 

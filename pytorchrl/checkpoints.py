@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 def write(directory: Path, env_steps: int, checkpoint: Mapping[str, Any]) -> int:
     """Write a checkpoint beside its place, put it there in one step, and remove all but the newest two.
 
+    Only one process at a time may do so; what others, which were killed, left half written is removed.
+
     Args:
         directory: Made if missing.
         env_steps: Of the run so far.
@@ -42,6 +44,8 @@ def write(directory: Path, env_steps: int, checkpoint: Mapping[str, Any]) -> int
         OSError: It cannot be written; what was there is as before.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
+    for left in directory.glob(".step-*"):
+        left.unlink()
     with put_in_place(directory / f"step-{env_steps:012d}.pt") as file:
         _save(checkpoint, file)
         size = file.tell()
@@ -90,18 +94,24 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def newest(directory: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that can be read; None if there is none at all. One that cannot be read is told of.
+    """The newest checkpoint that can be read; None if there is none at all. Newer ones are told of, and renamed: `.damaged`.
 
     Raises:
         CheckpointError: There are some, and none can be read.
     """
     problem: CheckpointError | None = None
+    damaged: list[Path] = []
     for path in paths(directory):
         try:
-            return read(path)
+            checkpoint = read(path)
         except CheckpointError as error:  # noqa: PERF203 - there are two
             logger.warning("%s", error)
             problem = problem or error
+            damaged.append(path)
+        else:
+            for newer in damaged:  # or they would count among the newest two of the run that goes on
+                newer.replace(newer.with_name(f"{newer.name}.damaged"))
+            return checkpoint
     if problem is not None:
         raise CheckpointError(f"no checkpoint of {str(directory)!r} can be read ({problem}); to begin anew, use another log_dir, "
                               "or overwrite=True in place of resume=True") from problem

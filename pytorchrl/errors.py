@@ -15,11 +15,17 @@
     │ ├ CollectionError                 workers gave no rollout in time
     │ ├ LearnerStarvedError (TimeoutError)  asynchronous collection gave a learner nothing in time
     │ ├ RanksDifferError                gradient workers that apply the same updates have other parameters
+    │ ├ InjectedFault                   what a fault plan's `raise` raises
+    │ ├ DeadlockError                   everybody waits, in the simulated runtime
     │ └ WorkerLostError                 a worker died or does not answer
+    │   ├ WorkerDiedError               its process or thread is gone
+    │   ├ RankLostError                 gradient workers that average among themselves broke off
+    │   ├ CrashLoopError                it was lost again and again
+    │   └ NoWorkersLeft                 it was the last one
     ├ NonFiniteError                    NaN or infinity
     │ ├ NonFiniteDataError              in what an environment returned
     │ └ NonFiniteUpdateError            in a loss or gradient
-    ├ CheckpointError                   a saved model that cannot be read
+    ├ CheckpointError                   a saved model or checkpoint that cannot be read
     ├ ReplayError                       a run that does not follow its record
     ├ StoppedError                      use after stop()
     └ WeightsError                      weights that do not fit the actor
@@ -134,7 +140,7 @@ class NonFiniteUpdateError(NonFiniteError):
 
 
 class CheckpointError(PyTorchRLError):
-    """A saved model is missing, damaged or of another kind."""
+    """A saved model or checkpoint is missing, damaged, of another kind or of another run."""
 
 
 class ReplayError(PyTorchRLError):

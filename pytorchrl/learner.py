@@ -164,8 +164,8 @@ class Learner:
         self._started = True
         resumed = self._resumed
         if self.log_dir is not None:
-            if resumed is None:
-                write_json(self.log_dir / RUN_FILE, self._description())
+            write_json(self.log_dir / RUN_FILE, self._description())
+            (self.log_dir / RESULT_FILE).unlink(missing_ok=True)  # of the part before, which is over no longer
             self._recorder = Recorder(
                 self.log_dir, tensorboard=self.options.tensorboard, after=None if resumed is None else resumed["env_steps"])
         if self.options.progress:
@@ -176,7 +176,7 @@ class Learner:
         self._next_checkpoint = float(self.options.checkpoint_every or "inf")
         if resumed is not None:
             self._go_on(resumed)
-        self._rate.add(self._started_at, self.env_steps)
+        self._rate.add(self._ended_at, self.env_steps)
         self._plan()
 
     def _go_on(self, resumed: Mapping[str, Any]) -> None:
@@ -196,10 +196,10 @@ class Learner:
         self._count_from = min(self._next_record, self._next_evaluation, self._next_checkpoint, self.target_steps)
 
     def step(self) -> dict[str, float]:
-        """Make one update.
+        """Make one step of the scheme: `updates_per_step` updates.
 
         Returns:
-            The algorithm's statistics of this update, by name; none if it was left out, see `Scheme.step`.
+            The algorithm's statistics of them, by name; none if they were left out, see `Scheme.step`.
 
         Raises:
             StoppedError: After `stop()`.
@@ -574,7 +574,8 @@ class Learner:
         evaluation = self._last_evaluation
         return {
             "env_steps": self.env_steps, "target_steps": self.target_steps, "env_steps_per_s": self._rate.rate,
-            "return_mean": self.return_mean, "lag": metrics["policy_lag"]["mean"], "workers": metrics.get("workers"),
+            "return_mean": self.return_mean, "lag": metrics["policy_lag"]["mean"], "workers": metrics["workers"],
+            "workers_missing": metrics["workers_missing"],
             "eval_return": None if evaluation is None else evaluation.return_mean,
             "policy_returns": self.policy_return_means,
         }

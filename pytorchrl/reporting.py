@@ -72,6 +72,7 @@ def write_json(path: Path, value: Any) -> None:
 def put_in_place(path: Path) -> Iterator[IO[bytes]]:
     """A file beside `path`, for its owner only, that takes its place in one step once it is written; or, if that fails, is gone."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)  # of a process that was killed and had the same number
     try:
         with open(temporary, "xb", opener=_private) as file:
             yield file
@@ -105,7 +106,7 @@ def prepare_log_dir(log_dir: str | os.PathLike[str], *, overwrite: bool, resume:
                 raise ConfigError(
                     f"log_dir {str(path)!r} holds a run already; choose another, pass overwrite=True (--overwrite), which renames "
                     f"the old one, or resume=True (--resume), which goes on from its newest checkpoint")
-            if overwrite or not (path / CHECKPOINTS).exists():
+            if overwrite or not any((path / CHECKPOINTS).glob("step-*.pt")):
                 Lock(path).close()
                 path = path.resolve()
                 name = _free_name(path)
@@ -342,7 +343,7 @@ def progress_text(status: Mapping[str, Any]) -> str:
     steps, target, rate = status["env_steps"], status["target_steps"], status["env_steps_per_s"]
     returns = status["return_mean"]
     left = _clock(max(0, target - steps) / rate) if rate else "--:--"
-    workers = status.get("workers")
+    workers, missing = status["workers"], status["workers_missing"]
     parts = [
         f"{steps:>{len(f'{target:,}')},}/{target:,} steps", f"{min(1.0, steps / max(1, target)):4.0%}",
         f"{rate:,.0f} steps/s", f"return {'-' if returns is None else f'{returns:.1f}'}" + by_policy(status.get("policy_returns")),
@@ -350,8 +351,8 @@ def progress_text(status: Mapping[str, Any]) -> str:
     ]
     if status.get("eval_return") is not None:
         parts.insert(4, f"eval {status['eval_return']:.1f}")
-    if workers and len(set(str(workers).split("/"))) > 1:
-        parts.append(f"workers {workers}")
+    if missing:
+        parts.append(f"workers {workers - missing}/{workers}")
     return "  ".join(parts)
 
 

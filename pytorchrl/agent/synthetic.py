@@ -297,9 +297,9 @@ class SyntheticReplay(SyntheticStorage):
         """A factory of replays of `size` steps."""
         return Factory(cls, build_options(cls, {"size": size, **options}))
 
-    def state_dict(self, contents: bool = True) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """All numbers that it was given, and those that it draws from."""
-        return {**super().state_dict(contents), "inserted": [torch.from_numpy(part) for part in self.inserted],
+        return {**super().state_dict(), "inserted": [torch.from_numpy(part) for part in self.inserted],
                 "drawn_from": torch.from_numpy(self._drawn_from)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -116,8 +116,8 @@ def _given(arguments: Sequence[str], flag: str) -> str:
 def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str) -> Parser:
     parser = Parser(
         prog=f"pytorchrl {command} {algorithm}", usage=f"pytorchrl {command} {algorithm} --env ID [flags]",
-        description=f"{verb} {algorithm.upper()}. Brackets show what holds for the environment if a flag is not given; "
-                    "a value may be a schedule, linear:START:END[:STEPS], where its form says so.",
+        description=f"{verb} {algorithm.upper()}. Defaults for this environment are in brackets. "
+                    "Where a flag shows linear:START:END[:STEPS], its value may be a schedule.",
         epilog="Exit codes: 0 done as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
         synonyms={flag_of(name): flag_of(meant) for name, meant in SYNONYMS.items()})
     parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)

@@ -14,6 +14,7 @@ from torch import nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.env import VecEnv
+from pytorchrl.agent.multi.storage import MultiAgentReplay
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.agent.storages.base import Storage
@@ -260,6 +261,9 @@ class Checks:
         if by_worker and storage.cls.draws_sequences:
             raise ConfigError(f"initial_priority='worker' is for single transitions; {storage.cls.__name__} draws sequences, so "
                               "leave it out")
+        if by_worker and storage.cls is MultiAgentReplay:
+            raise ConfigError("initial_priority='worker' is not for several policies, whose transitions begin with the largest priority "
+                              "that was seen; leave it out")
         if by_worker and not storage.cls.has_priorities:
             raise ConfigError(f"initial_priority='worker' needs a storage with priorities, such as PERBuffer, got "
                               f"{storage.cls.__name__}")

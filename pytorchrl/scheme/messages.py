@@ -154,7 +154,8 @@ class Gradients:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to learn from: no sample behind it, or none of a policy that learns."""
-        return not self.num_samples or (self.vectors is not None and all(vector is None for vector in self.vectors))
+        has_samples = any(self.samples.values()) if self.samples else self.num_samples > 0
+        return not has_samples or (self.vectors is not None and all(vector is None for vector in self.vectors))
 
     def weight_of(self, statistic: str) -> int:
         """Samples behind a statistic: of several policies those of the one that its name ends with."""

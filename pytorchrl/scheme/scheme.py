@@ -77,15 +77,14 @@ class Scheme(NamedSchemes):
             the age of their data (`IMPALA`, `APPO`); None: what the storage is for.
         initial_priority: First priority of a transition in a storage with priorities: "max" (the largest that was seen) or
             "worker" (its TD error by the weights of the collection worker that made it).
-        size: Env steps of replay in all, in place of the storage's own; and so are the next five. None: the storage's. Replay of
-            whole rollouts needs it.
-        prioritized: True makes a ReplayBuffer draw by priority, False a PERBuffer uniformly.
-        alpha: How much priorities count.
-        beta: How much importance weights correct for it; a number or a schedule.
-        epsilon: Added to each absolute error.
-        stratified: Whether to draw once from each equal part of the priorities' sum.
+        size: Env steps of replay in all; None: the storage's own. Replay of whole rollouts needs it.
+        prioritized: True makes a ReplayBuffer draw by priority, False a PERBuffer uniformly; None: as the storage does.
+        alpha: How much priorities count; None: the storage's own.
+        beta: How much importance weights correct for priorities; a number or a schedule; None: the storage's own.
+        epsilon: What is added to each absolute error; None: the storage's own.
+        stratified: Whether to draw once from each equal part of the priorities' sum; None: as the storage does.
         min_replay_ratio: Env steps consumed for each collected, below which collection waits for learning; None: never.
-        max_replay_ratio: The same, above which learning waits for collection; None: never.
+        max_replay_ratio: Env steps consumed for each collected, above which learning waits for collection; None: never.
         replay_debug: Whether statistics of shards have `evicted_hits` and `priority_change`, which takes time.
         num_grad_workers: Gradient workers; 1 means the local one, 2 or more are remote.
         grad_execution: "Central" or "Parallel" gradients; None follows num_grad_workers.
@@ -99,19 +98,21 @@ class Scheme(NamedSchemes):
             batches asked of all shards together, or waiting.
         queue_policy: Where the queue is full: "block": collection waits; "drop_oldest", "drop_newest": an item is given up.
         queue_timeout_s: Seconds that a learner waits for data before it raises, or does what `on_starved` says.
-        on_starved: Then, with asynchronous collection: "raise", "warn" (once, and wait on) or "wait".
+        on_starved: What an asynchronous learner does that had no data for queue_timeout_s: "raise", "warn" (once, and wait
+            on) or "wait".
         minibatch_buffer_size: Items that an asynchronous learner uses in turn, each `num_passes` times.
         num_passes: Uses of an item; each makes an update for every epoch and mini-batch of the algorithm.
         ramp: Whether the first items get 1, 2, ... uses, so that new ones come at equal intervals; None: if
             minibatch_buffer_size > 1.
         buffer: "ring": items take turns; "circular": the newest minibatch_buffer_size items are held, and drawn from.
         replay_proportion: Old rollouts that are mixed into train batches for each new one.
-        replay_slots: New rollouts that are kept for that.
+        replay_slots: Newest rollouts that are kept to be mixed in by replay_proportion.
         max_policy_lag: Updates by which a rollout's weights may be old when an asynchronous learner uses it first, and
             those of an item when it is used again; None: any.
         on_policy_lag: "drop": what is older is given up; "wait": workers are also not asked for what would be.
         broadcast_interval: Updates after which an asynchronous collection worker is given new weights.
-        max_weight_sync_delay: Env steps after which it is given the newest weights, in place of broadcast_interval.
+        max_weight_sync_delay: Env steps of a collection worker after which it is given the newest weights, in place of
+            broadcast_interval.
         train_batch_size: Env steps that each learner is given for its next gradients, at least: whole rounds, or whole
             rollouts where collection is asynchronous; None: one. With num_replay_workers, transitions or sequences drawn for
             an update, None: the algorithm's mini_batch_size; or the env steps, at least, of the rollouts drawn.
@@ -128,12 +129,13 @@ class Scheme(NamedSchemes):
         max_grad_lag: Updates that an asynchronous gradient may be behind; None: there is no limit.
         lag_policy: What becomes of a gradient whose lag l is above max_grad_lag = m: "apply" (as it is), "scale" (times
             (1 + m) / (1 + l)) or "drop".
-        col_worker_resources: Ray resources of each remote collection worker; the default shrinks to what there is.
-        grad_worker_resources: Ray resources of each remote gradient worker; the default shrinks to what there is.
-        device: Device of the learner, "cpu" or "cuda:N"; None is the CPU.
+        col_worker_resources: Ray resources of each remote collection worker; the default asks for a share of a GPU only where
+            it computes on one, and shrinks to what there is.
+        grad_worker_resources: Ray resources of each remote gradient worker; its default does the same.
+        device: Device of the learner, "cpu", "cuda" or "cuda:N"; None is the CPU.
         grad_device: Device of remote gradient workers, "cpu", "cuda" (the GPU that Ray gave the worker) or "cuda:N"; None: "cuda"
             if the learner's is one and they are on Ray, else the learner's.
-        col_device: The same of collection workers with an actor of their own; None is the CPU.
+        col_device: Device of collection workers with an actor of their own, as `grad_device`; None is the CPU.
         num_threads: Torch threads of every worker, the learner included.
         col_num_threads: Those of each collection worker with a process of its own; None: `num_threads`.
         seed: Seed of everything; None draws one.
@@ -155,7 +157,7 @@ class Scheme(NamedSchemes):
         keep_bad_batches: Directory for the first batches of each gradient worker whose loss or gradient is not finite;
             None keeps none.
         record: File (a new one) for what decides the run beside its seed: who came first; written four times a second.
-        replay: Such a file, of a run with the same settings wherever its workers were: the run is repeated bit for bit in
+        replay: File that `record` wrote, of a run with the same settings wherever its workers were: the run is repeated bit for bit in
             the simulated runtime, to its end; where it cannot be, that is an error that names the event.
 
     Attributes:

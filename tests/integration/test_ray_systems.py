@@ -39,9 +39,9 @@ def run(shared_ray):
     """A function that makes updates of a scheme, stops it, and gives its metrics and final account."""
     schemes = []
 
-    def run_(scheme, updates):
+    def run_(scheme, updates, until=lambda metrics: True):
         schemes.append(scheme)
-        while scheme.version < updates:
+        while scheme.version < updates or not until(scheme.metrics()):
             scheme.step()
             _check(scheme)
         metrics = scheme.metrics()
@@ -65,10 +65,10 @@ def apex(**settings):
 
 
 def test_apex_counts_every_step(run):
-    metrics, final = run(apex(), 60)
+    """Workers are also given new weights; on a busy machine sixty updates may come before the first that is due."""
+    metrics, final = run(apex(), 60, until=lambda metrics: metrics["weight_pushes"] > 2)
     assert final["resident"] > 100
-    assert final["consumed"] >= 60 * 32
-    assert metrics["weight_pushes"] > 2
+    assert final["consumed"] >= metrics["updates"] * 32
 
 
 def test_apex_goes_on_without_a_shard_and_a_collector_that_were_killed(run):

@@ -101,6 +101,12 @@ class ObservationReader:
             leaves[name] = array if array.dtype == dtype else array.astype(dtype)
         return leaves
 
+    def all_allowed(self, space: gym.Space[Any], count: int) -> np.ndarray | None:
+        """(count, n) bool, all True: masks of `count` environments before they are known; None if this space has no such leaf."""
+        if self._mask_path is None:
+            return None
+        return np.ones((count, *(_at(space, self._mask_path).shape or ())), dtype=np.bool_)
+
     def mask(self, observations: Any) -> np.ndarray | None:
         """(E, n) bool, the lifted leaf `action_mask`, if the space has one."""
         if self._mask_path is None:

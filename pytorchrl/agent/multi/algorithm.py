@@ -63,6 +63,8 @@ class MultiAgentAlgorithm(Algorithm):
                 problems.append("the losses of some policies are sums over their samples, of others means; make them alike")
             if unknown := sorted(set(self.trainable) - set(self.policies)):
                 problems.append(f"trainable has {unknown}, which are no policies; those are {list(self.policies)}")
+            if not self.trainable:
+                problems.append(f"trainable is empty, and no update would ever be made; name some of {list(self.policies)}")
             if problems:
                 raise ConfigError("; ".join(problems))
 
@@ -217,7 +219,10 @@ class MultiAgentAlgorithm(Algorithm):
         if own == TRAINABLE:
             if not isinstance(value, (bool, int, float)) or value not in (0, 1):
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
-            self._trainable = {**self._trainable, **dict.fromkeys(found or self.algorithms, float(value))}
+            trainable = {**self._trainable, **dict.fromkeys(found or self.algorithms, float(value))}
+            if not any(trainable.values()):
+                raise ConfigError(f"{name}={value!r} would leave no policy that learns, and no update would ever be made")
+            self._trainable = trainable
             return
         unknown = 0
         for policy in found or self.algorithms:

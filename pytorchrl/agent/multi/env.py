@@ -41,7 +41,8 @@ class _Columns:
         self.start, self.raw_action_space = action_start(action_space), action_space
         self.obs: Arrays = {leaf: np.zeros((self.num_columns, *(space.shape or ())), space.dtype)
                             for leaf, space in self.reader.space.items()}
-        self.mask: np.ndarray | None = None
+        self.mask = self.reader.all_allowed(observation_space, self.num_columns)
+        self.is_begun = False  # whether it is known if there are masks
 
     def column(self, env: int, agent: str) -> int:
         """Where an agent of an environment is."""
@@ -54,6 +55,9 @@ class _Columns:
         masks = self.masks(observations, infos)
         if masks is not None:
             if self.mask is None:
+                if self.is_begun:
+                    raise EnvError(f"info['{MASK_LEAF}'] of {list(self.places)} came after the first reset, which had none of them; "
+                                   f"put '{MASK_LEAF}' into the observation space, where it is known before agents come")
                 self.mask = np.ones((self.num_columns, masks.shape[1]), np.bool_)
             self.mask[columns] = masks
 
@@ -111,6 +115,8 @@ class MultiAgentVecEnv(VecEnv):
                                   "function, not what it returns")
             if isinstance(self.reward_transform, str) and self.reward_transform not in ("sign", "clip"):
                 raise ConfigError(f"reward_transform must be None, 'sign', 'clip' or a number, got {self.reward_transform!r}")
+            if isinstance(self.log_dir, str) and not self.log_dir:
+                raise ConfigError("log_dir must be a folder or None, got an empty text")
             for wrapper in self.wrappers:
                 if not callable(wrapper):
                     raise ConfigError(f"wrappers must be functions from environment to environment, got {wrapper!r}")
@@ -140,7 +146,7 @@ class MultiAgentVecEnv(VecEnv):
         built = build_options(cls, given)
         env = _build(built, built.env_kwargs, "the environment")
         try:
-            agents = _agents_by_policy([str(agent) for agent in env.possible_agents], policy_of)
+            agents = _agents_by_policy(list(env.possible_agents), policy_of)
             _check_spaces(env, agents)
         finally:
             env.close()
@@ -198,6 +204,8 @@ class MultiAgentVecEnv(VecEnv):
         for index in range(self.num_envs):
             self._begin(index, None if self._first_seeds is None else self._first_seeds[index])
         self._first_seeds = None
+        for columns in self._columns.values():
+            columns.is_begun = True
         return ({policy: columns.obs for policy, columns in self._columns.items()},
                 {policy: columns.mask for policy, columns in self._columns.items()})
 
@@ -257,6 +265,8 @@ class MultiAgentVecEnv(VecEnv):
     def _show(self, index: int, obs: Mapping[str, Any], infos: Mapping[str, Any], agents: set[str], acting: set[str],
               results: dict[str, _Result] | None) -> None:
         """Take the observations of the agents that go on, or come."""
+        if unknown := agents - self._policy_of.keys():
+            raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are none of the possible agents {sorted(self._policy_of)}")
         for policy, columns in self._columns.items():
             own = [agent for agent in columns.places if agent in agents]
             if missing := [agent for agent in own if agent not in obs]:
@@ -308,8 +318,6 @@ class MultiAgentVecEnv(VecEnv):
         return int(value) if np.ndim(value) == 0 else np.asarray(value, space.dtype)
 
     def _check_observation(self, index: int, agent: str, observation: Any) -> None:
-        if agent not in self._policy_of:
-            raise EnvError(f"{self._where}, env {index}: {agent!r} is none of the possible agents {sorted(self._policy_of)}")
         if agent in self._checked:
             return
         self._checked.add(agent)
@@ -427,6 +435,8 @@ def _import_hint(name: str, failure: ImportError) -> str:
 def _agents_by_policy(agents: Sequence[str], policy_of: Any) -> dict[str, tuple[str, ...]]:
     if not agents:
         raise ConfigError("the environment has no possible_agents")
+    if others := [agent for agent in agents if not isinstance(agent, str)]:
+        raise ConfigError(f"agents must be named by texts, got {others[0]!r} among possible_agents; a wrapper can name them")
     name_of = _policy_function(policy_of, agents)
     found: dict[str, tuple[str, ...]] = {}
     for agent in agents:

@@ -244,10 +244,10 @@ class MultiAgentStorage(Storage):
         """See `Storage`."""
         return joined({policy: storage.follow_schedules(env_steps, target_steps) for policy, storage in self.storages.items()})
 
-    def state_dict(self, contents: bool = True) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """See `Storage`."""
-        return {**super().state_dict(contents), "inserted": self._inserted, "sampled": self._sampled,
-                "policies": {policy: storage.state_dict(contents) for policy, storage in self.storages.items()}}
+        return {**super().state_dict(), "inserted": self._inserted, "sampled": self._sampled,
+                "policies": {policy: storage.state_dict() for policy, storage in self.storages.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Storage`."""
@@ -399,22 +399,18 @@ class MultiAgentReplay(MultiAgentStorage):
                 **{f"{name}/{policy}": value for policy, storage in self.storages.items()
                    for name, value in storage.counters.items()}}
 
-    def state_dict(self, contents: bool = True) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """See `Storage`."""
-        state = super().state_dict(contents)
-        if contents:
-            state["kept"] = [(kept.start, {policy: torch.from_numpy(valid) for policy, valid in kept.valid.items()}, kept.env_steps)
-                             for kept in self._kept]
-            state["evicted"] = self._evicted
-        return state
+        kept = [(kept.start, {policy: torch.from_numpy(valid) for policy, valid in kept.valid.items()}, kept.env_steps)
+                for kept in self._kept]
+        return {**super().state_dict(), "kept": kept, "evicted": self._evicted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Storage`."""
         super().load_state_dict(state)
-        if "kept" in state:
-            self._evicted = state["evicted"]
-            self._kept = deque(_Kept(start, {policy: valid.numpy() for policy, valid in arrays.items()}, steps)
-                               for start, arrays, steps in state["kept"])
+        self._evicted = state["evicted"]
+        self._kept = deque(_Kept(start, {policy: valid.numpy() for policy, valid in arrays.items()}, steps)
+                           for start, arrays, steps in state["kept"])
 
 
 class _InEnvSteps:

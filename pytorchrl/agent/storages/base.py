@@ -127,8 +127,8 @@ class Storage(Updatable, ABC):
     def counters(self) -> dict[str, int]:
         """Transitions by what became of them: `inserted`, `resident`, `sampled`."""
 
-    def state_dict(self, contents: bool = True) -> dict[str, Any]:
-        """What is needed to go on exactly as now: the generator of the batches, and of replay its `contents`."""
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on exactly as now: the generator of the batches, and of replay its contents."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

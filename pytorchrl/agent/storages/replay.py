@@ -229,24 +229,20 @@ class ReplayBuffer(Storage):
         """
         return {"evicted_hits": self._ring.take_hits(), "priority_change": np.zeros(0)}
 
-    def state_dict(self, contents: bool = True) -> dict[str, Any]:
-        """What is needed to go on exactly as now; without `contents` the transitions are left out."""
-        state = {**super().state_dict(), "parameters": dict(self.parameters),
-                 "schedules": self._schedules_state()}
-        if not contents:
-            return state
-        return {**state, "contents": _convert(self._contents(), torch.from_numpy, np.ndarray),
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on exactly as now."""
+        return {**super().state_dict(), "parameters": dict(self.parameters), "schedules": self._schedules_state(),
+                "contents": _convert(self._contents(), torch.from_numpy, np.ndarray),
                 "num_learned_from": self.num_learned_from}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; a state without contents leaves the transitions as they are.
+        """Continue from `state_dict()`.
 
         Raises:
             ConfigError: The state is of a storage of another size.
         """
-        if "contents" in state:
-            self._load_contents(_convert(state["contents"], Tensor.numpy, Tensor))
-            self.num_learned_from = state["num_learned_from"]
+        self._load_contents(_convert(state["contents"], Tensor.numpy, Tensor))
+        self.num_learned_from = state["num_learned_from"]
         self.parameters = dict(state["parameters"])
         self._load_schedules(state["schedules"])
         super().load_state_dict(state)

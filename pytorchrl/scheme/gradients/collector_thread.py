@@ -177,6 +177,11 @@ class CollectorThread(threading.Thread):
         return self._gather.traffic
 
     @property
+    def num_missing(self) -> int:
+        """Collection workers that are lost and not replaced (yet)."""
+        return max(0, self.num_workers - self._gather.state()[0])
+
+    @property
     def restarts(self) -> int:
         """Lost collection workers that were replaced."""
         return self._gather.restarts

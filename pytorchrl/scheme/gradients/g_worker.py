@@ -275,7 +275,7 @@ class GWorker(Worker):
         assert self._batch is not None, "get_data() comes first"
         batch: Any = self._batch
         self._fault = ""
-        if not batch.num_samples:
+        if not (any(samples_by_policy(batch).values()) or batch.num_samples):
             nothing: Vectors = [None] * len(self.algo.gradient_sizes)  # but other ranks may have something to learn from
             grads = self._mean_of_ranks(nothing, 0, {}, batch.last) if distribute_gradients else []
             info: dict[str, Any] = {}

@@ -169,6 +169,8 @@ class Report:
         self.counters["weight_pushes"] = collector.weight_pushes
         self.counters["restarts"] = collector.restarts + (shards.restarts if shards is not None else 0)
         self.counters["collectors"] = max(1, collector.num_workers)
+        self.counters["workers"] = collector.num_workers + (len(shards.states) if shards is not None else 0)
+        self.counters["workers_missing"] = collector.num_missing + (shards.num_missing if shards is not None else 0)
         add_seconds(self._timings, {"collection": {"send": collector.take_send_s()}})
         self.counters["queued_items"] = collector.queue.qsize()
         self.counters["dropped_items"] = collector.feed.dropped_items

@@ -23,10 +23,10 @@ _TIMEOUT_S = 60.0
 
 def state_of(worker: GWorker) -> dict[str, Any]:
     """Plain values and tensors, from which a worker that was just built can go on."""
-    kept = {place: torch.from_numpy(array) for place, array in worker.encoder.kept.items()}
+    shards = None if worker.shards is None else worker.shards.state()  # the ledger then knows of those that give no answer
     return {
-        "ledger": asdict(worker.ledger.snapshot()), "remainders": kept, "storage": worker.storage.state_dict(),
-        "shards": None if worker.shards is None else worker.shards.state(_TIMEOUT_S)}
+        "ledger": asdict(worker.ledger.snapshot()), "storage": worker.storage.state_dict(), "shards": shards,
+        "remainders": {place: torch.from_numpy(array.copy()) for place, array in worker.encoder.kept.items()}}
 
 
 def restore(worker: GWorker, state: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ def restore(worker: GWorker, state: dict[str, Any]) -> None:
     worker.encoder.kept = {place: array.numpy() for place, array in state["remainders"].items()}
     worker.storage.load_state_dict(state["storage"])
     if worker.shards is not None:
-        worker.shards.restore(state["shards"], _TIMEOUT_S)
+        worker.shards.restore(state["shards"])
 
 
 def let_begin_anew(workers: list[Handle[CWorker]], runtime: Runtime, seed: int) -> None:

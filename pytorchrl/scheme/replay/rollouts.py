@@ -194,28 +194,25 @@ class RolloutReplay:
 
     # State
 
-    def state_dict(self, contents: bool = True) -> dict[str, Any]:
-        """What is needed to go on exactly as now; without `contents` the rollouts are left out."""
-        state: dict[str, Any] = {"generator": self.generator.get_state()}
-        if contents:
-            state["contents"] = {"kept": [dataclasses.asdict(kept) for kept in self._kept], "counters": dict(self._counters)}
-        return state
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on exactly as now."""
+        return {"generator": self.generator.get_state(), "kept": [dataclasses.asdict(kept) for kept in self._kept],
+                "counters": dict(self._counters)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; a state without contents leaves the rollouts as they are.
+        """Continue from `state_dict()`.
 
         Raises:
             ConfigError: The state holds more than `size` env steps.
         """
-        if "contents" in state:
-            found = [_Kept(**{**kept, "data": _rollout_of(kept["data"])}) for kept in state["contents"]["kept"]]
-            held = sum(kept.num_env_steps for kept in found)
-            if held > self.options.size:
-                raise ConfigError(f"replay of size {self.options.size} cannot go on from one that holds {held} env steps; use the "
-                                  "same size, or start anew")
-            self._kept, self._num_bytes, self._counters = deque(), 0, dict(state["contents"]["counters"])
-            for kept in found:
-                self._keep(kept)
+        found = [_Kept(**{**kept, "data": _rollout_of(kept["data"])}) for kept in state["kept"]]
+        held = sum(kept.num_env_steps for kept in found)
+        if held > self.options.size:
+            raise ConfigError(f"replay of size {self.options.size} cannot go on from one that holds {held} env steps; use the "
+                              "same size, or start anew")
+        self._kept, self._num_bytes, self._counters = deque(), 0, dict(state["counters"])
+        for kept in found:
+            self._keep(kept)
         self.generator.set_state(state["generator"])
 
 

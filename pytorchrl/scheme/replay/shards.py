@@ -56,7 +56,7 @@ class Shards:
             same collection worker.
         min_ratio: Env steps consumed for one collected since learning began: collection waits for learning below it.
         max_ratio: The same, learning waits for collection above it; None bounds nothing.
-        timeout_s: How long learning waits for a batch before it raises.
+        timeout_s: How long learning waits for a batch before it raises, and how long all shards have to save what they hold.
         worker_timeout_s: A shard that takes longer to draw is taken for hung.
         seed: Of the choice of shards.
         version: Tells the learner's version.
@@ -196,24 +196,24 @@ class Shards:
             self._adds.lose(index, WorkerLostError(f"{self._handles[index].name} gave no answer until the end of drain()"))
         self._draws.clear()
 
-    def state(self, timeout_s: float) -> dict[str, Any]:
-        """What all shards hold, once they are drained; None for one that is lost, or has nothing."""
+    def state(self) -> dict[str, Any]:
+        """What all shards hold, once they are drained; None for one that is lost, as it is if it gives no answer in `timeout_s`."""
         calls = {index: handle.submit(RWorker.state) for index, handle in enumerate(self._handles)
                  if index not in self._supervisor.gone}
         held: list[Any] = [None] * len(self._handles)
-        for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), timeout_s), strict=True):
+        for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), self._timeout_s), strict=True):
             if isinstance(outcome.error, WorkerLostError):
                 self._adds.lose(index, outcome.error)
             else:
                 held[index] = outcome.unwrap()
         return {"shards": held, "added": self._added, "trained": self._trained}
 
-    def restore(self, state: Mapping[str, Any], timeout_s: float) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what other shards held; nothing has been added yet."""
         self._added, self._trained = state["added"], state["trained"]
         calls = {index: self._handles[index].submit(RWorker.restore, own)
                  for index, own in enumerate(state["shards"]) if own is not None}
-        for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), timeout_s), strict=True):
+        for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), self._timeout_s), strict=True):
             held = outcome.unwrap()
             self._evicted[index], self._resident[index] = held.evicted, held.resident
             self._take(index, self._incarnations[index], held)
@@ -223,6 +223,11 @@ class Shards:
         for index in range(len(self._handles)):
             self._tell(index)
         return any(told is not None for told in self._telling)
+
+    @property
+    def num_missing(self) -> int:
+        """Shards that are lost and not replaced (yet)."""
+        return len(self._supervisor.gone)
 
     @property
     def restarts(self) -> int:

@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.errors import NonFiniteUpdateError
+from pytorchrl.errors import CollectionError, NonFiniteUpdateError
 from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.compression import KINDS, Traffic, metrics_of
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
@@ -25,6 +25,8 @@ from pytorchrl.scheme.window_stat import WindowStat
 
 # A rare bad batch is survived. So many in a row are no accident, and the parameters that made them do not change.
 _MAX_SKIPPED_IN_A_ROW = 5
+# So many in a row without a sample of a policy that learns: its agents do not come at all.
+_MAX_EMPTY_IN_A_ROW = 10_000
 # The first ones of a row are those whose batches are kept.
 _MAX_FAULTS_SHOWN = 3
 # Times of operations are means over so many.
@@ -38,8 +40,8 @@ _TIMED: Mapping[str, tuple[str, Callable[[Seconds], float]]] = {
 }
 """What gradient workers count, what it is called in metrics, and the time of a message that went into it."""
 _LAG_PARTS = ("collect", "queue", "replay")
-_BEFORE = (-1, 0)
-"""Place in the account of gradient workers that were lost before a checkpoint."""
+_BEFORE = (-1, -1)
+"""Place in the account of gradient workers that were lost before a checkpoint: no live worker's, so the next keeps it too."""
 _SAVED_COUNTS = ("updates", "updates_skipped_nan", "samples_skipped_nan")
 _SAVED_LAGS = ("lags", "lag_parts", "grad_lags")
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
@@ -55,6 +57,14 @@ class Accounts:
     Args:
         now: The clock.
     """
+
+    num_workers: int = 0
+    """Remote gradient workers."""
+    missing: Collection[int] = ()
+    """Indices of those that are lost and not replaced (yet); whoever replaces them changes it."""
+    _empty_in_a_row = 0
+    _consumed_before = 0
+    """In the run that this one goes on with."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._lock, self._now = threading.Lock(), now
@@ -141,7 +151,7 @@ class Accounts:
             self.updates += 1
             self.last_info = info
             self._new_updates += 1
-            self._skipped_in_a_row = 0
+            self._skipped_in_a_row = self._empty_in_a_row = 0
             for name, value in info.items():  # of a policy that is absent there is none
                 weight = sum(part.weight_of(name) for part in gradients)
                 self._info[name] = self._info.get(name, 0.0) + weight * value
@@ -204,6 +214,14 @@ class Accounts:
         with self._lock:
             self.grads_held -= 1
             self.grads_empty += 1
+            self._empty_in_a_row += 1
+
+    def check_not_empty(self) -> None:
+        """Raise `CollectionError` if ten thousand gradients in a row had nothing to learn from."""
+        if self._empty_in_a_row >= _MAX_EMPTY_IN_A_ROW:
+            raise CollectionError(
+                f"{self._empty_in_a_row} gradients in a row had no sample to learn from, so no update is made; look whether the agents "
+                "of policies that learn (trainable) ever act in the environment")
 
     def take_account(self, worker: int, incarnation: int, snapshot: LedgerSnapshot) -> None:
         """A gradient worker's account, without a gradient."""
@@ -270,6 +288,9 @@ class Accounts:
                 setattr(self, name, count)
             for name, counts in state["lags"].items():
                 setattr(self, f"_{name}", Counter(counts))
+        self._consumed_before = self._own.snapshot().consumed
+        self._totals.clear()  # rates are those of what follows
+        self._note_totals()
 
     def settle(self) -> LedgerSnapshot:
         """The final account: no gradient will be applied any more, so what is underway in one is given up."""
@@ -340,6 +361,7 @@ class Accounts:
                 "grads_late": self.grads_late,
                 "grads_by_worker": {str(worker): n for worker, n in sorted(self._grads_by_worker.items())},
                 "weight_pushes": pushes,
+                **self._levels(),
                 "workers_restarted": counters["restarts"] + self.restarts, "envs_restarted": counters["envs_restarted"],
                 "regroups": self.regroups,
                 "backward_passes": counters["backward_passes"],
@@ -348,7 +370,7 @@ class Accounts:
                 "rollouts": counters["rollouts"], "rollouts_preempted": counters["preempted"], **self._preemption(counters),
                 "bytes_in": counters["bytes_sent"], "bytes_in_raw": counters["bytes_raw"],
                 "bytes_out": counters["bytes_out"] + self.bytes_out,
-                "queue_size": counters["queued_items"], "queue": self._queue_levels.stats(),
+                "queue": self._queue_levels.stats(),
                 "dropped_items": counters["dropped_items"], "passes_cancelled": counters["passes_cancelled"],
                 "replay_items_dropped": counters["replay_items_dropped"], "stale_priorities": counters["stale_priorities"],
                 "replay_ratio": ledger.consumed / ledger.collected if ledger.collected else None,
@@ -356,13 +378,24 @@ class Accounts:
                 **{f"policy_lag_{part}_mean": self._lag_parts[part] / max(1, self._lags.total()) for part in _LAG_PARTS},
                 "grad_lag": summary(self._grad_lags), **self._rates(),
                 "collect_peak_steps_per_s": counters["collected_in_use"] / collect_s if collect_s else None,
-                "grad_peak_steps_per_s": ledger.consumed / grad_s if grad_s else None,
+                "grad_peak_steps_per_s": (ledger.consumed - self._consumed_before) / grad_s if grad_s else None,
                 "time_s": time_s,
                 **{f"{name}_time_ms": 1e3 * statistics.fmean(self._times[name]) if self._times[name] else None
                    for name in ("wait", "apply", "push", *(title for title, _ in _TIMED.values()))},
                 **metrics_of([*self._traffic.values(), self.traffic]),
                 **{f"shard/{place}/{name}": value for place, shard in self._named_shards() for name, value in shard.items()},
             }
+
+    def _levels(self) -> dict[str, int]:
+        """What there is now, as last heard of each gradient worker; with one that is missing, all below it is."""
+        latest = {worker: counters for (worker, _), counters in sorted(self._counters.items())}
+        absent = {index + 1 for index in tuple(self.missing)}
+        return {
+            "workers": self.num_workers + sum(counters["workers"] for counters in latest.values()),
+            "workers_missing": len(absent) + sum(
+                counters["workers" if worker in absent else "workers_missing"] for worker, counters in latest.items()),
+            "queue_size": sum(counters["queued_items"] for worker, counters in latest.items() if worker not in absent),
+        }
 
     def _preemption(self, counters: Counter[str]) -> dict[str, Any]:
         """Whose rollouts were cut short, and how those differ from full ones."""

@@ -57,10 +57,15 @@ class Round(Protocol):
 
 
 def take_empty(accounts: Accounts, parts: Sequence[Gradients]) -> list[Gradients]:
-    """Book the gradients that have nothing to learn from; the others."""
+    """Book the gradients that have nothing to learn from; the others.
+
+    Raises:
+        CollectionError: There have been too many of them in a row.
+    """
     for part in parts:
         if part.is_empty:
             accounts.empty(part)
+    accounts.check_not_empty()
     return [part for part in parts if not part.is_empty]
 
 
@@ -179,6 +184,7 @@ class RemoteRound:
                  compress_weights: Compression | None = None) -> None:
         self._local, self._workers, self._runtime, self._accounts = local_worker, workers, runtime, accounts
         self._timeout_s, self._supervisor, self._journal = request_timeout_s, supervisor, journal
+        accounts.num_workers, accounts.missing = len(workers), supervisor.gone
         self._pushes = Pushes(runtime, compress_weights, getattr(local_worker.algo, "groups", ()), len(workers))
         self._fetched: dict[int, tuple[int, float]] = {}  # by worker: (sequence, seconds) of its last gradient, to be told
         self._versions = [-1] * len(workers)

@@ -270,8 +270,10 @@ class UWorker(Worker):
         """Everything to go on from, as plain values and tensors; the tree then goes on as one just built with that seed."""
         self.drain(timeout_s)
         whole, workers = self._round.state()
+        # Before any worker can be lost that has just said what it holds.
+        accounts = self.accounts.state()
         self._round.begin_anew(seed)
-        return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": self.accounts.state()}
+        return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": accounts}
 
     def restore(self, state: Mapping[str, Any], seed: int) -> None:
         """Go on from what `checkpoint` of another tree gave, with the same seed; nothing has been done yet."""

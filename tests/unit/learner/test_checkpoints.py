@@ -149,7 +149,11 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
         assert learner.train()["env_steps"] == summary["env_steps"]
         assert torch.equal(learner.scheme.acting_state()["all"], state["all"])
     with make(tmp_path, target_steps=1300, resume=True) as learner:
+        learner.start()
+        assert json.loads((tmp_path / "run.json").read_text())["target_steps"] == 1300
+        assert not (tmp_path / "result.json").exists()  # of a run that was over
         assert learner.train()["env_steps"] >= 1300
+    assert json.loads((tmp_path / "result.json").read_text())["env_steps"] >= 1300
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "no archive"])
@@ -163,6 +167,8 @@ def test_a_damaged_one_is_skipped_and_told_of(tmp_path, caplog, damage):
         learner.start()
         assert learner.env_steps == int(older.name[5:-3])
     assert newest.name in caplog.text
+    # Out of the way, or the next one of the run that goes on would seem to be the older of the two.
+    assert [path.name for path in newest.parent.iterdir() if path != older] == [f"{newest.name}.damaged"]
 
 
 def test_every_damage_is_found(tmp_path):
@@ -258,6 +264,21 @@ def test_a_full_disk_ends_no_run(tmp_path, caplog, monkeypatch):
         assert "checkpoint" not in learner.get_metrics()
     assert caplog.text.count("is not written: [enforce fail") == 2  # tried again at each
     assert list((tmp_path / "checkpoints").iterdir()) == []
+    monkeypatch.undo()
+    with make(tmp_path, resume=True, target_steps=100) as learner:  # from the start, in a directory of its own
+        learner.train()
+    assert records(tmp_path)[0]["env_steps"] < 200 < 600 < records(tmp_path.with_name(f"{tmp_path.name}.1"))[-1]["env_steps"]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+    interrupt_after(tmp_path, 350)
+    directory = tmp_path / "checkpoints"
+    for name in (f".step-000000000600.pt.{os.getpid()}", ".step-000000000900.pt.1"):
+        (directory / name).write_bytes(b"half of it")
+    (tmp_path / f".run.json.{os.getpid()}").write_bytes(b"half of it")
+    train_to(tmp_path, resume=True)
+    assert sorted(path.name for path in directory.iterdir()) == sorted(files(tmp_path))
+    assert not list(tmp_path.glob(".run.json.*"))
 
 
 def test_two_do_not_run_in_one_directory(tmp_path):

@@ -26,7 +26,7 @@ from pytorchrl.reporting import (
 )
 
 STATUS = {"env_steps": 500, "target_steps": 2000, "env_steps_per_s": 100.0, "return_mean": 21.5, "lag": 0.5,
-          "workers": "4/4"}
+          "workers": 4, "workers_missing": 0}
 
 
 def test_log_dir_that_is_a_file_is_refused(tmp_path):
@@ -163,7 +163,7 @@ def test_progress_line_says_steps_rate_return_lag_and_time_left():
 
 
 def test_progress_line_shows_missing_workers():
-    assert progress_text({**STATUS, "workers": "3/4"}).endswith("workers 3/4")
+    assert progress_text({**STATUS, "workers_missing": 1}).endswith("workers 3/4")
 
 
 def test_progress_line_before_anything_is_known():

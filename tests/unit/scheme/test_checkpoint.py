@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 
 import gymnasium as gym
@@ -36,7 +37,9 @@ from pytorchrl import (
 )
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import ComingAndGoing
-from pytorchrl.errors import CheckpointError, ConfigError, StoppedError
+from pytorchrl.errors import CheckpointError, ConfigError, StoppedError, WorkerDiedError
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.replay.r_worker import RWorker
 
 REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
 
@@ -384,7 +387,87 @@ def test_a_lost_worker_leaves_no_hole(check_ledger):
     assert check_ledger(resumed)["dropped"]["worker_lost"] > 0
     for _ in range(8):
         resumed.step()
-    check_ledger(resumed)
+    again = Scheme(*agent, **settings)  # and so does who resumes that
+    again.resume(through_a_file(resumed.checkpoint()))
+    again.start()
+    assert check_ledger(again) == check_ledger(resumed)
+    for one in (resumed, again):
+        one.step()
+        final = one.stop()
+        assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
+    scheme.stop()
+
+
+@pytest.mark.parametrize("moment", ["state", "begin_anew"])
+def test_a_worker_that_is_lost_while_a_checkpoint_is_made(check_ledger, monkeypatch, moment):
+    """Asked for its state it is in none; after that it is in all of it, though it is lost to the run that goes on."""
+    agent = synthetic_agent(size=4)
+    settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
+                "runtime": "simulated", "seed": 1}
+    scheme = Scheme(*agent, **settings)
+    for _ in range(8):
+        scheme.step()
+    original = getattr(GWorker, moment)
+
+    @functools.wraps(original)
+    def die(worker, *args):
+        if worker.index_worker == 1:
+            raise WorkerDiedError("GWorker 1 has died")
+        return original(worker, *args)
+    monkeypatch.setattr(GWorker, moment, die)
+    checkpoint = through_a_file(scheme.checkpoint())
+    monkeypatch.undo()
+    assert check_ledger(scheme)["dropped"]["worker_lost"] >= 0
+    resumed = Scheme(*agent, **settings)
+    resumed.resume(checkpoint)
+    resumed.start()
+    ledger = check_ledger(resumed)
+    assert ledger["in_flight"] == ledger["queued"] == 0
+    assert (checkpoint["state"]["workers"][0] is None) == (moment == "state")
+    if moment == "state":
+        assert ledger == check_ledger(scheme)
+    resumed.step()
     final = resumed.stop()
     assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
     scheme.stop()
+
+
+def test_a_shard_that_is_lost_while_a_checkpoint_is_made(check_ledger, monkeypatch):
+    def make():
+        return Scheme.apex(*AGENTS["dqn, prioritised"](), runtime="simulated", seed=1, num_replay_workers=3, size=300,
+                           learning_starts=40, max_replay_ratio=2.0, train_batch_size=8)
+    scheme, resumed = make(), make()
+    for _ in range(20):
+        scheme.step()
+    original = RWorker.state
+
+    @functools.wraps(original)
+    def die(worker):
+        if worker.index_worker == 2:
+            raise WorkerDiedError("a shard has died")
+        return original(worker)
+    monkeypatch.setattr(RWorker, "state", die)
+    checkpoint = through_a_file(scheme.checkpoint())
+    monkeypatch.undo()
+    resumed.resume(checkpoint)
+    resumed.start()
+    ledger = check_ledger(resumed)
+    assert ledger["dropped"]["worker_lost"] > 0
+    held = resumed.update_worker.local_worker.shards
+    assert ledger["resident"] == sum(state.resident for state in held.states) > 0
+    for scheme_ in (scheme, resumed):
+        scheme_.step()
+        final = scheme_.stop()
+        assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
+
+
+def test_rates_of_a_resumed_run_are_its_own(make):
+    scheme, resumed = make(), make()
+    go_on(scheme, 40)
+    resumed.resume(through_a_file(scheme.checkpoint()))
+    resumed.start()
+    assert resumed.metrics()["collected_steps_per_s"] == 0.0
+    go_on(resumed, 1)
+    metrics = resumed.metrics()
+    consumed = metrics["grad_peak_steps_per_s"] * metrics["time_s"]["gradients"]["grad"]
+    assert consumed == pytest.approx(resumed.ledger()["consumed"] - scheme.ledger()["consumed"])

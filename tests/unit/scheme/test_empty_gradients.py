@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from pytorchrl import ASYNC, PPO, GAEBuffer
+from pytorchrl.errors import CollectionError
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup
+from pytorchrl.scheme.updates import accounts
 
 
 def with_empty(at, only_of=None):
@@ -71,6 +73,24 @@ def test_asynchronous_gradients(make_scheme, check_ledger):
     assert metrics["grads_empty"] >= 18  # two to every four that are applied, but for those underway
     assert metrics["grads_received"] == sum(metrics[f"grads_{name}"] for name in ("applied", "held", "dropped", "empty"))
     check_ledger(scheme)
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
+    {"num_grad_workers": 2, "grad_communication": ASYNC}, {"col_communication": ASYNC, "grad_communication": ASYNC}],
+    ids=["central", "parallel", "decentralised", "asynchronous", "in a thread"])
+def test_nothing_but_empty_ones_is_an_error(make_scheme, settings, monkeypatch):
+    monkeypatch.setattr(accounts, "_MAX_EMPTY_IN_A_ROW", 50)
+
+    class Empty(GAEBuffer):
+        def generate_batches(self, *args, **kwargs):
+            for batch in super().generate_batches(*args, **kwargs):
+                yield dataclasses.replace(batch, num_samples=0, num_new_samples=0)
+    scheme = make_scheme(storage=Empty, runtime="simulated", **settings)
+    with pytest.raises(CollectionError, match="gradients in a row had no sample to learn from"):
+        scheme.step()
+    final = scheme.stop()
+    assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
 
 
 @pytest.mark.parametrize("decentralised", [False, True])

@@ -353,6 +353,12 @@ def test_weights_over_the_whole_buffer_need_one_shard(make_multi):
     assert make_multi(dqn(), storage, preset=Scheme.apex, num_replay_workers=1, learning_starts=24).version == 0
 
 
+def test_first_priorities_by_workers_are_for_one_policy(make_multi):
+    storage = PERBuffer.create_factory(60, rollout_size=6)
+    with pytest.raises(ConfigError, match="initial_priority='worker' is not for several policies"):
+        make_multi(dqn(), storage, preset=Scheme.apex, learning_starts=24, initial_priority="worker")
+
+
 def test_what_is_kept_does_not_fit_slices(make_multi):
     with pytest.raises(ConfigError, match="microbatch_size=5 is for rollouts that are used and forgotten"):
         make_multi(dqn(), microbatch_size=5)

@@ -155,6 +155,7 @@ def test_shards_that_stay_take_over_from_one_that_is_gone(make_r2d2, check_ledge
     make_updates(scheme, 60)
     assert check_ledger(scheme)["dropped"]["worker_lost"] > 0
     check_sequences()
+    assert scheme.metrics()["workers_missing"] == 1
 
 
 def test_the_same_seeds_are_the_same_run(make_r2d2):

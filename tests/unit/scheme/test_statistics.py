@@ -9,14 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from pytorchrl import A2C, ASYNC, DQN, PERBuffer, QActor, Scheme, VecEnv
+from pytorchrl import (
+    A2C,
+    ASYNC,
+    DQN,
+    PPO,
+    GAEBuffer,
+    Learner,
+    MultiAgentVecEnv,
+    OnPolicyActor,
+    PERBuffer,
+    QActor,
+    Scheme,
+    VecEnv,
+    multi_agent,
+)
 from pytorchrl.agent.synthetic import synthetic_agent
-from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.envs.testing import CountingEnv, MatchingGame
 
 PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
 TABLES = [re.findall(r"^\| (?!name|elsewhere|---)(.*?) \| (.*) \|$", part, re.MULTILINE) for part in
           re.split(r"^\|---\|---\|$", PAGE.read_text(), flags=re.MULTILINE)[1:]]
-NAMES = [name for table in TABLES[:-2] for names, _ in table for name in re.findall(r"`([^`]+)`", names)]
+NAMES, LEARNERS_NAMES = ([name for table in tables for names, _ in table for name in re.findall(r"`([^`]+)`", names)]
+                         for tables in (TABLES[:-3], TABLES[-3:-2]))
+OF_SOME_ONLY = {"agent_steps/<policy>"}  # where there are several policies, see test_multi_agent.py
 
 
 @pytest.fixture
@@ -57,14 +73,14 @@ def run(scheme, updates=30):
 
 
 def test_the_page_has_tables():
-    assert len(TABLES) == 7
+    assert len(TABLES) == 8
     assert len(NAMES) > 50
     assert len(TABLES[-2]) == 16
 
 
 def test_every_name_of_the_page_is_there(make_apex):
     metrics = run(make_apex(replay_debug=True))
-    assert [name for name in NAMES if name not in metrics and not name.startswith("compress/")] == []
+    assert [name for name in NAMES if name not in metrics and not name.startswith("compress/")] == [*OF_SOME_ONLY]
 
 
 def test_every_name_of_compression_is_there_once_something_was_encoded(make_scheme):
@@ -78,7 +94,17 @@ def test_every_name_of_compression_is_there_once_something_was_encoded(make_sche
 
 def test_every_name_is_on_the_page(make_apex):
     names = {re.sub(r"^shard/\d/", "shard/1/", name) for name in run(make_apex(replay_debug=True))}
-    assert names - set(NAMES) == {"samples_skipped_nan"}
+    assert names - set(NAMES) == set()
+
+
+def test_what_a_learner_writes_is_on_the_page(tmp_path):
+    envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of="independent")
+    agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=1), OnPolicyActor.create_factory, GAEBuffer.create_factory(8))
+    scheme = Scheme(*agent, envs, test_envs_factory=envs, runtime="simulated", seed=1)
+    with Learner(scheme, 64, tmp_path, progress=False, tensorboard=False, eval_every=32, checkpoint_every=16) as learner:
+        learner.train()
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert set(last) - {"format"} == set(LEARNERS_NAMES) - {"ledger()", "metrics()"}
 
 
 @pytest.mark.parametrize("here", [here for _, here in TABLES[-2]])

@@ -167,6 +167,22 @@ def test_ignoring_goes_on_with_the_others(run):
     assert late == {1, 3}
 
 
+@pytest.mark.parametrize(("settings", "expected"), [
+    ({"num_col_workers": 3}, (3, 0)),
+    ({"num_col_workers": 3, "faults": "kill col.2 @ step 6", "on_worker_failure": "ignore"}, (3, 1)),
+    ({"num_col_workers": 3, "faults": "kill col.2 @ step 6"}, (3, 0)),
+    ({"num_grad_workers": 3, "num_col_workers": 2, "grad_communication": ASYNC}, (9, 0)),
+    ({"num_grad_workers": 3, "num_col_workers": 2, "faults": "kill grad.2 @ grad 3", "on_worker_failure": "ignore"}, (9, 3)),
+    ({"num_grad_workers": 3, "num_col_workers": 2, "faults": "kill grad.2 @ grad 3; kill col.1.2 @ step 6",
+      "on_worker_failure": "ignore"}, (9, 4)),
+    ({"num_grad_workers": 3, "num_col_workers": 2, "faults": "kill grad.2 @ grad 3"}, (9, 0)),
+    ({}, (0, 0)),
+], ids=["all", "collector", "replaced", "tree", "branch", "both", "branch replaced", "central"])
+def test_metrics_tell_how_many_workers_are_missing(run, settings, expected):
+    metrics = run(updates=24, **settings)["metrics"]
+    assert (metrics["workers"], metrics["workers_missing"]) == expected
+
+
 def test_an_ignored_worker_that_hangs_is_ended(make_scheme):
     scheme = make_scheme(runtime="simulated", num_col_workers=3, on_worker_failure="ignore", faults="hang col.2 @ step 6",
                          costs=COSTS, worker_timeout_s=3.0)

@@ -142,6 +142,10 @@ def test_policies_that_do_not_learn_act_only(make_agent):
     assert [vector is None for vector in agent.algo.compute_gradients(batch)[0]] == [False, True]
     with pytest.raises(ConfigError, match="must be True or False"):
         agent.algo.update_algorithm_parameter("shared/trainable", 2)
+    for name in ("early/trainable", "trainable"):
+        with pytest.raises(ConfigError, match="would leave no policy that learns"):
+            agent.algo.update_algorithm_parameter(name, False)
+    assert [vector is None for vector in agent.algo.compute_gradients(batch)[0]] == [False, True]
 
 
 def test_parameters_are_changed_of_one_policy_or_of_all(make_agent):
@@ -335,6 +339,7 @@ def ppo(**options):
       "storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": ReplayBuffer.create_factory(80)}}, "must keep transitions, or none"),
     ({"storages": VTraceBuffer.create_factory(8)}, "VTraceBuffer does not fit PPO"),
     ({"trainable": ["agent_2"]}, r"trainable has \['agent_2'\]"),
+    ({"trainable": []}, "trainable is empty"),
     ({"envs": VecEnv.create_factory(CountingEnv)}, "envs must be a factory such as MultiAgentVecEnv"),
     ({"actors": {"agent_0": None, "agent_1": None}}, "actors must be a factory for each"),
 ])

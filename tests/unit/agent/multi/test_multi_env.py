@@ -100,6 +100,72 @@ def test_masks_allow_everything_where_nobody_acts():
     assert step.mask["shared"].tolist() == [[True, True, True], [False, True, True]] * 2
 
 
+class MaskedByObservation(ComingAndGoing):
+    """Masks are in the observation."""
+
+    def observation_space(self, agent):
+        return gym.spaces.Dict({"obs": super().observation_space(agent), "action_mask": gym.spaces.MultiBinary(3)})
+
+    def _observe(self, agents):
+        allowed = (np.arange(3) != self._t % 3).astype(np.int8)
+        return {agent: {"obs": obs, "action_mask": allowed} for agent, obs in super()._observe(agents).items()}
+
+
+def test_masks_of_agents_that_come_later_are_kept():
+    """A storage makes room for masks at the first reset, when no agent of the policy has come yet."""
+    envs = make(env_fn=MaskedByObservation, policy_of="independent")
+    _, mask = envs.reset()
+    assert mask["agent_2"].tolist() == [[True, True, True]] * 2
+    act = {f"agent_{index}": np.zeros(2, np.int64) for index in range(3)}
+    envs.step(act)
+    step = envs.step(act)
+    assert step.mask["agent_2"].tolist() == [[True, True, False]] * 2
+
+
+def test_masks_that_infos_bring_too_late_are_refused():
+    envs = make(policy_of="independent", env_kwargs={"masks": True})
+    envs.reset()
+    act = {f"agent_{index}": np.zeros(2, np.int64) for index in range(3)}
+    envs.step(act)
+    with pytest.raises(EnvError, match="put 'action_mask' into the observation space"):
+        envs.step(act)
+
+
+class Stranger(ComingAndGoing):
+    """An agent comes of whom nobody knew."""
+
+    def step(self, actions):
+        results = super().step({agent: action for agent, action in actions.items() if agent != "stranger"})
+        self.agents = [*self.agents, "stranger"]
+        results[0]["stranger"] = results[0]["agent_0"]
+        return results
+
+
+class Numbered(ComingAndGoing):
+    """Agents are numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.possible_agents = [0, 1, 2]
+
+
+def test_agents_of_whom_nobody_knew_are_told():
+    envs = make(env_fn=Stranger)
+    envs.reset()
+    with pytest.raises(EnvError, match=r"env 0: \['stranger'\] are none of the possible agents"):
+        envs.step(actions_of(envs))
+
+
+def test_agents_without_a_name_are_refused():
+    with pytest.raises(ConfigError, match="named by texts, got 0"):
+        MultiAgentVecEnv.create_factory(Numbered)
+
+
+def test_a_monitor_needs_a_folder():
+    with pytest.raises(ConfigError, match="log_dir must be a folder"):
+        make(log_dir="")
+
+
 def test_a_limit_truncates_all_agents():
     envs = make(1, env_kwargs={"lives": LIVES}, max_episode_steps=2)
     envs.reset()
