@@ -87,7 +87,6 @@ class RecordWriter:
 
     def __init__(self, path: str, settings: Mapping[str, Any], agent: Mapping[str, Any], target_steps: int) -> None:
         self._path, self._next_write = path, 0.0
-        self._noted: dict[tuple[str, int], Part] = {}  # not written yet
         try:
             self._file = open(path, "x", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         except FileExistsError:
@@ -97,19 +96,23 @@ class RecordWriter:
         self._write({"format": FORMAT, "settings": settings, "agent": describe(agent), "target_steps": target_steps,
                      "machine": _machine()})
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to `add` what journals have noted: asking them at each update would cost more than they do."""
+        return time.monotonic() >= self._next_write
+
     def add(self, parts: Iterable[WorkersPart]) -> None:
-        """What journals noted since the last call; written from time to time."""
+        """Write what journals have noted since the last call."""
+        noted: dict[tuple[str, int], Part] = {}
         for worker, incarnation, part in parts:
-            noted = self._noted.setdefault((worker, incarnation), Part([], []))
-            noted.events.extend(part.events)
-            noted.turns.extend(part.turns)
-        if time.monotonic() >= self._next_write:
-            self._write_noted()
-            self._next_write = time.monotonic() + _WRITE_INTERVAL_S
+            whole = noted.setdefault((worker, incarnation), Part([], []))
+            whole.events.extend(part.events)
+            whole.turns.extend(part.turns)
+        self._write([[*place, *part] for place, part in noted.items() if part.events or part.turns])
+        self._next_write = time.monotonic() + _WRITE_INTERVAL_S
 
     def close(self, failed: bool, checksum: int | None) -> None:
         """The run has ended, with parameters of this checksum, if they are known."""
-        self._write_noted()
         self._write({"end": "failed" if failed else "stopped", "checksum": checksum})
         with contextlib.suppress(OSError):  # which was told when it was written
             self._file.close()
@@ -118,10 +121,6 @@ class RecordWriter:
         """The run did not come to begin."""
         self._file.close()
         Path(self._path).unlink(missing_ok=True)
-
-    def _write_noted(self) -> None:
-        noted, self._noted = self._noted, {}
-        self._write([[*place, *part] for place, part in noted.items() if part.events or part.turns])
 
     def _write(self, value: Any) -> None:
         if self._file.closed:

@@ -191,7 +191,7 @@ class UWorker(Worker):
     def _after_update(self) -> None:
         if self._journal.is_kept:
             self._journal.note("update", self.num_rounds, checksum_of(self.accounts.last_info))
-        if self._record is not None:
+        if self._record is not None and self._record.is_due:
             self._write_record()
         if self._replay is not None:
             self._compare_end(self._replay)

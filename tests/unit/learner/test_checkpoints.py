@@ -156,6 +156,23 @@ def test_a_finished_run_can_be_made_longer(tmp_path):
     assert json.loads((tmp_path / "result.json").read_text())["env_steps"] >= 1300
 
 
+def test_rates_of_a_resumed_run_are_its_own(tmp_path):
+    """However long the part before it took."""
+    interrupt_after(tmp_path, 350)
+    (path,) = checkpoints.paths(tmp_path / "checkpoints")
+    checkpoint = checkpoints.read(path)
+    checkpoint["learner"]["seconds"] = 1e6
+    torch.save(checkpoint, path)
+    with make(tmp_path, resume=True) as learner:
+        learner.start()
+        first, start = learner.env_steps, time.perf_counter()
+        for _ in range(20):
+            learner.step()
+        metrics = learner.get_metrics()
+        assert metrics["env_steps_per_s"] >= 0.1 * (metrics["env_steps"] - first) / (time.perf_counter() - start)
+        assert metrics["seconds"] > 1e6
+
+
 @pytest.mark.parametrize("damage", ["flipped", "cut", "emptied", "no archive"])
 def test_a_damaged_one_is_skipped_and_told_of(tmp_path, caplog, damage):
     train_to(tmp_path)

@@ -93,6 +93,13 @@ def test_nothing_but_empty_ones_is_an_error(make_scheme, settings, monkeypatch):
     assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
 
 
+def test_empty_ones_now_and_then_are_none(make_scheme, monkeypatch):
+    monkeypatch.setattr(accounts, "_MAX_EMPTY_IN_A_ROW", 3)
+    scheme = make_scheme(storage=with_empty({0, 2}))
+    parameters(scheme, 12)
+    assert scheme.metrics()["grads_empty"] == 6
+
+
 @pytest.mark.parametrize("decentralised", [False, True])
 def test_one_of_several_has_nothing(make_scheme, check_ledger, decentralised):
     """Then the update is that of the others alone."""

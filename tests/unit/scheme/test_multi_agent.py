@@ -95,6 +95,15 @@ def test_statistics_and_episodes_are_by_policy(make_multi):
     assert [episode.policy_returns for episode in scheme.episodes()] == [{"early": 21.0, "shared": (306 + 818) / 2}] * 2
 
 
+def test_a_share_of_no_env_step_is_something_to_learn_from(make_multi, check_ledger):
+    """Of eight steps of agents in six of the environment, the batch that has the fifth counts for no env step."""
+    scheme = make_multi(ppo(num_epochs=1, num_mini_batch=6), num_envs=1, policy_of="independent", env_kwargs={"lives": ((0, 6), (0, 2))})
+    make_updates(scheme, 12)
+    metrics = scheme.metrics()
+    assert (metrics["grads_applied"], metrics["grads_empty"], metrics["rollouts"]) == (12, 0, 2)
+    assert check_ledger(scheme)["consumed"] == 12
+
+
 def test_compressed_rollouts_and_gradients_give_the_same_run(make_multi):
     pytest.importorskip("lz4")
     states = []
