@@ -6,7 +6,8 @@
 
 `cartpole`: PPO, CartPole-v1, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, MLP 64-64.
 `pong`: PPO, Pong, 8 x 128, 4 epochs x 4 minibatches of 256, Nature CNN, 4 stacked 84 x 84 frames.
-`sleeping`: asynchronous collection with training where a step sleeps 5 ms; the ideal is workers / 5 ms.
+`sleeping`: asynchronous collection with training where a step sleeps 5 ms; beside workers / 5 ms, and beside as many processes
+that only step the environment, in the same run.
 
 Every measurement is a process of its own, start-up and compilation not counted; both sides of a pair run one after the
 other, so a ratio compares the same minutes of the same machine. Prints one JSON object; asserts nothing.
@@ -66,13 +67,16 @@ def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
     return measure(scheme, seconds, warm_up_updates=40 if task == "cartpole" else 8)
 
 
-def measure(scheme: Any, seconds: float, warm_up_updates: int) -> dict[str, Any]:
-    """Env steps used a second, after the first updates."""
+def measure(scheme: Any, seconds: float, warm_up_updates: int, multiple: int = 1) -> dict[str, Any]:
+    """Env steps used a second, after the first updates; over a multiple of so many updates.
+
+    Where workers take turns, whole turns are counted: else one more or less of a slow worker's rollouts is percents.
+    """
     while scheme.version < warm_up_updates:
         scheme.step()
     times = scheme.metrics()["time_s"]
-    first, start = scheme.ledger()["consumed_unique"], time.perf_counter()
-    while time.perf_counter() - start < seconds:
+    first, start, version = scheme.ledger()["consumed_unique"], time.perf_counter(), scheme.version
+    while time.perf_counter() - start < seconds or (scheme.version - version) % multiple:
         scheme.step()
     elapsed = time.perf_counter() - start
     used = scheme.ledger()["consumed_unique"] - first
@@ -95,7 +99,7 @@ def sleeping(num_workers: int, seconds: float) -> dict[str, Any]:
         PPO.create_factory(num_epochs=1, num_mini_batch=1),
         OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(200), envs,
         num_col_workers=num_workers, col_communication="asynchronous", broadcast_interval=num_workers, seed=1)
-    result = measure(scheme, seconds, warm_up_updates=4 * num_workers)
+    result = measure(scheme, seconds, warm_up_updates=4 * num_workers, multiple=num_workers)
     ideal, bare = num_workers / STEP_S, bare_sleeping(num_workers, seconds)
     return result | {"workers": num_workers, "ideal": ideal, "share_of_ideal": result["env_steps_per_s"] / ideal,
                      "bare_env_steps_per_s": bare, "share_of_bare": result["env_steps_per_s"] / bare}

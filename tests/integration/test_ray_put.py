@@ -1,0 +1,62 @@
+"""What is shared with Ray workers arrives as its value, whether it lies in the object store or goes along with each request."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pytorchrl.runtime.ray_runtime import _MAX_ENCLOSED_BYTES, RayRuntime, _Enclosed
+from pytorchrl.scheme.codecs import register_codec, unpack
+from pytorchrl.scheme.messages import Weights
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
+
+
+class Reader:
+    """A worker that tells what it was given."""
+
+    def read(self, weights):
+        """Version, sum, whether the values belong to somebody else, and the type."""
+        values = unpack(weights.state["all"])
+        return weights.version, float(values.sum()), weights.state["all"].nbytes, type(weights).__name__
+
+
+@pytest.fixture
+def readers(shared_ray):
+    """A runtime and two readers on it."""
+    runtime = RayRuntime()
+    handles = [runtime.start_actor(Reader, {}, name=f"Reader {index}", resources={"num_cpus": 0}) for index in range(2)]
+    yield runtime, handles
+    for handle in handles:
+        runtime.kill(handle)
+
+
+def told(runtime, handles, weights):
+    reference = runtime.put(weights)
+    calls = [handle.submit(Reader.read, reference) for handle in handles]
+    return reference, [runtime.outcome(call, 60).unwrap() for call in calls]
+
+
+def test_small_and_large_weights_arrive_alike(readers):
+    for number in (10, _MAX_ENCLOSED_BYTES // 4 - 500, _MAX_ENCLOSED_BYTES // 4, 400_000):
+        values = np.ones(number, np.float32)
+        reference, answers = told(*readers, Weights(3, {"all": values}, {"lr": 0.5}))
+        assert answers == [(3, float(number), 4 * number, "Weights")] * 2
+        assert isinstance(reference, _Enclosed) == (4 * number < _MAX_ENCLOSED_BYTES - 1000)
+
+
+def test_what_is_shared_is_as_it_was_when_it_was_put(readers):
+    """A learner goes on to change its parameters in place."""
+    runtime, handles = readers
+    values = np.ones(100, np.float32)
+    reference = runtime.put(Weights(1, {"all": values}))
+    values[:] = 2.0
+    assert runtime.outcome(handles[0].submit(Reader.read, reference), 60).unwrap()[1] == 100.0
+
+
+def test_a_codec_of_ones_own_goes_along(readers):
+    """Functions that no module has cannot be pickled by name."""
+    codec = register_codec("test halves", lambda flat: [flat.astype(np.float16)], lambda arrays, dtype, size: arrays[0].astype(dtype),
+                           is_lossless=False)
+    _, answers = told(*readers, Weights(2, {"all": codec.pack(np.ones(50, np.float32))}))
+    assert answers == [(2, 50.0, 100, "Weights")] * 2
