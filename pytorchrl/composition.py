@@ -146,7 +146,7 @@ def _default_of(field: dataclasses.Field[Any]) -> Any:
 
 def _scheme_specs() -> list[OptionSpec]:
     """The scheme's keyword arguments; their help is its docstring."""
-    hints, texts = typing.get_type_hints(Scheme.__init__), _documented_arguments(Scheme.__doc__ or "")
+    hints, texts = typing.get_type_hints(Scheme.__init__), documented_arguments(Scheme.__doc__ or "")
     preset = OptionSpec(
         name="preset", part="scheme", own_name="preset", hint=typing.Optional[typing.Literal[tuple(PRESETS)]],  # noqa: UP045
         default=None, help="Of `train` and the command line: a scheme with a name of its own, such as `Scheme.a3c`, whose settings hold "
@@ -158,7 +158,7 @@ def _scheme_specs() -> list[OptionSpec]:
     ]
 
 
-def _documented_arguments(docstring: str) -> dict[str, str]:
+def documented_arguments(docstring: str) -> dict[str, str]:
     """Name -> text, from the `Args:` section of a Google-style docstring."""
     section = re.search(r"^Args:\n(.*?)(?:^\S|\Z)", inspect.cleandoc(docstring), re.DOTALL | re.MULTILINE)
     if section is None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from sphinx.application import Sphinx
 import pytorchrl
 from pytorchrl.agent.options import Schedule
 from pytorchrl.cli.values import form_of, parser_for
-from pytorchrl.composition import OptionSpec, option_specs
+from pytorchrl.composition import OptionSpec, documented_arguments, option_specs
 
 _PARTS = {
     "learner": "Run", "scheme": "Scheme", "algorithm": "Algorithm", "storage": "Storage", "actor": "Actor",
@@ -34,8 +35,9 @@ class OptionTable(Directive):
         """The table."""
         name = self.arguments[0]
         if name == "Scheme":
-            found = [spec for spec in option_specs("ppo").values() if spec.part == "scheme"]
-            rows = [((spec.name,), (_shown(spec.default),), _sentence(spec.help)) for spec in found]
+            texts = documented_arguments(pytorchrl.Scheme.__doc__ or "")
+            rows = [((name,), (_shown(parameter.default),), _sentence(texts[name]))
+                    for name, parameter in inspect.signature(pytorchrl.Scheme).parameters.items() if not name.endswith("_factory")]
             return [_table(("Option", "Default", "Meaning"), (20, 15, 65), rows)]
         rows = [_option_row(field) for field in dataclasses.fields(getattr(pytorchrl, name).Options)]
         return [_table(("Option", "Default", "Allowed", "Meaning"), (20, 15, 20, 45), rows)]
