@@ -47,7 +47,7 @@ def messages(task: str) -> dict[str, list[np.ndarray]]:
         scheme.step()
     worker = scheme.update_worker.local_worker
     worker.get_data()
-    gradients = [np.array(vector) for vector in worker.get_grads()[0] if vector is not None]
+    gradients = [vector.numpy().copy() for vector in worker.get_grads()[0] if vector is not None]
     weights = list(worker.get_weights().state.values())
     rollout: list[np.ndarray] = []
     worker.local_worker.collect().data.map(lambda tensor: rollout.append(tensor.numpy().copy()))
@@ -157,7 +157,7 @@ def main() -> None:
     import ray
     import torch
     torch.set_num_threads(1)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
     tasks = [arguments.only] if arguments.only else ["cartpole", "spaceinvaders"]
     result: dict[str, Any] = {}
     for task in tasks:

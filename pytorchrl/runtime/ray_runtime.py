@@ -30,8 +30,8 @@ from pytorchrl.runtime.threads import ThreadRuntime
 logger = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
-# What is shared travels within each request up to this size: a reference costs its first reader 0.7 ms, this a tenth of it up
-# to Ray's own limit for arguments, 100 KiB; beyond, eight readers of 400 KB take half as long again.
+# What is shared goes along with each request up to this size: a reference costs each reader 0.7 ms, this a tenth of that. From
+# 100 KiB on Ray would make a reference of each argument of its own accord.
 _MAX_ENCLOSED_BYTES = 90_000
 # Ending what Ray leaves takes a tenth of a second; on a busy machine longer.
 _REAP_TIMEOUT_S = 5.0
