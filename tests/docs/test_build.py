@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import re
 import subprocess
@@ -11,7 +12,6 @@ import sys
 import pytest
 
 import pytorchrl
-from pytorchrl.composition import option_specs
 from tests.conftest import ROOT, process_environment
 
 pytest.importorskip("myst_nb")
@@ -88,13 +88,13 @@ def test_references_of_pages_lead_somewhere(names):
 def test_options_page_lists_every_option(site):
     page = (site / "options.html").read_text(encoding="utf-8")
     for part in ("Learner", "PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "OnPolicyActor", "QActor",
-                 "OffPolicyActor", "GAEBuffer", "VanillaOnPolicyBuffer", "VTraceBuffer", "VecEnv"):
+                 "OffPolicyActor", "GAEBuffer", "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer", "SequenceBuffer",
+                 "VecEnv"):
         for field in dataclasses.fields(getattr(pytorchrl, part).Options):
             assert f">{field.name}</span>" in page, f"{part}: {field.name}"
-    for spec in option_specs("ppo").values():
-        if spec.part == "scheme":
-            assert f">{spec.name}</span>" in page
-            assert spec.help, f"{spec.name} is not in the docstring of Scheme"
+    for name in inspect.signature(pytorchrl.Scheme).parameters:
+        assert (f">{name}</span>" in page) == (not name.endswith("_factory")), name
+    assert ">preset</span>" not in page  # which only `train` and the command line know
 
 
 def test_command_line_page_lists_every_flag_of_the_help(site, run_python):
