@@ -3,7 +3,8 @@
     python benchmarks/replay_shard.py [--seconds 10] [--size 100000] [--batch 512] [--insert-per-served 1.25]
 
 Rollouts of 84 x 84 x 4 uint8 observations go in, batches of 512 come out and their priorities go back, in turns, so that of
-each transition served 1.25 are inserted. Memory is compared with that of single pictures, 84 x 84 bytes a transition.
+each transition served 1.25 are inserted. Memory is compared with that of single pictures, 84 x 84 bytes a transition; resident
+memory of the process is looked at every second. Dropped is what was inserted and is neither there nor evicted.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """
@@ -101,7 +102,7 @@ class Shard:
 
 def serve(shard: Shard, seconds: float) -> dict[str, Any]:
     """Take turns for so long; rates of each second."""
-    served_rates, inserted_rates, total, own = [], [], 0, time.process_time()
+    served_rates, inserted_rates, resident, total, own = [], [], [resident_mb()], 0, time.process_time()
     window = time.perf_counter()
     end, served, taken = window + seconds, 0, 0
     while window < end:
@@ -111,13 +112,20 @@ def serve(shard: Shard, seconds: float) -> dict[str, Any]:
         if now - window > 1.0:
             served_rates.append(served / (now - window))
             inserted_rates.append(taken / (now - window))
+            resident.append(resident_mb())
             total, window, served, taken = total + served, now, 0, 0
     rate = total / (time.process_time() - own)
     return {
         "served_per_s": spread(served_rates), "inserted_per_s": spread(inserted_rates),
         "served_per_s_of_its_own_cpu_time": round(rate),
         "inserted_per_s_of_its_own_cpu_time": round(rate * shard.per_served),
+        "resident_mb": {"first": resident[0], "last": resident[-1], "largest": max(resident)},
         "seconds_by_part": {name: round(part, 3) for name, part in shard.seconds.items()}}
+
+
+def resident_mb() -> float:
+    """Resident memory of this process."""
+    return round(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6, 1)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -130,8 +138,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     rates = serve(shard, arguments.seconds)
     growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     pictures, storage = arguments.size * PICTURE * PICTURE, shard.storage
+    counters = storage.counters
     return {
-        **rates, "filled_per_s": round(filled_rate), "bytes": storage.num_bytes,
+        **rates, "dropped": counters["inserted"] - counters["resident"] - counters["evicted"],
+        "stale_priorities": counters["stale_priorities"], "filled_per_s": round(filled_rate), "bytes": storage.num_bytes,
         "bytes_over_single_pictures": round(storage.num_bytes / pictures, 4),
         "peak_memory_growth_over_single_pictures": round(growth / pictures, 4), "drawable": storage.num_items}
 
