@@ -108,7 +108,7 @@ def over_link(arrays: list[np.ndarray], kind: str, name: str, rate: float, numbe
     """Milliseconds a message by way, the share that was encoded, and `auto` over the better of the two others."""
     import ray
 
-    from pytorchrl.scheme.codecs import unpack
+    from pytorchrl.scheme.codecs import own_tensor
 
     options: dict[str, str | bool] = {"none": False, name: name, "auto": f"auto:{name}"}
     senders = {way: ray.remote(num_cpus=0)(Sender).remote(arrays, kind, option) for way, option in options.items()}
@@ -124,9 +124,9 @@ def over_link(arrays: list[np.ndarray], kind: str, name: str, rate: float, numbe
             made = time.perf_counter()
             message, sent = ray.get(reference)
             come = time.perf_counter()
-            own = [unpack(array) if sent.is_encoded else np.array(array) for array in message]
+            for array in message:
+                own_tensor(array)
             end, transfer = time.perf_counter(), sent.sent / rate
-            assert len(own) == len(arrays)
             fetched[way] = sequence, come - made + transfer
             if sequence:
                 ms[way].append(1e3 * (end - start + transfer))

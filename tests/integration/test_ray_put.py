@@ -16,7 +16,7 @@ class Reader:
     """A worker that tells what it was given."""
 
     def read(self, weights):
-        """Version, sum, whether the values belong to somebody else, and the type."""
+        """Version, sum of the values, their bytes as they came, and the type."""
         values = unpack(weights.state["all"])
         return weights.version, float(values.sum()), weights.state["all"].nbytes, type(weights).__name__
 

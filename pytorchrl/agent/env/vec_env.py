@@ -93,19 +93,12 @@ class VecEnv:
                 raise ConfigError(
                     f"env_fn must be a Gymnasium id, an EnvSpec or a function, got {self.env_fn!r}; "
                     "pass the function, not what it returns")
-            if isinstance(self.reward_transform, str) and self.reward_transform not in ("sign", "clip"):
-                raise ConfigError(
-                    f"reward_transform must be None, 'sign', 'clip' or a number, got {self.reward_transform!r}")
-            if isinstance(self.log_dir, str) and not self.log_dir:
-                raise ConfigError("log_dir must be a folder or None, got an empty text")
+            check_shared_options(self)
             if self.max_env_restarts != _MAX_RESTARTS and self.on_env_error != "restart":
                 raise ConfigError(
                     f"max_env_restarts={self.max_env_restarts} needs on_env_error='restart', got {self.on_env_error!r}")
             if clash := set(self.info_keywords) & set(Monitor.COLUMNS):
                 raise ConfigError(f"info_keywords must differ from the monitor's own columns, got {sorted(clash)}")
-            for wrapper in self.wrappers:
-                if not callable(wrapper):
-                    raise ConfigError(f"wrappers must be functions from environment to environment, got {wrapper!r}")
 
     @classmethod
     def create_factory(
@@ -408,6 +401,17 @@ class EnvFactory(Factory[VecEnv]):
 def _probe_backend(options: VecEnv.Options) -> str:
     """What steps the single environment of the probe: never processes."""
     return "sync" if options.backend == "async" else options.backend
+
+
+def check_shared_options(options: Any) -> None:
+    """Raise `ConfigError` for options that vectors of environments of one agent and of several have in common."""
+    if isinstance(options.reward_transform, str) and options.reward_transform not in ("sign", "clip"):
+        raise ConfigError(f"reward_transform must be None, 'sign', 'clip' or a number, got {options.reward_transform!r}")
+    if isinstance(options.log_dir, str) and not options.log_dir:
+        raise ConfigError("log_dir must be a folder or None, got an empty text")
+    for wrapper in options.wrappers:
+        if not callable(wrapper):
+            raise ConfigError(f"wrappers must be functions from environment to environment, got {wrapper!r}")
 
 
 def env_seeds(seed: int | None, stream: Stream, path: tuple[int, ...], num_envs: int) -> list[int]:

@@ -19,7 +19,7 @@ from pytorchrl.agent.env.autoreset import NO_INDEX
 from pytorchrl.agent.env.guard import describe, observation_problem
 from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, action_start, flatten_action_space
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
-from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv, env_seeds, reward_function
+from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv, check_shared_options, env_seeds, reward_function
 from pytorchrl.agent.multi.data import SEPARATOR, MultiStep
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
@@ -42,20 +42,19 @@ class _Columns:
         self.obs: Arrays = {leaf: np.zeros((self.num_columns, *(space.shape or ())), space.dtype)
                             for leaf, space in self.reader.space.items()}
         self.mask = self.reader.all_allowed(observation_space, self.num_columns)
-        self.is_begun = False  # whether it is known if there are masks
 
     def column(self, env: int, agent: str) -> int:
         """Where an agent of an environment is."""
         return env * len(self.places) + self.places[agent]
 
-    def write(self, columns: list[int], observations: list[Any], infos: list[Any]) -> None:
-        """Put observations where they belong; what is there of others stays."""
+    def write(self, columns: list[int], observations: list[Any], infos: list[Any], is_first_reset: bool) -> None:
+        """Put observations where they belong; what is there of others stays. Whether there are masks is known from the first reset."""
         for leaf, rows in self.reader.read_rows(observations).items():
             self.obs[leaf][columns] = rows
         masks = self.masks(observations, infos)
         if masks is not None:
             if self.mask is None:
-                if self.is_begun:
+                if not is_first_reset:
                     raise EnvError(f"info['{MASK_LEAF}'] of {list(self.places)} came after the first reset, which had none of them; "
                                    f"put '{MASK_LEAF}' into the observation space, where it is known before agents come")
                 self.mask = np.ones((self.num_columns, masks.shape[1]), np.bool_)
@@ -113,13 +112,7 @@ class MultiAgentVecEnv(VecEnv):
             if not (isinstance(self.env_fn, str) or callable(self.env_fn)):
                 raise ConfigError(f"env_fn must be a function or the module of an environment, got {self.env_fn!r}; pass the "
                                   "function, not what it returns")
-            if isinstance(self.reward_transform, str) and self.reward_transform not in ("sign", "clip"):
-                raise ConfigError(f"reward_transform must be None, 'sign', 'clip' or a number, got {self.reward_transform!r}")
-            if isinstance(self.log_dir, str) and not self.log_dir:
-                raise ConfigError("log_dir must be a folder or None, got an empty text")
-            for wrapper in self.wrappers:
-                if not callable(wrapper):
-                    raise ConfigError(f"wrappers must be functions from environment to environment, got {wrapper!r}")
+            check_shared_options(self)
 
     @classmethod
     def create_factory(
@@ -204,8 +197,6 @@ class MultiAgentVecEnv(VecEnv):
         for index in range(self.num_envs):
             self._begin(index, None if self._first_seeds is None else self._first_seeds[index])
         self._first_seeds = None
-        for columns in self._columns.values():
-            columns.is_begun = True
         return ({policy: columns.obs for policy, columns in self._columns.items()},
                 {policy: columns.mask for policy, columns in self._columns.items()})
 
@@ -278,7 +269,8 @@ class MultiAgentVecEnv(VecEnv):
             if columns.mask is not None:  # nobody asks what the dead may do
                 columns.mask[first:first + len(columns.places)] = True
             if own:
-                columns.write(places, [obs[agent] for agent in own], [infos.get(agent, {}) for agent in own])
+                columns.write(places, [obs[agent] for agent in own], [infos.get(agent, {}) for agent in own],
+                              is_first_reset=self._first_seeds is not None)
             if results is not None:
                 results[policy].first[[place for place, agent in zip(places, own, strict=True) if agent not in acting]] = True
 
