@@ -124,10 +124,15 @@ class Traffic:
 
     def __add__(self, later: Traffic) -> Traffic:
         """Both; the error is the later one, where there is one."""
+        if later == _NOTHING:  # most often: nothing crosses within a process
+            return self
         sums = {field.name: getattr(self, field.name) + getattr(later, field.name)
                 for field in fields(Traffic) if field.name != "relative_error"}
         error = self.relative_error if later.relative_error is None else later.relative_error
         return Traffic(**sums, relative_error=error)
+
+
+_NOTHING = Traffic()
 
 
 def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, Any]:

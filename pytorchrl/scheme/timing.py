@@ -52,7 +52,7 @@ class Stopwatch:
     """
 
     def __init__(self, now: Callable[[], float], booked: Callable[[str, float], None] | None = None) -> None:
-        self.now, self._booked = now, booked
+        self.now, self.booked = now, booked
         self.within = 0.0
         """Seconds of the parts that have ended within the running one."""
         self.seconds: dict[str, float] = {}
@@ -66,13 +66,6 @@ class Stopwatch:
     def part(self, part: str) -> _Block:
         """Time the block of a `with` statement."""
         return _Block(self, part)
-
-    def end(self, part: str, seconds: float) -> None:
-        """A block of this part has ended, which had so many seconds for itself."""
-        self.add(part, seconds)
-        self.counts[part] += 1
-        if self._booked is not None:
-            self._booked(part, seconds)
 
 
 class _Block:
@@ -88,7 +81,11 @@ class _Block:
         self._start, self._before, watch.within = watch.now(), watch.within, 0.0
 
     def __exit__(self, *error: object) -> None:
-        watch = self._watch
+        watch, part = self._watch, self._part
         took = watch.now() - self._start
-        watch.end(self._part, max(0.0, took - watch.within))
+        seconds = max(0.0, took - watch.within)
+        watch.seconds[part] = watch.seconds.get(part, 0.0) + seconds
+        watch.counts[part] += 1
         watch.within = self._before + took
+        if watch.booked is not None:
+            watch.booked(part, seconds)

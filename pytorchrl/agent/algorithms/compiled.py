@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pytorchrl.agent.algorithms.constants import Constants
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import ConfigError
 
@@ -23,10 +24,11 @@ class CompiledGradient:
     for batches of another size.
     """
 
-    def __init__(self, loss: LossFunction, params: list[nn.Parameter]) -> None:
+    def __init__(self, loss: LossFunction, params: list[nn.Parameter], device: torch.device) -> None:
         """Prepare the gradient of `loss(batch, parameters, weights) -> (loss, measured)` by `params`."""
         self._loss, self._params = loss, params
         self._gradients: dict[Any, Gradient] = {}
+        self._values = Constants(device)
 
     def __call__(self, batch: Batch, parameters: Mapping[str, float], weights: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient (P,), in a tensor of its own, and what was measured.
@@ -42,7 +44,7 @@ class CompiledGradient:
         key = (names, batch.mask is None, batch.valid is None, batch.is_normalized)
         if key not in self._gradients:
             self._gradients[key] = self._compile(names, tensors, batch.is_normalized)
-        values = torch.tensor([parameters[name] for name in names], device=weights.device)
+        values = self._values.of(*(parameters[name] for name in names))
         try:
             return self._gradients[key](tensors, values, weights)
         except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:

@@ -20,6 +20,7 @@ from torch import Tensor
 from pytorchrl.agent.actors.small_policy import SmallPolicy
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
+from pytorchrl.agent.algorithms.constants import Constants
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, Obs, RolloutData
 from pytorchrl.agent.options import Schedule, option
 from pytorchrl.errors import ConfigError
@@ -111,7 +112,8 @@ class OnPolicyAlgorithm(Algorithm):
         if self.device.type == "cpu" and not options.mixed_precision and SmallPolicy.suits(actor):
             # Not before the parameters lie where they stay.
             self._small_policy = SmallPolicy(actor)
-        self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params) if options.compile else None
+        self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params, self.device) if options.compile else None
+        self._weights = Constants(self.device)
         # Only who does without values says so: actors of one's own need not know the argument.
         self._act_options: dict[str, Any] = {} if self.stores_values else {"with_value": False}
         self.num_epochs: int = options.num_epochs
@@ -237,7 +239,7 @@ class OnPolicyAlgorithm(Algorithm):
         Raises:
             ConfigError: `compile` is on, but this machine cannot.
         """
-        weights = torch.tensor(self._loss_weights(), device=self.device)
+        weights = self._weights.of(*self._loss_weights())
         if self._compiled is not None:
             gradient, measured = self._compiled(batch, self.parameters, weights)
         else:

@@ -177,7 +177,8 @@ class Report:
         self.counters["passes_cancelled"] = collector.feed.passes_cancelled
         self.counters["bytes_out"] = collector.bytes_out
         self.traffic[WEIGHTS] += collector.local_worker.take_weights_traffic()
-        self.counters["stale_priorities"] = collector.local_worker.storage.counters.get("stale_priorities", 0)
+        storage = collector.local_worker.storage
+        self.counters["stale_priorities"] = storage.counters.get("stale_priorities", 0) if storage.keeps else 0
         if shards is not None:
             self.shards = [state.statistics() for state in shards.states]
             self.counters["replay_items_dropped"] = shards.items_dropped

@@ -62,11 +62,14 @@ def take_empty(accounts: Accounts, parts: Sequence[Gradients]) -> list[Gradients
     Raises:
         CollectionError: There have been too many of them in a row.
     """
+    useful = []
     for part in parts:
         if part.is_empty:
             accounts.empty(part)
+        else:
+            useful.append(part)
     accounts.check_not_empty()
-    return [part for part in parts if not part.is_empty]
+    return useful
 
 
 def book(accounts: Accounts, parts: Sequence[Gradients], version: int, info: Mapping[str, float],

@@ -186,7 +186,7 @@ class UWorker(Worker):
     def _before_update(self) -> None:
         if self._replay_is_over:
             self._refuse_to_go_on()
-        self.local_worker.follow_schedules(self.accounts.env_steps, self._target_steps)
+        self.local_worker.follow_schedules(lambda: self.accounts.env_steps, self._target_steps)
 
     def _after_update(self) -> None:
         if self._journal.is_kept:
