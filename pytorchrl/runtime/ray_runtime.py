@@ -91,7 +91,8 @@ class RayRuntime(Runtime):
     """Workers are Ray actors.
 
     Args:
-        address: Of a running cluster; None uses an initialised Ray, else `RAY_ADDRESS`, else starts a local one.
+        address: Of a running cluster, an error if this process uses another one already; None uses an initialised Ray, else
+            that at `RAY_ADDRESS`, else starts a local one.
         faults: Failures to inject.
         is_recording: Whether workers note what depends on timing.
         placement: None: every worker goes where Ray finds room, spread over the nodes; "colocate": each gradient worker
@@ -134,7 +135,9 @@ class RayRuntime(Runtime):
 
         ray: Any = ray_module
 
-        if not ray.is_initialized():
+        if ray.is_initialized():
+            self._check_is_wanted(ray.get_runtime_context().gcs_address, ray.util.get_node_ip_address())
+        else:
             address = self._address or os.environ.get("RAY_ADDRESS")
             if address in (None, "local"):
                 self._start_local(ray)
@@ -149,6 +152,14 @@ class RayRuntime(Runtime):
         self._host = ray.remote(concurrency_groups={"control": 1})(_make_host(ray))
         self._ray = ray
         return ray
+
+    def _check_is_wanted(self, running: str, own_ip: str) -> None:
+        """Raise `RayConnectionError` if this process uses the cluster at `running` and was told to use another one."""
+        wanted = self._address
+        if wanted not in (None, "auto", "local") and _place_of(wanted, own_ip) != _place_of(running, own_ip):
+            raise RayConnectionError(
+                f"address={wanted!r}, but this process uses the Ray cluster at {running!r} already; call ray.shutdown() before the "
+                "first step, or leave address out to go on with that one")
 
     def _starts_a_local_ray(self) -> bool:
         ray = sys.modules.get("ray")
@@ -380,6 +391,14 @@ def _without_handlers_of(ray: Any) -> Iterator[None]:
         yield
     finally:
         utils.set_sigterm_handler = found
+
+
+def _place_of(address: str, own_ip: str) -> tuple[str, str]:
+    """Host, as a number where it can be found out, and port of "host:port"; all names of this machine are `own_ip`."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    with contextlib.suppress(OSError):  # nobody knows it: as it stands, then
+        host = socket.gethostbyname(host)
+    return own_ip if host.startswith("127.") else host, port
 
 
 def _check_reachable(address: str) -> None:

@@ -92,6 +92,40 @@ def test_a_cluster_that_is_not_there(run_python):
     assert told["seconds"] <= 10
 
 
+ANOTHER_CLUSTER = """
+import ray
+from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
+from pytorchrl.errors import RayConnectionError
+ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
+host, port = ray.get_runtime_context().gcs_address.split(":")
+envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+agent = (PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
+         GAEBuffer.create_factory(16), envs)
+said = []
+for address in (f"localhost:{port}", f"{host}:{port}", f"localhost:{int(port) + 1}", f"10.255.0.1:{port}"):
+    scheme = Scheme(*agent, seed=1, num_col_workers=2, address=address)
+    try:
+        scheme.step()
+    except RayConnectionError as error:
+        said.append(str(error))
+    else:
+        said.append("used")
+    scheme.stop()
+print("|".join(said))
+"""
+
+
+def test_a_cluster_other_than_the_one_in_use(run_python):
+    """An address is honoured or an error: a Ray that runs already is no reason to forget it."""
+    result = run_python("-c", ANOTHER_CLUSTER, timeout=160)
+    assert result.returncode == 0, result.stderr
+    localhost, own, another_port, another_host = result.stdout.strip().splitlines()[-1].split("|")
+    assert (localhost, own) == ("used", "used")
+    for said in (another_port, another_host):
+        assert "uses the Ray cluster at" in said
+        assert "ray.shutdown()" in said
+
+
 def test_resources_that_a_fresh_local_ray_lacks(run_python):
     told = _run(run_python, {"col_worker_resources": {"num_gpus": 64}, "col_device": "cuda"})
     assert told["error"] == "InsufficientResourcesError"
