@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pytorchrl import checkpoints
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
-from pytorchrl.errors import ConfigError, StoppedError
+from pytorchrl.errors import ConfigError, StoppedError, WorkerLostError
 from pytorchrl.interrupts import Interrupts, Unblocked
 from pytorchrl.reporting import (
     CHECKPOINTS,
@@ -29,6 +29,7 @@ from pytorchrl.reporting import (
     Progress,
     RateWindow,
     Recorder,
+    next_multiple,
     prepare_log_dir,
     to_json,
     versions,
@@ -185,8 +186,8 @@ class Learner:
         self._started_at -= resumed["seconds"]
         self._recorded_steps = resumed["recorded_steps"]
         self._next_record = self._recorded_steps + float(self._record_interval)
-        self._next_evaluation = _next_multiple(self.options.eval_every, self.env_steps)
-        self._next_checkpoint = _next_multiple(self.options.checkpoint_every, self.env_steps)
+        self._next_evaluation = next_multiple(self.options.eval_every, self.env_steps)
+        self._next_checkpoint = next_multiple(self.options.checkpoint_every, self.env_steps)
         self._episodes.restore(resumed["episodes"])
         self._last_checkpoint = {"env_steps": self.env_steps}
         logger.info("goes on from a checkpoint after %d env steps, %d updates", self.env_steps, self.updates)
@@ -408,8 +409,7 @@ class Learner:
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
             raise ConfigError(f"num_episodes must be a whole number from 1, got {num_episodes!r}")
         self.start()
-        if self._evaluating:
-            self._take_evaluation(self.scheme.wait_evaluation(_EVALUATION_TIMEOUT_S))
+        self._look_at_evaluation(lambda: self.scheme.wait_evaluation(_EVALUATION_TIMEOUT_S))
         self.scheme.start_evaluation(num_episodes)
         evaluation = self.scheme.wait_evaluation(_EVALUATION_TIMEOUT_S)
         if evaluation is None:
@@ -458,7 +458,7 @@ class Learner:
         state = self.scheme.checkpoint()
         self._count()
         self._take_episodes()
-        self._next_checkpoint = _next_multiple(self.options.checkpoint_every, self.env_steps)
+        self._next_checkpoint = next_multiple(self.options.checkpoint_every, self.env_steps)
         self._plan()
         own = {"env_steps": self.env_steps, "seconds": start - self._started_at, "recorded_steps": self._recorded_steps,
                "episodes": self._episodes.state()}
@@ -493,12 +493,9 @@ class Learner:
         return self.ledger
 
     def _close_files(self) -> None:
-        if self._recorder is not None:
-            self._recorder.close()
-        if self._progress is not None:
-            self._progress.close()
-        if self._lock is not None:
-            self._lock.close()
+        for file in (self._recorder, self._progress, self._lock):
+            if file is not None:
+                file.close()
 
     def __enter__(self) -> Learner:
         return self
@@ -532,23 +529,31 @@ class Learner:
         self._next_look = now + _LOOK_INTERVAL_S
         self._rate.add(now, self.env_steps)
         self._take_episodes()
-        if self._evaluating:
-            self._take_evaluation(self.scheme.poll_evaluation())
+        self._look_at_evaluation(self.scheme.poll_evaluation)
         if self._progress is not None:
             self._progress.show(self._status())
 
     def _evaluate_beside(self, every: int) -> None:
         """Start the evaluation that is due, unless one still runs or the target is reached: `train` makes the last."""
-        self._next_evaluation = _next_multiple(every, self.env_steps)
+        self._next_evaluation = next_multiple(every, self.env_steps)
         self._plan()
-        if self._evaluating:
-            self._take_evaluation(self.scheme.poll_evaluation())
+        self._look_at_evaluation(self.scheme.poll_evaluation)
         if not self._evaluating and self.env_steps < self.target_steps:
             self.scheme.start_evaluation(self.options.eval_episodes)
             self._evaluating = True
 
     def _take_episodes(self) -> None:
         self._episodes.extend(self.scheme.episodes())
+
+    def _look_at_evaluation(self, find: Callable[[], Evaluation | None]) -> None:
+        """Take what is found of the evaluation that runs beside training. If it has failed, that is told, and training goes on."""
+        try:
+            self._take_evaluation(find() if self._evaluating else None)
+        except Exception as error:
+            if isinstance(error, WorkerLostError) and self.scheme.settings["on_worker_failure"] == "raise":
+                raise
+            self._evaluating = False
+            logger.warning("an evaluation has failed, and its result is missing: %s", error)
 
     def _take_evaluation(self, evaluation: Evaluation | None) -> None:
         if evaluation is None:
@@ -586,11 +591,6 @@ class Learner:
             "scheme": self.scheme.settings, "versions": versions(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
-
-
-def _next_multiple(every: int | None, env_steps: int) -> float:
-    """The first one after so many env steps; infinity without any."""
-    return float("inf") if every is None else float((env_steps // every + 1) * every)
 
 
 def _passes_of(scheme: Scheme) -> int:

@@ -56,7 +56,7 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("plots need the extra `plots`: pip install 'pytorchrl[plots]'") from None
-    curves = [(run_dir.name or str(run_dir), *read_curve(run_dir, x, y)) for run_dir in run_dirs]
+    curves = [(label, *read_curve(run_dir, x, y)) for label, run_dir in zip(_labels(run_dirs), run_dirs, strict=True)]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
@@ -70,6 +70,15 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y
         figure.savefig(output, format="png", dpi=120)
     except OSError as error:
         raise ConfigError(f"{str(output)!r} cannot be written: {error}") from error
+
+
+def _labels(run_dirs: Sequence[Path]) -> list[str]:
+    """The last part of each path, and of the parts before it as many as tell the runs apart."""
+    for count in range(1, max(len(run_dir.parts) for run_dir in run_dirs)):
+        labels = [str(Path(*run_dir.parts[-count:])) for run_dir in run_dirs]
+        if len(set(labels)) == len(set(run_dirs)):
+            return labels
+    return [str(run_dir) for run_dir in run_dirs]
 
 
 def _number(record: Any, name: str) -> float | None:

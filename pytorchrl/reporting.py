@@ -338,6 +338,11 @@ class Means:
         return means
 
 
+def next_multiple(every: int | None, env_steps: int) -> float:
+    """The first multiple of `every` after so many env steps; infinity without any."""
+    return float("inf") if every is None else float((env_steps // every + 1) * every)
+
+
 def progress_text(status: Mapping[str, Any]) -> str:
     """One line: steps, share, steps per second, return, lag, time left, and workers while some are missing."""
     steps, target, rate = status["env_steps"], status["target_steps"], status["env_steps_per_s"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -61,12 +62,13 @@ class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
         except Exception as failure:  # noqa: BLE001 - raised again, or the environment is replaced
             return self._step_failed(failure)
         # The whole check comes at the first step; then a result of the same form needs none.
-        if len(result) == 5 and self._form == (type(result[1]), _form(result[0])):
-            return result
-        problem = step_problem(self.observation_space, result)
-        if problem:
-            raise EnvError(f"{self._where}: step: {problem}")
-        self._form = (type(result[1]), _form(result[0]))
+        if len(result) != 5 or self._form != (type(result[1]), _form(result[0])):
+            problem = step_problem(self.observation_space, result)
+            if problem:
+                raise EnvError(f"{self._where}: step: {problem}")
+            self._form = (type(result[1]), _form(result[0]))
+        if result[2] or result[3]:  # the last observation is kept while the next episode begins, perhaps in the same memory
+            return copy.deepcopy(result[0]), *result[1:]
         return result
 
     def _step_failed(self, failure: Exception) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

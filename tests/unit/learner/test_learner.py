@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pytorchrl.errors import ConfigError, PyTorchRLError, StoppedError
+from pytorchrl.errors import ConfigError, EnvError, PyTorchRLError, StoppedError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme.ledger import LedgerError
 
@@ -274,6 +274,23 @@ def test_an_evaluation_that_is_due_while_one_runs_is_left_out(fake_scheme, tmp_p
     with make(scheme, 95, tmp_path, eval_every=20) as learner:
         learner.train()
     assert evaluated_versions(tmp_path) == [2, 6, 8, 10]
+
+
+def test_an_evaluation_that_fails_ends_no_training(fake_scheme, tmp_path, caplog):
+    scheme, polls = fake_scheme(), []
+    original = scheme.poll_evaluation
+
+    def poll():
+        polls.append(scheme.version)
+        if len(polls) == 1:
+            raise EnvError("test environment broke")
+        return original()
+    scheme.poll_evaluation = poll
+    with make(scheme, 60, tmp_path, eval_every=20) as learner:
+        learner.train()
+    assert learner.env_steps == 60
+    assert "an evaluation has failed, and its result is missing: test environment broke" in caplog.text
+    assert evaluated_versions(tmp_path)[-1] == 6
 
 
 def test_a_dry_run_evaluates_nothing(fake_scheme):

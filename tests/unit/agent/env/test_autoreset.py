@@ -176,3 +176,39 @@ def test_same_step_without_final_observations_is_an_error():
     env.reset()
     with pytest.raises(EnvError, match="final_obs"):
         env.step(np.array([0]))
+
+
+class SameMemory(gym.Env):
+    """Counts its steps in one array, of which every observation is made; truncated after three."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, in_dict=False):
+        space = gym.spaces.Box(0, 9, (1,), np.float32)
+        self.observation_space = gym.spaces.Dict({"count": space}) if in_dict else space
+        self._count = np.zeros(1, np.float32)
+        self._observation = {"count": self._count} if in_dict else self._count
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._count[0] = 0
+        return self._observation, {}
+
+    def step(self, action):
+        self._count[0] += 1
+        return self._observation, 1.0, False, bool(self._count[0] == 3), {}
+
+
+@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_the_last_observation_outlives_the_reset_of_an_environment_with_one_memory(backend, in_dict):
+    envs = VecEnv.create_factory(SameMemory, {"in_dict": in_dict}, 2, backend=backend, autoreset="same_step")(seed=1)
+    try:
+        envs.reset()
+        steps = [envs.step(np.zeros(2, np.int64)) for _ in range(3)]
+        assert steps[-1].truncated.all()
+        (last,), (first,) = steps[-1].final_obs.values(), steps[-1].obs.values()
+        assert last.tolist() == [[3.0], [3.0]]
+        assert first.tolist() == [[0.0], [0.0]]
+    finally:
+        envs.close()

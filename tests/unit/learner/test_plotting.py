@@ -1,0 +1,18 @@
+"""What curves are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytorchrl.plotting import _labels
+
+
+@pytest.mark.parametrize(("paths", "labels"), [
+    (["runs/ppo"], ["ppo"]), (["runs/ppo", "runs/a2c"], ["ppo", "a2c"]),
+    (["runs/ppo/seed1", "runs/a2c/seed1"], ["ppo/seed1", "a2c/seed1"]),
+    (["here/ppo/seed1", "there/ppo/seed1", "runs/dqn"], ["here/ppo/seed1", "there/ppo/seed1", "runs/dqn"]),
+    (["seed1", "runs/seed1"], ["seed1", "runs/seed1"]), (["runs/ppo", "runs/ppo"], ["ppo", "ppo"])])
+def test_a_curve_is_called_as_its_run_and_no_two_alike(paths, labels):
+    assert _labels([Path(path) for path in paths]) == labels
