@@ -12,6 +12,7 @@ import difflib
 import math
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -99,6 +100,12 @@ class Options:
                 problems.append(problem)
         if problems:
             raise ConfigError("; ".join(problems))
+
+    def _refuse_changed(self, names: Sequence[str], needs: str) -> None:
+        """Raise `ConfigError` if one of these options differs from its default, for nothing comes of it without `needs`."""
+        changed = [name for name in names if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+        if changed:
+            raise ConfigError(f"{', '.join(changed)} needs {needs}")
 
 
 def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None:

@@ -340,6 +340,8 @@ class Checks:
         options = self._options
         async_col, async_grad = options["col_communication"] is ASYNC, options["grad_communication"] is ASYNC
         parallel_col, parallel_grad = options["col_execution"] is PARALLEL, options["grad_execution"] is PARALLEL
+        remote_shards = (options["num_replay_workers"] or 0) > 1
+        has_remote = parallel_col or parallel_grad or remote_shards
         fraction, distribute = options["col_fraction_workers"] < 1.0, options["distribute_gradients"]
         compress = {kind: options[f"compress_{kind}_to_send"] for kind in KINDS}
         self._problems += [text for wrong, text in (
@@ -354,12 +356,12 @@ class Checks:
             *((not parallel and dict(options[name]) != dict(DEFAULT_RESOURCES),
                f"{name} is for remote workers, of which there are none; give num_{name[:name.index('_')]}_workers >= 2")
               for name, parallel in (("col_worker_resources", parallel_col), ("grad_worker_resources", parallel_grad))),
-            (options["address"] is not None and not parallel_col and not parallel_grad,
+            (options["address"] is not None and not has_remote,
              "address is that of a Ray cluster; a scheme without remote workers uses none"),
-            (options["placement"] is not None and not (parallel_grad and (parallel_col or (options["num_replay_workers"] or 0) > 1)),
+            (options["placement"] is not None and not (parallel_grad and (parallel_col or remote_shards)),
              "placement='colocate' keeps gradient workers with their own workers; give num_grad_workers >= 2 and num_col_workers "
              "(or num_replay_workers) >= 2, or leave it out"),
-            (not parallel_col and not parallel_grad and options["runtime"] != "simulated" and _kills(options["faults"]),
+            (not has_remote and options["runtime"] != "simulated" and _kills(options["faults"]),
              "faults kill a worker, but there is no remote one; a thread cannot be killed"),
             (options["runtime"] == "threads" and _kills(options["faults"]),
              "faults kill a worker, but a thread cannot be killed; give runtime='ray' or runtime='simulated'"),

@@ -45,6 +45,10 @@ class Evaluation:
                 "return_mean": self.return_mean, "return_std": self.return_std, "length_mean": float(np.mean(self.lengths))}
 
 
+# Env steps after which every schedule has come to its end.
+_AFTER_TRAINING = 2**62
+
+
 class Evaluator(Worker):
     """Plays episodes with given weights, deterministically, normalisers frozen.
 
@@ -65,6 +69,7 @@ class Evaluator(Worker):
             torch.set_num_threads(num_threads)
         self._actor = actor_factory(device=device, seed=0)
         self._algo = algo_factory(device=device, actor=self._actor, seed=derive_seed(seed, Stream.EVALUATION, 0))
+        self._algo.follow_schedules(_AFTER_TRAINING, 1)  # what explores less and less has come to its end
         self._factory, self._seed, self._threads = test_envs_factory, seed, num_threads or 1
         self._rounds = 0
         self._interrupted = False

@@ -17,6 +17,9 @@ from pytorchrl.scheme.compression import Sent, Traffic
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.timing import Seconds
 
+Parameters = tuple[dict[str, float], dict[str, float]]
+"""Values in force of the algorithm's parameters, and of the storage's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -29,6 +32,8 @@ class Weights:
     was made."""
     parameters: dict[str, float] = field(default_factory=dict)
     """Values of scheduled or changed algorithm parameters in force at this version."""
+    storage_parameters: dict[str, float] = field(default_factory=dict)
+    """Those of the storage."""
     learning: dict[str, Any] = field(default_factory=dict)
     """For gradient workers, what they need beyond the acting state: target networks and the like."""
 

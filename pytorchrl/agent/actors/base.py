@@ -152,7 +152,7 @@ def load_checkpoint(actor: Any, path: str) -> None:
                 "with the spaces and options that the model was trained with")
     with torch.no_grad():
         for name, parameters in networks.items():
-            nn.utils.vector_to_parameters(state[name], parameters)
+            nn.utils.vector_to_parameters(state[name].to(parameters[0].device), parameters)
         for name, buffer in actor.state_buffers().items():
             value = state.get(name)
             if not isinstance(value, Tensor) or value.shape != buffer.shape:

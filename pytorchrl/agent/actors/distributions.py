@@ -35,6 +35,10 @@ class Distribution(nn.Module):
         """(..., num_outputs) of the policy head -> (..., P) float32, everything the distribution needs."""
         return outputs.float()
 
+    def check_mask(self, mask: Tensor) -> None:
+        """Raise `NonFiniteDataError` unless every row of a mask (..., n) allows some action."""
+        check_mask(mask)
+
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
         """Draw one action a row, (..., *action_shape) int64 or float32."""
         raise NotImplementedError
@@ -88,7 +92,8 @@ def check_mask(mask: Tensor) -> None:
     if not bool(mask.any(-1).all()):
         rows = (~mask.any(-1)).nonzero().flatten().tolist()
         raise NonFiniteDataError(
-            f"the action mask forbids every action in rows {rows[:8]}; each needs one allowed action at least")
+            f"the action mask forbids every action, or every one of a part of MultiDiscrete, in rows {rows[:8]}; each needs one "
+            "allowed action at least")
 
 
 def _sample_logits(logits: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
@@ -162,12 +167,17 @@ class MultiCategorical(Distribution):
         self.register_buffer("index", index, persistent=False)
         self.register_buffer("present", present, persistent=False)
 
+    def check_mask(self, mask: Tensor) -> None:
+        """Raise `NonFiniteDataError` unless every row of a mask allows some action in each of the D parts."""
+        check_mask(self._split(mask, mask)[1].any(-1).all(-1, keepdim=True))
+
     def _split(self, params: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         shape = (*params.shape[:-1], *self.present.shape)
-        logits = params.index_select(-1, self.index).view(shape)
+        index, present = self.index.to(params.device), self.present.to(params.device)  # rollouts are completed on the CPU
+        logits = params.index_select(-1, index).view(shape)
         if mask is None:
-            return logits, self.present.expand(shape)
-        return logits, mask.index_select(-1, self.index).view(shape) & self.present
+            return logits, present.expand(shape)
+        return logits, mask.index_select(-1, index).view(shape) & present
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
         """Draw (..., *action_shape) int64."""

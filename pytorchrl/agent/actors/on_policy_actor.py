@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.base import Actor
-from pytorchrl.agent.actors.distributions import Gaussian, check_mask, distribution_of
+from pytorchrl.agent.actors.distributions import Gaussian, distribution_of
 from pytorchrl.agent.actors.extractors import ACTIVATIONS, is_image, linear
 from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.trunk import Trunk, check_extractor
@@ -129,7 +129,7 @@ class OnPolicyActor(Actor):
             NonFiniteDataError: A row of the mask allows no action.
         """
         if mask is not None:
-            check_mask(mask)
+            self._parts[2].check_mask(mask)
         _, value_trunk, distribution = self._parts
         obs = self.normalise(obs)
         params, latent, rhs_next = self._policy_params(obs, rhs, done)

@@ -50,6 +50,15 @@ class Algorithm(Updatable, ABC):
             0.5, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
         gamma: float = option(0.99, help="Discount.", low=0.0, high=1.0)
 
+        def __post_init__(self) -> None:
+            """Refuse settings of another optimiser than the one chosen."""
+            super().__post_init__()
+            if self.optimizer != "adam":
+                self._refuse_changed(("adam_eps",), f"optimizer='adam', got optimizer={self.optimizer!r}")
+            if not self.optimizer.startswith("rmsprop"):
+                self._refuse_changed(
+                    ("rmsprop_eps", "rmsprop_decay"), f"optimizer='rmsprop' or 'rmsprop_tf', got optimizer={self.optimizer!r}")
+
     off_policyness: ClassVar[str]
     """Which data it may learn from: "on" (of the present policy), "corrected" (a few updates old) or "any"."""
     advantage_normalization: str = "none"

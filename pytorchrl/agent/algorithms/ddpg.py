@@ -44,9 +44,10 @@ class DDPG(ReplayAlgorithm):
         def __post_init__(self) -> None:
             """Refuse settings of noise that is not there."""
             super().__post_init__()
-            changed = [name for name in _OU_OPTIONS if getattr(self, name) != type(self).__dataclass_fields__[name].default]
-            if changed and self.noise != "ou":
-                raise ConfigError(f"{', '.join(changed)} needs noise='ou', got noise={self.noise!r}")
+            if self.noise != "ou":
+                self._refuse_changed(_OU_OPTIONS, f"noise='ou', got noise={self.noise!r}")
+            if self.noise != "gaussian":
+                self._refuse_changed(("noise_std",), f"noise='gaussian', got noise={self.noise!r}")
 
     actor_class: ClassVar[type[ReplayActor]] = OffPolicyActor
     target_groups: ClassVar[tuple[str, ...]] = ("q", "pi")
@@ -105,19 +106,19 @@ class DDPG(ReplayAlgorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`; with the state of drifting noise."""
-        return {**super().state_dict(), "noise": self._drift.state.clone()}
+        return {**super().state_dict(), "noise": self._drift.state.cpu().clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Algorithm`."""
         super().load_state_dict(state)
-        self._drift.state = state["noise"].clone()
+        self._drift.state = state["noise"].to(self.device, copy=True)
 
 
 class TD3(DDPG):
     """DDPG with a smaller overestimation: two critics, delayed policy, and noise on the target's actions.
 
     a' = clip(mu'(o') + clip(e, -c, c), -1, 1), e ~ N(0, target_noise^2) for each sample and dimension. Policy and
-    target networks move at every `policy_delay`-th update.
+    target networks move at every `policy_delay`-th update (target networks at each `target_update_interval`-th of those).
     """
 
     @dataclass(frozen=True, kw_only=True)

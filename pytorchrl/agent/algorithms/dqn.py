@@ -63,6 +63,12 @@ class DQN(ReplayAlgorithm):
         max_grad_norm: float | None = option(
             10.0, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
 
+        def __post_init__(self) -> None:
+            """Refuse settings of an epsilon that nobody acts by."""
+            super().__post_init__()
+            if self.epsilon_per_worker:
+                self._refuse_changed(("initial_epsilon", "final_epsilon", "epsilon_steps"), "epsilon_per_worker=False")
+
     actor_class: ClassVar[type[ReplayActor]] = QActor
     target_groups: ClassVar[tuple[str, ...]] = ("q",)
     actor: QActor
@@ -90,6 +96,8 @@ class DQN(ReplayAlgorithm):
         if name != _EPSILON:
             super().update_algorithm_parameter(name, value)
             return
+        if self._own_epsilon is not None:
+            raise ConfigError("epsilon needs epsilon_per_worker=False: here each collector has one of its own, which stays")
         ends = [value.start, value.end] if isinstance(value, Schedule) else [value]
         if not all(isinstance(end, (int, float)) and not isinstance(end, bool) and 0 <= end <= 1 for end in ends):
             raise ConfigError(f"epsilon must be a number from 0 to 1, or a schedule of them, got {value!r}")

@@ -17,7 +17,8 @@ class IMPALA(VTraceAlgorithm, A2C):
     loss = -mean log pi(a|o) A + value_loss_coef * mean (V - v)^2 / 2 - entropy_coef * H.
 
     The paper sums its loss over T * B = 640 samples where this takes the mean: its clipping at 40 and RMSProp with
-    epsilon 0.01 are max_grad_norm 40 / 640 and rmsprop_eps 0.01 / 640^2 here.
+    epsilon 0.01 are max_grad_norm 40 / 640 and rmsprop_eps 0.01 / 640^2 here; its first mean square, 1, would be 1 / 640^2, which
+    is no option: the first thousand updates of "rmsprop_tf" are smaller than the paper's.
     """
 
     @dataclass(frozen=True, kw_only=True)

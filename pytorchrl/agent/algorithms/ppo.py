@@ -43,6 +43,8 @@ class PPO(OnPolicyAlgorithm):
 
         def __post_init__(self) -> None:
             super().__post_init__()
+            if not self.use_clipped_value_loss:
+                self._refuse_changed(("clip_param_vf",), "use_clipped_value_loss=True")
             if self.recompute_advantages and self.advantage_normalization == "batch":
                 raise ConfigError(
                     'recompute_advantages=True needs advantage_normalization "minibatch" or "none", got "batch", whose '

@@ -51,6 +51,8 @@ class SAC(ReplayAlgorithm):
             super().__post_init__()
             if self.target_entropy is not None and not self.learn_alpha:
                 raise ConfigError(f"target_entropy={self.target_entropy} needs learn_alpha=True")
+            if not self.learn_alpha:
+                self._refuse_changed(("lr_alpha", "target_entropy_scale"), "learn_alpha=True")
 
     actor_class: ClassVar[type[ReplayActor]] = OffPolicyActor
     target_groups: ClassVar[tuple[str, ...]] = ("q",)
@@ -72,6 +74,7 @@ class SAC(ReplayAlgorithm):
         size = actor.action_size
         target = options.target_entropy_scale * math.log(size) if actor.is_discrete else -float(size)
         self.target_entropy: float = target if options.target_entropy is None else options.target_entropy
+        """Where an action mask allows fewer than n actions, their number takes the place of n."""
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
         """See `Algorithm`; with log alpha, if it is learned."""
@@ -109,9 +112,16 @@ class SAC(ReplayAlgorithm):
         deltas = scores - (batch.ret + batch.discount * next_value)
         losses = {"q": 0.5 * (batch.weight * deltas.square()).mean(-1).sum(), "pi": policy_loss}
         if self.options.learn_alpha:
-            losses["alpha"] = self.log_alpha * (entropy - self.target_entropy)
+            losses["alpha"] = self.log_alpha * (entropy - self._target_entropy_of(batch))
         measures = {"q": scores.detach().mean(), "alpha": alpha, "entropy": entropy}
         return losses, measures, deltas.detach().abs().mean(0)
+
+    def _target_entropy_of(self, batch: ReplayBatch) -> float | Tensor:
+        if batch.mask is None or self.options.target_entropy is not None:
+            return self.target_entropy
+        allowed = batch.mask.sum(-1)
+        allowed = torch.where(allowed == 0, self.actor.action_size, allowed)  # a row that forbids all says nothing
+        return self.options.target_entropy_scale * allowed.log().mean()
 
     def _continuous_terms(
         self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from gymnasium.spaces import Discrete
 
 from pytorchrl.agent.data import Arrays, Episode, Step
 from pytorchrl.agent.env.autoreset import NO_INDEX
@@ -307,7 +308,7 @@ class MultiAgentVecEnv(VecEnv):
         space = columns.raw_action_space
         if not np.isfinite(value).all():
             raise NonFiniteDataError(f"{self._where}, env {index}, step {self._lengths[index]}: NaN or infinity in the action of {agent!r}")
-        return int(value) if np.ndim(value) == 0 else np.asarray(value, space.dtype)
+        return int(value) if isinstance(space, Discrete) else np.asarray(value, space.dtype)
 
     def _check_observation(self, index: int, agent: str, observation: Any) -> None:
         if agent in self._checked:

@@ -113,9 +113,10 @@ class CWorker(Worker):
             if self._snapshot is None or self._snapshot.version != self.version:
                 state = {key: value.numpy() for key, value in self.algo.acting_state().items()}
                 learning = self.learning_state() if self._finds_errors else {}
-                self._snapshot = Weights(self.version, state, dict(self.algo.parameters), learning)
-            elif self._snapshot.parameters != self.algo.parameters:  # schedules move within a version
-                self._snapshot = replace(self._snapshot, parameters=dict(self.algo.parameters))
+                self._snapshot = Weights(self.version, state, dict(self.algo.parameters), dict(self.storage.parameters), learning)
+            elif (self._snapshot.parameters, self._snapshot.storage_parameters) != (self.algo.parameters, self.storage.parameters):
+                self._snapshot = replace(  # schedules move within a version
+                    self._snapshot, parameters=dict(self.algo.parameters), storage_parameters=dict(self.storage.parameters))
             return self._snapshot
 
     def learning_state(self) -> dict[str, np.ndarray]:
@@ -140,6 +141,7 @@ class CWorker(Worker):
                 if weights.learning:
                     self.algo.load_learning_state(weights.learning)
                 self.algo.parameters = dict(weights.parameters)
+                self.storage.parameters = {**self.storage.parameters, **weights.storage_parameters}
                 self.version = weights.version
             self._snapshot = None
 

@@ -23,7 +23,7 @@ from pytorchrl.scheme.gradients.minibatch_buffer import Item
 from pytorchrl.scheme.gradients.rank import Candidate, Meeting, Rank, propose_address
 from pytorchrl.scheme.gradients.report import Report, Vectors, not_finite, timed, with_part
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
-from pytorchrl.scheme.messages import Gradients, Moments, Weights, WholeState
+from pytorchrl.scheme.messages import Gradients, Moments, Parameters, Weights, WholeState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervisor import Supervisor
@@ -151,6 +151,11 @@ class GWorker(Worker):
         return self.index_worker
 
     @property
+    def parameters(self) -> Parameters:
+        """Those in force, of algorithm and storage."""
+        return dict(self.algo.parameters), dict(self.storage.parameters)
+
+    @property
     def actor_version(self) -> int:
         """Number of times the actor has been updated."""
         return self.local_worker.version
@@ -229,7 +234,7 @@ class GWorker(Worker):
 
     @with_part
     def prepare(self, weights: Weights | None = None, *, skip_remaining: bool = False,
-                parameters: Mapping[str, float] | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
+                parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
         """Take the next item if the last is used up; (count, mean, M2) of its advantages, and the journal's part.
 
         Synchronous gradient workers normalise over all their items together, as one worker would over the whole. Until it
@@ -241,12 +246,12 @@ class GWorker(Worker):
             self._take_item()
         return self.storage.advantage_moments(), self.take_part()
 
-    def _begin_request(self, weights: Weights | None, parameters: Mapping[str, float] | None, skip_remaining: bool) -> None:
+    def _begin_request(self, weights: Weights | None, parameters: Parameters | None, skip_remaining: bool) -> None:
         """Take over what a request brings."""
         if weights is not None:
             self.set_weights(weights)
         if parameters is not None:
-            self.algo.parameters = dict(parameters)
+            self.algo.parameters, self.storage.parameters = parameters
         if skip_remaining:
             self.skip_remaining()
 
@@ -390,7 +395,7 @@ class GWorker(Worker):
     @with_part
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
-                         parameters: Mapping[str, float] | None = None, check: bool = False,
+                         parameters: Parameters | None = None, check: bool = False,
                          fetched: tuple[int, float] | None = None) -> Gradients:
         """One request of the update worker: take weights, then data, then compute and pack a gradient.
 
@@ -399,7 +404,7 @@ class GWorker(Worker):
             advantage_moments: Of the items of all gradient workers, if they normalise together.
             skip_remaining: Give up what is left of the current item first.
             distribute_gradients: Average and apply among the gradient workers; nothing but statistics comes back.
-            parameters: The algorithm's parameters in force, where no weights bring them.
+            parameters: Those in force, where no weights bring them.
             check: Tell a checksum of what was applied to.
             fetched: (sequence, seconds) of its last gradient: how long it took on its way.
         """
@@ -429,7 +434,7 @@ class GWorker(Worker):
             vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=used.last, lags=tuple(report.lags), drawn_lags=tuple(report.drawn_lags),
-            episodes=tuple(report.episodes), moments=tuple(report.moments), timings=report.timings, counters=dict(report.counters),
+            episodes=tuple(report.episodes), moments=tuple(report.moments), timings=report.timings, counters=report.counters,
             events=report.events, shards=tuple(report.shards),
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
             queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples), traffic=report.totals(self.collector),
@@ -498,12 +503,12 @@ class GWorker(Worker):
         """All that making the next update needs, but for data."""
         return self.local_worker.whole_state()
 
-    def follow_schedules(self, env_steps: int, target_steps: int) -> None:
-        """Set what is scheduled, of algorithm and storage, to its value after `env_steps` of the whole experiment."""
+    def follow_schedules(self, env_steps: Callable[[], int], target_steps: int) -> None:
+        """Set what is scheduled, of algorithm and storage, to its value after so many steps of the whole experiment."""
         for part in (self.algo, self.storage):
             if part.schedules:
                 with self._journal.writing():  # the user may be ending a schedule now
-                    part.follow_schedules(env_steps, target_steps)
+                    part.follow_schedules(env_steps(), target_steps)
 
     def get_weights(self, learning: bool = False) -> Weights:
         """A snapshot of the acting state and its version; for gradient workers, with the learning state."""

@@ -162,7 +162,8 @@ class RWorker(Worker):
     def _for_learner(self, batch: Any, smallest: float) -> Any:
         """The batch with weights relative to the largest of all shards, where they are relative to this shard's."""
         if getattr(self._storage.options, "weight_norm", None) == "buffer":
-            batch.weight *= (smallest / self._storage.leaf_min) ** self._storage.parameters["beta"]
+            own = self._storage.leaf_min  # of now, which may be less than what others know
+            batch.weight *= (min(smallest, own) / own) ** self._storage.parameters["beta"]
         return batch if self._stays_here else map_tensors(batch, lambda tensor: tensor.numpy())
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> ShardState:

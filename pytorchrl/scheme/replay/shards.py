@@ -112,8 +112,8 @@ class Shards:
         """Send a rollout, in flight in the ledger, to a shard; wait while none has room, or learning is to catch up."""
         while not is_stopped():
             self.poll(0.0)
-            place = self._place(rollout)
-            if place is not None and not self._learning_lags():
+            place = None if self._learning_lags() else self._place(rollout)
+            if place is not None:
                 self._on_their_way[place].append(rollout)
                 self._adds.add(place, self._handles[place].submit(RWorker.add, rollout, self._version()))
                 return
@@ -136,9 +136,11 @@ class Shards:
         return place
 
     def _learning_lags(self) -> bool:
+        """Whether collection is to wait for learning; never where there is nothing to draw, or it would wait for ever."""
         counted = self._added - self._learning_starts
         return (not self.is_draining and counted > 0
-                and self._trained + self._batch_steps <= self._min_ratio * counted)
+                and self._trained + self._batch_steps <= self._min_ratio * counted
+                and any(state.mass > 0.0 for state in self.states))
 
     def poll(self, timeout_s: float) -> None:
         """Take the confirmations that are there, once one is; book what they say. Lost shards are replaced.
@@ -270,11 +272,13 @@ class Shards:
 
         Raises:
             StoppedError: `is_stopped`.
-            LearnerStarvedError: There was none within `timeout_s`.
+            LearnerStarvedError: There was none within `timeout_s`, nor did any step come into replay.
             Exception: `failure`, or whatever a shard raised.
         """
-        deadline = self._runtime.now() + self._timeout_s
+        deadline, added = self._runtime.now() + self._timeout_s, self._added
         while self._runtime.now() < deadline:
+            if self._added != added:  # however slowly it fills up
+                deadline, added = self._runtime.now() + self._timeout_s, self._added
             if is_stopped():
                 raise StoppedError("replay has been stopped")
             if (error := failure()) is not None:
@@ -286,7 +290,7 @@ class Shards:
             elif (batch := self._take_draw()) is not None:
                 return batch
         raise LearnerStarvedError(
-            f"no batch from replay for {self._timeout_s:.1f} s: {self._added} env steps have come, learning starts at "
+            f"no batch from replay, and no new step in it, for {self._timeout_s:.1f} s: {self._added} env steps have come, learning starts at "
             f"{self._learning_starts}; {len(self._draws)} batches are asked for; raise queue_timeout_s if that takes longer")
 
     def _ask(self, parameters: Mapping[str, float]) -> None:

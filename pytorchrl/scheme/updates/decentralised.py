@@ -14,7 +14,7 @@ from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.rank import Candidate, Meeting
 from pytorchrl.scheme.ledger import DropReason
-from pytorchrl.scheme.messages import Gradients, WholeState
+from pytorchrl.scheme.messages import Gradients, Parameters, WholeState
 from pytorchrl.scheme.updates.means import mean_info
 from pytorchrl.scheme.updates.rounds import RemoteRound, book, take_empty
 
@@ -64,7 +64,7 @@ class DecentralisedRound(RemoteRound):
     def _step(self) -> bool:
         if self._is_broken:
             self._meet()
-        parameters: Mapping[str, float] = dict(self._local.algo.parameters)
+        parameters = self._local.parameters
         enough = math.ceil(self._fraction * len(self._ranks) - 1e-9)
         if enough < len(self._ranks) and (self._used_up or self._skip):
             with self._accounts.part("wait"):
@@ -88,7 +88,7 @@ class DecentralisedRound(RemoteRound):
         self._compare(parts)
         return self._book(parts)
 
-    def _prepare(self, parameters: Mapping[str, float], enough: int) -> None:
+    def _prepare(self, parameters: Parameters, enough: int) -> None:
         """Let every rank get its next data; once enough have theirs, the others make do with what they have."""
         self._num_prepared += 1
         for index in self._ranks:
@@ -275,7 +275,8 @@ class DecentralisedRound(RemoteRound):
             if isinstance(outcome.error, WorkerLostError) and number < len(self._ranks):
                 continue  # the next step will find out what becomes of it
             # The parameters in force are decided here, not by the ranks.
-            self._local.set_weights(replace(outcome.unwrap(), parameters=dict(self._local.algo.parameters)))
+            own, of_storage = self._local.parameters
+            self._local.set_weights(replace(outcome.unwrap(), parameters=own, storage_parameters=of_storage))
             self._pulled = True
             return
         if not self._pulled:

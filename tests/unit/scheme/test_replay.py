@@ -8,6 +8,8 @@ import torch
 from pytorchrl import ASYNC, DQN, SYNC, QActor, ReplayBuffer, Scheme, VecEnv
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.evaluation import Evaluator
+from pytorchrl.scheme.messages import Weights
 
 
 def make_updates(scheme, count):
@@ -99,3 +101,18 @@ def test_gradient_workers_are_sent_target_networks(communication):
     first, last = (torch.cat([value.flatten() for value in seen[version].values()]) for version in (1, 12))
     assert not torch.equal(first, last)
     scheme.stop()
+
+
+def test_an_evaluation_that_draws_actions_draws_them_from_the_policy():
+    """Random actions of the start are for collection: what is evaluated has been trained."""
+    envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
+    actor = QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,))
+    algo = DQN.create_factory(final_epsilon=0.0)
+    evaluator = Evaluator(1, algo_factory=algo, actor_factory=actor, test_envs_factory=envs, seed=1)
+    source = algo(actor=actor(seed=1), seed=1)
+    with torch.no_grad():
+        source.groups["q"].data.zero_()
+        list(source.actor.parameters())[-1][1] = 1.0  # of the last layer's biases: action 1 is always best
+    weights = Weights(0, {name: value.numpy() for name, value in source.acting_state().items()})
+    evaluation = evaluator.evaluate(weights, 10, deterministic=False)
+    assert max(evaluation.lengths) <= 11  # pushed to one side only

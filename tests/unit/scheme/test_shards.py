@@ -129,8 +129,32 @@ def test_nothing_is_drawn_before_learning_starts_and_then_at_once(make):
 
 def test_a_learner_that_gets_nothing_in_time_is_told_why(make):
     side = make(learning_starts=100, limit=3)
-    with pytest.raises(LearnerStarvedError, match=r"no batch from replay for 20.0 s: 30 env steps have come, learning starts at 100"):
+    with pytest.raises(LearnerStarvedError, match=r"no batch from replay, and no new step in it, for 20.0 s: 30 env steps have come, learning starts at 100"):
         side.get()
+
+
+def test_a_replay_that_fills_up_slowly_is_waited_for(make):
+    """Twenty rollouts of two seconds each, while the learner waits for no more than twenty for the next step."""
+    side = make(learning_starts=200, interval_s=2.0)
+    assert side.get() is not None
+    assert side.runtime.now() > 30.0
+
+
+def test_collection_goes_on_where_there_is_nothing_to_learn_from_yet(make, monkeypatch):
+    """Learning lags behind a least ratio, for want of anything to draw: only more steps can help."""
+    monkeypatch.setattr(SyntheticReplay, "mass", property(lambda storage: float(len(storage.inserted) >= 5)))
+    side = make(num_shards=1, min_ratio=100.0)
+    assert side.get() is not None
+
+
+def test_turns_are_taken_by_what_is_sent_not_by_waiting(make):
+    side = make(num_shards=2, batch_size=32, min_ratio=4.0, interval_s=0.001, capacity=10**5, costs={"sample": 0.0301})
+    for _ in range(60):
+        side.get()
+    assert side.collector.number > 20
+    side.stop()
+    counts = [len(storage.inserted) for storage in side.left]
+    assert abs(counts[0] - counts[1]) <= 2
 
 
 def test_stopping_ends_a_wait(make):

@@ -44,11 +44,20 @@ def test_it_takes_the_place_of_the_storages_own(make_apex, name, value):
     assert getattr(scheme.update_worker.local_worker.storage.options, name) == value
 
 
-def test_a_schedule_of_beta_reaches_the_draws(make_apex):
-    scheme = make_apex(beta=linear(0.4, 1.0))
+@pytest.mark.parametrize("settings", [
+    {}, {"num_grad_workers": 2, "grad_communication": "asynchronous"}, {"num_grad_workers": 2, "grad_communication": "synchronous"},
+    {"num_grad_workers": 2, "grad_communication": "synchronous", "distribute_gradients": True}],
+    ids=["one", "asynchronous", "synchronous", "ranks"])
+def test_a_schedule_of_beta_reaches_the_draws(make_apex, settings):
+    scheme = make_apex(beta=linear(0.4, 1.0), **settings)
     json.dumps(scheme.settings)
     scheme.start(2000)
-    betas = {storage.parameters["beta"] for storage in storages(scheme)}
+    while scheme.version < 8:
+        scheme.step()
+    worker = scheme.update_worker.local_worker
+    learners = [handle.native.worker for handle in scheme.update_worker.remote_workers] if settings else [worker]
+    betas = {handle.native.worker._storage.parameters["beta"]
+             for learner in learners for handle in learner.replay_workers.remote_workers()}
     assert all(0.4 < beta < 1.0 for beta in betas)
 
 

@@ -178,6 +178,21 @@ def test_all_false_mask_row_raises():
     check_mask(mask[:1])
 
 
+def test_a_part_of_multi_discrete_without_an_allowed_action_raises():
+    distribution = distribution_of(gym.spaces.MultiDiscrete([2, 3]))
+    allowed = torch.tensor([[True, False, False, False, True], [True, True, True, False, False]])
+    distribution.check_mask(allowed)
+    with pytest.raises(NonFiniteDataError, match=r"rows \[1\]"):
+        distribution.check_mask(torch.tensor([[False, True, True, True, True], [True, True, False, False, False]]))
+
+
+def test_log_probabilities_are_found_where_the_parameters_are():
+    """Rollouts are completed on the CPU, wherever the actor lives."""
+    distribution = distribution_of(gym.spaces.MultiDiscrete([2, 3]))
+    params, action = torch.empty(4, 5, device="meta"), torch.empty(4, 2, dtype=torch.int64, device="meta")
+    assert distribution.log_prob(params, action, None).device.type == "meta"
+
+
 def test_masks_need_categories():
     distribution = distribution_of(BOX)
     with pytest.raises(SpaceError, match="mask"):

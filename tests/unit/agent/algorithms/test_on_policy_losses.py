@@ -10,6 +10,7 @@ import torch
 
 from pytorchrl.agent.algorithms import A2C, PPO
 from pytorchrl.agent.algorithms.on_policy import Recorded
+from pytorchrl.errors import ConfigError
 
 CLIP, VALUE_COEF, ENTROPY_COEF = 0.2, 0.7, 0.03
 
@@ -146,3 +147,9 @@ def test_scripted_run_gives_the_same_advantages_under_both_autoreset_modes(build
     assert len(advantages["same_step"]) == 2 * 14
     np.testing.assert_allclose(advantages["same_step"], advantages["next_step"], rtol=1e-6, atol=1e-6)
     assert math.isfinite(sum(advantages["same_step"]))
+
+
+def test_a_limit_of_the_value_that_is_not_clipped_is_refused():
+    with pytest.raises(ConfigError, match="clip_param_vf needs use_clipped_value_loss=True"):
+        PPO.create_factory(clip_param_vf=0.1)
+    PPO.create_factory(clip_param_vf=0.1, use_clipped_value_loss=True)

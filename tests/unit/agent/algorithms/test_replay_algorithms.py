@@ -466,3 +466,35 @@ def test_same_seed_gives_the_same_run(kind):
     assert np.array_equal(actions[0], actions[1])
     assert not np.array_equal(actions[1], actions[2])
     assert equal(leaves(update(first, 3).state_dict()), leaves(update(second, 3).state_dict()))
+
+
+@pytest.mark.parametrize(("kind", "options", "text"), [
+    ("dqn", {"epsilon_per_worker": True, "final_epsilon": 0.1}, "final_epsilon needs epsilon_per_worker=False"),
+    ("dqn", {"optimizer": "sgd", "adam_eps": 0.1}, "adam_eps needs optimizer='adam', got optimizer='sgd'"),
+    ("dqn", {"rmsprop_decay": 0.5}, "rmsprop_decay needs optimizer='rmsprop' or 'rmsprop_tf', got optimizer='adam'"),
+    ("ddpg", {"noise": "ou", "noise_std": 0.3}, "noise_std needs noise='gaussian', got noise='ou'"),
+    ("td3", {"ou_dt": 0.3}, "ou_dt needs noise='ou', got noise='gaussian'"),
+    ("sac", {"learn_alpha": False, "lr_alpha": 0.1}, "lr_alpha needs learn_alpha=True"),
+])
+def test_an_option_that_nothing_would_come_of_is_refused(kind, options, text):
+    with pytest.raises(ConfigError, match=text):
+        make(kind, **options)
+
+
+def test_an_epsilon_that_nobody_acts_by_cannot_be_set():
+    with pytest.raises(ConfigError, match="epsilon needs epsilon_per_worker=False"):
+        make("dqn", epsilon_per_worker=True).update_algorithm_parameter("epsilon", 0.1)
+
+
+def test_the_entropy_aimed_at_is_that_of_allowed_actions():
+    """Of 2 allowed actions of 4 the entropy is at most log 2: by that of 4, alpha would grow without end."""
+    algorithm = make("discrete_sac", lr_alpha=0.01, initial_alpha=1.0)
+    mask = torch.tensor([[True, False, False, True]] * 8)
+    batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask, next_mask=mask)
+    for _ in range(20):  # the policy is nearly uniform at first: its entropy is above the target
+        algorithm.apply_gradients(algorithm.compute_gradients(batch)[0])
+    assert float(algorithm.log_alpha.detach()) < 0
+    given = make("discrete_sac", lr_alpha=0.01, target_entropy=1.0)
+    for _ in range(20):
+        given.apply_gradients(given.compute_gradients(batch)[0])
+    assert float(given.log_alpha.detach()) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -345,3 +346,9 @@ def test_a_module_that_makes_no_environments_is_refused(tmp_path, monkeypatch, c
 def test_a_raising_constructor_says_where():
     with pytest.raises(EnvError, match="constructor raised"):
         MultiAgentVecEnv.create_factory(MatchingGame, {"nothing": 1})
+
+
+def test_an_action_without_axes_stays_a_number_with_a_fraction():
+    column = SimpleNamespace(start=None, raw_action_space=gym.spaces.Box(0, 1, (), np.float32), column=lambda index, agent: 0)
+    envs = SimpleNamespace(_policy_of={"a": "p"}, _columns={"p": column}, _lengths=[0], _where="here")
+    assert MultiAgentVecEnv._action_of(envs, 0, "a", {"p": np.array([0.75], np.float32)}) == 0.75
