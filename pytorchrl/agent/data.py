@@ -86,6 +86,8 @@ class Step:
     """(E, n) bool, allowed actions in `obs`, if the environment gives them."""
     episodes: list[Episode]
     """Episodes that ended in this step."""
+    final_mask: np.ndarray | None = None
+    """(K, n) bool, allowed actions in `final_obs`; None: all, or the environment gives no masks."""
 
 
 class ActingStep(NamedTuple):
@@ -129,6 +131,8 @@ class RolloutData:
     """Leaf -> (K, ...)."""
     other: Obs = field(default_factory=dict)
     """What the algorithm stored or computed, by name, e.g. `logp` (T, E), `value` (T+1, E), `final_value` (K,)."""
+    final_mask: Tensor | None = None
+    """(K, n) bool, allowed actions in `final_obs`, where there are masks."""
 
     @property
     def num_steps(self) -> int:

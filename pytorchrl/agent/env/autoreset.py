@@ -39,6 +39,8 @@ class Settled(NamedTuple):
     """Leaf -> (K, ...)."""
     last_info_of: Callable[[int], Mapping[str, Any]]
     """Environment -> `info` of its episode's last step."""
+    final_mask: np.ndarray | None = None
+    """(K, n) bool, what the leaf `action_mask` of the last observations says, if there is one."""
 
 
 class Autoreset(Protocol):
@@ -71,11 +73,15 @@ class SameStep:
         final = info["final_obs"]
         # Gymnasium gives an object array with holes, ALE a dense batch in which only the rows that ended count.
         if isinstance(final, np.ndarray) and final.dtype == object:
-            final_obs = self._reader.read_rows([final[i] for i in index])
+            rows = [final[i] for i in index]
+            final_obs = self._reader.read_rows(rows)
+            final_mask = np.stack([self._reader.mask(row) for row in rows]) if self._reader.has_mask else None  # type: ignore[misc]
         else:
             final_obs = {leaf: array[index] for leaf, array in self._reader.read(final).items()}
+            final_mask = self._reader.mask(final)
+            final_mask = None if final_mask is None else final_mask[index]
         last_info = info.get("final_info", info)
-        return Settled(observations, info, None, done, index, final_obs, lambda i: _row(last_info, i))
+        return Settled(observations, info, None, done, index, final_obs, lambda i: _row(last_info, i), final_mask)
 
     def reset(self) -> None:
         """See `Autoreset`."""
@@ -114,12 +120,14 @@ class MaskedReset:
         index = np.flatnonzero(done)
         # A copy: the vector environment may write the new observations into the same memory.
         final_obs = {leaf: array[index].copy() for leaf, array in self._reader.read(observations).items()}
+        mask = self._reader.mask(observations)
+        final_mask = None if mask is None else mask[index].copy()
         # Both copies: the receiver takes the mask out of the dictionary, wrappers look for it there.
         observations, reset_info = self._envs.reset(options={"reset_mask": done.copy()})
         new_info = dict(info)
         if MASK_LEAF in info and MASK_LEAF in reset_info:
             new_info[MASK_LEAF] = np.where(done[:, None], reset_info[MASK_LEAF], info[MASK_LEAF])
-        return Settled(observations, new_info, None, done, index, final_obs, lambda i: _row(info, i))
+        return Settled(observations, new_info, None, done, index, final_obs, lambda i: _row(info, i), final_mask)
 
     def reset(self) -> None:
         """See `Autoreset`."""

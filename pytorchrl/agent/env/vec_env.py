@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -262,7 +262,9 @@ class VecEnv:
             except Exception as failure:  # noqa: BLE001 - raised again with where it happened
                 self._fail("reset", failure)
             cut = cut_in(info)
-            observations, info, valid, first, final_index, final_obs, last_info_of = settled
+            observations, info, valid, first, final_index, final_obs, last_info_of, final_mask = settled
+            if self._has_info_mask and len(final_index):
+                final_mask = self._final_mask_of([last_info_of(index) for index in final_index.tolist()])
             if cut is not None:
                 valid = ~cut if valid is None else valid & ~cut
                 self._statistics.forget(cut)
@@ -271,7 +273,7 @@ class VecEnv:
             episodes = self._statistics.finish(done if cut is None else done & ~cut, terminated, last_info_of)
             truncated = truncated & ~terminated
         else:
-            valid, first, final_index, final_obs, episodes = None, self._none, NO_INDEX, {}, []
+            valid, first, final_index, final_obs, final_mask, episodes = None, self._none, NO_INDEX, {}, None, []
             self._statistics.add(reward)
         if self._lives is not None:
             lives = self._lives_in(info)
@@ -286,7 +288,8 @@ class VecEnv:
         return Step(
             self._reader.read(observations), reward.astype(np.float32, copy=False), terminated, truncated,
             self._all if valid is None else valid, first, final_index, final_obs,
-            self._settled_mask(observations, info, done), episodes)
+            self._settled_mask(observations, info, done, truncated), episodes,
+            None if final_mask is None else final_mask | ~final_mask.any(axis=1, keepdims=True))
 
     def _completed(self, info: dict[str, Any], cut: np.ndarray) -> dict[str, Any]:
         """`info` with what environments that raised could not say, where their last observation is still shown."""
@@ -323,12 +326,23 @@ class VecEnv:
             raise EnvError(f"{self._where}: expected info['{MASK_LEAF}'] in every step as in the first reset, got none")
         return np.asarray(info[MASK_LEAF], dtype=np.bool_)
 
-    def _settled_mask(self, observations: Any, info: dict[str, Any], done: np.ndarray) -> np.ndarray | None:
-        """As `_mask`; under NEXT_STEP everything is allowed in an episode's last observation, whose action is ignored."""
+    def _settled_mask(
+        self, observations: Any, info: dict[str, Any], done: np.ndarray, truncated: np.ndarray,
+    ) -> np.ndarray | None:
+        """As `_mask`; under NEXT_STEP an episode's last observation allows everything, unless a learner looks beyond it.
+
+        Its action is ignored, and where the episode ended by itself the environment need not allow any.
+        """
         mask = self._mask(observations, info)
         if mask is None or self.autoreset_mode is not AutoresetMode.NEXT_STEP or not np.count_nonzero(done):
             return mask
-        return np.where(done[:, None], True, mask)
+        is_free = done & ~(truncated & mask.any(axis=1))
+        return np.where(is_free[:, None], True, mask)
+
+    def _final_mask_of(self, infos: list[Mapping[str, Any]]) -> np.ndarray:
+        """(K, n) bool of the last infos of K episodes; all allowed where one does not say."""
+        free = self._free_mask[0]
+        return np.stack([np.asarray(info.get(MASK_LEAF, free)).astype(np.bool_) for info in infos])
 
     def _lives_in(self, info: dict[str, Any]) -> np.ndarray | None:
         if not self._ends_on_life_loss:

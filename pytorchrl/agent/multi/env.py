@@ -247,7 +247,7 @@ class MultiAgentVecEnv(VecEnv):
             own[agent] = own.get(agent, 0.0) + float(rewards[agent])
             if terminated or truncated:
                 # An environment may not show an agent what comes after its death; then it is the last that it saw.
-                result.finish(self._column(index, agent), obs.get(agent))
+                result.finish(self._column(index, agent), obs.get(agent), infos.get(agent, {}))
                 going_on.discard(agent)
         is_over = is_cut or not going_on
         if not is_over:
@@ -343,17 +343,23 @@ class _Result:
         self._terminated, self._truncated, self._valid, self.first = (np.zeros(count, np.bool_) for _ in range(4))
         self._ended: list[int] = []
         self._last: list[Arrays] = []
+        self._last_masks: list[np.ndarray] = []
 
     def transition(self, column: int, reward: float, terminated: bool, truncated: bool) -> None:
         """An agent has acted."""
         self._reward[column], self._valid[column] = reward, True
         self._terminated[column], self._truncated[column] = terminated, truncated
 
-    def finish(self, column: int, observation: Any) -> None:
-        """An agent's episode is over; its last observation, or None."""
+    def finish(self, column: int, observation: Any, info: Any) -> None:
+        """An agent's episode is over; its last observation, or None, and what came with it."""
+        columns = self._columns
         self._ended.append(column)
-        self._last.append({leaf: rows[column:column + 1].copy() for leaf, rows in self._columns.obs.items()} if observation is None
-                          else self._columns.reader.read_rows([observation]))
+        self._last.append({leaf: rows[column:column + 1].copy() for leaf, rows in columns.obs.items()} if observation is None
+                          else columns.reader.read_rows([observation]))
+        if columns.mask is not None:
+            masks = None if observation is None else columns.masks([observation], [info])
+            allowed = columns.mask[column] if masks is None else masks[0]
+            self._last_masks.append(allowed | ~allowed.any())
 
     def step(self, transform: Callable[[np.ndarray], np.ndarray] | None) -> Step:
         """It, for the storage."""
@@ -362,7 +368,7 @@ class _Result:
         return Step(
             obs=self._columns.obs, reward=reward, terminated=self._terminated, truncated=self._truncated, valid=self._valid,
             first=self.first, final_index=np.array(self._ended, np.int64) if self._ended else NO_INDEX, final_obs=final_obs,
-            mask=self._columns.mask, episodes=[])
+            mask=self._columns.mask, episodes=[], final_mask=np.stack(self._last_masks) if self._last_masks else None)
 
 
 @dataclass(frozen=True, repr=False)

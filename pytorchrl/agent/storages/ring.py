@@ -362,9 +362,9 @@ class Ring:
         for name, leaf in self.leaves.items():
             leaf.write(start, leaves[name], places, previous, cut)
             if len(t):
-                last = np.ones((len(t), *leaves[name].shape[2:]), np.bool_) if name == MASK \
-                    else rollout.final_obs[name[4:]].numpy()
-                leaf.write_finals(last, finals, places[t, e])
+                last = rollout.final_mask if name == MASK else rollout.final_obs[name[4:]]
+                leaf.write_finals(np.ones((len(t), *leaves[name].shape[2:]), np.bool_) if last is None else last.numpy(),
+                                  finals, places[t, e])
         self._give_back(previous[previous < 0])
         return finals
 

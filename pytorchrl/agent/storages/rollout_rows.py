@@ -120,6 +120,7 @@ class RolloutRows:
             final_index=torch.from_numpy(self._final_index[:finals]),
             final_obs={name: torch.from_numpy(leaf[:finals]) for name, leaf in self._final_obs.items()},
             other={name: rows[:t] for name, rows in self._other.items()},
+            final_mask=None if self._final_mask is None else torch.from_numpy(self._final_mask[:finals]),
         )
         return rollout.map(Tensor.clone) if copy else rollout
 
@@ -144,6 +145,7 @@ class RolloutRows:
         self._final_index = np.zeros((_FIRST_FINALS, 2), dtype=np.int64)
         self._final_obs = {
             name: np.zeros((_FIRST_FINALS, *leaf.shape[1:]), _storage_dtype(leaf)) for name, leaf in obs.items()}
+        self._final_mask = None if mask is None else np.ones((_FIRST_FINALS, *mask.shape[1:]), dtype=np.bool_)
 
     def _allocate_transitions(self, acting: ActingStep) -> None:
         size, num_envs = self.size, self._num_envs
@@ -179,10 +181,13 @@ class RolloutRows:
         while end > len(self._final_index):
             self._final_index = _doubled(self._final_index)
             self._final_obs = {name: _doubled(leaf) for name, leaf in self._final_obs.items()}
+            self._final_mask = None if self._final_mask is None else _doubled(self._final_mask)
         self._final_index[start:end, 0] = t
         self._final_index[start:end, 1] = step.final_index
         for name, leaf in self._final_obs.items():
             leaf[start:end] = step.final_obs[name]
+        if self._final_mask is not None:
+            self._final_mask[start:end] = True if step.final_mask is None else step.final_mask
         self._num_finals = end
 
     def _begin_next(self) -> None:

@@ -486,9 +486,11 @@ def test_action_masks_go_on_across_a_cut(autoreset, kind, num_envs):
     assert env.num_restarts == 1
     for obs, mask, step in rows:
         for e in range(num_envs):
-            ended = autoreset == "next_step" and step is not None and (step.truncated[e] or step.terminated[e])
-            if ended:
+            is_next = autoreset == "next_step" and step is not None
+            if is_next and step.terminated[e]:
                 assert mask[e].all()
+            elif is_next and step.truncated[e] and kind == "info_mask":
+                assert mask[e].sum() in (1, 3)  # of the environment that raised nobody knows
             elif kind == "dict":
                 assert mask[e].tolist() == [obs["count"][e] % 3 == k for k in range(3)]
             else:

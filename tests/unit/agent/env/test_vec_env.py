@@ -204,19 +204,55 @@ def test_action_mask_is_lifted_out_of_the_observation():
     assert obs["value"].dtype == step.obs["value"].dtype == np.float32
 
 
+class LeafMaskEnv(InfoMaskEnv):
+    """Says the same in its observations."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.observation_space = spaces.Dict({"obs": self.observation_space, "action_mask": spaces.MultiBinary(2)})
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return {"obs": obs, **info}, {}
+
+    def step(self, action):
+        obs, *rest, info = super().step(action)
+        return {"obs": obs, **info}, *rest, {}
+
+
+@pytest.mark.parametrize("cut", [{}, {"max_episode_steps": 3}], ids=["terminated", "truncated"])
+@pytest.mark.parametrize("env", [InfoMaskEnv, LeafMaskEnv])
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
-def test_action_mask_of_info_belongs_to_the_observation(autoreset):
-    env = VecEnv.create_factory(InfoMaskEnv, {"episode_length": 3}, 2, autoreset=autoreset)(seed=0)
+def test_action_mask_belongs_to_the_observation(autoreset, env, cut):
+    env = VecEnv.create_factory(env, {"episode_length": 9 if cut else 3}, 2, autoreset=autoreset, **cut)(seed=0)
     obs, mask = env.reset()
-    ended = np.zeros(2, dtype=bool)
+    ended, ends = np.zeros(2, dtype=bool), 0
     for _ in range(8):
         expected = np.eye(2, dtype=bool)[obs["obs"][:, 2].astype(int) % 2]
         if autoreset == "next_step":  # the action after an end is ignored, so everything is allowed
             expected[ended] = True
         np.testing.assert_array_equal(mask, expected)
         step = env.step(np.zeros(2, np.int64))
+        if len(step.final_index):
+            last = next(leaf for leaf in step.final_obs.values())[:, 2].astype(int)
+            assert (last == 3).all()
+            np.testing.assert_array_equal(step.final_mask, np.eye(2, dtype=bool)[last % 2])
+            ends += 1
         obs, mask = step.obs, step.mask
-        ended = step.terminated | step.truncated
+        ended = step.terminated  # at a time limit a learner looks at what would have been allowed
+    assert ends == (2 if autoreset == "same_step" else 0)
+
+
+def test_where_no_action_is_allowed_in_the_end_all_are():
+    class Nothing(LeafMaskEnv):
+        def step(self, action):
+            obs, reward, terminated, *rest = super().step(action)
+            return {**obs, "action_mask": obs["action_mask"] * (not terminated)}, reward, terminated, *rest
+
+    env = VecEnv.create_factory(Nothing, {"episode_length": 2}, autoreset="same_step")(seed=0)
+    env.reset()
+    env.step(np.zeros(1, np.int64))
+    assert env.step(np.zeros(1, np.int64)).final_mask.tolist() == [[True, True]]
 
 
 def test_action_mask_of_info_survives_a_masked_reset():
@@ -228,6 +264,8 @@ def test_action_mask_of_info_survives_a_masked_reset():
     for _ in range(8):
         np.testing.assert_array_equal(mask, np.eye(2, dtype=bool)[obs["obs"][:, 2].astype(int) % 2])
         step = env.step(np.zeros(2, np.int64))
+        if len(step.final_index):
+            np.testing.assert_array_equal(step.final_mask, np.eye(2, dtype=bool)[step.final_obs["obs"][:, 2].astype(int) % 2])
         obs, mask = step.obs, step.mask
 
 

@@ -99,6 +99,8 @@ def test_masks_allow_everything_where_nobody_acts():
     assert step.mask["shared"].tolist() == [[True, True, False]] * 4
     step = envs.step(actions_of(envs))  # agent_1 has ended
     assert step.mask["shared"].tolist() == [[True, True, True], [False, True, True]] * 2
+    assert step.parts["shared"].final_mask.tolist() == [[False, True, True]] * 2
+    assert step.parts["early"].final_mask is None
 
 
 class MaskedByObservation(ComingAndGoing):
@@ -121,6 +123,8 @@ def test_masks_of_agents_that_come_later_are_kept():
     envs.step(act)
     step = envs.step(act)
     assert step.mask["agent_2"].tolist() == [[True, True, False]] * 2
+    step = envs.step(act)  # agent_1 has ended
+    assert step.parts["agent_1"].final_mask.tolist() == [[False, True, True]] * 2
 
 
 def test_masks_that_infos_bring_too_late_are_refused():

@@ -98,16 +98,18 @@ class Collector:
         self.resetting = end if not self.same_step else np.zeros(num_envs, bool)
         after, index = self.batch(shown), np.array(sorted(finals), np.int64)
         final_obs = {"obs": np.stack([finals[e] for e in index]), "number": -1 - actions[index]} if finals else {}
+        final_mask = self.random_mask()
         for e in range(num_envs):
             final = {"obs": finals[e], "number": -1 - actions[e]} if e in finals else None
             self.made[e].append(Row(
                 obs={name: leaf[e] for name, leaf in before.items()}, mask=None if mask is None else mask[e],
                 action=actions[e], reward=reward[e], terminated=terminated[e], truncated=truncated[e], valid=valid[e],
                 is_first=is_first[e], states={name: state[e] for name, state in states.items()}, next_obs=final or {name: leaf[e] for name, leaf in after.items()},
-                next_mask=None if mask is None else np.ones(4, bool) if final else self.mask[e]))
+                next_mask=None if mask is None else final_mask[e] if final else self.mask[e]))
         self.rows.insert(ActingStep(actions, actions, after_states, {}), Step(
             obs=after, reward=reward, terminated=terminated, truncated=truncated, valid=valid, first=first,
-            final_index=index, final_obs=final_obs, mask=self.mask, episodes=[]))
+            final_index=index, final_obs=final_obs, mask=self.mask, episodes=[],
+            final_mask=None if final_mask is None else final_mask[index]))
 
 
 class PlainReplay:
