@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from pytorchrl.training import TrainedAgent
 
 
+_FRAME_SKIP = 4
+# Settings of ale-py's vector environment that single games have as well, and those that change nothing that is seen.
+_OF_GAMES = ("repeat_action_probability", "full_action_space", "difficulty", "mode")
+_OF_LEARNING = {"reward_clipping", "reward_clip", "episodic_life", "life_loss_info"}
+
+
 def record_video(
     agent: TrainedAgent, video_dir: str | os.PathLike[str], *, num_episodes: int = 1, deterministic: bool = True,
     seed: int | None = None,
@@ -78,17 +84,27 @@ def _single_environment(agent: TrainedAgent, recorder: Any) -> Any:
 
 
 def _single_game(options: Any, recorder: Any) -> dict[str, Any]:
-    """One game by Gymnasium's wrappers, with the pictures that ale-py's vector environment gives."""
-    sticky = options.env_kwargs.get("repeat_action_probability", 0.0)
+    """One game by Gymnasium's wrappers, with the pictures that ale-py's vector environment gives.
+
+    Raises:
+        ConfigError: A setting of the vector environment that these wrappers do not have.
+    """
+    settings = {"noop_max": 30, "use_fire_reset": True, **options.env_kwargs, **options.test_env_kwargs}
+    preprocessed = functools.partial(_preprocessed, noop_max=settings.pop("noop_max"), fires=settings.pop("use_fire_reset"))
+    of_game = {name: settings.pop(name) for name in _OF_GAMES if name in settings}
+    if others := sorted(settings.keys() - _OF_LEARNING):
+        raise ConfigError(f"films of Atari games cannot be made with {', '.join(others)}; evaluate without a film")
+    limit = options.max_episode_steps
     return {
-        "env_kwargs": {"repeat_action_probability": sticky, "frameskip": 1, "render_mode": "rgb_array"},
-        "wrappers": (recorder, _preprocessed), "frame_stack": 1, "end_on_life_loss": False,
+        "env_kwargs": {**of_game, "frameskip": 1, "render_mode": "rgb_array"}, "test_env_kwargs": {},
+        "max_episode_steps": None if limit is None else _FRAME_SKIP * limit,  # of frames: the limit is below the wrappers
+        "wrappers": (recorder, preprocessed), "frame_stack": 1, "end_on_life_loss": False,
     }
 
 
-def _preprocessed(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    env = gym.wrappers.AtariPreprocessing(env, noop_max=30, frame_skip=4, screen_size=84, grayscale_obs=True)
-    return gym.wrappers.FrameStackObservation(_FireAtReset(env), 4, padding_type="zero")
+def _preprocessed(env: gym.Env[Any, Any], noop_max: int, fires: bool) -> gym.Env[Any, Any]:
+    env = gym.wrappers.AtariPreprocessing(env, noop_max=noop_max, frame_skip=_FRAME_SKIP, screen_size=84, grayscale_obs=True)
+    return gym.wrappers.FrameStackObservation(_FireAtReset(env) if fires else env, 4, padding_type="zero")
 
 
 class _FireAtReset(gym.Wrapper[Any, Any, Any, Any]):

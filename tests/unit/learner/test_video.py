@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from pytorchrl import video
 from pytorchrl.composition import compose
+from pytorchrl.envs import atari_factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.training import train
 
@@ -49,6 +52,31 @@ def test_a_filmed_game_looks_as_the_vector_environment_shows_it():
         finally:
             envs.close()
     assert np.abs(pictures[0] - pictures[1]).mean() < 5  # ball and paddles move; background, size and order agree
+
+
+def film_of(**options):
+    """The factory of the filmed environment of a game, for the wrapper that films."""
+    agent = SimpleNamespace(test_envs=atari_factory("ALE/Pong-v5", 2, **options))
+    return video._single_environment(SimpleNamespace(agent=agent), identity)
+
+
+def test_a_film_is_made_with_the_settings_of_the_game():
+    pytest.importorskip("ale_py")
+    film = film_of(env_kwargs={"full_action_space": True, "noop_max": 0, "use_fire_reset": False}, max_episode_steps=7)
+    envs = film(mode="test", seed=1)  # raises if its spaces differ
+    try:
+        assert envs.action_space.n == 18
+        envs.reset()
+        steps = [envs.step(np.zeros(1, np.int64)) for _ in range(7)]
+        assert [bool(step.truncated[0]) for step in steps] == 6 * [False] + [True]
+    finally:
+        envs.close()
+
+
+def test_a_setting_that_single_games_lack_is_refused():
+    pytest.importorskip("ale_py")
+    with pytest.raises(ConfigError, match="films of Atari games cannot be made with maxpool"):
+        film_of(env_kwargs={"maxpool": False})
 
 
 def test_episodes_asked_for_are_recorded_and_no_more(tmp_path, monkeypatch):
