@@ -195,7 +195,7 @@ def compose(
     specs = option_specs(algorithm)
     _refuse_unknown(options, specs)
     parts: dict[str, dict[str, Any]] = {spec.part: {} for spec in specs.values()}
-    for name, value in {**presets.preset(algorithm, env), **options}.items():
+    for name, value in {**presets.preset(algorithm, env, options), **options}.items():
         parts[specs[name].part][specs[name].own_name] = value
     try:
         train_envs, test_envs = presets.environments(env, parts["environments"], _EVALUATION_ENVS)

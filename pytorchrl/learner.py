@@ -547,17 +547,18 @@ class Learner:
 
     def _look_at_evaluation(self, find: Callable[[], Evaluation | None]) -> None:
         """Take what is found of the evaluation that runs beside training. If it has failed, that is told, and training goes on."""
+        evaluation = None
         try:
-            self._take_evaluation(find() if self._evaluating else None)
+            evaluation = find() if self._evaluating else None
         except Exception as error:
             if isinstance(error, WorkerLostError) and self.scheme.settings["on_worker_failure"] == "raise":
                 raise
             self._evaluating = False
             logger.warning("an evaluation has failed, and its result is missing: %s", error)
+        if evaluation is not None:
+            self._take_evaluation(evaluation)
 
-    def _take_evaluation(self, evaluation: Evaluation | None) -> None:
-        if evaluation is None:
-            return
+    def _take_evaluation(self, evaluation: Evaluation) -> None:
         self._evaluating = False
         self._last_evaluation = evaluation
         self._record()

@@ -134,9 +134,15 @@ def family(env: str | Callable[..., Any]) -> str:
     return next((suite for suite in ("mujoco", "box2d") if suite in entry_point), "classic")
 
 
-def preset(algorithm: str, env: str | Callable[..., Any]) -> dict[str, Any]:
-    """Flat options for this algorithm and environment; none where they do not go together, as their spaces then tell."""
-    return dict(_PRESETS.get((algorithm, family(env)), {}))
+def preset(algorithm: str, env: str | Callable[..., Any], options: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Flat options for this algorithm and environment; none where they do not go together, as their spaces then tell.
+
+    Nothing would come of some of them beside certain `options` of the user: those are left out.
+    """
+    found = dict(_PRESETS.get((algorithm, family(env)), {}))
+    if options.get("epsilon_per_worker"):
+        found = {name: value for name, value in found.items() if name not in ("initial_epsilon", "final_epsilon", "epsilon_steps")}
+    return found
 
 
 def environments(env: str | Callable[..., Any], options: Mapping[str, Any], num_test_envs: int) -> tuple[

@@ -35,7 +35,7 @@ def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) 
     scheme = _constructor(scheme_options.pop("preset", None))(
         agent.algorithm, agent.actor, agent.storage, train_envs, agent.test_envs, **scheme_options)
     # What is no plain value (a function, a module) cannot be built again from a file.
-    recorded = {name: _to_json(value) for name, value in {**presets.preset(algorithm, env), **options}.items()}
+    recorded = {name: _to_json(value) for name, value in {**presets.preset(algorithm, env, options), **options}.items()}
     recipe = {}
     if isinstance(env, str) and _is_plain(recorded):
         recipe = {"algorithm": algorithm, "env": env, "options": recorded}

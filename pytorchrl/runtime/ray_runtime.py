@@ -156,7 +156,7 @@ class RayRuntime(Runtime):
     def _check_is_wanted(self, running: str, own_ip: str) -> None:
         """Raise `RayConnectionError` if this process uses the cluster at `running` and was told to use another one."""
         wanted = self._address
-        if wanted not in (None, "auto", "local") and _place_of(wanted, own_ip) != _place_of(running, own_ip):
+        if wanted not in (None, "auto", "local") and not wanted.startswith("ray://") and _place_of(wanted, own_ip) != _place_of(running, own_ip):
             raise RayConnectionError(
                 f"address={wanted!r}, but this process uses the Ray cluster at {running!r} already; call ray.shutdown() before the "
                 "first step, or leave address out to go on with that one")
@@ -395,7 +395,7 @@ def _without_handlers_of(ray: Any) -> Iterator[None]:
 
 def _place_of(address: str, own_ip: str) -> tuple[str, str]:
     """Host, as a number where it can be found out, and port of "host:port"; all names of this machine are `own_ip`."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.rpartition(":")
     with contextlib.suppress(OSError):  # nobody knows it: as it stands, then
         host = socket.gethostbyname(host)
     return own_ip if host.startswith("127.") else host, port

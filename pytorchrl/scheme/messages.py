@@ -32,10 +32,10 @@ class Weights:
     was made."""
     parameters: dict[str, float] = field(default_factory=dict)
     """Values of scheduled or changed algorithm parameters in force at this version."""
-    storage_parameters: dict[str, float] = field(default_factory=dict)
-    """Those of the storage."""
     learning: dict[str, Any] = field(default_factory=dict)
     """For gradient workers, what they need beyond the acting state: target networks and the like."""
+    storage_parameters: dict[str, float] = field(default_factory=dict)
+    """As `parameters`, of the storage."""
 
     @property
     def checksum(self) -> int:

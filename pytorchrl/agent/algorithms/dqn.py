@@ -97,7 +97,7 @@ class DQN(ReplayAlgorithm):
             super().update_algorithm_parameter(name, value)
             return
         if self._own_epsilon is not None:
-            raise ConfigError("epsilon needs epsilon_per_worker=False: here each collector has one of its own, which stays")
+            raise KeyError("epsilon is fixed: with epsilon_per_worker=True each collector has one of its own")
         ends = [value.start, value.end] if isinstance(value, Schedule) else [value]
         if not all(isinstance(end, (int, float)) and not isinstance(end, bool) and 0 <= end <= 1 for end in ends):
             raise ConfigError(f"epsilon must be a number from 0 to 1, or a schedule of them, got {value!r}")

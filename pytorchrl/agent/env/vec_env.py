@@ -336,8 +336,9 @@ class VecEnv:
         mask = self._mask(observations, info)
         if mask is None or self.autoreset_mode is not AutoresetMode.NEXT_STEP or not np.count_nonzero(done):
             return mask
-        is_free = done & ~(truncated & mask.any(axis=1))
-        return np.where(is_free[:, None], True, mask)
+        # Only learners of one choice among n look beyond an end; of several choices each would have to allow one.
+        is_seen = truncated & mask.any(axis=1) & isinstance(self.action_space, gym.spaces.Discrete)
+        return np.where((done & ~is_seen)[:, None], True, mask)
 
     def _final_mask_of(self, infos: list[Mapping[str, Any]]) -> np.ndarray:
         """(K, n) bool of the last infos of K episodes; all allowed where one does not say."""

@@ -358,7 +358,8 @@ class _Result:
                           else columns.reader.read_rows([observation]))
         if columns.mask is not None:
             masks = None if observation is None else columns.masks([observation], [info])
-            allowed = columns.mask[column] if masks is None else masks[0]
+            unknown = columns.mask[column] if observation is None else np.ones_like(columns.mask[column])
+            allowed = unknown if masks is None else masks[0]
             self._last_masks.append(allowed | ~allowed.any())
 
     def step(self, transform: Callable[[np.ndarray], np.ndarray] | None) -> Step:

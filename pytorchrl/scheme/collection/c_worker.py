@@ -113,7 +113,7 @@ class CWorker(Worker):
             if self._snapshot is None or self._snapshot.version != self.version:
                 state = {key: value.numpy() for key, value in self.algo.acting_state().items()}
                 learning = self.learning_state() if self._finds_errors else {}
-                self._snapshot = Weights(self.version, state, dict(self.algo.parameters), dict(self.storage.parameters), learning)
+                self._snapshot = Weights(self.version, state, dict(self.algo.parameters), learning, dict(self.storage.parameters))
             elif (self._snapshot.parameters, self._snapshot.storage_parameters) != (self.algo.parameters, self.storage.parameters):
                 self._snapshot = replace(  # schedules move within a version
                     self._snapshot, parameters=dict(self.algo.parameters), storage_parameters=dict(self.storage.parameters))

@@ -272,12 +272,12 @@ class Shards:
 
         Raises:
             StoppedError: `is_stopped`.
-            LearnerStarvedError: There was none within `timeout_s`, nor did any step come into replay.
+            LearnerStarvedError: There was none within `timeout_s`; until learning starts: no step came into replay either.
             Exception: `failure`, or whatever a shard raised.
         """
         deadline, added = self._runtime.now() + self._timeout_s, self._added
         while self._runtime.now() < deadline:
-            if self._added != added:  # however slowly it fills up
+            if added != self._added <= self._learning_starts:  # however slowly it fills up
                 deadline, added = self._runtime.now() + self._timeout_s, self._added
             if is_stopped():
                 raise StoppedError("replay has been stopped")
@@ -290,7 +290,7 @@ class Shards:
             elif (batch := self._take_draw()) is not None:
                 return batch
         raise LearnerStarvedError(
-            f"no batch from replay, and no new step in it, for {self._timeout_s:.1f} s: {self._added} env steps have come, learning starts at "
+            f"no batch from replay for {self._timeout_s:.1f} s: {self._added} env steps have come, learning starts at "
             f"{self._learning_starts}; {len(self._draws)} batches are asked for; raise queue_timeout_s if that takes longer")
 
     def _ask(self, parameters: Mapping[str, float]) -> None:

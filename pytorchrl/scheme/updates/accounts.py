@@ -31,8 +31,8 @@ _MAX_EMPTY_IN_A_ROW = 10_000
 _MAX_FAULTS_SHOWN = 3
 # Times of operations are means over so many.
 _TIME_WINDOW = 100
-# Rates are those of the last seconds, of which totals are kept so often.
-_RATE_WINDOW_S, _RATE_STEP_S = 10.0, 0.1
+# Rates are those of the last seconds.
+_RATE_WINDOW_S = 10.0
 _TIMED: Mapping[str, tuple[str, Callable[[Seconds], float]]] = {
     "collect": ("collect", lambda timings: sum(timings["collection"].values()) - timings["collection"].get("send", 0.0)),
     "wait": ("dequeue", lambda timings: timings["gradients"]["wait"]),
@@ -63,7 +63,6 @@ class Accounts:
     missing: Collection[int] = ()
     """Indices of those that are lost and not replaced (yet); whoever replaces them changes it."""
     _empty_in_a_row = 0
-    _updated_at = 0.0
     _consumed_before = 0
     """In the run that this one goes on with."""
 
@@ -161,26 +160,20 @@ class Accounts:
         self._note_totals()
 
     def _note_totals(self) -> None:
-        """Remember when the last update was made and, now and then, what there was; totals older than the window go."""
+        """Remember what there is now, for rates; totals that are older than the window go."""
+        own, now = self._own.snapshot(), self._now()
         with self._lock:
-            self._updated_at = now = self._now()
-            if now - self._totals[-1][0] >= _RATE_STEP_S:
-                self._totals.append((now, self._totals_now()))
-                while len(self._totals) > 2 and self._totals[1][0] <= now - _RATE_WINDOW_S:
-                    self._totals.popleft()
-
-    def _totals_now(self) -> tuple[int, ...]:
-        """As `_RATES` names them; whoever asks has the lock."""
-        own = self._own.snapshot()
-        collected = sum(snapshot.collected for snapshot in self._snapshots.values())
-        return collected, own.consumed, own.consumed_unique, self.updates
+            collected = sum(snapshot.collected for snapshot in self._snapshots.values())
+            self._totals.append((now, (collected, own.consumed, own.consumed_unique, self.updates)))
+            while len(self._totals) > 2 and self._totals[1][0] <= now - _RATE_WINDOW_S:
+                self._totals.popleft()
 
     def _rates(self) -> dict[str, float]:
         """Of the last ten seconds, up to the last update."""
-        start, before = self._totals[0]
-        seconds = max(self._updated_at - start, 1e-9)
-        return {f"{name}_per_s": (last - first) / seconds
-                for name, first, last in zip(_RATES, before, self._totals_now(), strict=True)}
+        (start, before), (end, after) = self._totals[0], self._totals[-1]
+        seconds = max(end - start, 1e-9)
+        return {f"{name}_per_s": (last - first) / seconds for name, first, last in zip(_RATES, before, after, strict=True)}
+
     def skip(self, gradients: Sequence[Gradients]) -> None:
         """No update was made from these gradients, because their mean is not finite.
 
@@ -297,9 +290,8 @@ class Accounts:
             for name, counts in state["lags"].items():
                 setattr(self, f"_{name}", Counter(counts))
         self._consumed_before = self._own.snapshot().consumed
-        with self._lock:  # rates are those of what follows
-            self._updated_at = self._now()
-            self._totals = deque([(self._updated_at, self._totals_now())])
+        self._totals.clear()  # rates are those of what follows
+        self._note_totals()
 
     def settle(self) -> LedgerSnapshot:
         """The final account: no gradient will be applied any more, so what is underway in one is given up."""

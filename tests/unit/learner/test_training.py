@@ -33,7 +33,8 @@ OTHER = {
     "wrappers": (gym.wrappers.RescaleAction,), "reward_transform": "sign", "end_on_life_loss": True,
     "info_keywords": ("lives",), "on_env_error": "restart", "max_env_restarts": 7,
 }
-NEEDED = {"max_env_restarts": {"on_env_error": "restart"}}
+NEEDED = {"max_env_restarts": {"on_env_error": "restart"}, "clip_param_vf": {"use_clipped_value_loss": True},
+          "rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"}}
 PARTS = {"algorithm": "algorithm", "storage": "storage", "actor": "actor", "environments": "train_envs"}
 
 
@@ -51,6 +52,13 @@ def test_every_option_reaches_its_part(monkeypatch, name):
     assert getattr(getattr(agent, PARTS[spec.part]).options, spec.own_name) == value
     if spec.part == "environments" and name != "num_envs":
         assert getattr(agent.test_envs.options, spec.own_name) == value
+
+
+def test_a_preset_gives_way_where_nothing_would_come_of_it():
+    agent = compose("dqn", "CartPole-v1", {"epsilon_per_worker": True})[0]
+    assert agent.algorithm.options.epsilon_steps == 100_000  # the algorithm's own
+    with pytest.raises(ConfigError, match="epsilon_steps needs epsilon_per_worker=False"):
+        compose("dqn", "CartPole-v1", {"epsilon_per_worker": True, "epsilon_steps": 10_000})
 
 
 def test_options_of_scheme_and_learner_reach_them(tmp_path):

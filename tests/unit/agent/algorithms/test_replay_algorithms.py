@@ -482,7 +482,7 @@ def test_an_option_that_nothing_would_come_of_is_refused(kind, options, text):
 
 
 def test_an_epsilon_that_nobody_acts_by_cannot_be_set():
-    with pytest.raises(ConfigError, match="epsilon needs epsilon_per_worker=False"):
+    with pytest.raises(KeyError, match="epsilon is fixed"):
         make("dqn", epsilon_per_worker=True).update_algorithm_parameter("epsilon", 0.1)
 
 
