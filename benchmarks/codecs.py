@@ -1,6 +1,6 @@
 """Codecs on real arrays, and whether `auto` finds out which way is faster.
 
-    python benchmarks/codecs.py [--seconds 0.3] [--messages 600] [--only cartpole]
+    python benchmarks/codecs.py [--seconds 0.3] [--messages 600] [--only cartpole] [--namespaces]
 
 Arrays are those of PPO after some updates: gradients, weights and rollouts, on CartPole-v1 (MLP of 64-64) and, if ale-py is
 there, on Space Invaders (Nature CNN, 4 frames of 84 x 84; the policy is hardly trained). Each codec is timed in this process
@@ -8,7 +8,8 @@ on one thread.
 
 Then messages come from a Ray worker as they do in training: without a codec, with it, and as `auto` decides, in turn, a worker
 each. A message takes from its request until it is decoded, on this machine's own "unlimited" link; slower links add what its
-bytes take at their rate, computed. `auto_over_best` is the mean time of `auto` over that of the faster of the other two, with
+bytes take at their rate, computed. With `--namespaces` (Linux, as root) the workers are on a second node of a Ray cluster, in a
+network namespace of its own, behind a link whose rate the kernel limits both ways: then nothing is computed. `auto_over_best` is the mean time of `auto` over that of the faster of the other two, with
 its standard error over ten parts of the run. `codec_share` is what encoding and decoding take of a message.
 
 Progress on stderr; prints one JSON object; asserts nothing.
@@ -17,16 +18,19 @@ Progress on stderr; prints one JSON object; asserts nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 LINKS = {"unlimited": float("inf"), "1 Gbit/s": 1.25e8, "100 Mbit/s": 1.25e7}
+SPACE, NEAR, FAR, PORT = "prl-codecs", "10.77.0.1", "10.77.0.2", 6397
 CODECS = ("lz4", "zstd", "fp16", "bf16", "int8", "topk")
 
 
@@ -104,14 +108,80 @@ class Sender:
             lambda pack: [pack(array, place) for place, array in enumerate(self.arrays)], sequence)
 
 
-def over_link(arrays: list[np.ndarray], kind: str, name: str, rate: float, number: int) -> dict[str, Any]:
+class Namespaces:
+    """A Ray cluster of two nodes, the second one in a network namespace, and the link between them."""
+
+    def __init__(self) -> None:
+        ip = ["ip", "netns", "exec", SPACE, "ip"]
+        for command in (
+                ["ip", "netns", "add", SPACE], ["ip", "link", "add", "prl0", "type", "veth", "peer", "name", "prl1", "netns", SPACE],
+                ["ip", "address", "add", f"{NEAR}/24", "dev", "prl0"], ["ip", "link", "set", "prl0", "up"],
+                [*ip, "address", "add", f"{FAR}/24", "dev", "prl1"], [*ip, "link", "set", "prl1", "up"], [*ip, "link", "set", "lo", "up"]):
+            subprocess.run(command, check=True)
+        start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2", "--disable-usage-stats"]
+        self._nodes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for command in (
+            [*start, "--head", f"--node-ip-address={NEAR}", f"--port={PORT}", "--include-dashboard=false"],
+            ["ip", "netns", "exec", SPACE, *start, f"--address={NEAR}:{PORT}", f"--node-ip-address={FAR}", '--resources={"far": 100}'])]
+
+    def connect(self) -> None:
+        """Join the cluster, once both nodes are there."""
+        import ray
+
+        deadline = time.monotonic() + 60
+        while True:
+            with contextlib.suppress(Exception):  # it is not up yet
+                if not ray.is_initialized():
+                    ray.init(address=f"{NEAR}:{PORT}", log_to_driver=False, logging_level="ERROR", _node_ip_address=NEAR)
+            if ray.is_initialized() and ray.cluster_resources().get("far"):
+                return
+            if time.monotonic() > deadline:
+                raise SystemExit("the nodes did not find one another within a minute")
+            time.sleep(0.5)
+
+    def limit(self, rate: float) -> None:
+        """Bytes a second, both ways."""
+        for where, device in (([], "prl0"), (["ip", "netns", "exec", SPACE], "prl1")):
+            subprocess.run([*where, "tc", "qdisc", "del", "dev", device, "root"], check=False, stderr=subprocess.DEVNULL)
+            if rate < float("inf"):
+                subprocess.run([*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{int(8 * rate)}bit",
+                                "burst", "256kb", "latency", "400ms"], check=True)
+
+    def stop(self) -> None:
+        """End both nodes, and take the link away."""
+        for node in reversed(self._nodes):
+            node.terminate()
+            node.wait(30)
+        subprocess.run(["ip", "netns", "delete", SPACE], check=False)
+
+
+@contextlib.contextmanager
+def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
+    """A Ray of this machine, or of two namespaces of it."""
+    import ray
+
+    if not namespaces:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
+        yield None
+        ray.shutdown()
+        return
+    cluster = Namespaces()
+    try:
+        cluster.connect()
+        yield cluster
+        ray.shutdown()
+    finally:
+        cluster.stop()
+
+
+def over_link(
+        arrays: list[np.ndarray], kind: str, name: str, rate: float, number: int, resources: dict[str, float]) -> dict[str, Any]:
     """Milliseconds a message by way, the share that was encoded, and `auto` over the better of the two others."""
     import ray
 
     from pytorchrl.scheme.codecs import own_tensor
 
     options: dict[str, str | bool] = {"none": False, name: name, "auto": f"auto:{name}"}
-    senders = {way: ray.remote(num_cpus=0)(Sender).remote(arrays, kind, option) for way, option in options.items()}
+    senders = {way: ray.remote(num_cpus=0, resources=resources)(Sender).remote(arrays, kind, option) for way, option in options.items()}
     ms: dict[str, list[float]] = {way: [] for way in options}
     encoded = dict.fromkeys(options, 0)
     codec_s: dict[str, float] = dict.fromkeys(options, 0.0)
@@ -147,17 +217,8 @@ def tenths(values: list[float]) -> list[list[float]]:
     return [values[len(values) * part // 10:len(values) * (part + 1) // 10] for part in range(10)]
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=0.3, help="of timing each codec at least")
-    parser.add_argument("--messages", type=int, default=600, help="over each link, each way, at least 10")
-    parser.add_argument("--only", choices=("cartpole", "spaceinvaders"))
-    arguments = parser.parse_args()
-    import ray
-    import torch
-    torch.set_num_threads(1)
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
+def measure(arguments: argparse.Namespace, cluster: Namespaces | None) -> dict[str, Any]:
+    """Tables and links of all tasks."""
     tasks = [arguments.only] if arguments.only else ["cartpole", "spaceinvaders"]
     result: dict[str, Any] = {}
     for task in tasks:
@@ -170,9 +231,26 @@ def main() -> None:
         for kind, option, name in (("rollout", "data", "lz4"), ("gradient", "grads", "bf16"), ("weights", "weights", "bf16")):
             rows = result[task][kind]["links"] = {}
             for link, rate in LINKS.items():
-                rows[link] = over_link(found[kind], option, name, rate, arguments.messages)
+                if cluster is not None:
+                    cluster.limit(rate)
+                rows[link] = over_link(found[kind], option, name, rate if cluster is None else float("inf"), arguments.messages,
+                                       {} if cluster is None else {"far": 1})
                 print(task, kind, link, json.dumps(rows[link]), file=sys.stderr, flush=True)
-    ray.shutdown()
+    return result
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=0.3, help="of timing each codec at least")
+    parser.add_argument("--messages", type=int, default=600, help="over each link, each way, at least 10")
+    parser.add_argument("--only", choices=("cartpole", "spaceinvaders"))
+    parser.add_argument("--namespaces", action="store_true", help="links between network namespaces; as root")
+    arguments = parser.parse_args()
+    import torch
+    torch.set_num_threads(1)
+    with ray_for(arguments.namespaces) as cluster:
+        result = measure(arguments, cluster)
     print(json.dumps(result, indent=1))
 
 
