@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -143,8 +144,9 @@ class Namespaces:
         for where, device in (([], "prl0"), (["ip", "netns", "exec", SPACE], "prl1")):
             subprocess.run([*where, "tc", "qdisc", "del", "dev", device, "root"], check=False, stderr=subprocess.DEVNULL)
             if rate < float("inf"):
+                burst = max(16_000, int(rate / 1000))  # a millisecond's worth, or some packets
                 subprocess.run([*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{int(8 * rate)}bit",
-                                "burst", "256kb", "latency", "400ms"], check=True)
+                                "burst", f"{burst}b", "latency", "400ms"], check=True)
 
     def stop(self) -> None:
         """End both nodes, and take the link away."""
@@ -157,6 +159,8 @@ class Namespaces:
 @contextlib.contextmanager
 def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
     """A Ray of this machine, or of two namespaces of it."""
+    if namespaces:
+        os.environ["RAY_AUTH_MODE"] = "disabled"  # read when Ray is imported; nobody else is in these namespaces
     import ray
 
     if not namespaces:

@@ -181,3 +181,16 @@ def test_envpool_steps_with_seeds_of_their_own_and_invalid_rows():
 def test_envpool_refuses_what_it_cannot_do(options, match):
     with pytest.raises(ConfigError, match=match):
         VecEnv.create_factory(**options, backend="envpool")
+
+
+def test_actions_of_a_native_vector_environment_are_checked_as_gymnasium_does():
+    env = VecEnv.create_factory("CartPole-v1", vec_env_size=3)(seed=0)
+    quick, own = env._envs.unwrapped.action_space, gym.spaces.MultiDiscrete([2, 2, 2])
+    assert quick.contains != own.contains.__func__
+    for action in (
+            np.array([0, 1, 1]), np.array([0, 1, 2]), np.array([-1, 0, 0]), np.array([0, 1]), np.array([0.0, 1.0, 1.0]),
+            np.array([1, 1, 1], np.uint8), 1, None):
+        assert quick.contains(action) == own.contains(action), action
+    env.reset()
+    with pytest.raises(EnvError, match="worker g0-c0"):
+        env.step(np.array([0, 5, 0]))
