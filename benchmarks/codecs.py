@@ -9,8 +9,9 @@ on one thread.
 Then messages come from a Ray worker as they do in training: without a codec, with it, and as `auto` decides, in turn, a worker
 each. A message takes from its request until it is decoded, on this machine's own "unlimited" link; slower links add what its
 bytes take at their rate, computed. With `--namespaces` (Linux, as root) the workers are on a second node of a Ray cluster, in a
-network namespace of its own, behind a link whose rate the kernel limits both ways: then nothing is computed. `auto_over_best` is the mean time of `auto` over that of the faster of the other two, with
-its standard error over ten parts of the run. `codec_share` is what encoding and decoding take of a message.
+network namespace of its own, behind a link whose rate the kernel limits both ways: then nothing is computed. `auto_over_best`
+is the mean time of `auto` over that of the faster of the other two, with its standard error over ten parts of the run.
+`codec_share` is what encoding and decoding take of a message.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """

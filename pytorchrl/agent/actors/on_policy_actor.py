@@ -128,9 +128,9 @@ class OnPolicyActor(Actor):
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
         """
-        if mask is not None:
-            self._parts[2].check_mask(mask)
         _, value_trunk, distribution = self._parts
+        if mask is not None:
+            distribution.check_mask(mask)
         obs = self.normalise(obs)
         params, latent, rhs_next = self._policy_params(obs, rhs, done)
         value = None
