@@ -6,12 +6,12 @@ Arrays are those of PPO after some updates: gradients, weights and rollouts, on 
 there, on Space Invaders (Nature CNN, 4 frames of 84 x 84; the policy is hardly trained). Each codec is timed in this process
 on one thread.
 
-Then messages come from a Ray worker as they do in training: without a codec, with it, and as `auto` decides, in turn, a worker
-each. A message takes from its request until it is decoded, on this machine's own "unlimited" link; slower links add what its
-bytes take at their rate, computed. With `--namespaces` (Linux, as root) the workers are on a second node of a Ray cluster, in a
-network namespace of its own, behind a link whose rate the kernel limits both ways: then nothing is computed. `auto_over_best`
-is the mean time of `auto` over that of the faster of the other two, with its standard error over ten parts of the run.
-`codec_share` is what encoding and decoding take of a message.
+Then messages come from a Ray worker, and weights go there, through the parts that do it in training: without a codec, with it, and
+as `auto` decides, in turns of changing order, a worker each. A message takes from its request until it is decoded, on this
+machine's own "unlimited" link; slower links add what its bytes take at their rate, computed. With `--namespaces` (Linux, as root)
+the workers are on a second node of a Ray cluster, in a network namespace of its own, behind a link whose rate the kernel limits
+both ways: then nothing is computed. `auto_over_best` is the mean time of `auto` over that of the faster of the other two, with
+its standard error over ten parts of the run. `codec_share` is what encoding and decoding take of a message.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """
@@ -22,6 +22,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -92,22 +93,35 @@ def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any
     return {"bytes": raw, "codecs": rows}
 
 
-class Sender:
-    """Makes the same message again and again, encoded as its option says."""
+class Peer:
+    """A worker: makes the same message again and again, encoded as its option says; or takes weights."""
 
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool) -> None:
         import torch
 
         from pytorchrl.scheme.compression import Compression, Encoder
         torch.set_num_threads(1)
-        self.arrays, self.encoder = arrays, Encoder(Compression.of(kind, option), time.perf_counter)
+        self.arrays = arrays
+        self.encoder = Encoder(None if kind == "weights" else Compression.of(kind, option), time.perf_counter)
 
-    def send(self, sequence: int, fetched: tuple[int, float] | None) -> tuple[list[Any], Any]:
-        """A message and how it was sent; `fetched` is what the one before took on its way."""
+    def send(self, sequence: int, fetched: tuple[int, float, float] | None) -> tuple[list[Any], Any, float]:
+        """A message, how it was sent, seconds; `fetched` is what the one before took on its way."""
+        start = time.perf_counter()
         if fetched is not None:
             self.encoder.fetched(*fetched)
-        return self.encoder.pack(
+        message, sent = self.encoder.pack(
             lambda pack: [pack(array, place) for place, array in enumerate(self.arrays)], sequence)
+        return message, sent, time.perf_counter() - start
+
+    def take(self, weights: Any) -> tuple[float, float]:
+        """Seconds of decoding or copying, and all in all."""
+        from pytorchrl.scheme.codecs import own_tensor
+
+        start = time.perf_counter()
+        for array in weights.state.values():
+            own_tensor(array)
+        seconds = time.perf_counter() - start
+        return seconds, seconds
 
 
 class Namespaces:
@@ -178,42 +192,88 @@ def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
         cluster.stop()
 
 
+class Line:
+    """Messages to or from a worker of its own, in one way, by the parts that a learner has for that."""
+
+    def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float, resources: dict[str, float]) -> None:
+        from pytorchrl.runtime import Journal
+        from pytorchrl.runtime.ray_runtime import RayRuntime
+        from pytorchrl.scheme.compression import Compression
+        from pytorchrl.scheme.pushes import Pushes
+        from pytorchrl.scheme.supervisor import Requests, Supervisor
+
+        self._kind, self._rate, self._runtime = kind, rate, RayRuntime()
+        self._state = {str(place): array for place, array in enumerate(arrays)}
+        self._handle = self._runtime.start_actor(Peer, {"arrays": arrays, "kind": kind, "option": option}, name="peer",
+                                                 resources={"num_cpus": 0, **resources})
+        supervisor = Supervisor([self._handle], lambda index: None, self._runtime, policy="raise", timeout_s=300.0)
+        self._requests: Requests[Any] = Requests(
+            self._runtime, supervisor, Journal(), lambda answer: answer[-1], lambda answer: (), lambda index: None, lambda index: None)
+        self._pushes = Pushes(self._runtime, Compression.of("weights", option) if kind == "weights" else None, self._state, 1)
+        self._fetched: tuple[int, float, float] | None = None
+        self.ms: list[float] = []
+        self.codec_s, self.encoded = 0.0, 0
+
+    def exchange(self, sequence: int) -> None:
+        """One message; times of the first one, which brings code and connections, are not kept."""
+        start = time.perf_counter()
+        codec_s, encoded, transfer = self._push(sequence) if self._kind == "weights" else self._pull(sequence)
+        if sequence:
+            self.ms.append(1e3 * (time.perf_counter() - start + transfer))
+            self.codec_s += codec_s
+            self.encoded += encoded
+
+    def _answer(self, future: Any) -> Any:
+        self._requests.add(0, future)
+        answers: list[Any] = []
+        while not answers:
+            answers = [answer for _, answer in self._requests.poll(1.0)]
+        return answers[0]
+
+    def _pull(self, sequence: int) -> tuple[float, bool, float]:
+        from pytorchrl.scheme.codecs import own_tensor
+
+        message, sent, _ = self._answer(self._handle.submit(Peer.send, sequence, self._fetched))
+        transfer, come = sent.sent / self._rate, time.perf_counter()
+        for array in message:
+            own_tensor(array)
+        open_s = time.perf_counter() - come
+        self._fetched = sequence, self._requests.way_s + transfer, open_s
+        return sent.encode_s + open_s * sent.is_encoded, sent.is_encoded, transfer
+
+    def _push(self, sequence: int) -> tuple[float, bool, float]:
+        from pytorchrl.scheme.messages import Weights
+
+        before = self._pushes.traffic
+        self._pushes.put(Weights(sequence, self._state))
+        self._pushes.count()
+        open_s, _ = self._answer(self._handle.submit(Peer.take, self._pushes.reference))
+        after = self._pushes.traffic
+        transfer, encoded = (after.sent - before.sent) / self._rate, after.encoded > before.encoded
+        self._pushes.fetched(sequence, self._requests.way_s + transfer, open_s)
+        return after.encode_s - before.encode_s + open_s * encoded, encoded, transfer
+
+    def stop(self) -> None:
+        """End the worker."""
+        self._runtime.kill(self._handle)
+
+
 def over_link(
         arrays: list[np.ndarray], kind: str, name: str, rate: float, number: int, resources: dict[str, float]) -> dict[str, Any]:
     """Milliseconds a message by way, the share that was encoded, and `auto` over the better of the two others."""
-    import ray
-
-    from pytorchrl.scheme.codecs import own_tensor
-
-    options: dict[str, str | bool] = {"none": False, name: name, "auto": f"auto:{name}"}
-    senders = {way: ray.remote(num_cpus=0, resources=resources)(Sender).remote(arrays, kind, option) for way, option in options.items()}
-    ms: dict[str, list[float]] = {way: [] for way in options}
-    encoded = dict.fromkeys(options, 0)
-    codec_s: dict[str, float] = dict.fromkeys(options, 0.0)
-    fetched: dict[str, tuple[int, float] | None] = dict.fromkeys(options)
-    for sequence in range(number + 1):  # the first brings code and connections
-        for way, sender in senders.items():
-            start = time.perf_counter()
-            reference = sender.send.remote(sequence, fetched[way])
-            ray.wait([reference], fetch_local=False)
-            made = time.perf_counter()
-            message, sent = ray.get(reference)
-            come = time.perf_counter()
-            for array in message:
-                own_tensor(array)
-            end, transfer = time.perf_counter(), sent.sent / rate
-            fetched[way] = sequence, come - made + transfer
-            if sequence:
-                ms[way].append(1e3 * (end - start + transfer))
-                encoded[way] += sent.is_encoded
-                codec_s[way] += sent.encode_s + (end - come) * sent.is_encoded
-    for sender in senders.values():
-        ray.kill(sender)
-    best = min(("none", name), key=lambda way: sum(ms[way]))
-    parts = [sum(auto) / sum(other) for auto, other in zip(tenths(ms["auto"]), tenths(ms[best]), strict=True)]
-    return {**{way: {"ms": statistics.mean(times), "encoded_share": encoded[way] / number,
-                     "codec_share": 1e3 * codec_s[way] / sum(times)} for way, times in ms.items()},
-            "best": best, "auto_over_best": sum(ms["auto"]) / sum(ms[best]),
+    lines = {way: Line(arrays, kind, option, rate, resources)
+             for way, option in {"none": False, name: name, "auto": f"auto:{name}"}.items()}
+    rng = random.Random(0)
+    for sequence in range(number + 1):
+        for line in rng.sample(list(lines.values()), len(lines)):  # who comes after whom makes a difference
+            line.exchange(sequence)
+    for line in lines.values():
+        line.stop()
+    best = min(("none", name), key=lambda way: sum(lines[way].ms))
+    parts = [sum(auto) / sum(other) for auto, other in zip(tenths(lines["auto"].ms), tenths(lines[best].ms), strict=True)]
+    return {**{way: {"ms": statistics.mean(line.ms), "encoded_share": line.encoded / number,
+                     "codec_share": 1e3 * line.codec_s / sum(line.ms)} for way, line in lines.items()},
+            "best": best, "auto_over_best": sum(lines["auto"].ms) / sum(lines[best].ms),
             "standard_error": statistics.stdev(parts) / len(parts) ** 0.5}
 
 

@@ -241,8 +241,7 @@ class RayRuntime(Runtime):
     def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> list[Future[Any]]:
         """All futures that have an outcome, once one has."""
         references = [future.native for future in futures]
-        ready, _ = self._ray.wait(references, num_returns=1, timeout=timeout_s, fetch_local=False)
-        if not ready:
+        if timeout_s and not self._ray.wait(references, num_returns=1, timeout=timeout_s, fetch_local=False)[0]:
             return []
         ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
         done = set(ready)

@@ -82,7 +82,7 @@ class Choice:
             is_encoded: Whether it was encoded.
             raw: Its bytes before.
             sent: Its bytes as it crossed.
-            codec_s: Seconds of encoding and decoding.
+            codec_s: Seconds of encoding, and of decoding or else copying it.
             transfer_s: Seconds of the way.
         """
         if not raw:

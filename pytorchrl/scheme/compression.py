@@ -90,8 +90,6 @@ class Sent:
     is_encoded: bool = False
     encode_s: float = 0.0
     """Seconds."""
-    decode_s: float = 0.0
-    """Seconds of decoding, by a trial of the sender where it decides by that; 0 elsewhere."""
     fallbacks: int = 0
     """Arrays that its codec could not hold."""
     relative_error: float | None = None
@@ -185,7 +183,6 @@ class Encoder:
         """Of each place, what did not cross yet."""
         self._pending: dict[int, Sent] = {}
         self._encodings = 0
-        self._decode_s_per_byte = 0.0
         # Of the message at hand.
         self._fallbacks, self._squares, self._is_looked_at = 0, (0.0, 0.0), False
 
@@ -211,25 +208,23 @@ class Encoder:
             return packed
         message = walk(pack)
         encode_s = self._now() - start if is_encoded else 0.0
-        if self._is_looked_at and self._choice is not None:
-            start = self._now()
-            for array in made:
-                unpack(array)
-            self._decode_s_per_byte = (self._now() - start) / max(raw, 1)
         error, norm = self._squares
-        sent = Sent(raw, sum(array.nbytes for array in made), is_encoded, encode_s, self._decode_s_per_byte * raw * is_encoded,
-                    self._fallbacks, math.sqrt(error / norm) if norm and math.isfinite(error / norm) else None)
+        sent = Sent(raw, sum(array.nbytes for array in made), is_encoded, encode_s, self._fallbacks,
+                    math.sqrt(error / norm) if norm and math.isfinite(error / norm) else None)
         if self._choice is not None:
             self._pending[number] = sent
             if len(self._pending) > _MAX_PENDING:
                 del self._pending[next(iter(self._pending))]
         return message, sent
 
-    def fetched(self, number: int, seconds: float, num_readers: int = 1) -> None:
-        """A reader tells how long a message took on its way, for what "auto" decides; one encoding may be for several."""
+    def fetched(self, number: int, way_s: float, open_s: float, num_readers: int = 1) -> None:
+        """A reader tells, for what "auto" decides, how long a message was on its way and then took to be decoded or copied.
+
+        One encoding may be for several readers.
+        """
         sent = self._pending.pop(number, None)
         if sent is not None and self._choice is not None:
-            self._choice.tell(sent.is_encoded, sent.raw, sent.sent, sent.encode_s / num_readers + sent.decode_s, seconds)
+            self._choice.tell(sent.is_encoded, sent.raw, sent.sent, sent.encode_s / num_readers + open_s, way_s)
 
     def _with_kept(self, array: np.ndarray, place: int) -> np.ndarray:
         """All of it crosses this time."""

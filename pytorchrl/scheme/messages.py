@@ -92,6 +92,8 @@ class Rollout:
     """How its arrays were."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     """By kind, what its worker has decoded of weights since its last one, and what a shard took to decode it."""
+    way_s: float = 0.0
+    """Seconds on its way, as who received it knows; see `Requests.way_s`."""
 
     @property
     def collect_s(self) -> float:

@@ -10,15 +10,12 @@ from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.compression import Compression, Encoder, Pack, Sent, Traffic
 from pytorchrl.scheme.messages import Weights
 
-# A new figure of a link counts so much in its mean.
-_WEIGHT = 0.2
-
 
 class Pushes:
     """Weights that are encoded and put once per version, and shared by reference.
 
-    Who decides whether to encode them does not see how long they take on their way. It takes a link to be as fast as for
-    what comes back on it.
+    Weights go out with a request. What that and its answer take on their way decides whether to encode them: the rest of it
+    is the same either way.
 
     Args:
         runtime: Where the workers run.
@@ -36,18 +33,15 @@ class Pushes:
         self._runtime, self._parameters, self._num_workers = runtime, parameters, num_workers
         self._is_lossless = compression is None or compression.codec.is_lossless
         self._encoder = Encoder(compression, runtime.now)
-        self._link_s: float | None = None  # a byte
         self._version: int | None = None
         self._reference: Any = None
         self._sent = Sent()
         self.traffic = Traffic()
         self.bytes_out = 0
 
-    def fetched(self, num_bytes: int, seconds: float) -> None:
-        """A message of a worker took so long on its way here."""
-        if num_bytes:
-            figure = seconds / num_bytes
-            self._link_s = figure if self._link_s is None else self._link_s + _WEIGHT * (figure - self._link_s)
+    def fetched(self, version: int, way_s: float, open_s: float) -> None:
+        """An answer that was made with weights of a version came; the first one says how long they took."""
+        self._encoder.fetched(version, way_s, open_s, self._num_workers)
 
     def has(self, version: int) -> bool:
         """Whether this version was put last."""
@@ -61,8 +55,6 @@ class Pushes:
         """Put weights for all workers."""
         weights, self._sent = self._encoder.pack(lambda pack: self._pack(weights, pack), weights.version)
         self._version, self._reference = weights.version, self._runtime.put(weights)
-        if self._link_s is not None:
-            self._encoder.fetched(weights.version, self._link_s * self._sent.sent, self._num_workers)
         if self._sent.is_encoded:
             self.traffic += Traffic(encodes=1, encode_s=self._sent.encode_s, fallbacks=self._sent.fallbacks,
                                     relative_error=self._sent.relative_error)

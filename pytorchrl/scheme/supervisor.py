@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -216,8 +217,11 @@ class Requests(Generic[R]):
         self._open: dict[Future[R], int] = {}
         self._asked_s: defaultdict[int, float] = defaultdict(float)  # by worker, of answers that said no time
         self._send_s = 0.0
-        self.fetch_s = 0.0
-        """Seconds that the last result took on its way, once it was there."""
+        self.way_s = 0.0
+        """Seconds that the last result and its call were on their way, as far as anybody waited for that: from asking, or the
+        answer before, until it came, less what it says that it took its worker, and then to fetch it. When it came is known
+        if we were waiting for it; else it was at hand by the time we looked, and came when we had last looked in vain."""
+        self._looked = self._came = -math.inf
 
     def __len__(self) -> int:
         return len(self._open)
@@ -244,7 +248,7 @@ class Requests(Generic[R]):
             index = self._open.pop(future)
             start = self._runtime.now()
             outcome = self._runtime.outcome(future, _FETCH_TIMEOUT_S)
-            self.fetch_s = self._runtime.now() - start
+            fetch_s = self._runtime.now() - start
             if isinstance(outcome.error, WorkerDiedError):
                 self._lose(index, outcome.error)
                 continue
@@ -253,13 +257,15 @@ class Requests(Generic[R]):
             if outcome.error is not None:
                 self._supervisor.failed(index)
             value = outcome.unwrap()
-            self._answered(index, self._seconds_of(value))
+            self._answered(index, self._seconds_of(value), fetch_s)
             yield index, value
 
-    def _answered(self, index: int, seconds: float | None) -> None:
+    def _answered(self, index: int, seconds: float | None, fetch_s: float) -> None:
         self._asked_s[index] += self._supervisor.waited_s(index)
         if seconds is not None:
-            self._send_s += max(0.0, self._asked_s.pop(index) - seconds)
+            beyond_s = max(0.0, self._asked_s.pop(index) - seconds)
+            self._send_s += beyond_s
+            self.way_s = max(0.0, beyond_s - (self._runtime.now() - self._came)) + fetch_s
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def take_send_s(self) -> float:
@@ -283,11 +289,21 @@ class Requests(Generic[R]):
         if not self._open:
             self._runtime.sleep(timeout_s)
             return []
-        ready = self._runtime.wait(list(self._open), timeout_s)
+        ready = self._look_or_wait(list(self._open), timeout_s)
         answering = {self._open[future] for future in ready}
         for index, error in self._supervisor.hung():
             if index not in answering:  # its answer may have waited for us
                 self._lose(index, error)
+        return ready
+
+    def _look_or_wait(self, futures: list[Future[R]], timeout_s: float) -> list[Future[R]]:
+        """The calls that are finished, once one is; notes when that was."""
+        ready = self._runtime.wait(futures, 0.0)
+        self._came = self._looked
+        if not ready and timeout_s:
+            ready = self._runtime.wait(futures, timeout_s)
+            self._came = self._runtime.now()
+        self._looked = self._runtime.now()
         return ready
 
     def _as_recorded(self, timeout_s: float) -> Iterator[Future[R]]:
@@ -307,7 +323,7 @@ class Requests(Generic[R]):
                 self._lose(index, WorkerDiedError(f"worker {index + 1} was lost in the run that is replayed"))
             else:
                 future = next(future for future, owner in self._open.items() if owner == index)
-                if not self._runtime.wait([future], timeout_s):
+                if not self._look_or_wait([future], timeout_s):
                     return
                 yield future
             num_taken += 1

@@ -170,12 +170,12 @@ class CWorker(Worker):
             self.algo.load_state_dict(_but_for_draws(state.algorithm, self.algo.state_dict()))
             self.version, self._snapshot = state.version, None
 
-    def collect(self, weights: Weights | None = None, fetched: Iterable[tuple[int, float]] = ()) -> Rollout:
+    def collect(self, weights: Weights | None = None, fetched: Iterable[tuple[int, float, float]] = ()) -> Rollout:
         """Collect one rollout, with `weights` if given, else with those it has.
 
         Args:
             weights: New weights.
-            fetched: (sequence, seconds) of rollouts of its: how long each took on its way.
+            fetched: (sequence, seconds on its way, seconds to decode or copy it) of rollouts of its.
 
         Returns:
             A full rollout; a shorter one after `preempt` or `interrupt`.

@@ -197,7 +197,7 @@ class GWorker(Worker):
                     self.report.add_rollout(part.rollout, part.version_queued, self.actor_version)
             self._unused_steps = item.num_new_steps
             with self.report.watch.part("decode"):  # later uses find tensors
-                item.parts = [part._replace(rollout=self.report.open(part.rollout)) for part in item.parts]
+                item.parts = [part._replace(rollout=self.report.open(part.rollout, self.collector)) for part in item.parts]
         self.storage.insert_from(*zip(*((part.rollout.data, part.rollout.source) for part in item.parts), strict=True))
         self.storage.before_gradients()
         self._item_open = True
@@ -396,7 +396,7 @@ class GWorker(Worker):
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
                          parameters: Parameters | None = None, check: bool = False,
-                         fetched: tuple[int, float] | None = None) -> Gradients:
+                         fetched: tuple[int, float, float] | None = None) -> Gradients:
         """One request of the update worker: take weights, then data, then compute and pack a gradient.
 
         Args:
@@ -406,7 +406,7 @@ class GWorker(Worker):
             distribute_gradients: Average and apply among the gradient workers; nothing but statistics comes back.
             parameters: Those in force, where no weights bring them.
             check: Tell a checksum of what was applied to.
-            fetched: (sequence, seconds) of its last gradient: how long it took on its way.
+            fetched: (sequence, seconds on its way, seconds to decode or copy it) of its last gradient.
         """
         if fetched is not None:
             self.encoder.fetched(*fetched)

@@ -6,6 +6,7 @@ import math
 import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,6 +64,9 @@ class Gather(Protocol):
     def state(self) -> tuple[int, int]:
         """Live workers, and requests in flight."""
 
+    def opened(self, rollout: Rollout, seconds: float) -> None:
+        """A rollout was decoded or copied within so many seconds: its worker is told, with the next request."""
+
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Wait for what is still in flight; dead workers have nothing."""
 
@@ -107,6 +111,9 @@ class LocalGather:
         """There is one, at work only within a step."""
         return 1, 0
 
+    def opened(self, rollout: Rollout, seconds: float) -> None:
+        """Nothing is told: its rollouts go nowhere."""
+
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Nothing is ever in flight between two steps."""
         return []
@@ -141,7 +148,8 @@ class _RemoteGather:
         self._steps_since_push = [0] * len(workers)
         self.pushes = 0
         self._pushes = Pushes(runtime, compress, parameters, len(workers))
-        self._fetched: list[list[tuple[int, float]]] = [[] for _ in workers]  # (sequence, seconds) to be told
+        # (sequence, seconds on its way, and to open it) of rollouts, to be told; the learner's thread adds to it.
+        self._fetched: list[deque[tuple[int, float, float]]] = [deque() for _ in workers]
         self._num_requests = [0] * len(workers)
         # Touched by the collecting thread only, or after it has ended.
         self._in_flight: Requests[Rollout] = Requests(
@@ -188,7 +196,7 @@ class _RemoteGather:
         if weights is not None:
             self.pushes += 1
             self._pushes.count()
-        fetched, self._fetched[index] = self._fetched[index], []
+        fetched = [self._fetched[index].popleft() for _ in range(len(self._fetched[index]))]
         # The reference is resolved on the way: the worker receives a `Weights`.
         self._in_flight.add(index, self._workers[index].submit(CWorker.collect, weights, fetched))  # type: ignore[arg-type]
 
@@ -199,12 +207,16 @@ class _RemoteGather:
 
     def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, Rollout]]:
         """(worker, rollout) of each request that is finished, after at most a moment."""
-        for index, rollout in self._in_flight.poll(timeout_s):
-            self._fetched[index].append((rollout.sequence, self._in_flight.fetch_s))
-            self._pushes.fetched(rollout.sent.sent, self._in_flight.fetch_s)
+        for index, answer in self._in_flight.poll(timeout_s):
+            rollout = replace(answer, way_s=self._in_flight.way_s)
+            self._pushes.fetched(rollout.weights_version, rollout.way_s, rollout.timings.get("decode", 0.0))
             self._delivered[index] += rollout.num_env_steps
             self._steps_since_push[index] += rollout.num_env_steps
             yield index, rollout
+
+    def opened(self, rollout: Rollout, seconds: float) -> None:
+        """See `Gather`."""
+        self._fetched[rollout.worker - 1].append((rollout.sequence, rollout.way_s, seconds))
 
     def _forget(self, index: int) -> None:
         """A worker is lost: what takes its place knows nothing."""

@@ -110,12 +110,14 @@ class Report:
         return [np.array(vector) if vector is array and vector is not None else vector
                 for vector, array in zip(vectors, arrays, strict=True)]
 
-    def open(self, rollout: Rollout) -> Rollout:
-        """The rollout with tensors that the learner may write; what it takes to decode it is counted."""
+    def open(self, rollout: Rollout, collector: Any) -> Rollout:
+        """The rollout with tensors that the learner may write; what that takes is counted, and the CollectorThread told."""
         start = self.watch.now()
         rollout = replace(rollout, data=decode(rollout))
+        seconds = self.watch.now() - start
         if rollout.sent.is_encoded:
-            self.traffic[DATA] += Traffic(decodes=1, decode_s=self.watch.now() - start)
+            self.traffic[DATA] += Traffic(decodes=1, decode_s=seconds)
+        collector.opened(rollout, seconds)
         return rollout
 
     def totals(self, collector: Any) -> dict[str, Traffic]:

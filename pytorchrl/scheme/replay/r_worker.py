@@ -58,6 +58,8 @@ class ShardState(NamedTuple):
     """Mean milliseconds of the last 100 calls of each kind."""
     decoded: Traffic = Traffic()
     """What its last added rollout took to decode."""
+    open_s: float = 0.0
+    """Seconds that it took to decode or to copy it."""
     notes: Mapping[str, Any] = MappingProxyType({})
     """Where it keeps notes, statistics of them by name; see `ReplayBuffer.take_notes`."""
 
@@ -116,7 +118,7 @@ class RWorker(Worker):
         self._storage: Any = None
         self._num_envs = 0  # of each collection worker; with the storage
         self._answers = 0
-        self._decoded = Traffic()
+        self._decoded, self._open_s = Traffic(), 0.0
         self._versions = Versions()
         self._notes = {name: WindowStat(name, _NOTE_WINDOW) for name in NOTES} if debug else {}
 
@@ -131,7 +133,8 @@ class RWorker(Worker):
         if self._storage is None:
             self._storage = self._build(rollout.data.num_envs)
         start, data = self._now(), decode(rollout)
-        self._decoded = Traffic(decodes=1, decode_s=self._now() - start) if rollout.sent.is_encoded else Traffic()
+        self._open_s = self._now() - start
+        self._decoded = Traffic(decodes=1, decode_s=self._open_s) if rollout.sent.is_encoded else Traffic()
         self._versions.add(self._storage.num_rows_added, rollout.weights_version, version)
         self._storage.insert_data_slice([data], sources=[rollout.source])
         self._versions.forget(self._storage.num_rows_added - self._storage.options.size)
@@ -226,7 +229,8 @@ class RWorker(Worker):
         return ShardState(
             self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "leaf_min", 1.0), counters,
             storage.num_items, storage.num_bytes, getattr(storage.options, "alpha", 1.0),
-            {name: statistics.fmean(times) for name, times in self._times.items()}, self._decoded, self._take_notes(storage))
+            {name: statistics.fmean(times) for name, times in self._times.items()}, self._decoded, self._open_s,
+            self._take_notes(storage))
 
 
 def share_of(storage_factory: Factory[Any], index: int, num_shards: int) -> Factory[Any]:

@@ -83,6 +83,8 @@ class Shards:
         self._changed = self._runtime.make_event()
         self.is_draining = False
         """Whether learning rests, so that collection need not wait for it."""
+        self.opened: Callable[[Rollout, float], object] = lambda rollout, seconds: None
+        """Called with each rollout that a shard has, and the seconds that it took to decode or to copy it."""
         self.items_dropped = 0
         """Batches that were drawn and not used."""
         # Both threads read and write, each in a moment.
@@ -165,6 +167,7 @@ class Shards:
         with self._lock:
             self._added += steps
             self._headers.append(replace(rollout, data=None, traffic={**rollout.traffic, DATA: state.decoded}))
+        self.opened(rollout, state.open_s)
         self._take(index, self._incarnations[index], state)
         self._changed.set()
 

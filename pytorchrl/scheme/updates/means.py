@@ -19,12 +19,13 @@ def decode(gradients: Gradients) -> list[Tensor | None]:
 
 
 def opened(gradients: Gradients, accounts: Accounts, now: Callable[[], float]) -> Gradients:
-    """The gradient with its vectors decoded; what that takes is booked."""
-    if not any(isinstance(part, codecs.Packed) for part in gradients.vectors or ()):
+    """The gradient with its vectors as `decode` makes them; what it takes to decode them is booked."""
+    if not gradients.vectors:
         return gradients
     start = now()
     vectors = decode(gradients)
-    accounts.traffic[GRADS] += Traffic(decodes=1, decode_s=now() - start)
+    if any(isinstance(part, codecs.Packed) for part in gradients.vectors):
+        accounts.traffic[GRADS] += Traffic(decodes=1, decode_s=now() - start)
     return replace(gradients, vectors=vectors)
 
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
-from pytorchrl.scheme.codecs import num_bytes
 from pytorchrl.scheme.compression import WEIGHTS, Compression
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
@@ -189,7 +188,8 @@ class RemoteRound:
         self._timeout_s, self._supervisor, self._journal = request_timeout_s, supervisor, journal
         accounts.num_workers, accounts.missing = len(workers), supervisor.gone
         self._pushes = Pushes(runtime, compress_weights, getattr(local_worker.algo, "groups", ()), len(workers))
-        self._fetched: dict[int, tuple[int, float]] = {}  # by worker: (sequence, seconds) of its last gradient, to be told
+        # By worker, (sequence, seconds on its way, and to open it) of its last gradient, to be told.
+        self._fetched: dict[int, tuple[int, float, float]] = {}
         self._versions = [-1] * len(workers)
         self._drains, self._is_draining = 0, False
         # Touched by the thread that steps only, or after it has ended.
@@ -211,13 +211,15 @@ class RemoteRound:
         return self._pushes.reference
 
     def _fetch(self, index: int, answer: Any) -> Any:
-        """A worker's answer has come: a gradient is decoded, and its worker will be told how long it was on its way."""
+        """A worker's answer has come: a gradient is decoded, and its worker will be told how long it took until then."""
         if not isinstance(answer, Gradients):
             return answer
-        self._fetched[index] = answer.sequence, self._in_flight.fetch_s
-        self._pushes.fetched(num_bytes(answer.vectors or ()), self._in_flight.fetch_s)
+        way_s, start = self._in_flight.way_s, self._runtime.now()
+        self._pushes.fetched(answer.weights_version, way_s, answer.timings.get("gradients", {}).get("decode", 0.0))
         with self._accounts.part("decode"):
-            return opened(answer, self._accounts, self._runtime.now)
+            gradients = opened(answer, self._accounts, self._runtime.now)
+        self._fetched[index] = answer.sequence, way_s, self._runtime.now() - start
+        return gradients
 
     def forget_weights(self) -> None:
         """A parameter was changed: every worker gets the weights anew with its next request."""

@@ -158,13 +158,11 @@ def test_arrays_that_do_not_fit_are_counted():
 def test_times_are_those_of_the_clock():
     ticks = iter(range(100))
     _, sent = send(encoder_of("lz4", lambda: next(ticks)), np.zeros(100))
-    assert (sent.encode_s, sent.decode_s) == (1, 0)  # who decides nothing tries nothing
-    encoder = encoder_of("auto:lz4", lambda: next(ticks))
-    assert [send(encoder, np.zeros(100), number=number)[1].decode_s for number in range(2)] == [1, 1]
+    assert sent.encode_s == 1
 
 
 def test_totals():
-    first = Traffic.of(Sent(100, 50, True, 0.5, 9.0, 2, 0.25)) + Traffic(decodes=1, decode_s=0.125)
+    first = Traffic.of(Sent(100, 50, True, 0.5, 2, 0.25)) + Traffic(decodes=1, decode_s=0.125)
     second = Traffic.of(Sent(100, 100))
     assert (first + second).relative_error == 0.25
     metrics = metrics_of([{"grads": first, "data": second}, {"grads": second}, {}])
@@ -320,44 +318,75 @@ def test_a_gradient_that_is_not_finite_is_still_left_out(make_scheme, codec):
     assert all(np.isfinite(encoder.kept[0]).all() and encoder.kept[0].any() for encoder in encoders)
 
 
+@pytest.fixture
+def far_away(monkeypatch):
+    """A function that makes a link of virtual time for each byte, both ways, and codecs that take a little for each message.
+
+    Given bytes a second, and seconds to decode an array.
+    """
+    call, pack, unpack = SimulatedRuntime._call, codecs.Codec.pack, codecs.Packed.unpack
+    runtimes = []
+
+    def set_(rate, decode_s):
+        def slow_call(self, actor, method, args, kwargs):
+            runtimes[:] = [self]
+            self.sleep(sum(weights.num_bytes for weights in args if isinstance(weights, Weights)) / rate)
+            value, error = call(self, actor, method, args, kwargs)
+            if isinstance(value, Rollout):
+                self.sleep(value.sent.sent / rate)
+            elif getattr(value, "vectors", None):
+                self.sleep(codecs.num_bytes(value.vectors) / rate)
+            return value, error
+
+        def slow_pack(self, array):
+            if runtimes:
+                runtimes[0].sleep(1e-6)
+            return pack(self, array)
+
+        def slow_unpack(self):
+            runtimes[0].sleep(decode_s)
+            return unpack(self)
+        runtimes.clear()
+        monkeypatch.setattr(SimulatedRuntime, "_call", slow_call)
+        monkeypatch.setattr(codecs.Codec, "pack", slow_pack)
+        monkeypatch.setattr(codecs.Packed, "unpack", slow_unpack)
+    return set_
+
+
 @pytest.mark.parametrize("rate", [1e5, 1e12])
 @pytest.mark.parametrize("settings", [
     {"num_col_workers": 2, "compress_data_to_send": "auto", "compress_weights_to_send": "auto:bf16"},
     {"num_grad_workers": 2, "compress_grads_to_send": "auto", "compress_weights_to_send": "auto:bf16"},
     {"num_grad_workers": 2, "grad_communication": ASYNC, "compress_grads_to_send": "auto:topk"}], ids=["data", "grads", "async"])
-def test_auto_follows_the_link(make_scheme, monkeypatch, settings, rate):
-    """A link that takes virtual time for each byte, and codecs that take a little for each message."""
-    outcome, pack = SimulatedRuntime.outcome, codecs.Codec.pack
-    runtimes = []
-
-    def slow_outcome(self, future, timeout_s):
-        runtimes.append(self)
-        answer = outcome(self, future, timeout_s)
-        if isinstance(answer.value, Rollout):
-            self.sleep(answer.value.sent.sent / rate)
-        elif getattr(answer.value, "vectors", None):
-            self.sleep(codecs.num_bytes(answer.value.vectors) / rate)
-        return answer
-
-    def slow_pack(self, array):
-        if runtimes:
-            runtimes[0].sleep(1e-6)
-        return pack(self, array)
-    monkeypatch.setattr(SimulatedRuntime, "outcome", slow_outcome)
-    monkeypatch.setattr(codecs.Codec, "pack", slow_pack)
-    settings = {**settings, "runtime": "simulated", "hidden": (32,), "algo": A2C.create_factory(), "size": 16 if "num_col_workers" in settings else 2}
+@pytest.mark.parametrize("decode_s", [0.0, 1.0])
+def test_auto_follows_the_link(make_scheme, far_away, settings, rate, decode_s):
+    far_away(rate, decode_s)
+    settings = {**settings, "runtime": "simulated", "costs": {"message": 0.0}, "hidden": (32,), "algo": A2C.create_factory(),
+                "size": 16 if "num_col_workers" in settings else 2}
     parameters, metrics = after(make_scheme(**settings), 16)
     shares = [value for name, value in metrics.items() if name.endswith("encoded_share")]
     assert len(shares) == sum(name.startswith("compress") for name in settings)
-    assert all(share > 0.8 if rate < 1e6 else share < 0.3 for share in shares)
+    assert all(share > 0.8 if rate < 1e6 and not decode_s else share < 0.3 for share in shares)
     if "num_col_workers" not in settings:  # it follows from the virtual clock
-        runtimes.clear()
+        far_away(rate, decode_s)
         again, same = after(make_scheme(**settings), 16)
         assert torch.equal(parameters, again)
         assert same == metrics
 
 
-def test_each_message_is_told_how_long_it_was_on_its_way(make_scheme, monkeypatch):
+@pytest.mark.parametrize("decode_s", [0.0, 1.0])
+def test_auto_counts_what_shards_take_to_decode(make_replay_scheme, far_away, decode_s):
+    far_away(1e5, decode_s)
+    scheme = make_replay_scheme({"num_envs": 4, "capacity": 400}, num_col_workers=2, col_communication=ASYNC, grad_communication=ASYNC,
+                                num_replay_workers=2, train_batch_size=8, compress_data_to_send="auto", runtime="simulated",
+                                costs={"message": 0.0})
+    while scheme.metrics()["rollouts"] < 60:
+        scheme.step()
+    share = scheme.metrics()["compress/data/encoded_share"]
+    assert share < 0.3 if decode_s else share > 0.8
+
+
+def test_of_each_message_is_told_how_long_it_took(make_scheme, monkeypatch):
     told = {CWorker: [], GWorker: []}
 
     def watch(cls, method):
@@ -372,10 +401,10 @@ def test_each_message_is_told_how_long_it_was_on_its_way(make_scheme, monkeypatc
     watch(GWorker, "collect_and_grad")
     after(make_scheme(num_grad_workers=2, num_col_workers=2, size=4, algo=A2C.create_factory()), 3)
     gradients_told = [message for message in told[GWorker] if message is not None]
-    assert sorted(number for number, _ in gradients_told) == [1, 1, 2, 2]
+    assert sorted(number for number, *_ in gradients_told) == [1, 1, 2, 2]
     rollouts_told = [message for messages in told[CWorker] for message in messages]
-    assert {number for number, _ in rollouts_told} == {1, 2}
-    assert all(0 <= seconds < 1 for _, seconds in gradients_told + rollouts_told)
+    assert {number for number, *_ in rollouts_told} == {1, 2}
+    assert all(0 <= seconds < 1 for message in gradients_told + rollouts_told for seconds in message[1:])
 
 
 def test_messages_nobody_asks_about_are_forgotten():
@@ -383,8 +412,8 @@ def test_messages_nobody_asks_about_are_forgotten():
     for number in range(1000):
         send(encoder, np.zeros(50), number=number)
     assert len(encoder._pending) <= 64
-    encoder.fetched(3, 1.0)  # of long ago
-    encoder.fetched(999, 1.0)
+    encoder.fetched(3, 1.0, 0.0)  # of long ago
+    encoder.fetched(999, 1.0, 0.0)
     assert 999 not in encoder._pending
 
 
