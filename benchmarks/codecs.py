@@ -238,7 +238,7 @@ class Line:
         for array in message:
             own_tensor(array)
         open_s = time.perf_counter() - come
-        self._fetched = sequence, self._requests.way_s + transfer, open_s
+        self._fetched = None if self._requests.way_s is None else (sequence, self._requests.way_s + transfer, open_s)
         return sent.encode_s + open_s * sent.is_encoded, sent.is_encoded, transfer
 
     def _push(self, sequence: int) -> tuple[float, bool, float]:
@@ -250,7 +250,8 @@ class Line:
         open_s, _ = self._answer(self._handle.submit(Peer.take, self._pushes.reference))
         after = self._pushes.traffic
         transfer, encoded = (after.sent - before.sent) / self._rate, after.encoded > before.encoded
-        self._pushes.fetched(sequence, self._requests.way_s + transfer, open_s)
+        way_s = None if self._requests.way_s is None else self._requests.way_s + transfer
+        self._pushes.answered(0, sequence, way_s, open_s, is_trial=False)
         return after.encode_s - before.encode_s + open_s * encoded, encoded, transfer
 
     def stop(self) -> None:

@@ -22,10 +22,12 @@ class _Way:
         self.value, self.count = math.inf, 0
         self._last = math.inf
 
-    def add(self, figure: float, anew: bool) -> None:
-        """A new figure; `anew` forgets what was long ago."""
-        if anew or self.count < _FIRST_ENCODINGS:
-            self.value = figure if anew else min(self.value, figure)
+    def add(self, figure: float, nth: int = 0) -> None:
+        """A new figure; the nth one of a trial, whose mean is all that counts then."""
+        if nth:
+            self.value = figure if nth == 1 else self.value + (figure - self.value) / nth
+        elif self.count < _FIRST_ENCODINGS:
+            self.value = min(self.value, figure)
         else:
             self.value += _WEIGHT * (min(figure, max(_MOST * self.value, self._last)) - self.value)
         self._last = figure
@@ -43,15 +45,20 @@ class Choice:
 
     Everything follows from what it is told, in that order: no clock, no chance.
 
+    Args:
+        delay: Messages by which all trials come later: those of what goes out with a request and of what comes back for it are
+            not to meet, as each is told of the time that both take.
+
     Attributes:
         is_on: Whether encoding seems to be the faster way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, delay: int = 0) -> None:
+        self._first = _FIRST_ENCODINGS + delay
         self._encoded, self._plain = _Way(), _Way()
         self._link = _Way()  # as encoded messages found it
         self.is_on = True
-        self._since_trial, self._interval = 0, _FIRST_INTERVAL
+        self._since_trial, self._interval = -delay, _FIRST_INTERVAL
         self._seconds = self._lost = 0.0
         self._raw = 0  # bytes of the last message
         self._is_plain_asked = False
@@ -64,7 +71,7 @@ class Choice:
     def next(self) -> bool:
         """Whether to encode the next message."""
         self._since_trial += 1
-        if self._encoded.count < _FIRST_ENCODINGS:
+        if self._encoded.count < self._first:
             return True
         extra = abs(self._encoded.value - self._best_plain) * self._raw
         if not self._is_plain_asked and extra <= _FIRST_BUDGET_S:
@@ -75,7 +82,7 @@ class Choice:
             return not self.is_on
         return self.is_on
 
-    def tell(self, is_encoded: bool, raw: int, sent: int, codec_s: float, transfer_s: float) -> None:
+    def tell(self, is_encoded: bool, raw: int, sent: int, codec_s: float, transfer_s: float, nth: int = 0) -> None:
         """A message has come.
 
         Args:
@@ -84,16 +91,16 @@ class Choice:
             sent: Its bytes as it crossed.
             codec_s: Seconds of encoding, and of decoding or else copying it.
             transfer_s: Seconds of the way.
+            nth: Which telling it is of a message that was a trial when it was made; 0: that was none.
         """
         if not raw:
             return
-        is_trial = is_encoded != self.is_on
         self._raw, figure = raw, (codec_s + transfer_s) / raw
         self._seconds += codec_s + transfer_s
-        if is_trial and self._plain.count:
+        if nth and self._plain.count:
             self._lost += max(0.0, figure - (self._encoded.value if self.is_on else self._plain.value)) * raw
-        (self._encoded if is_encoded else self._plain).add(figure, anew=is_trial)
+        (self._encoded if is_encoded else self._plain).add(figure, nth)
         if is_encoded:
-            self._link.add(transfer_s / max(sent, 1), anew=is_trial)
-        if self._encoded.count >= _FIRST_ENCODINGS:
+            self._link.add(transfer_s / max(sent, 1), nth)
+        if self._encoded.count >= self._first:
             self.is_on = self._encoded.value < self._best_plain

@@ -27,7 +27,7 @@ _WHY_NOT = {
 # What looks into an encoding costs as much as the encoding: done at the first, and then once in so many.
 _LOOK_INTERVAL = 64
 # Messages whose time on the way is not known yet; of lost ones it never will be.
-_MAX_PENDING = 64
+_MAX_PENDING = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,8 @@ class Sent:
     """Arrays that its codec could not hold."""
     relative_error: float | None = None
     """||x - decode(encode(x))|| / ||x||; None where it was not looked at."""
+    is_trial: bool = False
+    """Whether it was sent in the way that seems slower, to see whether it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +175,18 @@ class Encoder:
     Args:
         compression: What to do; None sends everything as it is.
         now: The clock.
+        delay: See `Choice`.
     """
 
-    def __init__(self, compression: Compression | None, now: Callable[[], float]) -> None:
+    def __init__(self, compression: Compression | None, now: Callable[[], float], delay: int = 0) -> None:
         self._codec = None if compression is None else compression.codec
-        self._choice = Choice() if compression is not None and compression.is_auto else None
+        self._choice = Choice(delay) if compression is not None and compression.is_auto else None
         self._now = now
         self.kept: dict[int, np.ndarray] = {}
         """Of each place, what did not cross yet."""
-        self._pending: dict[int, Sent] = {}
+        self.is_trial = False
+        """Whether the last message was sent in the way that seems slower."""
+        self._pending: dict[int, tuple[Sent, int]] = {}  # and how often they were told of
         self._encodings = 0
         # Of the message at hand.
         self._fallbacks, self._squares, self._is_looked_at = 0, (0.0, 0.0), False
@@ -194,6 +199,7 @@ class Encoder:
             number: Of the message, for `fetched`.
         """
         is_encoded = self._codec is not None and (self._choice is None or self._choice.next())
+        self.is_trial = self._choice is not None and is_encoded != self._choice.is_on
         self._is_looked_at = is_encoded and self._encodings % _LOOK_INTERVAL == 0
         self._encodings += is_encoded
         self._fallbacks, self._squares = 0, (0.0, 0.0)
@@ -210,9 +216,9 @@ class Encoder:
         encode_s = self._now() - start if is_encoded else 0.0
         error, norm = self._squares
         sent = Sent(raw, sum(array.nbytes for array in made), is_encoded, encode_s, self._fallbacks,
-                    math.sqrt(error / norm) if norm and math.isfinite(error / norm) else None)
+                    math.sqrt(error / norm) if norm and math.isfinite(error / norm) else None, self.is_trial)
         if self._choice is not None:
-            self._pending[number] = sent
+            self._pending[number] = sent, 0
             if len(self._pending) > _MAX_PENDING:
                 del self._pending[next(iter(self._pending))]
         return message, sent
@@ -220,11 +226,15 @@ class Encoder:
     def fetched(self, number: int, way_s: float, open_s: float, num_readers: int = 1) -> None:
         """A reader tells, for what "auto" decides, how long a message was on its way and then took to be decoded or copied.
 
-        One encoding may be for several readers.
+        One encoding may be for several readers, who tell one after the other.
         """
-        sent = self._pending.pop(number, None)
-        if sent is not None and self._choice is not None:
-            self._choice.tell(sent.is_encoded, sent.raw, sent.sent, sent.encode_s / num_readers + open_s, way_s)
+        sent, told = self._pending.pop(number, (None, 0))
+        if sent is None or self._choice is None:
+            return
+        told += 1
+        if told < num_readers:
+            self._pending[number] = sent, told
+        self._choice.tell(sent.is_encoded, sent.raw, sent.sent, sent.encode_s / num_readers + open_s, way_s, told * sent.is_trial)
 
     def _with_kept(self, array: np.ndarray, place: int) -> np.ndarray:
         """All of it crosses this time."""

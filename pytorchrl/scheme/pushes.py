@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,17 @@ from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.compression import Compression, Encoder, Pack, Sent, Traffic
 from pytorchrl.scheme.messages import Weights
 
+# Messages by which trials come later than those of answers.
+_DELAY = 4
+# Trials whose answers may still be on their way.
+_MAX_TRIALS = 16
+
 
 class Pushes:
     """Weights that are encoded and put once per version, and shared by reference.
 
-    Weights go out with a request. What that and its answer take on their way decides whether to encode them: the rest of it
-    is the same either way.
+    Weights go out with a request. What that and its answer take on their way decides whether to encode them, and whether to
+    encode answers: for each, the other one is the same either way, but for trials, which the other is not told of.
 
     Args:
         runtime: Where the workers run.
@@ -32,16 +38,38 @@ class Pushes:
     def __init__(self, runtime: Runtime, compression: Compression | None, parameters: Container[str], num_workers: int) -> None:
         self._runtime, self._parameters, self._num_workers = runtime, parameters, num_workers
         self._is_lossless = compression is None or compression.codec.is_lossless
-        self._encoder = Encoder(compression, runtime.now)
+        self._encoder = Encoder(compression, runtime.now, delay=_DELAY)
+        self._answered: dict[int, int] = {}  # by worker: version of the weights that its last answer was made with
+        self._trials: deque[int] = deque(maxlen=_MAX_TRIALS)  # versions
         self._version: int | None = None
         self._reference: Any = None
         self._sent = Sent()
         self.traffic = Traffic()
         self.bytes_out = 0
 
-    def fetched(self, version: int, way_s: float, open_s: float) -> None:
-        """An answer that was made with weights of a version came; the first one says how long they took."""
-        self._encoder.fetched(version, way_s, open_s, self._num_workers)
+    def answered(self, worker: int, version: int, way_s: float | None, open_s: float, is_trial: bool) -> float | None:
+        """An answer has come: what its way says of weights, if its request brought any.
+
+        Args:
+            worker: Whose.
+            version: Of the weights that it was made with.
+            way_s: Seconds that request and answer were on their way; None if that is not known.
+            open_s: Seconds that the worker took to take over the weights.
+            is_trial: Whether the answer was sent in the way that seems slower.
+
+        Returns:
+            What the way says of the answer: the same, or None where weights were tried out on it.
+        """
+        if self._answered.get(worker) == version:
+            return way_s
+        self._answered[worker] = version
+        if way_s is not None and not is_trial:
+            self._encoder.fetched(version, way_s, open_s, self._num_workers)
+        return None if version in self._trials else way_s
+
+    def lost(self, worker: int) -> None:
+        """Another worker will be in its place."""
+        self._answered.pop(worker, None)
 
     def has(self, version: int) -> bool:
         """Whether this version was put last."""
@@ -55,6 +83,8 @@ class Pushes:
         """Put weights for all workers."""
         weights, self._sent = self._encoder.pack(lambda pack: self._pack(weights, pack), weights.version)
         self._version, self._reference = weights.version, self._runtime.put(weights)
+        if self._sent.is_trial:
+            self._trials.append(weights.version)
         if self._sent.is_encoded:
             self.traffic += Traffic(encodes=1, encode_s=self._sent.encode_s, fallbacks=self._sent.fallbacks,
                                     relative_error=self._sent.relative_error)

@@ -104,6 +104,10 @@ class Supervisor:
         else:
             self._since.pop(index, None)
 
+    def is_untried(self, index: int) -> bool:
+        """Whether a worker has given no result yet."""
+        return index in self._untried
+
     def failed(self, index: int) -> None:
         """A call of a worker has ended with an error, which is an answer too: its time does not run."""
         self._since.pop(index, None)
@@ -217,10 +221,11 @@ class Requests(Generic[R]):
         self._open: dict[Future[R], int] = {}
         self._asked_s: defaultdict[int, float] = defaultdict(float)  # by worker, of answers that said no time
         self._send_s = 0.0
-        self.way_s = 0.0
+        self.way_s: float | None = None
         """Seconds that the last result and its call were on their way, as far as anybody waited for that: from asking, or the
         answer before, until it came, less what it says that it took its worker, and then to fetch it. When it came is known
-        if we were waiting for it; else it was at hand by the time we looked, and came when we had last looked in vain."""
+        if we were waiting for it; else it was at hand when we looked, and may have come right after the look before. None of a
+        worker's first result, for which it had to start."""
         self._looked = self._came = -math.inf
 
     def __len__(self) -> int:
@@ -265,8 +270,13 @@ class Requests(Generic[R]):
         if seconds is not None:
             beyond_s = max(0.0, self._asked_s.pop(index) - seconds)
             self._send_s += beyond_s
-            self.way_s = max(0.0, beyond_s - (self._runtime.now() - self._came)) + fetch_s
+            late_s = self._runtime.now() - self._came
+            self.way_s = None if self._supervisor.is_untried(index) else max(0.0, beyond_s - late_s) + fetch_s
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
+
+    def forget_waits(self) -> None:
+        """The calls without a time of their own that were answered are no part of what is asked next."""
+        self._asked_s.clear()
 
     def take_send_s(self) -> float:
         """Seconds from asking to taking answers beyond what those say that they took their workers, since the last call.

@@ -93,7 +93,7 @@ class CWorker(Worker):
         self._now = runtime.now
         self._point = runtime.points(f"GWorker {index_parent}/CWorker {index_worker}", incarnation)
         self._owned_data, self._encoder = owned_data, Encoder(compress_data_to_send, runtime.now)
-        self._weights_traffic = Traffic()
+        self._weights_traffic, self._weights_s = Traffic(), 0.0
         self._finds_errors = initial_priority == "worker"
         self._sequence = 0
         # Written by signals from another thread, read once per step.
@@ -132,6 +132,7 @@ class CWorker(Worker):
         Raises:
             WeightsError: Names or shapes do not fit.
         """
+        start = self._now()
         if isinstance(weights, Weights):
             weights = self._unpacked(weights)
         with self.journal.writing():
@@ -144,6 +145,12 @@ class CWorker(Worker):
                 self.storage.parameters = {**self.storage.parameters, **weights.storage_parameters}
                 self.version = weights.version
             self._snapshot = None
+        self._weights_s += self._now() - start
+
+    def take_weights_s(self) -> float:
+        """Seconds of taking over weights since the last call."""
+        seconds, self._weights_s = self._weights_s, 0.0
+        return seconds
 
     def _unpacked(self, weights: Weights) -> Weights:
         states = weights.state, weights.learning

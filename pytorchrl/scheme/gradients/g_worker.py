@@ -435,7 +435,7 @@ class GWorker(Worker):
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=used.last, lags=tuple(report.lags), drawn_lags=tuple(report.drawn_lags),
             episodes=tuple(report.episodes), moments=tuple(report.moments), timings=report.timings, counters=report.counters,
-            events=report.events, shards=tuple(report.shards),
+            events=report.events, shards=tuple(report.shards), weights_s=self.local_worker.take_weights_s(), is_trial=self.encoder.is_trial,
             part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
             queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples), traffic=report.totals(self.collector),
             checksum=self.get_weights(learning=True).checksum if check else None)

@@ -150,6 +150,7 @@ class _RemoteGather:
         self._pushes = Pushes(runtime, compress, parameters, len(workers))
         # (sequence, seconds on its way, and to open it) of rollouts, to be told; the learner's thread adds to it.
         self._fetched: list[deque[tuple[int, float, float]]] = [deque() for _ in workers]
+        self._incarnations = [-1] * len(workers)  # of whoever answered last
         self._num_requests = [0] * len(workers)
         # Touched by the collecting thread only, or after it has ended.
         self._in_flight: Requests[Rollout] = Requests(
@@ -208,21 +209,26 @@ class _RemoteGather:
     def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, Rollout]]:
         """(worker, rollout) of each request that is finished, after at most a moment."""
         for index, answer in self._in_flight.poll(timeout_s):
-            rollout = replace(answer, way_s=self._in_flight.way_s)
-            self._pushes.fetched(rollout.weights_version, rollout.way_s, rollout.timings.get("decode", 0.0))
+            rollout = replace(answer, way_s=self._pushes.answered(
+                index, answer.weights_version, self._in_flight.way_s, answer.timings.get("decode", 0.0), answer.sent.is_trial))
+            self._incarnations[index] = rollout.incarnation
             self._delivered[index] += rollout.num_env_steps
             self._steps_since_push[index] += rollout.num_env_steps
             yield index, rollout
 
     def opened(self, rollout: Rollout, seconds: float) -> None:
         """See `Gather`."""
-        self._fetched[rollout.worker - 1].append((rollout.sequence, rollout.way_s, seconds))
+        index = rollout.worker - 1  # -1 is the only one: an asynchronous twin of the local worker has its number
+        if rollout.way_s is not None and rollout.incarnation == self._incarnations[index]:
+            self._fetched[index].append((rollout.sequence, rollout.way_s, seconds))
 
     def _forget(self, index: int) -> None:
         """A worker is lost: what takes its place knows nothing."""
         self._outbox[index], self._versions[index], self._num_requests[index] = None, -1, 0
         self._steps_since_push[index] = 0
+        self._incarnations[index] = -1
         self._fetched[index].clear()
+        self._pushes.lost(index)
         self.delivered_by_lost += self._delivered[index]
         self._delivered[index] = 0
 

@@ -113,12 +113,14 @@ class Report:
     def open(self, rollout: Rollout, collector: Any) -> Rollout:
         """The rollout with tensors that the learner may write; what that takes is counted, and the CollectorThread told."""
         start = self.watch.now()
-        rollout = replace(rollout, data=decode(rollout))
+        data = decode(rollout)
+        if data is rollout.data:
+            return rollout
         seconds = self.watch.now() - start
         if rollout.sent.is_encoded:
             self.traffic[DATA] += Traffic(decodes=1, decode_s=seconds)
         collector.opened(rollout, seconds)
-        return rollout
+        return replace(rollout, data=data)
 
     def totals(self, collector: Any) -> dict[str, Traffic]:
         """What crossed in all, by kind."""

@@ -214,11 +214,12 @@ class RemoteRound:
         """A worker's answer has come: a gradient is decoded, and its worker will be told how long it took until then."""
         if not isinstance(answer, Gradients):
             return answer
-        way_s, start = self._in_flight.way_s, self._runtime.now()
-        self._pushes.fetched(answer.weights_version, way_s, answer.timings.get("gradients", {}).get("decode", 0.0))
+        start = self._runtime.now()
         with self._accounts.part("decode"):
             gradients = opened(answer, self._accounts, self._runtime.now)
-        self._fetched[index] = answer.sequence, way_s, self._runtime.now() - start
+        way_s = self._pushes.answered(index, answer.weights_version, self._in_flight.way_s, answer.weights_s, answer.is_trial)
+        if way_s is not None:
+            self._fetched[index] = answer.sequence, way_s, self._runtime.now() - start
         return gradients
 
     def forget_weights(self) -> None:
@@ -230,6 +231,7 @@ class RemoteRound:
         """A worker is lost, with what it held."""
         self._versions[index] = -1
         self._fetched.pop(index, None)
+        self._pushes.lost(index)
         self._accounts.lose(index + 1)
 
     def _replaced(self, index: int) -> None:
@@ -275,6 +277,7 @@ class RemoteRound:
                 self._in_flight.lose(index, WorkerLostError(f"{self._workers[index].name} gave no answer until the end of drain()"))
         finally:
             self._is_draining = False
+            self._in_flight.forget_waits()
 
     @property
     def is_between_items(self) -> bool:

@@ -21,6 +21,7 @@ def run(choice, bandwidth, codec, messages=3000, raw=1_000_000, latency=0.0, noi
     totals = [0.0, 0.0, 0.0]
     for _ in range(messages):
         encoded, slowness = choice.next(), 1.0 + noise * rng.expovariate(1.0)
+        trial = encoded != choice.is_on
         costs = []
         for is_encoded in (False, True):
             sent = int(raw / ratio) if is_encoded else raw
@@ -29,7 +30,7 @@ def run(choice, bandwidth, codec, messages=3000, raw=1_000_000, latency=0.0, noi
         for place, cost in enumerate((costs[encoded], *costs)):
             totals[place] += cost[3] + cost[4]
         chosen.append(encoded)
-        underway.append(costs[encoded])
+        underway.append((*costs[encoded], int(trial)))
         if len(underway) >= in_flight:
             choice.tell(*underway.pop(0))
     return *totals, sum(chosen) / len(chosen), chosen
@@ -64,6 +65,16 @@ def test_both_ways_are_tried_and_the_slower_one_ever_more_rarely():
     assert all(gap > 80 for gap in gaps)
 
 
+def test_trials_of_requests_and_of_answers_do_not_meet():
+    tried = []
+    for delay in (0, 4):
+        *_, chosen = run(Choice(delay), 1.25e7, (1.001, 6e8, 1.5e9), messages=400)
+        start = chosen.index(False)
+        tried.append({start, *(number for number, encoded in enumerate(chosen) if encoded and number > start)})
+    assert all(len(numbers) > 6 for numbers in tried)
+    assert tried[0].isdisjoint(tried[1])
+
+
 def test_a_trial_that_would_cost_much_waits():
     """Pictures over a slow link: without the codec a message takes forty times as long, or two seconds."""
     *_, chosen = run(Choice(), 1.25e7, CODECS["pictures"], messages=1000, raw=28_000_000)
@@ -95,7 +106,7 @@ def test_where_nothing_takes_time_nothing_is_encoded():
     choice, chosen = Choice(), []
     for _ in range(200):
         chosen.append(choice.next())
-        choice.tell(chosen[-1], 100, 50 if chosen[-1] else 100, 0.0, 0.0)
+        choice.tell(chosen[-1], 100, 50 if chosen[-1] else 100, 0.0, 0.0, int(chosen[-1] != choice.is_on))
     assert sum(chosen) <= 2 + 200 / 8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -159,8 +160,8 @@ def test_rollouts_bring_what_they_took(make_scheme):
     # One tick for each step of 5, for the reset, for the values of the rollout, for packing it; the rest is between them.
     assert first.timings == {"environment": 6, "inference": 6, "encode": 1, "store": 9}
     again = worker.collect(worker.get_weights())
-    assert again.timings == {"decode": 1, "environment": 5, "inference": 6, "encode": 1, "store": 9}
-    assert (first.collect_s, again.collect_s) == (22, 22)
+    assert again.timings == {"decode": 3, "environment": 5, "inference": 6, "encode": 1, "store": 9}
+    assert (first.collect_s, again.collect_s) == (22, 24)
     worker.close()
 
 
@@ -205,7 +206,12 @@ def test_what_an_answer_took_on_its_way_as_far_as_we_waited(busy_s, looks, way_s
     runtime = Answers()
     supervisor = Supervisor([SimpleNamespace(name="a")], None, runtime)
     requests = Requests(runtime, supervisor, Journal(), lambda seconds: seconds, lambda seconds: (), None, None)
-    future = Future("a", 0)
+    first, future = Future("a", 0), Future("a", 1)
+    requests.add(0, first)
+    runtime.due = {first: 0.0}
+    assert list(requests.poll(0.0)) == [(0, 1.0)]
+    assert requests.way_s is None  # it had to start
+    requests._looked = -math.inf
     requests.add(0, future)
     runtime.due, runtime.fetch_s = {future: 3.0}, 0.5
     if looks:
