@@ -2,7 +2,7 @@
 
     python benchmarks/throughput.py cartpole [--pairs 5] [--schemes central,best]
     python benchmarks/throughput.py pong [--pairs 3]
-    python benchmarks/throughput.py sleeping [--workers 2,8,32]
+    python benchmarks/throughput.py sleeping [--workers 2,8,32] [--niceness 0]
 
 `cartpole`: PPO, CartPole-v1, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, MLP 64-64.
 `pong`: PPO, Pong, 8 x 128, 4 epochs x 4 minibatches of 256, Nature CNN, 4 stacked 84 x 84 frames.
@@ -212,7 +212,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
     parser.add_argument("--schemes", default="central,best", help="comma-separated; 'all' for every one")
     parser.add_argument("--workers", default="2,8,32", help="for sleeping: numbers of workers")
+    parser.add_argument("--niceness", type=int, default=15, help="of Ray's workers, as RAY_worker_niceness sets it; Ray's own is 15")
     options = parser.parse_args()
+    os.environ["RAY_worker_niceness"] = str(options.niceness)
     if options.task == "sleeping":
         found: Any = [in_process(["_measure", "sleeping", str(options.seconds), n]) for n in options.workers.split(",")]
     else:
@@ -220,7 +222,7 @@ def main() -> None:
         if options.task == "pong":
             chosen = [name.replace("central", "central_1_thread") if name == "central" else name for name in chosen]
         found = compare(options.task, chosen, options.pairs, options.seconds)
-    print(json.dumps({"task": options.task, "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+    print(json.dumps({"task": options.task, "niceness": options.niceness, "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
                       "unit": "env steps used for learning per second", "results": found}, indent=1))
 
 
