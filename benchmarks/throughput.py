@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--workers", default="2,8,32", help="for sleeping: numbers of workers")
     parser.add_argument("--niceness", type=int, default=15, help="of Ray's workers, as RAY_worker_niceness sets it; Ray's own is 15")
     options = parser.parse_args()
-    os.environ["RAY_worker_niceness"] = str(options.niceness)
+    os.environ.update(RAY_worker_niceness=str(options.niceness))
     if options.task == "sleeping":
         found: Any = [in_process(["_measure", "sleeping", str(options.seconds), n]) for n in options.workers.split(",")]
     else:
