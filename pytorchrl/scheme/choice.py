@@ -9,8 +9,9 @@ import math
 _WEIGHT, _MOST = 0.1, 2.0
 # Encodings before they are judged: the first one may be that of a cold start.
 _FIRST_ENCODINGS = 2
-# Messages between two trials of the slower way: at first, and later on.
-_FIRST_INTERVAL, _INTERVAL = 8, 64
+# Messages between two trials of the slower way: at first, and later on; and by how much later trials are, in turn, so that none
+# falls into step with what else comes every so many messages.
+_FIRST_INTERVAL, _INTERVAL, _STEPS = 8, 64, 7
 # Trials may cost this share of all the time that messages took; and the first message that is not encoded so many seconds.
 _BUDGET, _FIRST_BUDGET_S = 0.01, 0.25
 
@@ -54,14 +55,15 @@ class Choice:
     """
 
     def __init__(self, delay: int = 0) -> None:
-        self._first = _FIRST_ENCODINGS + delay
+        self._first = _FIRST_ENCODINGS + delay  # messages
         self._encoded, self._plain = _Way(), _Way()
         self._link = _Way()  # as encoded messages found it
         self.is_on = True
         self._since_trial, self._interval = -delay, _FIRST_INTERVAL
         self._seconds = self._lost = 0.0
         self._raw = 0  # bytes of the last message
-        self._is_plain_asked = False
+        self._made = self._trials = 0
+        self._plain_asked = -_FIRST_INTERVAL  # the message that was not encoded, to be told of
 
     @property
     def _best_plain(self) -> float:
@@ -71,14 +73,16 @@ class Choice:
     def next(self) -> bool:
         """Whether to encode the next message."""
         self._since_trial += 1
-        if self._encoded.count < self._first:
+        self._made += 1
+        if self._encoded.count < _FIRST_ENCODINGS or self._made <= self._first:
             return True
         extra = abs(self._encoded.value - self._best_plain) * self._raw
-        if not self._is_plain_asked and extra <= _FIRST_BUDGET_S:
-            self._is_plain_asked = True
+        if not self._plain.count and self._made - self._plain_asked >= _FIRST_INTERVAL and extra <= _FIRST_BUDGET_S:
+            self._plain_asked = self._made  # again, should nobody tell of it
             return False
-        if self._since_trial > self._interval and self._lost + extra <= _BUDGET * self._seconds:
+        if self._since_trial > self._interval + self._trials % _STEPS and self._lost + extra <= _BUDGET * self._seconds:
             self._since_trial, self._interval = 0, min(2 * self._interval, _INTERVAL)
+            self._trials += 1
             return not self.is_on
         return self.is_on
 
@@ -102,5 +106,5 @@ class Choice:
         (self._encoded if is_encoded else self._plain).add(figure, nth)
         if is_encoded:
             self._link.add(transfer_s / max(sent, 1), nth)
-        if self._encoded.count >= self._first:
+        if self._encoded.count >= _FIRST_ENCODINGS:
             self.is_on = self._encoded.value < self._best_plain

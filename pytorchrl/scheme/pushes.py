@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Container
 from dataclasses import replace
 from typing import Any
@@ -41,6 +41,7 @@ class Pushes:
         self._encoder = Encoder(compression, runtime.now, delay=_DELAY)
         self._answered: dict[int, int] = {}  # by worker: version of the weights that its last answer was made with
         self._trials: deque[int] = deque(maxlen=_MAX_TRIALS)  # versions
+        self._counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # by worker, of answers without and with weights
         self._version: int | None = None
         self._reference: Any = None
         self._sent = Sent()
@@ -58,18 +59,23 @@ class Pushes:
             is_trial: Whether the answer was sent in the way that seems slower.
 
         Returns:
-            What the way says of the answer: the same, or None where weights were tried out on it.
+            What the way says of the answer: the same, or None where weights were tried out on it, or where most answers of
+            this worker are of the other kind, with weights or without, so that theirs cannot be compared with it.
         """
-        if self._answered.get(worker) == version:
-            return way_s
+        brings, counts = self._answered.get(worker) != version, self._counts[worker]
+        counts[brings] += 1
+        said = way_s if counts[brings] >= counts[not brings] else None
+        if not brings:
+            return said
         self._answered[worker] = version
         if way_s is not None and not is_trial:
             self._encoder.fetched(version, way_s, open_s, self._num_workers)
-        return None if version in self._trials else way_s
+        return None if version in self._trials else said
 
     def lost(self, worker: int) -> None:
         """Another worker will be in its place."""
         self._answered.pop(worker, None)
+        self._counts.pop(worker, None)
 
     def has(self, version: int) -> bool:
         """Whether this version was put last."""
@@ -77,7 +83,10 @@ class Pushes:
 
     def forget(self) -> None:
         """The weights have changed within their version."""
+        if self._version is not None and self._version in self._trials:
+            self._trials.remove(self._version)
         self._version = None
+        self._answered.clear()
 
     def put(self, weights: Weights) -> None:
         """Put weights for all workers."""

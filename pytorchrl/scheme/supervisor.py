@@ -227,6 +227,7 @@ class Requests(Generic[R]):
         if we were waiting for it; else it was at hand when we looked, and may have come right after the look before. None of a
         worker's first result, for which it had to start."""
         self._looked = self._came = -math.inf
+        self._starting: set[int] = set()  # workers whose start is in the calls that have said no time yet
 
     def __len__(self) -> int:
         return len(self._open)
@@ -267,16 +268,20 @@ class Requests(Generic[R]):
 
     def _answered(self, index: int, seconds: float | None, fetch_s: float) -> None:
         self._asked_s[index] += self._supervisor.waited_s(index)
+        if self._supervisor.is_untried(index):
+            self._starting.add(index)
         if seconds is not None:
             beyond_s = max(0.0, self._asked_s.pop(index) - seconds)
             self._send_s += beyond_s
             late_s = self._runtime.now() - self._came
-            self.way_s = None if self._supervisor.is_untried(index) else max(0.0, beyond_s - late_s) + fetch_s
+            self.way_s = None if index in self._starting else max(0.0, beyond_s - late_s) + fetch_s
+            self._starting.discard(index)
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
         """The calls without a time of their own that were answered are no part of what is asked next."""
         self._asked_s.clear()
+        self._starting.clear()
 
     def take_send_s(self) -> float:
         """Seconds from asking to taking answers beyond what those say that they took their workers, since the last call.
@@ -351,6 +356,7 @@ class Requests(Generic[R]):
         self._journal.note("lost", index)
         self._open = {future: owner for future, owner in self._open.items() if owner != index}
         self._asked_s.pop(index, None)
+        self._starting.discard(index)
         self._on_lost(index)
         self._supervisor.lost(index, error, goes_on=self._journal.upcoming() is not None)
 

@@ -56,13 +56,22 @@ def test_both_ways_are_tried_and_the_slower_one_ever_more_rarely():
     *_, chosen = run(Choice(), 1.25e7, (1.001, 6e8, 1.5e9), messages=400)
     assert chosen[:3] == [True, True, False]
     tried = [number for number, encoded in enumerate(chosen) if encoded][2:]
-    assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [17, 33, 65, 65, 65, 65, 65]
+    assert [later - earlier for earlier, later in itertools.pairwise(tried)] == [18, 35, 68, 69, 70, 71]
     # Where it costs more to try, less often.
     *_, chosen = run(Choice(), 1.25e8, CODECS["half"], messages=600)
     tried = [number for number, encoded in enumerate(chosen) if not encoded]
     gaps = [later - earlier for earlier, later in itertools.pairwise(tried)]
     assert len(gaps) > 3
     assert all(gap > 80 for gap in gaps)
+
+
+def test_a_first_trial_of_which_nobody_tells_is_made_again():
+    choice = Choice()
+    for _ in range(2):
+        assert choice.next()
+        choice.tell(True, 1000, 900, 1e-6, 1e-3)
+    asked = [number for number in range(30) if not choice.next()]
+    assert asked == [0, 8, 16, 24]
 
 
 def test_trials_of_requests_and_of_answers_do_not_meet():

@@ -418,6 +418,22 @@ def test_trials_are_told_to_one_side_only():
     assert share == 1.0
 
 
+def test_answers_with_weights_and_without_are_not_compared():
+    pushes = Pushes(ThreadRuntime(), None, (), 1)
+    assert [pushes.answered(0, version, 1.0, 0.0, False) for version in (1, 1, 1, 2, 2, 2, 3)] == [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None]
+    pushes.lost(0)
+    assert [pushes.answered(0, version, 1.0, 0.0, False) for version in (3, 4, 5, 5, 6)] == [1.0, 1.0, 1.0, None, 1.0]
+    assert pushes.answered(1, 5, 1.0, 0.0, False) == 1.0
+
+
+def test_weights_sent_anew_within_their_version_count_as_sent():
+    pushes = Pushes(ThreadRuntime(), None, (), 1)
+    assert [pushes.answered(0, version, 1.0, 0.0, False) for version in (1, 2)] == [1.0, 1.0]
+    pushes.forget()
+    assert pushes.answered(0, 2, 1.0, 0.0, False) == 1.0
+    assert pushes.answered(0, 2, 1.0, 0.0, False) is None
+
+
 @pytest.mark.parametrize("decode_s", [0.0, 1.0])
 def test_auto_counts_what_shards_take_to_decode(make_replay_scheme, far_away, decode_s):
     far_away(1e5, decode_s)

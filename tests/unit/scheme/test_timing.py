@@ -220,3 +220,17 @@ def test_what_an_answer_took_on_its_way_as_far_as_we_waited(busy_s, looks, way_s
     runtime.clock = busy_s
     assert list(requests.poll(10.0)) == [(0, 1.0)]
     assert requests.way_s == pytest.approx(way_s)
+
+
+def test_a_first_answer_that_says_no_time_makes_the_next_one_include_the_start():
+    runtime = Answers()
+    supervisor, seconds = Supervisor([SimpleNamespace(name="a")], None, runtime), iter([None, 1.0, 1.0])
+    requests = Requests(runtime, supervisor, Journal(), lambda value: next(seconds), lambda seconds: (), None, None)
+    ways = []
+    for number in range(3):
+        future = Future("a", number)
+        requests.add(0, future)
+        runtime.due = {future: runtime.clock + 3.0}
+        assert list(requests.poll(10.0)) == [(0, 1.0)]
+        ways.append(requests.way_s)
+    assert ways == [None, None, 2.0]
