@@ -447,15 +447,20 @@ def test_schedules_follow_collected_steps(make_scheme):
 
 
 def test_evaluation_runs_beside_training(make_scheme):
+    may_step = threading.Event()
+
+    class Waiting(CountingEnv):
+        def step(self, action):
+            assert may_step.wait(60)
+            return super().step(action)
     envs = VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2)
-    scheme = make_scheme(envs=envs, test_envs=VecEnv.create_factory(SleepEnv, {"step_s": 0.01, "episode_length": 6}, 2))
+    scheme = make_scheme(envs=envs, test_envs=VecEnv.create_factory(Waiting, {"episode_length": 6}, 2))
     scheme.step()
     assert scheme.poll_evaluation() is None
     scheme.start_evaluation(5)
-    start = time.monotonic()
-    scheme.step()
+    scheme.step()  # were it to wait for the evaluation, that would fail after a minute
     assert scheme.poll_evaluation() is None
-    assert time.monotonic() - start < 0.12  # 3 episodes of 6 steps of 2 x 10 ms go on meanwhile
+    may_step.set()
     evaluation = scheme.wait_evaluation(20.0)
     assert evaluation.version == 1
     assert sorted(evaluation.lengths) == [6] * 5
