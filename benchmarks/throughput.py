@@ -212,7 +212,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
     parser.add_argument("--schemes", default="central,best", help="comma-separated; 'all' for every one")
     parser.add_argument("--workers", default="2,8,32", help="for sleeping: numbers of workers")
-    parser.add_argument("--niceness", type=int, default=15, help="of Ray's workers, as RAY_worker_niceness sets it; Ray's own is 15")
+    parser.add_argument("--niceness", type=int, default=int(os.environ.get("RAY_worker_niceness", "15")),  # noqa: SIM112 - Ray's name
+                        help="of Ray's workers; that of RAY_worker_niceness, else 15 as Ray's own")
     options = parser.parse_args()
     os.environ.update(RAY_worker_niceness=str(options.niceness))
     if options.task == "sleeping":
@@ -222,7 +223,8 @@ def main() -> None:
         if options.task == "pong":
             chosen = [name.replace("central", "central_1_thread") if name == "central" else name for name in chosen]
         found = compare(options.task, chosen, options.pairs, options.seconds)
-    print(json.dumps({"task": options.task, "niceness": options.niceness, "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+    print(json.dumps({"task": options.task, "niceness": options.niceness,
+                      "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
                       "unit": "env steps used for learning per second", "results": found}, indent=1))
 
 

@@ -241,10 +241,11 @@ class RayRuntime(Runtime):
     def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> list[Future[Any]]:
         """All futures that have an outcome, once one has."""
         references = [future.native for future in futures]
-        if timeout_s and not self._ray.wait(references, num_returns=1, timeout=timeout_s, fetch_local=False)[0]:
-            return []
-        if timeout_s and len(futures) == 1:
-            return list(futures)
+        if timeout_s:
+            if not self._ray.wait(references, num_returns=1, timeout=timeout_s, fetch_local=False)[0]:
+                return []
+            if len(futures) == 1:
+                return list(futures)
         ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
         done = set(ready)
         return [future for future in futures if future.native in done]

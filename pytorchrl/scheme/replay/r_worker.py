@@ -19,7 +19,6 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
-from pytorchrl.scheme.compression import Traffic
 from pytorchrl.scheme.gradients.report import decode
 from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.replay.versions import Versions
@@ -56,10 +55,8 @@ class ShardState(NamedTuple):
     """What priorities were raised to the power of, for `mass` and `smallest`."""
     times_ms: Mapping[str, float] = MappingProxyType({})
     """Mean milliseconds of the last 100 calls of each kind."""
-    decoded: Traffic = Traffic()
-    """What its last added rollout took to decode."""
     open_s: float = 0.0
-    """Seconds that it took to decode or to copy it."""
+    """Seconds that it took to decode or to copy its last added rollout."""
     notes: Mapping[str, Any] = MappingProxyType({})
     """Where it keeps notes, statistics of them by name; see `ReplayBuffer.take_notes`."""
 
@@ -118,7 +115,7 @@ class RWorker(Worker):
         self._storage: Any = None
         self._num_envs = 0  # of each collection worker; with the storage
         self._answers = 0
-        self._decoded, self._open_s = Traffic(), 0.0
+        self._open_s = 0.0
         self._versions = Versions()
         self._notes = {name: WindowStat(name, _NOTE_WINDOW) for name in NOTES} if debug else {}
 
@@ -134,7 +131,6 @@ class RWorker(Worker):
             self._storage = self._build(rollout.data.num_envs)
         start, data = self._now(), decode(rollout)
         self._open_s = self._now() - start
-        self._decoded = Traffic(decodes=1, decode_s=self._open_s) if rollout.sent.is_encoded else Traffic()
         self._versions.add(self._storage.num_rows_added, rollout.weights_version, version)
         self._storage.insert_data_slice([data], sources=[rollout.source])
         self._versions.forget(self._storage.num_rows_added - self._storage.options.size)
@@ -229,8 +225,7 @@ class RWorker(Worker):
         return ShardState(
             self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "leaf_min", 1.0), counters,
             storage.num_items, storage.num_bytes, getattr(storage.options, "alpha", 1.0),
-            {name: statistics.fmean(times) for name, times in self._times.items()}, self._decoded, self._open_s,
-            self._take_notes(storage))
+            {name: statistics.fmean(times) for name, times in self._times.items()}, self._open_s, self._take_notes(storage))
 
 
 def share_of(storage_factory: Factory[Any], index: int, num_shards: int) -> Factory[Any]:

@@ -14,7 +14,7 @@ import torch
 from pytorchrl.agent.data import map_tensors
 from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Future, Journal
-from pytorchrl.scheme.compression import DATA
+from pytorchrl.scheme.compression import DATA, Traffic
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.messages import Rollout
@@ -164,9 +164,10 @@ class Shards:
         self._ledger.move(evicted, "resident", "evicted")
         self._evicted[index] = state.evicted
         self._resident[index] += steps - evicted
+        decoded = Traffic(decodes=1, decode_s=state.open_s) if rollout.sent.is_encoded else Traffic()
         with self._lock:
             self._added += steps
-            self._headers.append(replace(rollout, data=None, traffic={**rollout.traffic, DATA: state.decoded}))
+            self._headers.append(replace(rollout, data=None, traffic={**rollout.traffic, DATA: decoded}))
         self.opened(rollout, state.open_s)
         self._take(index, self._incarnations[index], state)
         self._changed.set()
