@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -133,3 +134,12 @@ def start_python(tmp_path):
 def process_environment():
     """That of this process, so that the package is found and torch uses one thread."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def told_by(result):
+    """What a script that ended well printed as JSON behind "told: "; other lines of its standard output (Ray's, say) do not count."""
+    printed = f"exit status {result.returncode}\n{result.stdout}\n{result.stderr[-5000:]}"
+    assert result.returncode == 0, printed
+    lines = [line.removeprefix("told: ") for line in result.stdout.splitlines() if line.startswith("told: ")]
+    assert len(lines) == 1, printed
+    return json.loads(lines[0])

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.conftest import told_by
+
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(170)]
 
 SCRIPT = """
@@ -25,7 +27,7 @@ start = time.monotonic()
 try:
     scheme.step()
 except StartError as error:
-    print(json.dumps({"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - start}))
+    print("told:", json.dumps({"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - start}))
     scheme.stop()
     sys.exit()
 during = [name for name in glob.glob("/tmp/prl-*") if glob.glob(f"{name}/r/session_*_{os.getpid()}")]  # others may run too
@@ -40,14 +42,12 @@ except Exception as error:
     after = str(error)
 else:
     after = "started"
-print(json.dumps({"directories": during, "modes": modes, "seconds": seconds, "ledger": ledger, "after": after}))
+print("told:", json.dumps({"directories": during, "modes": modes, "seconds": seconds, "ledger": ledger, "after": after}))
 """
 
 
 def _run(run_python, settings, *more):
-    result = run_python("-c", SCRIPT, json.dumps(settings), *more, timeout=160)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.strip().splitlines()[-1])
+    return told_by(run_python("-c", SCRIPT, json.dumps(settings), *more, timeout=160))
 
 
 def test_a_local_ray_leaves_nothing(run_python, child_processes):
@@ -93,7 +93,7 @@ def test_a_cluster_that_is_not_there(run_python):
 
 
 ANOTHER_CLUSTER = """
-import ray
+import json, ray
 from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.errors import RayConnectionError
 ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=2)
@@ -111,15 +111,13 @@ for address in (f"localhost:{port}", f"{host}:{port}", f"localhost:{int(port) + 
     else:
         said.append("used")
     scheme.stop()
-print("|".join(said))
+print("told:", json.dumps(said))
 """
 
 
 def test_a_cluster_other_than_the_one_in_use(run_python):
     """An address is honoured or an error: a Ray that runs already is no reason to forget it."""
-    result = run_python("-c", ANOTHER_CLUSTER, timeout=160)
-    assert result.returncode == 0, result.stderr
-    localhost, own, another_port, another_host = result.stdout.strip().splitlines()[-1].split("|")
+    localhost, own, another_port, another_host = told_by(run_python("-c", ANOTHER_CLUSTER, timeout=160))
     assert (localhost, own) == ("used", "used")
     for said in (another_port, another_host):
         assert "uses the Ray cluster at" in said
@@ -179,11 +177,10 @@ scheme = Scheme(
     PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
     GAEBuffer.create_factory(4), envs, seed=1, num_col_workers=2, num_threads=2, col_num_threads=3)
 scheme.step()
-print(sorted({episode.env_return for episode in scheme.episodes()}), torch.get_num_threads())
+print("told:", [sorted({episode.env_return for episode in scheme.episodes()}), torch.get_num_threads()])
 scheme.stop()
 """
 
 
 def test_threads_of_collection_workers(run_python):
-    result = run_python("-c", THREADS, timeout=160)
-    assert result.stdout.strip().splitlines()[-1:] == ["[3.0] 2"], result.stderr
+    assert told_by(run_python("-c", THREADS, timeout=160)) == [[3.0], 2]
