@@ -1,6 +1,6 @@
 """Codecs on real arrays, and whether `auto` finds out which way is faster.
 
-    python benchmarks/codecs.py [--seconds 0.3] [--messages 600] [--only cartpole] [--namespaces]
+    python benchmarks/codecs.py [--seconds 0.3] [--messages 600] [--only cartpole] [--links unlimited,...] [--namespaces]
 
 Arrays are those of PPO after some updates: gradients, weights and rollouts, on CartPole-v1 (MLP of 64-64) and, if ale-py is
 there, on Space Invaders (Nature CNN, 4 frames of 84 x 84; the policy is hardly trained). Each codec is timed in this process
@@ -296,7 +296,8 @@ def measure(arguments: argparse.Namespace, cluster: Namespaces | None) -> dict[s
         result[task] = {kind: table(arrays, kind, arguments.seconds) for kind, arrays in found.items()}
         for kind, option, name in (("rollout", "data", "lz4"), ("gradient", "grads", "bf16"), ("weights", "weights", "bf16")):
             rows = result[task][kind]["links"] = {}
-            for link, rate in LINKS.items():
+            for link in arguments.links:
+                rate = LINKS[link]
                 if cluster is not None:
                     cluster.limit(rate)
                 rows[link] = over_link(found[kind], option, name, rate if cluster is None else float("inf"), arguments.messages,
@@ -311,8 +312,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="of timing each codec at least")
     parser.add_argument("--messages", type=int, default=600, help="over each link, each way, at least 10")
     parser.add_argument("--only", choices=("cartpole", "spaceinvaders"))
+    parser.add_argument("--links", type=lambda text: text.split(","), default=list(LINKS), help="some of " + ", ".join(LINKS))
     parser.add_argument("--namespaces", action="store_true", help="links between network namespaces; as root")
     arguments = parser.parse_args()
+    if unknown := set(arguments.links) - set(LINKS):
+        parser.error(f"--links {', '.join(sorted(unknown))}: there are {', '.join(LINKS)}")
     import torch
     torch.set_num_threads(1)
     with ray_for(arguments.namespaces) as cluster:
