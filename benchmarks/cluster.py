@@ -18,6 +18,7 @@ Progress on stderr; prints one JSON object; asserts nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -146,6 +147,27 @@ def measure(case: str, cluster: Cluster, seconds: float, noticed: Noticed) -> di
     return {"case": case, **found, "stop_s": time.time() - start, "ledger_exact": exact, "worker_lost_steps": ledger["dropped"]["worker_lost"]}
 
 
+def measure_all(cases: list[str], seconds: float, default_health_checks: bool) -> list[dict[str, Any]]:
+    """What was found in each case, on a cluster of this machine's."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    ray._private.services.get_node = patient(ray._private.services.get_node)
+    reaper = start_reaper(os.environ["RAY_TMPDIR"])  # ends what is left, however this process ends
+    cluster, noticed, found = Cluster(), Noticed(), []
+    sizes: dict[str, Any] = {"object_store_memory": 100 * 2**20, "include_dashboard": False, "include_log_monitor": False}
+    try:
+        cluster.add_node(num_cpus=0, no_monitor=True, _system_config={} if default_health_checks else QUICK, **sizes)
+        for case in cases:
+            while len(cluster.worker_nodes) < 2:
+                cluster.add_node(num_cpus=NUM_CPUS, **sizes)
+            found.append(measure(case, cluster, seconds, noticed))
+            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        reaper.communicate()
+    return found
+
+
 def main() -> None:
     """Parse the command line, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,22 +175,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the measurements before and after")
     parser.add_argument("--default-health-checks", action="store_true", help="those that Ray has if nobody says otherwise")
     options = parser.parse_args()
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    ray._private.services.get_node = patient(ray._private.services.get_node)
-    reaper = start_reaper(os.environ["RAY_TMPDIR"])  # ends what is left, however this process ends
-    cluster, noticed, found = Cluster(), Noticed(), []
-    sizes: dict[str, Any] = {"object_store_memory": 100 * 2**20, "include_dashboard": False, "include_log_monitor": False}
-    try:
-        cluster.add_node(num_cpus=0, no_monitor=True, _system_config={} if options.default_health_checks else QUICK, **sizes)
-        for case in options.cases.split(","):
-            while len(cluster.worker_nodes) < 2:
-                cluster.add_node(num_cpus=NUM_CPUS, **sizes)
-            found.append(measure(case, cluster, options.seconds, noticed))
-            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        reaper.communicate()
+    with contextlib.redirect_stdout(sys.stderr):  # Ray says of lost nodes what it has to say, whatever one sets
+        found = measure_all(options.cases.split(","), options.seconds, options.default_health_checks)
     print(json.dumps({"task": "cluster", "machine": {"cores": os.cpu_count(), "python": platform.python_version()}, "unit": "s",
                       "results": found}, indent=1))
 

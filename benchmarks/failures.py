@@ -16,6 +16,7 @@ Progress on stderr; prints one JSON object (or a Markdown table); asserts nothin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import logging
@@ -363,9 +364,10 @@ def main() -> None:
     options = parser.parse_args()
     import ray  # one for all schemes
 
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
-    result = learn() if options.learn else matrix(options.rows.split(","), options.count)
-    ray.shutdown()
+    with contextlib.redirect_stdout(sys.stderr):  # Ray says of lost workers what it has to say, whatever one sets
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
+        result = learn() if options.learn else matrix(options.rows.split(","), options.count)
+        ray.shutdown()
     print(markdown(result) if options.markdown else json.dumps(result, indent=1))
 
 

@@ -2,12 +2,14 @@
 
     python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures]
 
-IMPALA with items of 512 steps, from pictures (84 x 84 x 4 uint8, Nature CNN), each used once, and from vectors
-(CartPole-v1, MLP of 64-64), each used four times: its learner is faster than any two collectors of this environment. There
-64 environments of one worker are stepped at once, so that collecting takes little of the processor that the learner needs.
-Through the queue: collection workers on Ray fill it, the learner's thread empties it. By itself: the last item stays, no
-collector is there, and the same thread of this process makes V-trace's targets, the gradient and the update in a loop. The
-two take turns; each ratio is one pair. Where the queue is empty, it is collection that the learner waits for.
+IMPALA from pictures (84 x 84 x 4 uint8, Nature CNN; items of two rollouts of 8 x 32 steps), each used once, and from vectors
+(CartPole-v1, MLP of 64-64; items of a rollout of 64 x 20), each used four times: its learner is faster than any two collectors
+of this environment. 64 environments are stepped at once, so that collecting takes little of the processor that the learner needs.
+Through the queue: collection workers on Ray fill it, the learner's thread empties it. On repeated data: the same learner
+of the same scheme uses its first item without end, while the queue behind it is full and collectors wait. Bare: nothing but
+V-trace's targets, the gradient and the update of such an item in a loop, without the accounts of a scheme and with no
+collector there. The three take turns; each ratio is one pair. Where the queue is empty, it is collection that the learner
+waits for.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """
@@ -26,7 +28,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-ITEM = 512
+ALWAYS = 10**9
+"""Uses of an item, more than there are updates in any run."""
 
 
 class Pictures(gym.Env[np.ndarray, np.int64]):
@@ -51,14 +54,21 @@ class Pictures(gym.Env[np.ndarray, np.int64]):
         return self._pictures[self._t % 7], float(action == self._t % 6), self._t >= 500, False, {}
 
 
-def through_queue(env: Any, num_envs: int, num_passes: int, num_collectors: int, seconds: float) -> tuple[dict[str, Any], Any]:
+KINDS: dict[str, dict[str, Any]] = {
+    "pictures": {"env": Pictures, "num_envs": 8, "rollout": 32, "item": 512, "num_passes": 1},
+    "vectors": {"env": "CartPole-v1", "num_envs": 64, "rollout": 20, "item": 1280, "num_passes": 4},
+}
+
+
+def through_queue(
+        num_collectors: int, seconds: float, *, env: Any, num_envs: int, rollout: int, item: int, num_passes: int) -> tuple[dict[str, Any], Any]:
     """Updates a second of the learner's thread after a warm-up, how it was fed; and its gradient worker, stopped."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
     envs = VecEnv.create_factory(env, vec_env_size=num_envs)
     scheme = Scheme.impala(
         IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
-        VTraceBuffer.create_factory(size=ITEM // 2 // num_envs), envs, seed=1, num_col_workers=num_collectors, train_batch_size=ITEM,
+        VTraceBuffer.create_factory(size=rollout), envs, seed=1, num_col_workers=num_collectors, train_batch_size=item,
         num_passes=num_passes, col_worker_resources={"num_cpus": 0}, runtime="ray")
     scheme.step()
     end = time.perf_counter() + seconds / 4
@@ -73,8 +83,8 @@ def through_queue(env: Any, num_envs: int, num_passes: int, num_collectors: int,
     return {"updates_per_s": updates / elapsed, "queue": metrics["queue"]}, worker
 
 
-def alone(worker: Any, seconds: float) -> float:
-    """Updates a second on the item that it used last."""
+def bare(worker: Any, seconds: float) -> float:
+    """Updates a second on the item that it used last, without a scheme."""
     data, algo, storage = [part.rollout.data for part in worker._item.parts], worker.algo, worker.storage
 
     def update() -> int:
@@ -108,16 +118,18 @@ def main() -> None:
     torch.set_num_threads(1)
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
     result: dict[str, Any] = {"task": "learner_feed", "cores": os.cpu_count(), "unit": "updates per second"}
-    for name, env, num_envs, num_passes in (("pictures", Pictures, 8, 1), ("vectors", "CartPole-v1", 64, 4)):
+    for name, kind in KINDS.items():
         if options.only not in (None, name):
             continue
         pairs = []
         for _ in range(options.pairs):
-            fed, worker = through_queue(env, num_envs, num_passes, options.collectors, options.seconds)
-            by_itself = alone(worker, options.seconds)
-            pairs.append({**fed, "alone_updates_per_s": by_itself, "ratio": fed["updates_per_s"] / by_itself})
+            fed, worker = through_queue(options.collectors, options.seconds, **kind)
+            repeated, _ = through_queue(options.collectors, options.seconds, **{**kind, "num_passes": ALWAYS})
+            loop = bare(worker, options.seconds)
+            pairs.append({**fed, "repeated_updates_per_s": repeated["updates_per_s"], "bare_updates_per_s": loop,
+                          "ratio": fed["updates_per_s"] / repeated["updates_per_s"], "ratio_bare": fed["updates_per_s"] / loop})
             print(name, pairs[-1], file=sys.stderr, flush=True)
-        result[name] = {"ratio": statistics.median(pair["ratio"] for pair in pairs), "pairs": pairs}
+        result[name] = {**{key: statistics.median(pair[key] for pair in pairs) for key in ("ratio", "ratio_bare")}, "pairs": pairs}
     ray.shutdown()
     print(json.dumps(result, indent=1))
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from enum import Enum
 from typing import Any, NoReturn
+
+import numpy as np
 
 from pytorchrl.errors import ConfigError
 
@@ -55,6 +58,23 @@ def check_fraction(name: str, value: object) -> float:
     return float(value)
 
 
+_LARGEST_BLOCK = 2**25 - 2**13
+"""Bytes of the largest block that glibc still learns from, with room for its header and a page."""
+
+
+@functools.cache  # once is enough
+def keep_freed_memory() -> None:
+    """Have this process keep the memory that it frees, where glibc would give it back and fault it in again a moment later.
+
+    Every update makes and frees the same arrays of some megabytes. What is free at the end of the heap goes back to the
+    system above a threshold, and blocks above another one are maps of their own; both thresholds follow the largest block
+    that was ever freed, up to 32 MB (mallopt(3), `M_MMAP_THRESHOLD`). So one is freed here, which nobody has written to. A
+    process keeps 64 MB at most that it would have given back. Thresholds that the environment sets (`MALLOC_*`) stay, and
+    other C libraries do not care.
+    """
+    np.empty(_LARGEST_BLOCK, np.uint8)
+
+
 class Worker:
     """A place in the worker tree.
 
@@ -64,6 +84,7 @@ class Worker:
 
     def __init__(self, index_worker: int) -> None:
         self.index_worker = index_worker
+        keep_freed_memory()
 
     def ready(self) -> Any:
         """Answer once the constructor is done; workers may say more."""
