@@ -68,9 +68,9 @@ def keep_freed_memory() -> None:
 
     Every update makes and frees the same arrays of some megabytes. What is free at the end of the heap goes back to the
     system above a threshold, and blocks above another one are maps of their own; both thresholds follow the largest block
-    that was ever freed, up to 32 MB (mallopt(3), `M_MMAP_THRESHOLD`). So one is freed here, which nobody has written to. A
-    process keeps 64 MB at most that it would have given back. Thresholds that the environment sets (`MALLOC_*`) stay, and
-    other C libraries do not care.
+    that was ever freed, up to 32 MB (mallopt(3), `M_MMAP_THRESHOLD`). So one is freed here, which nobody has written to. Each
+    thread then keeps 64 MB at most that it would have given back. Thresholds that the environment sets (`MALLOC_*`) stay,
+    and other C libraries do not care.
     """
     np.empty(_LARGEST_BLOCK, np.uint8)
 
