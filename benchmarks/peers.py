@@ -102,7 +102,7 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
             envs, col_communication=ASYNC, queue_size=2, updates_per_step=16, **shared)
     else:
         common |= {"value_loss_coef": s["value_coef"], "entropy_coef": s["entropy_coef"], "compile": True, "adam_eps": 1e-6}
-        actor = OnPolicyActor.create_factory(*spaces, hidden_sizes=HIDDEN, activation="tanh")
+        actor = OnPolicyActor.create_factory(*spaces, hidden_sizes=HIDDEN, activation="tanh", policy_gain=1.0)  # as Sample Factory
         storage = VTraceBuffer.create_factory(s["rollout"], vtrace_lambda=s.get("lambda", 1.0))
         if task == "impala":
             scheme = Scheme.impala(IMPALA.create_factory(**common), actor, storage, envs, train_batch_size=s["batch"],

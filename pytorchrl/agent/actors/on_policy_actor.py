@@ -21,7 +21,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.agent.seeding import torch_generator
 
-_POLICY_GAIN, _VALUE_GAIN = 0.01, 1.0
+_VALUE_GAIN = 1.0
 
 
 class OnPolicyActor(Actor):
@@ -48,6 +48,9 @@ class OnPolicyActor(Actor):
         recurrent_size: int | None = option(None, help="Units of the memory; None: gru 256, lstm 512.", low=1)
         shared_policy_value_network: bool | None = option(
             None, help="Whether policy and value share extractor and memory; None: for images only.")
+        policy_gain: float = option(
+            0.01, low=0.0, exclusive=True, help="Gain of the policy head's first weights: small ones begin with an almost uniform "
+            "policy (a Gaussian of mean 0), 1.0 learns faster where updates are few.")
         log_std_init: float = option(0.0, help="Log standard deviation of a Gaussian policy at the start.")
         normalize_obs: bool = option(False, help="Divide observations that are no images by their running moments.")
         normalize_reward: bool = option(False, help="Divide rewards by the running deviation of discounted returns.")
@@ -79,7 +82,7 @@ class OnPolicyActor(Actor):
         self.policy = Trunk(options, generator)
         self.value = None if self.is_shared else Trunk(options, generator)
         size = self.policy.out_features
-        self.policy_head = linear(size, self.distribution.num_outputs, _POLICY_GAIN, generator)
+        self.policy_head = linear(size, self.distribution.num_outputs, options.policy_gain, generator)
         self.value_head = linear(size, 1, _VALUE_GAIN, generator)
         self._finish(normalize_reward=options.normalize_reward)
         # The same parts once more: an attribute of a module that is a module or parameter takes long to look up,

@@ -27,7 +27,7 @@ OTHER = {
     "use_clipped_value_loss": True, "clip_param_vf": 0.6, "target_kl": 0.3, "recompute_advantages": True,
     "dual_clip": 4.0, "num_steps": 17, "sequence_length": 5, "gae_lambda": 0.33, "feature_extractor": "mlp",
     "hidden_sizes": (7,), "activation": "relu", "recurrent_net": "gru", "recurrent_size": 9,
-    "shared_policy_value_network": True, "log_std_init": -1.0, "normalize_obs": True, "normalize_reward": True,
+    "shared_policy_value_network": True, "policy_gain": 0.5, "log_std_init": -1.0, "normalize_obs": True, "normalize_reward": True,
     "checkpoint": "model.pt", "env_kwargs": {"sutton_barto_reward": True}, "test_env_kwargs": {"a": 1},
     "num_envs": 3, "backend": "sync", "autoreset": "next_step", "max_episode_steps": 11, "frame_stack": 2,
     "wrappers": (gym.wrappers.RescaleAction,), "reward_transform": "sign", "end_on_life_loss": True,

@@ -234,9 +234,10 @@ def test_memory_matters_and_its_inputs_are_required():
 # ---- parameters
 
 
-def test_heads_start_orthogonal_with_their_gains():
-    actor = _actor(VECTOR, gym.spaces.Discrete(3))
-    for layer, gain in ((actor.policy_head, 0.01), (actor.value_head, 1.0), (actor.policy.extractor.layers[0], math.sqrt(2))):
+@pytest.mark.parametrize(("options", "policy_gain"), [({}, 0.01), ({"policy_gain": 1.0}, 1.0)])
+def test_heads_start_orthogonal_with_their_gains(options, policy_gain):
+    actor = _actor(VECTOR, gym.spaces.Discrete(3), **options)
+    for layer, gain in ((actor.policy_head, policy_gain), (actor.value_head, 1.0), (actor.policy.extractor.layers[0], math.sqrt(2))):
         singular = torch.linalg.svdvals(layer.weight.detach())
         torch.testing.assert_close(singular, torch.full_like(singular, gain), atol=1e-5, rtol=0)
         assert not layer.bias.any()
