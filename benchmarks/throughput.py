@@ -40,12 +40,12 @@ OURS: dict[str, dict[str, dict[str, Any]]] = {
     "pong": {
         "central_1_thread": {},
         "central_2_threads": {"num_threads": 2},
-        "async_in_process": {"col_communication": "asynchronous", "queue_size": 1, "col_in_flight": 1},
+        "async_2_threads": {"col_communication": "asynchronous", "queue_size": 1, "col_in_flight": 1, "num_threads": 2},
         "parallel_gradients": {"num_grad_workers": 2, "num_envs": 4},
         "decentralised": {"num_grad_workers": 2, "num_envs": 4, "distribute_gradients": True},
     },
 }
-BEST = {"cartpole": "async_2_collectors", "pong": "parallel_gradients"}
+BEST = {"cartpole": "async_2_collectors", "pong": "async_2_threads"}
 
 
 def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
