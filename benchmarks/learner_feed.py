@@ -1,6 +1,6 @@
 """Whether the queue keeps its learner busy: updates a second through it, and on one item again and again.
 
-    python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures]
+    python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin]
 
 IMPALA from pictures (84 x 84 x 4 uint8, Nature CNN; items of two rollouts of 8 x 32 steps), each used once, and from vectors
 (CartPole-v1, MLP of 64-64; items of a rollout of 64 x 20), each used four times: its learner is faster than any two collectors
@@ -8,7 +8,8 @@ of this environment. 64 environments are stepped at once, so that collecting tak
 Through the queue: collection workers on Ray fill it, the learner's thread empties it. On repeated data: the same learner
 of the same scheme uses its first item without end, while the queue behind it is full and collectors wait. Bare: nothing but
 V-trace's targets, the gradient and the update of such an item in a loop, without the accounts of a scheme and with no
-collector there. The three take turns; each ratio is one pair. Where the queue is empty, it is collection that the learner
+collector there. `--pin` leaves the last core to the learner's thread, as on a machine with enough of them: all
+other threads and processes share the rest. The three take turns; each ratio is one pair. Where the queue is empty, it is collection that the learner
 waits for.
 
 Progress on stderr; prints one JSON object; asserts nothing.
@@ -21,6 +22,7 @@ import json
 import os
 import statistics
 import sys
+import threading
 import time
 from typing import Any
 
@@ -28,6 +30,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+CORES = sorted(os.sched_getaffinity(0))
 ALWAYS = 10**9
 """Uses of an item, more than there are updates in any run."""
 
@@ -61,7 +64,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def through_queue(
-        num_collectors: int, seconds: float, *, env: Any, num_envs: int, rollout: int, item: int, num_passes: int) -> tuple[dict[str, Any], Any]:
+        num_collectors: int, seconds: float, pin: bool, *, env: Any, num_envs: int, rollout: int, item: int, num_passes: int,
+) -> tuple[dict[str, Any], Any]:
     """Updates a second of the learner's thread after a warm-up, how it was fed; and its gradient worker, stopped."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
@@ -71,6 +75,9 @@ def through_queue(
         VTraceBuffer.create_factory(size=rollout), envs, seed=1, num_col_workers=num_collectors, train_batch_size=item,
         num_passes=num_passes, col_worker_resources={"num_cpus": 0}, runtime="ray")
     scheme.step()
+    if pin:  # all others have inherited the rest from the thread that started them
+        learner = next(thread for thread in threading.enumerate() if thread.name == "UpdaterThread")
+        os.sched_setaffinity(learner.native_id, CORES[-1:])
     end = time.perf_counter() + seconds / 4
     while time.perf_counter() < end:
         scheme.step()
@@ -111,20 +118,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each, beside a warm-up of a quarter")
     parser.add_argument("--collectors", type=int, default=2, help="collection workers")
     parser.add_argument("--only", choices=["pictures", "vectors"], help="only this kind of observation")
+    parser.add_argument("--pin", action="store_true", help="leave the last core to the learner's thread")
     options = parser.parse_args()
+    if options.pin:
+        os.sched_setaffinity(0, CORES[:-1])
     import ray  # one for all runs: starting it takes as long as one
     import torch
 
     torch.set_num_threads(1)
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
-    result: dict[str, Any] = {"task": "learner_feed", "cores": os.cpu_count(), "unit": "updates per second"}
+    result: dict[str, Any] = {"task": "learner_feed", "cores": os.cpu_count(), "pinned": options.pin, "unit": "updates per second"}
     for name, kind in KINDS.items():
         if options.only not in (None, name):
             continue
         pairs = []
         for _ in range(options.pairs):
-            fed, worker = through_queue(options.collectors, options.seconds, **kind)
-            repeated, _ = through_queue(options.collectors, options.seconds, **{**kind, "num_passes": ALWAYS})
+            fed, worker = through_queue(options.collectors, options.seconds, options.pin, **kind)
+            repeated, _ = through_queue(options.collectors, options.seconds, options.pin, **{**kind, "num_passes": ALWAYS})
             loop = bare(worker, options.seconds)
             pairs.append({**fed, "repeated_updates_per_s": repeated["updates_per_s"], "bare_updates_per_s": loop,
                           "ratio": fed["updates_per_s"] / repeated["updates_per_s"], "ratio_bare": fed["updates_per_s"] / loop})
