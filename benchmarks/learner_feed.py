@@ -8,9 +8,9 @@ of this environment. 64 environments are stepped at once, so that collecting tak
 Through the queue: collection workers on Ray fill it, the learner's thread empties it. On repeated data: the same learner
 of the same scheme uses its first item without end, while the queue behind it is full and collectors wait. Bare: nothing but
 V-trace's targets, the gradient and the update of such an item in a loop, without the accounts of a scheme and with no
-collector there. `--pin` leaves the last core to the learner's thread, as on a machine with enough of them: all
-other threads and processes share the rest. The three take turns; each ratio is one pair. Where the queue is empty, it is collection that the learner
-waits for.
+collector there. The three take turns; each ratio is one pair. Where the queue is empty, it is collection that the learner
+waits for. `--pin` leaves the last core to the learner's thread, as on a machine with enough of them: all other threads and
+processes share the rest.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """

@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "impala": {"rollout": 50, "batch": 500, "lr": 5e-4, "gamma": 0.99, "value_coef": 0.05, "entropy_coef": 0.0, "grad_norm": 40.0},
     # RLlib's tuned example, with sizes that Sample Factory can have too.
     "appo": {"rollout": 128, "batch": 1024, "mini_batch": 256, "epochs": 2, "lr": 7.5e-4, "gamma": 0.99, "value_coef": 0.05,
-             "entropy_coef": 0.01, "grad_norm": 40.0, "clip": 0.4, "lambda": 0.95},
+             "entropy_coef": 0.01, "grad_norm": 40.0, "clip": 0.4},
     # RLlib's tuned example, its networks and random n-step aside. An update for 8 env steps.
     "dqn": {"rollout": 16, "batch": 32, "steps_per_update": 8, "lr": 5e-4, "gamma": 0.99, "grad_norm": 40.0, "n_step": 3,
             "capacity": 50_000, "alpha": 0.6, "beta": 0.4, "epsilon": (1.0, 0.02, 10_000), "starts": 1000, "target_steps": 500},
@@ -225,7 +225,7 @@ def sample_factory(task: str, seed: int, clock: Clock) -> dict[str, Any]:
             f"--batch_size={s['mini_batch']}", f"--num_batches_per_epoch={s['batch'] // s['mini_batch']}",
             f"--num_epochs={s['epochs']}", f"--learning_rate={s['lr']}", f"--gamma={s['gamma']}",
             f"--value_loss_coeff={s['value_coef']}", f"--exploration_loss_coeff={s['entropy_coef']}",
-            f"--max_grad_norm={s['grad_norm']}", f"--gae_lambda={s['lambda']}",
+            f"--max_grad_norm={s['grad_norm']}", "--gae_lambda=0.95",
             f"--ppo_clip_ratio={s['clip']}", "--use_rnn=False", "--nonlinearity=tanh",
             "--encoder_mlp_layers", *map(str, HIDDEN), "--actor_critic_share_weights=False", "--normalize_input=False",
             "--normalize_returns=False", "--stats_avg=100", "--train_for_env_steps=1000000000",

@@ -67,12 +67,14 @@ def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
 
 def bfloat16_pays() -> bool:
     """Whether Pong's network learns faster in bfloat16 here: not every processor that has its instructions gains by them."""
+    import numpy as np
     import torch
-    from torch import nn
+    from gymnasium.spaces import Box
 
-    net = nn.Sequential(nn.Conv2d(4, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(),
-                        nn.Flatten(), nn.Linear(3136, 512)).to(memory_format=torch.channels_last)
-    batch = torch.rand(256, 4, 84, 84).contiguous(memory_format=torch.channels_last)
+    from pytorchrl.agent.actors.extractors import CNN
+
+    net = CNN(Box(0, 255, (4, 84, 84), np.uint8))
+    batch = torch.randint(0, 256, (256, 4, 84, 84), dtype=torch.uint8)
     seconds = {True: float("inf"), False: float("inf")}
     for _ in range(4):
         for enabled in seconds:
