@@ -104,16 +104,14 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
         common |= {"value_loss_coef": s["value_coef"], "entropy_coef": s["entropy_coef"], "compile": True, "adam_eps": 1e-6}
         actor = OnPolicyActor.create_factory(*spaces, hidden_sizes=HIDDEN, activation="tanh", policy_gain=1.0)  # as Sample Factory
         storage = VTraceBuffer.create_factory(s["rollout"])
-        # A rollout holds no step in which an environment is reset: as many rollouts as are in a batch of the others.
-        batch = round(0.9 * s["batch"])
         if task == "impala":
-            scheme = Scheme.impala(IMPALA.create_factory(**common), actor, storage, envs, train_batch_size=batch,
+            scheme = Scheme.impala(IMPALA.create_factory(**common), actor, storage, envs, train_batch_size=s["batch"],
                                    queue_size=1, col_in_flight=1, updates_per_step=4, **shared)
         else:
             algo = APPO.create_factory(**common, clip_param=s["clip"], num_epochs=s["epochs"], advantage_normalization="none",
                                        num_mini_batch=s["batch"] // s["mini_batch"])
-            scheme = Scheme.appo(algo, actor, storage, envs, train_batch_size=batch,
-                                 queue_size=1, col_in_flight=1, updates_per_step=8, **shared)
+            scheme = Scheme.appo(algo, actor, storage, envs, train_batch_size=s["batch"], queue_size=1, col_in_flight=1,
+                                 max_policy_lag=4, on_policy_lag="wait", updates_per_step=8, **shared)
     returns: deque[float] = deque(maxlen=100)
     scheme.start(10**6)
     while True:

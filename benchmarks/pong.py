@@ -22,13 +22,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ray import cloudpickle
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
+import atari_ppo
 from atari_ppo import SmallCNN
 
 from pytorchrl import APPO, DQN, IMPALA, Learner, OnPolicyActor, PERBuffer, QActor, Scheme, VTraceBuffer, linear
 from pytorchrl.envs import atari_factory
 
+cloudpickle.register_pickle_by_value(atari_ppo)  # Ray's workers do not find it
 GAME = "ALE/Pong-v5"
 EVAL_EVERY = {"appo": 250_000, "impala": 250_000, "apex": 50_000}
 

@@ -145,6 +145,11 @@ class RolloutData:
         return self.reward.shape[1]
 
     @property
+    def size(self) -> int:
+        """T · E: what it adds to a batch of rollouts, with the steps in which an environment was reset."""
+        return self.num_steps * self.num_envs
+
+    @property
     def parts(self) -> Mapping[str, RolloutData]:
         """Policy -> its transitions; those of one policy alone are all in `""`."""
         return {"": self}

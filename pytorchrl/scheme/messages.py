@@ -67,6 +67,9 @@ class Rollout:
     """`RolloutData` of numpy arrays, or of their packed form."""
     num_env_steps: int
     """Valid transitions in `data`."""
+    size: int
+    """Steps by which it fills a batch: those of its vector times environments. A step in which an environment is reset is one
+    of them and none of `num_env_steps`, so that a batch of two rollouts is two rollouts."""
     collected_steps: int
     """All env steps that this incarnation of the worker has made so far."""
     weights_version: int

@@ -87,9 +87,14 @@ class MultiRollout:
         """T."""
         return next(iter(self.parts.values())).num_steps
 
+    @property
+    def size(self) -> int:
+        """T · E."""
+        return self.num_steps * self.num_envs
+
     def num_valid(self) -> int:
         """Number of env steps in it. An environment that ends begins anew at once, so every step is one."""
-        return self.num_steps * self.num_envs
+        return self.size
 
     def map(self, function: Callable[[Any], Any]) -> MultiRollout:
         """A copy with `function` applied to every tensor (or array)."""

@@ -197,7 +197,7 @@ class CWorker(Worker):
         version = self.version
         episodes, preempted = self._fill_storage(watch)
         data = self.storage.get_all_buffer_data(copy=self._owned_data)
-        num_env_steps, num_steps = data.num_valid(), data.num_steps
+        num_env_steps, num_steps, size = data.num_valid(), data.num_steps, data.size
         self.collected_steps += num_env_steps
         moments: dict[str, Moments] = {}
         if num_env_steps:
@@ -223,7 +223,7 @@ class CWorker(Worker):
             data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
             worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
             moments=moments, agent_steps=agent_steps, timings={**watch.seconds, "store": max(0.0, rest)}, num_steps=num_steps,
-            preempted=preempted, sent=sent, traffic={WEIGHTS: self.take_weights_traffic()},
+            size=size, preempted=preempted, sent=sent, traffic={WEIGHTS: self.take_weights_traffic()},
             envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
 
     def _fill_storage(self, watch: Stopwatch) -> tuple[list[Episode], bool]:

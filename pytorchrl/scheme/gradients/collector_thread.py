@@ -261,16 +261,16 @@ class CollectorThread(threading.Thread):
                 self._tell_starved()
 
     def get_rounds(self, microbatch: int, target: int) -> Item:
-        """Whole synchronous rounds as one item: microbatches of so many env steps at least, until there are `target`."""
+        """Whole synchronous rounds as one item: microbatches of such a size at least, until it is `target`; see `Rollout.size`."""
         earlier: list[Part] = []
         goal = microbatch
         while True:
             item = self.get()
             newest, item.parts = item.parts, [*earlier, *item.parts]
-            if item.num_steps >= goal:
-                if item.num_steps >= target:
+            if item.size >= goal:
+                if item.size >= target:
                     return item
-                goal = item.num_steps + microbatch
+                goal = item.size + microbatch
             # The local worker hands out its storage's own rows, which its next rollout overwrites.
             earlier += [part._replace(rollout=own(part.rollout)) for part in newest]
 

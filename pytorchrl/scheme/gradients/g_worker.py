@@ -302,21 +302,21 @@ class GWorker(Worker):
 
     def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """The gradient of a whole train batch, of which no more than a microbatch is held at a time."""
-        assert self._train_batch_size is not None
         total = accumulator.GradAccumulator(self._microbatch_size, self.algo.loss_reduction)
-        num_new = 0
+        num_new, size, wanted = 0, 0, self._train_batch_size or 0
         while True:
-            batch = self._batch
+            batch, item = self._batch, self._item
             assert batch is not None
-            num_new += batch.num_new_samples
-            is_enough = num_new >= self._train_batch_size
+            assert item is not None
+            num_new, size = num_new + batch.num_new_samples, size + item.size
+            is_enough = size >= wanted
             if self._prefetch and not is_enough:
-                self.collector.ask_ahead(self._microbatch_size or self._train_batch_size)
+                self.collector.ask_ahead(self._microbatch_size or wanted)
             grads, info = self.compute_gradients(batch, False)
             self._tell_replay(batch, info)
             total.add(grads, batch.num_samples, info, samples_by_policy(batch))
             self._unused_steps -= batch.num_new_samples
-            self._batches = self._batch = batch = None  # nothing refers to it any more when the next one is collected
+            self._batches = self._batch = batch = item = None  # nothing refers to them any more when the next one is collected
             self.storage.reset()
             if is_enough:
                 break

@@ -30,6 +30,11 @@ class Item:
     """Times it was given to the learner."""
 
     @property
+    def size(self) -> int:
+        """Steps in it as batches count them, see `Rollout.size`."""
+        return sum(part.rollout.size for part in self.parts)
+
+    @property
     def num_steps(self) -> int:
         """Env steps in it, old rollouts included."""
         return sum(part.rollout.num_env_steps for part in self.parts)
@@ -62,7 +67,7 @@ class TrainBatches:
     replay). Once as many are kept as a train batch holds, floor(f k) old ones have followed after k further new ones.
 
     Args:
-        size: Env steps of an item, at least; None makes an item of whatever arrives at once.
+        size: Steps of an item, at least, counted as in `Rollout.size`; None makes an item of whatever arrives at once.
         replay_proportion: f, old rollouts for each new one.
         replay_slots: New rollouts that are kept to be drawn.
         seed: Of what is drawn.
@@ -94,7 +99,7 @@ class TrainBatches:
         for rollout in rollouts:
             for part in (Part(rollout, version), *self._old_ones(rollout, version)):
                 self._open.append(part)
-                self._open_steps += part.rollout.num_env_steps
+                self._open_steps += part.rollout.size
                 if self._open_steps >= (self._size or 1):
                     item, self._open, self._open_steps = Item(self._open), [], 0
                     yield item
@@ -104,7 +109,7 @@ class TrainBatches:
         if not self._num_slots:
             return []
         drawn: list[Part] = []
-        if sum(kept.num_env_steps for kept in self._slots) >= (self._size or 1):
+        if sum(kept.size for kept in self._slots) >= (self._size or 1):
             self._mixing_since += 1
             while self._num_old < int(self._proportion * self._mixing_since + 1e-9):
                 self._num_old += 1

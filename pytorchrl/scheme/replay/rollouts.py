@@ -39,8 +39,8 @@ class RolloutBatch:
 
     def as_item(self) -> Item:
         """What a gradient worker makes its batches of; all of it is old: it was booked when it came into replay."""
-        return Item([Part(Rollout(data=data, num_env_steps=data.num_valid(), collected_steps=0, weights_version=0, worker=place,
-                                  sequence=0), 0, is_old=True) for place, data in enumerate(self.rollouts)])
+        return Item([Part(Rollout(data=data, num_env_steps=data.num_valid(), size=data.size, collected_steps=0, weights_version=0,
+                                  worker=place, sequence=0), 0, is_old=True) for place, data in enumerate(self.rollouts)])
 
 
 @dataclass(slots=True)
@@ -128,16 +128,17 @@ class RolloutReplay:
 
         Args:
             num_mini_batch: Batches.
-            mini_batch_size: Env steps of each, at least: rollouts are drawn one after the other until there are so many.
+            mini_batch_size: Size of each, at least, see `RolloutData.size`: rollouts are drawn one after the other until then.
             num_epochs: How many times that.
         """
         for left in reversed(range(num_mini_batch * num_epochs if self._kept else 0)):
             drawn: list[_Kept] = []
-            num_env_steps = 0
-            while num_env_steps < mini_batch_size:
+            num_env_steps = size = 0
+            while size < mini_batch_size:
                 kept = self._kept[int(torch.randint(len(self._kept), (), generator=self.generator))]
                 kept.num_hits += 1
                 num_env_steps += kept.num_env_steps
+                size += kept.data.size
                 drawn.append(kept)
             self._counters["sampled"] += num_env_steps
             yield RolloutBatch([kept.data.map(Tensor.clone) for kept in drawn], torch.tensor([kept.id for kept in drawn]),

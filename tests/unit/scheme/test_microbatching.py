@@ -43,7 +43,7 @@ class Watch:
 
         class WatchedBuffer(GAEBuffer):
             def insert_data_slice(self, rollouts):
-                watch.items.append(sum(rollout.num_valid() for rollout in rollouts))
+                watch.items.append(sum(rollout.size for rollout in rollouts))
                 super().insert_data_slice(rollouts)
 
         self.algo, self.storage = Watched, WatchedBuffer
@@ -109,6 +109,21 @@ def test_sizes_of_microbatches_and_slices(make_scheme, watch, workers, size, mic
     assert scheme.metrics()["microbatch_steps"] == microbatches[-1]
     ledger = scheme.ledger()
     assert ledger["collected"] == ledger["consumed_unique"] == ledger["consumed"] == sum(microbatches)
+
+
+@pytest.mark.parametrize(("settings", "items"), [
+    ({"train_batch_size": 48}, 1),
+    ({"train_batch_size": 48, "microbatch_size": 16}, 3),
+    ({"train_batch_size": 48, "num_col_workers": 1, "col_communication": ASYNC}, 1),
+], ids=["rounds", "pieces", "asynchronous"])
+def test_steps_in_which_environments_are_reset_fill_batches(make_scheme, watch, settings, items):
+    """Three rollouts of 8 steps of 2 environments are a train batch of 48, although they hold fewer transitions."""
+    scheme = make_scheme(num_envs=2, size=8, algo=watch.algo.create_factory(), storage=watch.storage,
+                         envs=VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2, autoreset="next_step"), **settings)
+    for updates in range(1, 5):
+        scheme.step()
+        assert watch.items[:updates * items] == [48 // items] * (updates * items)
+    assert 24 * scheme.version < scheme.stop()["consumed_unique"] < 48 * scheme.version
 
 
 def test_train_batch_size_alone_collects_whole_rounds(make_scheme, watch):
@@ -232,8 +247,8 @@ def test_the_train_batch_is_kept_where_it_is_needed_again(train, options, norm_o
     watch = Watch(PPO)
     train(watch.algo.create_factory(**(ONE_PASS | options)), updates=1, storage=watch.storage, train_batch_size=160,
           microbatch_size=30, norm_over=norm_over)
-    assert len(watch.items) == (1 if is_kept else 5)
-    assert sum(watch.items) >= 160
+    assert len(watch.items) == (1 if is_kept else 4)
+    assert sum(watch.items) == 160
     assert max(watch.slices) <= 30
 
 
@@ -377,7 +392,7 @@ def test_normalisers_move_between_updates_only(train):
     for place in PLACES.values():
         result = train(ALGORITHMS["a2c"], updates=6, **settings, **place)
         count, = (value for name, value in result["state"].items() if name.endswith("count"))
-        assert count == result["ledger"]["consumed_unique"] > 6 * 57
+        assert 6 * 40 < count == result["ledger"]["consumed_unique"]
 
 
 # Recorded and repeated

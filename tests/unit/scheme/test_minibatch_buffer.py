@@ -13,8 +13,8 @@ from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.window_stat import WindowStat
 
 
-def make_rollout(number, num_steps=50):
-    return Rollout(data=None, num_env_steps=num_steps, collected_steps=0, weights_version=number, worker=1, sequence=number)
+def make_rollout(number, num_steps=50, num_resets=0):
+    return Rollout(data=None, num_env_steps=num_steps - num_resets, size=num_steps, collected_steps=0, weights_version=number, worker=1, sequence=number)
 
 
 def make_item(number, num_steps=50):
@@ -149,6 +149,12 @@ def test_a_train_batch_has_whole_rollouts_and_enough_of_them(rollout, expected):
     versions = [part.rollout.weights_version for item in items for part in item.parts]
     assert versions == list(range(len(versions)))  # each once, in order, with its own
     assert batches.share_open == (60 * rollout - len(items) * expected) / 500
+
+
+def test_resets_take_no_further_rollout_into_a_train_batch():
+    """Steps in which environments are reset fill it, and are no env steps."""
+    items = list(TrainBatches(100).add([make_rollout(number, num_resets=number) for number in range(6)], 3))
+    assert [(item.size, item.num_steps) for item in items] == [(100, 99), (100, 95), (100, 91)]
 
 
 def test_without_a_size_what_arrives_together_is_an_item():

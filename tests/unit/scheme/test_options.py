@@ -136,7 +136,7 @@ class InstantRuntime(ThreadRuntime):
 
     def outcome(self, future, timeout_s):
         return Outcome(future.worker, Rollout(
-            data=None, num_env_steps=1, collected_steps=1, weights_version=0, worker=int(future.worker), sequence=1))
+            data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=int(future.worker), sequence=1))
 
 
 class _FakeFuture:

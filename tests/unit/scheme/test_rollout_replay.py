@@ -40,19 +40,20 @@ def numbers(batch):
 def test_it_holds_the_newest_whole_rollouts(make, seed):
     """Compared with a list of all that came, of lengths drawn at random."""
     rng, size = np.random.default_rng(seed), 60
-    storage, came, drawn, sampled = make(size, seed), [], set(), 0
+    storage, came, sizes, drawn, sampled = make(size, seed), [], [], set(), 0
     for number in range(40):
         num_steps, num_invalid = int(rng.integers(1, 15)), int(rng.integers(0, 3))
         steps = 2 * num_steps - num_invalid
         storage.insert_data_slice([rollout(number, num_steps, num_invalid=num_invalid)])
         came.append((number, steps))
+        sizes.append(2 * num_steps)
         held = [(n, s) for k, (n, s) in enumerate(came) if sum(s for _, s in came[k:]) <= size and s]
         least = int(rng.integers(1, 100))
         for batch in storage.generate_batches(2, least):
             found = numbers(batch)
             assert set(found) <= {n for n, _ in held}
-            lengths = [dict(held)[n] for n in found]
-            assert batch.num_samples == sum(lengths) >= least > sum(lengths[:-1])
+            assert batch.num_samples == sum(dict(held)[n] for n in found)
+            assert sum(sizes[n] for n in found) >= least > sum(sizes[n] for n in found[:-1])
             assert batch.ids.tolist() == [sum(s for _, s in came[:n]) for n in found]
             sampled += batch.num_samples
             drawn.update(found)

@@ -27,7 +27,7 @@ def rollout(number, worker=1):
     no = np.zeros((SIZE, 1), bool)
     data = RolloutData(obs={}, done=no, rhs={}, mask=None, action=np.zeros(0), reward=steps, terminated=no, truncated=no,
                        valid=~no, final_index=np.zeros((0, 2), np.int64), final_obs={})
-    return Rollout(data=data, num_env_steps=SIZE, collected_steps=SIZE, weights_version=0, worker=worker, sequence=number)
+    return Rollout(data=data, num_env_steps=SIZE, size=SIZE, collected_steps=SIZE, weights_version=0, worker=worker, sequence=number)
 
 
 class Collector(threading.Thread):
