@@ -2,9 +2,10 @@
 
     python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin]
 
-IMPALA from pictures (84 x 84 x 4 uint8, Nature CNN; items of two rollouts of 8 x 32 steps), each used once, and from vectors
-(CartPole-v1, MLP of 64-64; items of a rollout of 64 x 20), each used four times: its learner is faster than any two collectors
-of this environment. 64 environments are stepped at once, so that collecting takes little of the processor that the learner needs.
+IMPALA from pictures (84 x 84 x 4 uint8, Nature CNN; items of two rollouts of 8 x 32 steps), each used once; from vectors
+(CartPole-v1; items of a rollout of 64 x 20) with networks of 256-256, as continuous control has them; and with the smallest usual
+ones, 64-64, where an item is used four times, for that learner is faster than any two collectors of this environment. 64
+environments are stepped at once, so that collecting takes little of the processor that the learner needs.
 Through the queue: collection workers on Ray fill it, the learner's thread empties it. On repeated data: the same learner
 of the same scheme uses its first item without end, while the queue behind it is full and collectors wait. Bare: nothing but
 V-trace's targets, the gradient and the update of such an item in a loop, without the accounts of a scheme and with no
@@ -59,19 +60,20 @@ class Pictures(gym.Env[np.ndarray, np.int64]):
 
 KINDS: dict[str, dict[str, Any]] = {
     "pictures": {"env": Pictures, "num_envs": 8, "rollout": 32, "item": 512, "num_passes": 1},
-    "vectors": {"env": "CartPole-v1", "num_envs": 64, "rollout": 20, "item": 1280, "num_passes": 4},
+    "vectors": {"env": "CartPole-v1", "num_envs": 64, "rollout": 20, "item": 1280, "num_passes": 1, "hidden_sizes": (256, 256)},
+    "small vectors": {"env": "CartPole-v1", "num_envs": 64, "rollout": 20, "item": 1280, "num_passes": 4},
 }
 
 
 def through_queue(
         num_collectors: int, seconds: float, pin: bool, *, env: Any, num_envs: int, rollout: int, item: int, num_passes: int,
-) -> tuple[dict[str, Any], Any]:
+        **network: Any) -> tuple[dict[str, Any], Any]:
     """Updates a second of the learner's thread after a warm-up, how it was fed; and its gradient worker, stopped."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
     envs = VecEnv.create_factory(env, vec_env_size=num_envs)
     scheme = Scheme.impala(
-        IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
+        IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, **network),
         VTraceBuffer.create_factory(size=rollout), envs, seed=1, num_col_workers=num_collectors, train_batch_size=item,
         num_passes=num_passes, col_worker_resources={"num_cpus": 0}, runtime="ray")
     scheme.step()
@@ -117,7 +119,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each kind")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each, beside a warm-up of a quarter")
     parser.add_argument("--collectors", type=int, default=2, help="collection workers")
-    parser.add_argument("--only", choices=["pictures", "vectors"], help="only this kind of observation")
+    parser.add_argument("--only", choices=sorted(KINDS), help="only this kind of observation")
     parser.add_argument("--pin", action="store_true", help="leave the last core to the learner's thread")
     options = parser.parse_args()
     if options.pin:

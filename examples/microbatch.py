@@ -1,6 +1,6 @@
 """PPO whose updates use far more steps than one backward pass may: batches are differentiated, and collected, by pieces.
 
-Each update waits for `train_batch_size` env steps; no backward pass sees more than `microbatch_size` of them. Advantages
+Each update waits for `train_batch_size` steps; no backward pass sees more than `microbatch_size` of them. Advantages
 are normalised over each microbatch, so that none has to be kept once it has been differentiated.
 
     python examples/microbatch.py --train-batch-size 8000 --microbatch-size 500
@@ -41,7 +41,7 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PPO whose batches are differentiated and collected by pieces.")
-    parser.add_argument("--train-batch-size", type=int, default=2_000, help="env steps of an update")
+    parser.add_argument("--train-batch-size", type=int, default=2_000, help="steps of an update")
     parser.add_argument("--microbatch-size", type=int, default=500, help="env steps of a backward pass, at most")
     parser.add_argument("--num-col-workers", type=int, default=1,
                         help="Ray workers that collect, 2 or more; they do while gradients are computed; 1: no Ray")

@@ -113,10 +113,10 @@ class Scheme(NamedSchemes):
         broadcast_interval: Updates after which an asynchronous collection worker is given new weights.
         max_weight_sync_delay: Env steps of a collection worker after which it is given the newest weights, in place of
             broadcast_interval.
-        train_batch_size: Env steps that each learner is given for its next gradients, at least: whole rounds, or whole
+        train_batch_size: Steps that each learner is given for its next gradients, at least: whole rounds, or whole
             rollouts where collection is asynchronous; None: one. Steps in which an environment is reset fill it too. With
             num_replay_workers, transitions or sequences drawn for an update, None: the algorithm's mini_batch_size; or the
-            env steps, at least, of the rollouts drawn.
+            steps, at least, of the rollouts drawn.
         microbatch_size: Most env steps of one backward pass; a larger batch is differentiated in slices, to the same
             result. None: no limit. With train_batch_size and synchronous collection it is also collected so, and forgotten
             piece by piece where the algorithm needs it once only.

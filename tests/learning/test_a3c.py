@@ -16,14 +16,7 @@ def play(seed, runtime):
 @pytest.mark.learning
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_solves_cartpole_on_the_virtual_clock(seed):
-    result, summary = play(seed, "simulated")
-    assert result >= 475, summary
-
-
-@pytest.mark.learning
-@pytest.mark.ray
-@pytest.mark.timeout(900)
-def test_solves_cartpole_on_ray():
-    result, summary = play(1, "ray")
+@pytest.mark.parametrize("runtime", ["simulated", pytest.param("ray", marks=pytest.mark.ray)])
+def test_solves_cartpole(runtime, seed):
+    result, summary = play(seed, runtime)
     assert result >= 475, summary

@@ -48,15 +48,17 @@ def random_return(envs, num_episodes=100):
 
 @pytest.mark.learning
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("seed", "settings"), [
+    (1, {}), (2, {}), (3, {}), (1, {"num_col_workers": 2, "runtime": "simulated"}),
+    pytest.param(1, {"num_col_workers": 2, "runtime": "ray"}, marks=pytest.mark.ray)], ids=["1", "2", "3", "simulated", "ray"])
 @pytest.mark.parametrize("run", RUNS)
-def test_policies_learn_together(run, seed):
+def test_policies_learn_together(run, seed, settings):
     pytest.importorskip("mpe2")
     torch.set_num_threads(1)
     algorithm, (module, kwargs, policy_of), target_steps, share = RUNS[run]
     envs = MultiAgentVecEnv.create_factory(module, kwargs, 8, policy_of=policy_of)
     baseline = random_return(envs)
-    with Learner(Scheme(*agent_for(algorithm, envs), envs, envs, seed=seed), target_steps=target_steps, progress=False) as learner:
+    with Learner(Scheme(*agent_for(algorithm, envs), envs, envs, seed=seed, **settings), target_steps=target_steps, progress=False) as learner:
         learner.train()
         result = learner.evaluate(100).return_mean
     print(f"{run}, seed {seed}: random {baseline:.1f}, after {learner.env_steps} env steps {result:.1f}, {learner.seconds:.0f} s")  # noqa: T201

@@ -50,8 +50,9 @@ def test_learns_from_rollouts_in_shards_within_seconds():
 @pytest.mark.learning
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("runtime", ["simulated", "threads", pytest.param("ray", marks=pytest.mark.ray)])
 @pytest.mark.parametrize(("algorithm", "target_steps"), [("impala", 200_000), ("appo", 100_000)])
-def test_solves_cartpole(algorithm, target_steps, seed):
-    result, summary = play(algorithm, seed, target_steps=target_steps, runtime="threads")
+def test_solves_cartpole(algorithm, target_steps, runtime, seed):
+    result, summary = play(algorithm, seed, target_steps=target_steps, runtime=runtime)
     assert summary["policy_lag"]["mean"] >= UPDATES_AN_ITEM[algorithm]
     assert result >= 475, summary

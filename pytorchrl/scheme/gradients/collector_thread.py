@@ -142,7 +142,7 @@ class CollectorThread(threading.Thread):
         self._gather.step(self._deliver)
 
     def ask_ahead(self, num_steps: int) -> None:
-        """Let the remote workers begin the synchronous rounds without which there are no such number of env steps.
+        """Let the remote workers begin the synchronous rounds without which there are no such number of steps, see `Rollout.size`.
 
         Later steps take them, and may have to make more; the local worker has no time for it.
         """

@@ -48,7 +48,7 @@ class Feed:
         ledger: The GWorker's account.
         closing: Set once the collector is to end.
         queue_size: Bound of the queue, in items.
-        train_batch_size: Env steps of an item, at least; None makes an item of whatever arrives at once.
+        train_batch_size: Steps of an item, at least, see `Rollout.size`; None makes an item of whatever arrives at once.
         queue_policy: Where the queue is full: "block" waits, "drop_oldest" and "drop_newest" give an item up.
         minibatch_buffer_size: Items held at once.
         num_passes: Uses of an item; each is one update for every epoch and mini-batch of the algorithm.

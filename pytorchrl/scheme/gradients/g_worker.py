@@ -316,7 +316,7 @@ class GWorker(Worker):
             self._tell_replay(batch, info)
             total.add(grads, batch.num_samples, info, samples_by_policy(batch))
             self._unused_steps -= batch.num_new_samples
-            self._batches = self._batch = batch = item = None  # nothing refers to them any more when the next one is collected
+            self._batches = self._batch = self._item = batch = item = None  # nothing refers to it when the next one is collected
             self.storage.reset()
             if is_enough:
                 break

@@ -139,7 +139,7 @@ class RWorker(Worker):
         """Draw a batch.
 
         Args:
-            size: Transitions, sequences, or of rollouts the least number of env steps.
+            size: Transitions, sequences, or of rollouts the least size, see `RolloutData.size`.
             smallest: What the least likely transition of all shards is drawn in proportion to.
             parameters: Of the storage, by name, as they are now.
         """

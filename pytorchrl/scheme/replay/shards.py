@@ -45,7 +45,7 @@ class Shards:
         workers: The shards.
         ledger: The GWorker's account.
         on_worker_failure: What becomes of lost shards; see `Supervisor`.
-        batch_size: Transitions of a batch, or sequences, or of rollouts the least number of env steps.
+        batch_size: Transitions of a batch, or sequences, or of rollouts the least size, see `RolloutData.size`.
         batch_steps: Env steps of a batch, at most; None: `batch_size`.
         num_passes: How often learning goes over a batch; each counts as consumed.
         queue_size: Batches asked for or waiting, in all.

@@ -64,7 +64,7 @@ def batch_steps(factory: Factory[Any], train_envs: Any, size: int) -> int:
     Args:
         factory: The agent's storage.
         train_envs: Factory of a collector's environments.
-        size: Transitions, sequences, or of rollouts the least number of env steps.
+        size: Transitions, sequences, or of rollouts the least size, see `RolloutData.size`.
     """
     kind, options = kind_of(factory), factory.options
     if kind == "batch":  # the last rollout may be in it for one step of its

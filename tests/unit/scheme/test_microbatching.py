@@ -230,10 +230,10 @@ def test_nothing_of_a_microbatch_is_held_while_the_next_is_collected(make_scheme
     worker = (scheme := make_scheme(algo=ALGORITHMS["a2c"], train_batch_size=100, microbatch_size=16)).start().local_worker
     held = []
     monkeypatch.setattr(worker.collector, "get", lambda right=worker.collector.get: (
-        held.append((worker.storage.counters["resident"], worker._batch)), right())[1])
+        held.append((worker.storage.counters["resident"], worker._batch, worker._item)), right())[1])
     scheme.step()
     assert len(held) > 5
-    assert set(held) == {(0, None)}
+    assert set(held) == {(0, None, None)}
 
 
 @pytest.mark.parametrize(("options", "norm_over", "is_kept"), [
