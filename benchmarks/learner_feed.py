@@ -3,9 +3,9 @@
     python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin]
 
 IMPALA from pictures (84 x 84 x 4 uint8, Nature CNN; items of two rollouts of 8 x 32 steps), each used once; from vectors
-(CartPole-v1; items of a rollout of 64 x 20) with networks of 256-256, as continuous control has them; and with the smallest usual
-ones, 64-64, where an item is used four times, for that learner is faster than any two collectors of this environment. 64
-environments are stepped at once, so that collecting takes little of the processor that the learner needs.
+(CartPole-v1; items of a rollout of 64 x 80) with networks of 256-256, as continuous control has them; and with the smallest usual
+ones, 64-64, and short rollouts of 64 x 20, each used four times, for that learner is faster than any two collectors of this
+environment. 64 environments are stepped at once, so that collecting takes little of the processor that the learner needs.
 Through the queue: collection workers on Ray fill it, the learner's thread empties it. On repeated data: the same learner
 of the same scheme uses its first item without end, while the queue behind it is full and collectors wait. Bare: nothing but
 V-trace's targets, the gradient and the update of such an item in a loop, without the accounts of a scheme and with no
@@ -60,7 +60,7 @@ class Pictures(gym.Env[np.ndarray, np.int64]):
 
 KINDS: dict[str, dict[str, Any]] = {
     "pictures": {"env": Pictures, "num_envs": 8, "rollout": 32, "item": 512, "num_passes": 1},
-    "vectors": {"env": "CartPole-v1", "num_envs": 64, "rollout": 20, "item": 1280, "num_passes": 1, "hidden_sizes": (256, 256)},
+    "vectors": {"env": "CartPole-v1", "num_envs": 64, "rollout": 80, "item": 5120, "num_passes": 1, "hidden_sizes": (256, 256)},
     "small vectors": {"env": "CartPole-v1", "num_envs": 64, "rollout": 20, "item": 1280, "num_passes": 4},
 }
 
