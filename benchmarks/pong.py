@@ -27,7 +27,6 @@ from ray import cloudpickle
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 import atari_ppo
-from atari_ppo import SmallCNN
 
 from pytorchrl import APPO, DQN, IMPALA, Learner, OnPolicyActor, PERBuffer, QActor, Scheme, VTraceBuffer, linear
 from pytorchrl.envs import atari_factory
@@ -43,13 +42,13 @@ def make_scheme(system: str, seed: int) -> Scheme:
     workers: dict[str, Any] = {"num_col_workers": 2, "seed": seed}
     if system == "apex":
         actor = QActor.create_factory(
-            train.observation_space, train.action_space, feature_extractor=SmallCNN, hidden_sizes=(256,), dueling=True)
+            train.observation_space, train.action_space, feature_extractor=atari_ppo.SmallCNN, hidden_sizes=(256,), dueling=True)
         algorithm = DQN.create_factory(
             lr=2.5e-4, start_steps=5_000, mini_batch_size=32, target_update_interval=1000, epsilon_per_worker=True, max_grad_norm=10.0)
         storage = PERBuffer.create_factory(200_000, rollout_size=10, n_step=3, stacked_frames=4, weight_norm="buffer")
         return Scheme.apex(algorithm, actor, storage, train, test, num_replay_workers=2, min_replay_ratio=8.0,
                            max_replay_ratio=12.0, max_weight_sync_delay=400, **workers)
-    policy = OnPolicyActor.create_factory(train.observation_space, train.action_space, feature_extractor=SmallCNN)
+    policy = OnPolicyActor.create_factory(train.observation_space, train.action_space, feature_extractor=atari_ppo.SmallCNN)
     if system == "appo":
         return Scheme.appo(
             APPO.create_factory(lr=linear(5e-4, 2e-5), clip_param=0.1, entropy_coef=0.01, num_epochs=3, num_mini_batch=4), policy,

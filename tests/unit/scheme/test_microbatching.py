@@ -387,12 +387,12 @@ def test_an_error_in_the_middle_leaves_its_steps_to_the_shutdown(make_scheme):
 
 def test_normalisers_move_between_updates_only(train):
     """Ranks that took different numbers of rollouts still agree on what normalisers have seen."""
-    settings = {"envs": envs(2, autoreset="next_step"), "actor": {"normalize_obs": True}, "train_batch_size": 57,
+    settings = {"envs": envs(2, autoreset="next_step"), "actor": {"normalize_obs": True}, "train_batch_size": 77,
                 "microbatch_size": 20}
     for place in PLACES.values():
         result = train(ALGORITHMS["a2c"], updates=6, **settings, **place)
         count, = (value for name, value in result["state"].items() if name.endswith("count"))
-        assert 6 * 40 < count == result["ledger"]["consumed_unique"]
+        assert count == result["ledger"]["consumed_unique"] > 6 * 57
 
 
 # Recorded and repeated
