@@ -1,6 +1,6 @@
 """Pong with the systems that scale: evaluations beside training, by env steps and minutes.
 
-    python benchmarks/pong.py appo [--target-steps 4000000] [--until 15] [--seed 1] [--log-dir DIR]
+    python benchmarks/pong.py appo|impala|apex [--target-steps N] [--until 15] [--seed 1] [--log-dir DIR]
 
 Two collection workers on Ray, of 8 games each, and one learner; the small network of `examples/atari_ppo.py`.
 
@@ -34,6 +34,7 @@ from pytorchrl.envs import atari_factory
 
 cloudpickle.register_pickle_by_value(atari_ppo)  # Ray's workers do not find it
 GAME = "ALE/Pong-v5"
+TARGET_STEPS = {"appo": 4_000_000, "impala": 6_000_000, "apex": 240_000}  # the learning rates of the first two fall over them
 EVAL_EVERY = {"appo": 250_000, "impala": 250_000, "apex": 50_000}
 
 
@@ -63,13 +64,14 @@ def main() -> None:
     """Parse the command line, train, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("system", choices=sorted(EVAL_EVERY), help="which one")
-    parser.add_argument("--target-steps", type=int, default=4_000_000, help="env steps, each of four frames")
+    parser.add_argument("--target-steps", type=int, default=None, help=f"env steps, each of four frames (default: {TARGET_STEPS})")
     parser.add_argument("--until", type=float, default=None, help="end once the last 100 games of training have this mean score")
     parser.add_argument("--seed", type=int, default=1, help="of everything")
     parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
     options = parser.parse_args()
+    target_steps = TARGET_STEPS[options.system] if options.target_steps is None else options.target_steps
     scheme, curve, start = make_scheme(options.system, options.seed), [], time.perf_counter()
-    with Learner(scheme, options.target_steps, options.log_dir, eval_every=EVAL_EVERY[options.system], eval_episodes=5) as learner:
+    with Learner(scheme, target_steps, options.log_dir, eval_every=EVAL_EVERY[options.system], eval_episodes=5) as learner:
         looked = start
         while not learner.done():
             learner.step()
