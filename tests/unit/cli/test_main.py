@@ -10,8 +10,9 @@ import pytest
 
 import pytorchrl
 from pytorchrl import errors
-from pytorchrl.cli import main
+from pytorchrl.cli import enjoy, main
 from pytorchrl.envs.testing import FaultyEnv
+from pytorchrl.training import load
 
 TRAIN = ["train", "ppo", "--env", "CartPole-v1"]
 TINY = ["--target-steps", "64", "--num-envs", "2", "--num-steps", "32", "--num-epochs", "1", "--num-mini-batch", "2",
@@ -218,6 +219,30 @@ def test_train_enjoy_and_plot_work_on_one_run(capsys, tmp_path):
     code, _, err = run(capsys, "plot", run_dir, "--y", "algorithm/los")
     assert code == 2
     assert "algorithm/loss" in err
+
+
+def test_stochastic_draws_actions(capsys, tmp_path):
+    """With the same seed, what is drawn is all that differs; the agent that the run saved plays the same."""
+    assert run(capsys, *TRAIN, *TINY, "--seed", 1, "--log-dir", tmp_path)[0] == 0
+    played = {deterministic: json.loads(run(capsys, "enjoy", tmp_path, "--episodes", 5, "--json", *flags)[1])["returns"]
+              for deterministic, flags in ((True, ()), (False, ("--stochastic",)))}
+    agent = load(tmp_path)
+    for deterministic, returns in played.items():
+        assert returns == list(agent.evaluate(5, deterministic=deterministic).returns)
+    assert played[True] != played[False]
+
+
+@pytest.mark.parametrize(("flags", "deterministic"), [((), True), (("--stochastic",), False)])
+def test_a_film_shows_drawn_actions_only_with_stochastic(capsys, tmp_path, monkeypatch, flags, deterministic):
+    asked = []
+
+    def record_video(agent, video_dir, **options):
+        asked.append(options)
+        return agent.evaluate(options["num_episodes"], deterministic=options["deterministic"], seed=options["seed"])
+    monkeypatch.setattr(enjoy, "record_video", record_video)
+    assert run(capsys, *TRAIN, *TINY, "--log-dir", tmp_path)[0] == 0
+    assert run(capsys, "enjoy", tmp_path, "--video", tmp_path / "films", "--episodes", 2, "--seed", 3, *flags)[0] == 0
+    assert asked == [{"num_episodes": 2, "seed": 3, "deterministic": deterministic}]
 
 
 @pytest.mark.parametrize("command", ["enjoy", "plot"])

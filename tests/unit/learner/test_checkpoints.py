@@ -19,6 +19,7 @@ from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, ch
 from pytorchrl.cli import main
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.reporting import Lock
+from pytorchrl.scheme.evaluation import Evaluation
 
 
 def make_scheme(seed=1, **settings):
@@ -322,3 +323,24 @@ def test_from_the_command_line(tmp_path, capsys):
     assert second["seed"] == first["seed"]  # which was drawn
     assert main([*command, "--target-steps", "600", "--lr", "0.1"]) == 2
     assert "lr was" in capsys.readouterr().err
+
+
+def evaluated_at(learner):
+    """Env steps after which the learner starts an evaluation, each of which is over at once."""
+    steps = []
+    learner.scheme.start_evaluation = lambda num_episodes: steps.append(learner.env_steps)
+    learner.scheme.poll_evaluation = lambda: Evaluation(0, (1.0,), (1,))
+    return steps
+
+
+def test_a_resumed_run_evaluates_when_the_straight_one_does(tmp_path):
+    def train(name, until, **options):
+        with make(tmp_path / name, eval_every=250, eval_episodes=1, **options) as learner:
+            steps = evaluated_at(learner)
+            while learner.env_steps < until:
+                learner.step()
+        return steps
+    straight = train("straight", 990)
+    assert [step // 250 for step in straight] == [1, 2, 3]
+    assert train("cut", 700) == straight[:2]  # its last checkpoint is after 600 env steps
+    assert train("cut", 990, resume=True) == straight[2:]

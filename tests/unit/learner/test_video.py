@@ -94,6 +94,15 @@ def test_episodes_asked_for_are_recorded_and_no_more(tmp_path, monkeypatch):
     assert recorders == [(str(tmp_path / "films"), "CartPole-v1", [0, 1, 2])]
 
 
+def test_drawn_actions_are_filmed_where_they_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(gym.wrappers, "RecordVideo", lambda env, folder, **options: env)
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
+    agent = train("ppo", "CartPole-v1", **TINY)
+    drawn, best = (video.record_video(agent, tmp_path, num_episodes=4, deterministic=deterministic, seed=1).returns
+                   for deterministic in (False, True))
+    assert drawn != best
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(video.importlib.util, "find_spec", lambda _name: True)
     (tmp_path / "file").write_text("")

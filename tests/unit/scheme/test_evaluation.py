@@ -1,0 +1,86 @@
+"""An evaluation plays the episodes that each environment owes, and resets the memory where an episode begins."""
+
+from __future__ import annotations
+
+import itertools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from pytorchrl import PPO, OnPolicyActor, VecEnv
+from pytorchrl.scheme.evaluation import Evaluator
+from pytorchrl.scheme.messages import Weights
+
+LENGTHS = (2, 9, 4)
+
+
+class OwnLength(gym.Env):
+    """The nth environment that was built plays episodes of `LENGTHS[n]` steps, each with reward n + 1."""
+
+    built = itertools.count()
+    observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self):
+        self._number, self._t = next(self.built) % len(LENGTHS), 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._t = 0
+        return np.ones(3, np.float32), {}
+
+    def step(self, action):
+        self._t += 1
+        return np.ones(3, np.float32), float(self._number + 1), self._t == LENGTHS[self._number], False, {}
+
+
+@pytest.fixture
+def evaluate(monkeypatch):
+    """A function that evaluates a recurrent agent in environments of `LENGTHS`; also returns what its actor was given."""
+    def evaluate_(num_episodes, autoreset):
+        seen, act = [], PPO.acting_step
+
+        def acting_step(self, obs, rhs, done, deterministic=False, mask=None):
+            found = act(self, obs, rhs, done, deterministic, mask)
+            seen.append((done.copy(), {name: state.copy() for name, state in found.rhs.items()}))
+            return found
+        envs = VecEnv.create_factory(OwnLength, vec_env_size=len(LENGTHS), backend="sync", autoreset=autoreset)
+        actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru", hidden_sizes=(8,))
+        algo = PPO.create_factory()
+        torch.manual_seed(0)
+        state = {name: tensor.numpy() for name, tensor in algo(actor=actor(seed=1), seed=1).acting_state().items()}
+        monkeypatch.setattr(PPO, "acting_step", acting_step)
+        monkeypatch.setattr(OwnLength, "built", itertools.count())
+        evaluator = Evaluator(0, algo_factory=algo, actor_factory=actor, test_envs_factory=envs, seed=1)
+        return evaluator.evaluate(Weights(0, state), num_episodes), seen
+    return evaluate_
+
+
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+@pytest.mark.parametrize(("num_episodes", "owed"), [(1, (1, 0, 0)), (5, (2, 2, 1)), (6, (2, 2, 2))])
+def test_short_episodes_count_no_more_than_each_environment_owes(evaluate, num_episodes, owed, autoreset):
+    evaluation, _ = evaluate(num_episodes, autoreset)
+    expected = [length for length, count in zip(LENGTHS, owed, strict=True) for _ in range(count)]
+    assert sorted(evaluation.lengths) == sorted(expected)
+    assert sorted(evaluation.returns) == sorted(
+        length * (number + 1.0) for number, (length, count) in enumerate(zip(LENGTHS, owed, strict=True)) for _ in range(count))
+
+
+@pytest.mark.parametrize(("autoreset", "pause"), [("same_step", 0), ("next_step", 1)])
+def test_the_memory_is_reset_at_the_first_step_of_each_episode_and_at_no_other(evaluate, autoreset, pause):
+    """Observations are the same everywhere, so that the memory depends on the number of steps since its reset alone."""
+    _, seen = evaluate(6, autoreset)
+    periods = np.array(LENGTHS) + pause  # env steps from one first step to the next, the step that resets included
+    assert len(seen) == 2 * max(periods) - pause
+    for t, (done, rhs) in enumerate(seen):
+        assert done.tolist() == (t % periods == 0).tolist(), t
+        for name, state in rhs.items():
+            for env, since in enumerate(t % periods):
+                alike = seen[since][1][name][1]  # environment 1 has the longest episodes
+                assert np.allclose(state[env], alike, atol=1e-6), (t, env, name)
+    assert seen[0][1]
+    for name in seen[0][1]:
+        memories = [rhs[name][1] for _, rhs in seen[:max(LENGTHS)]]
+        assert not any(np.allclose(one, other, atol=1e-6) for one, other in itertools.pairwise(memories))
