@@ -9,7 +9,6 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.runtime.base import (
     CPU_RESOURCES,
     DEFAULT_RESOURCES,
-    BoundedQueue,
     Future,
     Handle,
     Outcome,
@@ -23,7 +22,7 @@ from pytorchrl.runtime.threads import ThreadRuntime
 
 RUNTIMES = ("ray", "threads", "simulated")
 
-__all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "BoundedQueue", "Collective", "Event", "FaultPlan", "Future", "Handle",
+__all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "Collective", "Event", "FaultPlan", "Future", "Handle",
            "Journal", "Outcome", "Part", "Runtime", "ThreadRuntime", "WorkersPart", "is_default", "make_runtime"]
 
 

@@ -83,34 +83,6 @@ class Handle(Generic[W]):
         return f"Handle({self.name})"
 
 
-class BoundedQueue(Generic[T]):
-    """A first-in first-out queue with a bound; both ends wait with a deadline."""
-
-    def __init__(self, maxsize: int) -> None:
-        self._queue: queue.Queue[T] = queue.Queue(maxsize)
-        self.maxsize = maxsize
-
-    def put(self, item: T, timeout_s: float) -> bool:
-        """Add `item`; False if there was no room within `timeout_s` seconds."""
-        try:
-            self._queue.put(item, timeout=timeout_s)
-        except queue.Full:
-            return False
-        return True
-
-    def get(self, timeout_s: float) -> T:
-        """Take the oldest item, or raise `queue.Empty` after `timeout_s` seconds."""
-        return self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
-
-    def qsize(self) -> int:
-        """Number of items in it."""
-        return self._queue.qsize()
-
-    def empty(self) -> bool:
-        """Whether there is none."""
-        return self._queue.empty()
-
-
 class Runtime(ABC):
     """Where workers run. Threads, queues, events and the clock default to those of this process."""
 
@@ -188,9 +160,9 @@ class Runtime(ABC):
             thread.join(timeout_s)
         return not thread.is_alive()
 
-    def make_queue(self, maxsize: int) -> BoundedQueue[Any]:
-        """A bounded queue between threads of this process."""
-        return BoundedQueue(maxsize)
+    def make_queue(self, maxsize: int) -> queue.Queue[Any]:
+        """Return a first-in first-out queue between threads of this process; `maxsize` 0 sets no bound."""
+        return queue.Queue(maxsize)
 
     def make_event(self) -> threading.Event:
         """An event between threads of this process."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pytorchrl.errors import ConfigError, RankLostError, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import BoundedQueue, Future, Handle, Outcome, Runtime, T, W
+from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, T, W
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.costs import DEFAULT_COSTS, Costs
 from pytorchrl.runtime.faults import FaultPlan
@@ -51,41 +51,53 @@ class _Result:
         self.done = Signal()
 
 
-class SimulatedQueue(BoundedQueue[T]):
-    """A bounded queue on the virtual clock."""
+class SimulatedQueue(queue.Queue[T]):
+    """A queue on the virtual clock: `queue.Queue`, with timeouts in virtual seconds.
+
+    Args:
+        maxsize: Items that it holds at most; 0 sets no bound.
+        schedule: Decides which task runs while one waits.
+    """
 
     def __init__(self, maxsize: int, schedule: Schedule) -> None:
         super().__init__(maxsize)
         self._schedule = schedule
-        self._items: deque[T] = deque()
         self._changed = Signal()
 
-    def put(self, item: T, timeout_s: float) -> bool:
-        """Add `item`; False if there was no room within `timeout_s` virtual seconds."""
-        if not self._schedule.wait_until(lambda: len(self._items) < self.maxsize, [self._changed], timeout_s,
-                                         "room in a queue"):
-            return False
-        self._items.append(item)
-        self._schedule.record(f"put, {len(self._items)} of {self.maxsize}")
-        self._schedule.notify(self._changed)
-        return True
+    def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
+        """Add `item`; raise `queue.Full` if there is no room within `timeout` virtual seconds (None: ever)."""
+        if self.maxsize > 0 and not self._wait(lambda: not self.full(), block, timeout, "room in a queue"):
+            raise queue.Full
+        self._put(item)
+        self.unfinished_tasks += 1
+        self._note("put")
 
-    def get(self, timeout_s: float) -> T:
-        """Take the oldest item, or raise `queue.Empty` after `timeout_s` virtual seconds."""
-        if not self._schedule.wait_until(lambda: bool(self._items), [self._changed], timeout_s, "an item in a queue"):
+    def get(self, block: bool = True, timeout: float | None = None) -> T:
+        """Take the oldest item; raise `queue.Empty` if there is none within `timeout` virtual seconds (None: ever)."""
+        if not self._wait(lambda: not self.empty(), block, timeout, "an item in a queue"):
             raise queue.Empty
-        item = self._items.popleft()
-        self._schedule.record(f"get, {len(self._items)} of {self.maxsize}")
-        self._schedule.notify(self._changed)
+        item: T = self._get()
+        self._note("get")
         return item
 
-    def qsize(self) -> int:
-        """Number of items in it."""
-        return len(self._items)
+    def task_done(self) -> None:
+        """Count one item that was taken as worked at."""
+        super().task_done()
+        self._schedule.notify(self._changed)
 
-    def empty(self) -> bool:
-        """Whether there is none."""
-        return not self._items
+    def join(self) -> None:
+        """Wait until `task_done` was called for every item that was put."""
+        self._wait(lambda: not self.unfinished_tasks, True, None, "the last task of a queue")
+
+    def _wait(self, ready: Callable[[], bool], block: bool, timeout: float | None, what: str) -> bool:
+        if block and timeout is not None and timeout < 0:
+            raise ValueError("'timeout' must be a non-negative number")
+        timeout_s = 0.0 if not block else math.inf if timeout is None else timeout
+        return self._schedule.wait_until(ready, [self._changed], timeout_s, what)
+
+    def _note(self, operation: str) -> None:
+        self._schedule.record(f"{operation}, {self.qsize()} of {self.maxsize}")
+        self._schedule.notify(self._changed)
 
 
 class SimulatedEvent(threading.Event):
@@ -183,7 +195,7 @@ class SimulatedRuntime(Runtime):
         """Let virtual time pass."""
         self.schedule.sleep(seconds)
 
-    def make_queue(self, maxsize: int) -> BoundedQueue[Any]:
+    def make_queue(self, maxsize: int) -> queue.Queue[Any]:
         """A bounded queue on the virtual clock."""
         return SimulatedQueue(maxsize, self.schedule)
 

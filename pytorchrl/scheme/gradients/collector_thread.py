@@ -60,7 +60,7 @@ class CollectorThread(threading.Thread):
     Attributes:
         stopped: Whether it has been told to end.
         failure: What has ended it, if something has.
-        queue: Bounded queue of items.
+        queue: The bounded `queue.Queue` of items.
         feed: What lies between the two threads.
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
         num_workers: Number of remote workers.

@@ -6,7 +6,7 @@ import math
 import queue
 import threading
 
-from pytorchrl.runtime import BoundedQueue, Runtime
+from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.minibatch_buffer import CircularBuffer, Item, MinibatchBuffer, TrainBatches
@@ -20,19 +20,19 @@ BUFFERS = ("ring", "circular")
 
 
 class _OldestFirst:
-    """Serves the item of the oldest version; for one reader, who keeps writers out meanwhile."""
+    """Serves the item of the oldest version, for one reader that keeps writers out meanwhile."""
 
-    def __init__(self, items: BoundedQueue[Item]) -> None:
+    def __init__(self, items: queue.Queue[Item]) -> None:
         self._items = items
         self.empty = items.empty
 
-    def get(self, timeout_s: float) -> Item:
-        """The item made with the oldest weights, the first of them that came."""
-        items = [self._items.get(timeout_s), *(self._items.get(0.0) for _ in range(self._items.qsize()))]
+    def get(self, block: bool = True, timeout: float | None = None) -> Item:
+        """Return the item made with the oldest weights; of several, the one that came first."""
+        items = [self._items.get(block, timeout), *(self._items.get_nowait() for _ in range(self._items.qsize()))]
         oldest = min(items, key=lambda item: item.version)
         for item in items:
             if item is not oldest:
-                self._items.put(item, 0.0)
+                self._items.put_nowait(item)
         return oldest
 
 
@@ -59,7 +59,7 @@ class Feed:
         on_policy_lag: "drop" gives up what is older; "wait" also asks no worker for what would be.
 
     Attributes:
-        queue: The bounded queue.
+        queue: The bounded queue of items.
         dropped_items: Items given up before use.
         passes_cancelled: Later uses of items given up.
     """
@@ -70,7 +70,7 @@ class Feed:
                  replay_proportion: float = 0.0, replay_slots: int = 0, max_policy_lag: int | None = None,
                  on_policy_lag: str = "drop") -> None:
         self._worker, self._journal, self._ledger, self._closing = worker, worker.journal, ledger, closing
-        self.queue: BoundedQueue[Item] = runtime.make_queue(queue_size)
+        self.queue: queue.Queue[Item] = runtime.make_queue(queue_size)
         self._arrived, self._room = runtime.make_event(), runtime.make_event()
         seed = worker.storage.generator.initial_seed()  # another for each place in the tree
         self._batches = TrainBatches(train_batch_size, replay_proportion, replay_slots, seed)
@@ -100,18 +100,18 @@ class Feed:
             self._put(item)
 
     def _put(self, item: Item) -> None:
-        while self._queue_policy == "block" and self.queue.qsize() == self.queue.maxsize and not self._closing.is_set():
+        while self._queue_policy == "block" and self.queue.full() and not self._closing.is_set():
             self._room.clear()
-            if self.queue.qsize() == self.queue.maxsize:
+            if self.queue.full():
                 self._room.wait(POLL_INTERVAL_S)
         if self._closing.is_set():  # it stays queued, and is given up with all that is
             return
         with self._journal.reading():
-            if self.queue.qsize() < self.queue.maxsize:
-                self.queue.put(item, 0.0)
+            if not self.queue.full():
+                self.queue.put_nowait(item)
             elif self._queue_policy == "drop_oldest":
-                self._drop(self.queue.get(0.0))
-                self.queue.put(item, 0.0)
+                self._drop(self.queue.get_nowait())
+                self.queue.put_nowait(item)
             else:
                 self._drop(item)
         self._arrived.set()
@@ -124,7 +124,7 @@ class Feed:
         """Give up everything, used or not; its steps stay queued in the ledger. For a learner that takes nothing meanwhile."""
         with self._journal.lock:
             while not self.queue.empty():
-                self.queue.get(0.0)
+                self.queue.get_nowait()
                 self.dropped_items += 1
             self.passes_cancelled += self._buffer.uses_left
             self._buffer.clear()
@@ -182,7 +182,7 @@ class Feed:
     def _move_to(self, buffer: CircularBuffer) -> None:
         """Everything that is queued; what has to go for it was used, or not."""
         while not self.queue.empty():
-            replaced = buffer.add(self.queue.get(0.0))
+            replaced = buffer.add(self.queue.get_nowait())
             if replaced is not None and replaced[0].uses:
                 self.passes_cancelled += replaced[1]
             elif replaced is not None:

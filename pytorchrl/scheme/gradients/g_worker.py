@@ -65,7 +65,7 @@ class GWorker(Worker):
         iter: Number of gradients computed.
         col_workers: The CWorkerSet; `local_worker` and `remote_workers` are its members.
         actor, algo, storage: The agent's parts, those of the local collection worker.
-        collector, inqueue: The CollectorThread, and its queue of incoming data.
+        collector, inqueue: The CollectorThread, and its `queue.Queue` of items (`CollectorThread.queue`).
         encoder: Of gradients.
         replay_workers, shards: The RWorkerSet and what is on its way to and from it; None without a replay level.
     """

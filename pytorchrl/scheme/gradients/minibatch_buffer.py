@@ -120,13 +120,13 @@ class TrainBatches:
 
 
 class ItemQueue(Protocol):
-    """What a `MinibatchBuffer` takes items from."""
+    """The reading end of a `queue.Queue`, from which a `MinibatchBuffer` takes items."""
 
-    def get(self, timeout_s: float) -> Item:
-        """The next item, or raise `queue.Empty`."""
+    def get(self, block: bool = True, timeout: float | None = None) -> Item:
+        """Take the next item, or raise `queue.Empty`; see `queue.Queue.get`."""
 
     def empty(self) -> bool:
-        """Whether there is none now."""
+        """Return whether the queue holds no item now."""
 
 
 class MinibatchBuffer:
@@ -186,7 +186,7 @@ class MinibatchBuffer:
         if not timeout_s and self._queue.empty():
             return False
         try:
-            self._slots[slot] = self._queue.get(timeout_s)
+            self._slots[slot] = self._queue.get(timeout_s > 0, timeout_s)
         except queue.Empty:
             return False
         self._left[slot] = self._passes

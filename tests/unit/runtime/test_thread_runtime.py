@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import pickle
-import queue
 import threading
 import time
 
 import pytest
 
 from pytorchrl.errors import ConfigError, WorkerLostError
-from pytorchrl.runtime import DEFAULT_RESOURCES, BoundedQueue, Outcome, ThreadRuntime, make_runtime
+from pytorchrl.runtime import DEFAULT_RESOURCES, Outcome, ThreadRuntime, make_runtime
 
 
 class Counter:
@@ -141,22 +140,6 @@ def test_close_ends_all_threads_and_is_idempotent():
 
 def test_outcome_unwraps_none():
     assert Outcome("worker", None).unwrap() is None
-
-
-def test_bounded_queue_waits_at_both_ends():
-    q = BoundedQueue(2)
-    with pytest.raises(queue.Empty):
-        q.get(0.0)
-    with pytest.raises(queue.Empty):
-        q.get(0.02)
-    assert q.put("a", 0.01)
-    assert q.put("b", 0.01)
-    start = time.monotonic()
-    assert q.put("c", 0.1) is False
-    assert time.monotonic() - start >= 0.1
-    assert (q.qsize(), q.empty()) == (2, False)
-    assert [q.get(0.0), q.get(0.0)] == ["a", "b"]
-    assert q.empty()
 
 
 def test_threads_queues_events_and_the_clock_come_from_the_runtime(runtime):

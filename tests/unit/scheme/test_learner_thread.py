@@ -254,9 +254,9 @@ def test_the_queue_serves_the_oldest_version_first(learner, train):
     feed, taken = scheme.update_worker.local_worker.collector.feed, []
     right = feed._buffer._queue.get
 
-    def get(timeout_s):
-        waiting = [item.version for item in feed.queue._items]
-        item = right(timeout_s)
+    def get(block=True, timeout=None):
+        waiting = [item.version for item in feed.queue.queue]
+        item = right(block, timeout)
         assert item.version == min(waiting)
         taken.append(item.version != waiting[0])
         return item

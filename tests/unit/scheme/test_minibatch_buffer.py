@@ -27,7 +27,7 @@ class Endless:
     def __init__(self, num_items=None):
         self.items = itertools.islice(map(make_item, itertools.count()), num_items)
 
-    def get(self, timeout_s):
+    def get(self, block=True, timeout=None):
         try:
             return next(self.items)
         except StopIteration:
@@ -65,9 +65,9 @@ def test_with_an_empty_queue_other_slots_serve():
     """As the seed would have waited for the queue at the second slot."""
     source = ThreadRuntime().make_queue(4)
     buffer = MinibatchBuffer(source, 2, 0.0, 3, 3)
-    source.put(make_item(0), 0.0)
+    source.put(make_item(0))
     assert emitted(buffer, 2) == "0 0"
-    source.put(make_item(1), 0.0)
+    source.put(make_item(1))
     assert emitted(buffer, 4) == "1 0* 1 1*"
     with pytest.raises(queue.Empty):
         buffer.get()
@@ -86,8 +86,8 @@ def test_it_waits_for_the_queue_as_long_as_it_was_told():
     waits = []
 
     class Empty:
-        def get(self, timeout_s):
-            waits.append(timeout_s)
+        def get(self, block=True, timeout=None):
+            waits.append(timeout)
             raise queue.Empty
 
         def empty(self):

@@ -107,7 +107,7 @@ def test_attributes_of_collector_thread(started):
     assert collector.queue.empty()
     assert collector.queue.qsize() == 0
     with pytest.raises(queue.Empty):
-        collector.queue.get(0.0)
+        collector.queue.get_nowait()
 
 
 def test_attributes_of_gradient_worker(started):
@@ -125,6 +125,29 @@ def test_attributes_of_gradient_worker(started):
     assert worker.algo is worker.local_worker.algo
     assert worker.storage is worker.local_worker.storage
     assert worker.inqueue is worker.collector.queue
+
+
+def test_the_queue_of_data_is_one_of_the_standard_librarys(make_scheme):
+    """Items can be taken and put by hand; the worker learns from what is in the queue."""
+    worker = make_scheme(num_envs=2, size=8).update_worker.local_worker
+    inqueue = worker.inqueue
+    assert isinstance(inqueue, queue.Queue)
+    with pytest.raises(queue.Empty):
+        inqueue.get(block=True, timeout=0.01)
+    worker.collector.step()
+    item = inqueue.get()
+    assert item.num_steps == 2 * 8
+    while not inqueue.full():
+        inqueue.put(item)
+    assert inqueue.qsize() == inqueue.maxsize
+    for put in (inqueue.put_nowait, lambda item: inqueue.put(item, False)):
+        with pytest.raises(queue.Full):
+            put(item)
+    while inqueue.qsize() > 1:
+        assert inqueue.get_nowait() is item
+    assert worker.get_data().num_samples > 0
+    assert inqueue.empty()
+    assert item.uses == 1  # the worker learns from this one
 
 
 def test_attributes_of_gradient_worker_set(make_scheme):
