@@ -42,9 +42,8 @@ test: $(VENV)/.stamp-dev  ## the tests of every change
 test-all: $(VENV)/.stamp-dev  ## also those that train until a score is reached
 	@$(PYTEST) -m ''
 
-lint: $(VENV)/.stamp-dev  ## ruff and mypy
-	@$(BIN)/python -m ruff check .
-	@$(BIN)/python -m mypy pytorchrl
+lint: $(VENV)/.stamp-dev  ## ruff and mypy; both run, whichever fails
+	@$(BIN)/python -m ruff check .; ruff=$$?; $(BIN)/python -m mypy pytorchrl && exit $$ruff
 
 docs: $(VENV)/.stamp-dev  ## the documentation, into docs/_build/html
 	@$(THREADS) $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

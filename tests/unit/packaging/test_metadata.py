@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -68,12 +69,59 @@ def test_setup_has_two_lines():
     assert lines_of("setup.py") == ["from setuptools import setup", "setup()"]
 
 
-def test_ci_calls_make_test_alone_and_is_executable():
+def test_ci_calls_make_alone_and_is_executable():
     path = ROOT / ".ci" / "run"
     assert path.stat().st_mode & stat.S_IXUSR
-    text = path.read_text(encoding="utf-8")
-    assert "make test" in text
-    assert not re.search(r"pytest\s+-|ruff|mypy|pip ", text)
+    commands = [line for line in lines_of(".ci/run") if line.startswith("make")]
+    assert [line.split()[:2] for line in commands] == [["make", "lint"], ["make", "test"]]
+    assert not re.search(r"pytest\s+-|ruff|mypy|pip ", path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("lint", [0, 1])
+@pytest.mark.parametrize(("tests", "closing"), [
+    (0, "3 passed in 0.10s"), (1, "1 failed, 2 passed in 0.10s"), (2, "1 error in 0.10s"), (5, "no tests ran in 0.01s")])
+def test_ci_fails_with_any_gate_and_ends_with_the_closing_line(tmp_path, lint, tests, closing):
+    """Everything runs, also what comes after a gate that failed."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    (tmp_path / "Makefile").write_text(
+        f"lint:\n\t@echo linted; exit {lint}\ntest:\n\t@echo tested; echo '{closing}'; echo more; exit {tests}\n")
+    result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False)
+    lines = result.stdout.splitlines()
+    assert lines.index("linted") < lines.index("tested")
+    assert lines[-1] == closing
+    assert (result.returncode == 0) == (lint == tests == 0)
+    assert any("lint or types failed" in line for line in lines) == bool(lint)
+
+
+@pytest.mark.parametrize(("ruff", "mypy"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_lint_runs_both_checks_and_fails_with_either(tmp_path, ruff, mypy):
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\necho $2\n[ $2 = ruff ] && exit {ruff}\nexit {mypy}\n")
+    python.chmod(0o755)
+    for stamp in (".stamp", ".stamp-dev"):
+        (tmp_path / stamp).touch()
+    result = subprocess.run(["make", "--no-print-directory", "lint", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.stdout.split()[:2] == ["ruff", "mypy"]
+    assert (result.returncode == 0) == (ruff == mypy == 0)
+
+
+def test_what_contributing_and_the_readme_name_is_there():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for name in ("CONTRIBUTING.md", "README.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        commands = re.findall(r"(?:^ {4}|`)make ([a-z -]+)", text, re.MULTILINE)
+        assert {word for command in commands for word in command.split()} <= targets, name
+        for path in re.findall(r"`((?:pytorchrl|tests|docs|examples)/(?!_build)[\w/.]*|[A-Z]+\.md|constraints\.txt|\.ci/run)`", text):
+            assert (ROOT / path).exists(), f"{name}: {path}"
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 60
+
+
+def test_the_gates_are_pinned_as_they_are_installed():
+    pins = dict(line.split("==") for line in lines_of("constraints.txt"))
+    for name in ("ruff", "mypy", "pytest"):
+        assert importlib.metadata.version(name) == pins[name]
 
 
 def test_make_help_lists_every_target():
