@@ -28,6 +28,7 @@
     ├ CheckpointError                   a saved model or checkpoint that cannot be read
     ├ ReplayError                       a run that does not follow its record
     ├ StoppedError                      use after stop()
+    ├ CallOrderError (RuntimeError)     a method was called before another that has to come first
     └ WeightsError                      weights that do not fit the actor
 
 Every class passes all its arguments to `super().__init__`, so that it survives the way between processes.
@@ -149,6 +150,10 @@ class ReplayError(PyTorchRLError):
 
 class StoppedError(PyTorchRLError):
     """The learner, scheme or worker has been stopped."""
+
+
+class CallOrderError(PyTorchRLError, RuntimeError):
+    """A method was called before another one that has to come first. The message names that one."""
 
 
 class WeightsError(PyTorchRLError):

@@ -151,8 +151,9 @@ class SyntheticAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """One."""
-        return [torch.ones(1, dtype=torch.float64)], {"loss": 0.0}
+        """Return a gradient of 1."""
+        self._gradients = gradients = [torch.ones(1, dtype=torch.float64)]
+        return gradients, {"loss": 0.0}
 
     @property
     def gradient_sizes(self) -> list[int]:
@@ -160,8 +161,13 @@ class SyntheticAlgorithm(Algorithm):
         return [1]
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Add the gradient; raises `NonFiniteUpdateError`."""
-        (gradient,) = gradients or [torch.ones(1)]
+        """Add the gradient.
+
+        Raises:
+            CallOrderError: `gradients` is None, and `compute_gradients` was not called yet.
+            NonFiniteUpdateError: The gradient is not finite.
+        """
+        (gradient,) = self.last_gradients() if gradients is None else gradients
         if not math.isfinite(float(gradient)):
             raise NonFiniteUpdateError("the gradient is not finite")
         self.count += gradient

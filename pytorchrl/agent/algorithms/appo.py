@@ -98,8 +98,8 @@ class APPO(VTraceAlgorithm, PPO):
         """See `PPO`. Where KL has a weight, its mean follows the gradient: it is averaged over workers alike."""
         gradients, info = super().compute_gradients(batch)
         if self.options.kl_coef:
-            self._gradients = [*gradients, gradients[0].new_tensor([info["kl"]])]
-        return self._gradients, info
+            self._gradients = gradients = [*gradients, gradients[0].new_tensor([info["kl"]])]
+        return gradients, info
 
     @property
     def gradient_sizes(self) -> list[int]:
@@ -112,7 +112,7 @@ class APPO(VTraceAlgorithm, PPO):
         Returns:
             As of `Algorithm`, and `kl_coef` for the next update if KL has a weight.
         """
-        gradients = self._gradients if gradients is None else gradients
+        gradients = self.last_gradients() if gradients is None else gradients
         info = super().apply_gradients(gradients[:len(self.groups)])
         self._num_updates += 1
         is_time = self._num_updates % self._interval == 0

@@ -23,7 +23,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.returns import discounted_sums
 from pytorchrl.agent.updatable import Updatable
-from pytorchrl.errors import NonFiniteUpdateError, WeightsError
+from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, WeightsError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -66,6 +66,7 @@ class Algorithm(Updatable, ABC):
     """What the loss is over the valid samples of a batch, "mean" or "sum": how gradients of its parts become its own."""
     learns_sequences: ClassVar[bool] = False
     """Whether it learns from sequences of steps with the memory before them, as some storages draw them."""
+    _gradients: list[Any] | None = None  # of the last `compute_gradients`
 
     @classmethod
     def create_factory(cls, **options: Any) -> Factory[Self]:
@@ -92,7 +93,6 @@ class Algorithm(Updatable, ABC):
         self._optimizers = {name: FlatOptimizer(
             options.optimizer, group.data, adam_eps=options.adam_eps, rmsprop_eps=options.rmsprop_eps,
             rmsprop_decay=options.rmsprop_decay) for name, group in self.groups.items()}
-        self._gradients = [group.grad for group in self.groups.values()]
         self.gamma: float = options.gamma
         self._start_parameters()
 
@@ -172,9 +172,10 @@ class Algorithm(Updatable, ABC):
             `grad_norm`, before clipping, and `lr`; of several groups with `_<group>` after them.
 
         Raises:
+            CallOrderError: `gradients` is None, and `compute_gradients` was not called yet.
             NonFiniteUpdateError: A gradient holds NaN or infinity; nothing was changed.
         """
-        gradients = self._gradients if gradients is None else gradients
+        gradients = self.last_gradients() if gradients is None else gradients
         steps = []
         for (name, group), gradient in zip(self.groups.items(), gradients, strict=True):
             group.check(gradient)
@@ -193,6 +194,13 @@ class Algorithm(Updatable, ABC):
             mark = f"_{name}" if len(steps) > 1 else ""
             info[f"grad_norm{mark}"], info[f"lr{mark}"] = norm, lr
         return info
+
+    def last_gradients(self) -> list[Any]:
+        """Return what the last `compute_gradients` returned as gradients; raise `CallOrderError` before its first call."""
+        if self._gradients is None:
+            raise CallOrderError("apply_gradients() without gradients applies those of the last compute_gradients(batch), which "
+                                 "was not called yet; call it first, or give gradients")
+        return self._gradients
 
     @property
     def gradient_sizes(self) -> list[int]:

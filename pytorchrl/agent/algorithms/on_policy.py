@@ -250,8 +250,8 @@ class OnPolicyAlgorithm(Algorithm):
         info = dict(zip(self.info_names, measured.tolist(), strict=True))
         if not math.isfinite(info["loss"]):
             gradient = torch.full_like(gradient, math.nan)
-        self._gradients = [gradient]
-        return self._gradients, info
+        self._gradients = gradients = [gradient]
+        return gradients, info
 
     # States
 

@@ -192,10 +192,11 @@ class ReplayAlgorithm(Algorithm):
             loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
         names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]
         values = torch.stack([*losses.values(), *measures.values()]).tolist()
-        self._gradients = [self.groups[name].grad for name in self.groups]
+        gradients = [self.groups[name].grad for name in self.groups]
         if not all(map(math.isfinite, values)):
-            self._gradients = [torch.full_like(gradient, math.nan) for gradient in self._gradients]
-        return self._gradients, {**dict(zip(names, values, strict=True)), "errors": errors.detach().cpu()}
+            gradients = [torch.full_like(gradient, math.nan) for gradient in gradients]
+        self._gradients = gradients
+        return gradients, {**dict(zip(names, values, strict=True)), "errors": errors.detach().cpu()}
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
         """See `Algorithm`; then targets move, if it is time."""

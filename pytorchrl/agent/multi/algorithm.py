@@ -107,7 +107,6 @@ class MultiAgentAlgorithm(Algorithm):
             if hasattr(options, name):
                 setattr(self, name, getattr(options, name))
         self._trainable = {policy: float(policy in options.trainable) for policy in self.algorithms}
-        self._last: list[Tensor | None] = [None] * len(self.algorithms)
 
     @classmethod
     def create_factory(cls, policies: Mapping[str, Factory[Any]], agents: Mapping[str, tuple[str, ...]],  # type: ignore[override]
@@ -182,7 +181,7 @@ class MultiAgentAlgorithm(Algorithm):
                     errors.append(found.pop("errors", torch.full((part.num_samples,), math.nan)))
                 info.update({f"{name}{SEPARATOR}{policy}": value for name, value in found.items()})
             vectors.append(vector)
-        self._last = vectors
+        self._gradients = vectors
         return vectors, info if batch.ids is None else {**info, "errors": torch.cat(errors)}
 
     @property
@@ -191,12 +190,13 @@ class MultiAgentAlgorithm(Algorithm):
         return [sum(algo.gradient_sizes) for algo in self.algorithms.values()]
 
     def apply_gradients(self, gradients: Any = None) -> dict[str, float]:
-        """One optimiser step of each policy that has a gradient.
+        """Make one optimiser step of each policy that has a gradient.
 
         Raises:
+            CallOrderError: `gradients` is None, and `compute_gradients` was not called yet.
             NonFiniteUpdateError: A gradient holds NaN or infinity; nothing was changed, of no policy.
         """
-        vectors: list[Tensor | None] = self._last if gradients is None else gradients
+        vectors: list[Tensor | None] = self.last_gradients() if gradients is None else gradients
         for policy, vector in zip(self.algorithms, vectors, strict=True):
             if vector is not None and not math.isfinite(norm := float(torch.linalg.vector_norm(vector))):
                 raise NonFiniteUpdateError(f"the norm of the gradient of {policy!r} is {norm}; the update was not made")

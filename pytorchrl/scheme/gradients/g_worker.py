@@ -11,7 +11,7 @@ import torch
 
 from pytorchrl.agent.data import Batch
 from pytorchrl.agent.multi.data import samples_by_policy
-from pytorchrl.errors import NonFiniteUpdateError
+from pytorchrl.errors import CallOrderError, NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count
 from pytorchrl.scheme.collection.c_worker import CWorker
@@ -276,8 +276,13 @@ class GWorker(Worker):
 
         Returns:
             One flat float32 gradient per optimised group, and the algorithm's statistics.
+
+        Raises:
+            CallOrderError: There is no batch, or its gradients were computed before.
         """
-        assert self._batch is not None, "get_data() comes first"
+        if self._batch is None:
+            raise CallOrderError("get_grads() computes gradients of the batch that get_data() took, once; call get_data() first, or "
+                                 "step(), which does both")
         batch: Any = self._batch
         self._fault = ""
         if not (any(samples_by_policy(batch).values()) or batch.num_samples):
@@ -297,7 +302,7 @@ class GWorker(Worker):
         self.ledger.move(self._used.num_new_samples, "queued", "sent")
         if self._used.last:
             self._batches = None
-        self._grads = grads
+        self._grads, self._batch = grads, None  # a second gradient of it would book its steps again
         return grads, info
 
     def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
@@ -353,6 +358,7 @@ class GWorker(Worker):
         if distribute_gradients:
             grads = self._mean_of_ranks(grads, batch.num_samples, samples_by_policy(batch), batch.last)
         self.iter += 1
+        self._grads = grads
         return grads, info
 
     @timed("average")
@@ -365,15 +371,20 @@ class GWorker(Worker):
         """Make one update of the actor, and merge `moments` into its normalisers.
 
         Args:
-            gradients: One gradient per optimised group; None takes those that `get_grads` gave last.
+            gradients: One gradient per optimised group; None takes those that were computed last.
             moments: Of rollouts, for the normalisers.
 
         Returns:
             The algorithm's statistics; None if the gradient is not finite, so that no update was made: parameters,
             optimiser and version are as before. Whoever asked counts that.
+
+        Raises:
+            CallOrderError: `gradients` is None, and this worker has computed none, or its last batch had no sample.
         """
-        gradients = self._grads if gradients is None else gradients
-        if self._point is not None and self._point("update") and gradients is not None:
+        if gradients is None and not (gradients := self._grads):
+            raise CallOrderError("apply_gradients() without gradients applies those that this worker computed last, and it has none; "
+                                 "call step(), get_grads() or compute_gradients() first, or give gradients")
+        if self._point is not None and self._point("update"):
             gradients = not_finite(gradients)
         info: dict[str, float] | None = None
         with self._journal.writing():

@@ -1,0 +1,103 @@
+"""Methods of workers and algorithms that are called before what has to come first say so, and change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.errors import CallOrderError
+
+
+@pytest.fixture
+def worker(make_scheme):
+    return make_scheme(num_envs=2, size=8).start().local_worker
+
+
+def state_of(worker):
+    """Everything that an update changes."""
+    return worker.actor_version, worker.algo.acting_state()["all"].tolist(), repr(worker.algo.state_dict()["optimizers"])
+
+
+def test_no_update_is_made_before_any_gradient(worker):
+    before = state_of(worker)
+    with pytest.raises(CallOrderError, match=r"computed last, and it has none; call step\(\), get_grads\(\) or compute_gradients\(\) first"):
+        worker.apply_gradients()
+    assert state_of(worker) == before
+
+
+def test_gradients_need_a_batch(worker):
+    with pytest.raises(CallOrderError, match=r"call get_data\(\) first, or step\(\)"):
+        worker.get_grads()
+    assert worker.iter == 0
+
+
+def test_a_batch_is_used_once(worker):
+    worker.get_data()
+    worker.get_grads()
+    ledger = worker.ledger.snapshot()
+    with pytest.raises(CallOrderError, match=r"once; call get_data\(\) first"):
+        worker.get_grads()
+    assert worker.ledger.snapshot() == ledger
+    worker.get_data()
+    worker.get_grads()
+    assert worker.iter == 2
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_what_was_computed_by_hand_is_applied(make_scheme, microbatch_size):
+    """The gradient of the whole batch, also where it was made slice by slice."""
+    found = []
+    for gives_gradients in (True, False):
+        worker = make_scheme(num_envs=2, size=8, microbatch_size=microbatch_size).start().local_worker
+        gradients, _ = worker.compute_gradients(worker.get_data(), False)
+        worker.apply_gradients(gradients if gives_gradients else None)
+        assert worker.actor_version == 1
+        found.append(worker.algo.acting_state()["all"])
+    assert torch.equal(*found)
+
+
+def test_algorithms_refuse_to_apply_what_was_never_computed(worker):
+    message = r"applies those of the last compute_gradients\(batch\), which was not called yet"
+    before = state_of(worker)
+    with pytest.raises(CallOrderError, match=message):
+        worker.algo.apply_gradients()
+    assert state_of(worker) == before
+    worker.step()
+    worker.algo.apply_gradients()
+    assert state_of(worker) != before
+
+
+@pytest.mark.parametrize("name", ["APPO", "SAC", "several policies", "synthetic"])
+def test_every_algorithm_does(name, make_multi_agent, make_algorithm):
+    algorithm = {"several policies": make_multi_agent, "synthetic": lambda: synthetic_agent(4)[0](
+        device="cpu", actor=None, seed=0)}.get(name, lambda: make_algorithm(name))()
+    with pytest.raises(CallOrderError):
+        algorithm.apply_gradients()
+
+
+@pytest.fixture
+def make_algorithm():
+    """A function from the name of an algorithm to one of a small actor."""
+    from pytorchrl import APPO, SAC, OffPolicyActor, OnPolicyActor, VecEnv
+
+    def make(name):
+        env_id = "Pendulum-v1" if name == "SAC" else "CartPole-v1"
+        envs = VecEnv.create_factory(env_id, vec_env_size=1)
+        algo, actor = {"APPO": (APPO, OnPolicyActor), "SAC": (SAC, OffPolicyActor)}[name]
+        built = actor.create_factory(envs.observation_space, envs.action_space)(device="cpu", seed=0)
+        return algo.create_factory()(device="cpu", actor=built, seed=0)
+    return make
+
+
+@pytest.fixture
+def make_multi_agent():
+    """A function that makes the algorithm of two policies."""
+    from pytorchrl import PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, multi_agent
+    from pytorchrl.envs.testing import MatchingGame
+
+    def make():
+        envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of="independent")
+        algo, actor, _ = multi_agent(envs, PPO.create_factory(), OnPolicyActor.create_factory, GAEBuffer.create_factory(8))
+        return algo(device="cpu", actor=actor(device="cpu", seed=0), seed=0)
+    return make
