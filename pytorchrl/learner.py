@@ -339,9 +339,10 @@ class Learner:
         return self._episodes.policy_return_means
 
     def get_metrics(self) -> dict[str, Any]:
-        """Everything measured up to now; means of the algorithm's statistics run since the last record.
+        """Return everything measured up to now, as documented on the page about statistics.
 
-        Before `start()` there are zeros; asking starts nothing.
+        `algorithm` has means of the algorithm's statistics since the last record, or those of that record where no update
+        was made since. Before `start()` there are zeros; asking starts nothing.
         """
         self._take_episodes()
         scheme = self._scheme_metrics()
@@ -570,8 +571,7 @@ class Learner:
         self._next_record = self.env_steps + float(self._record_interval)
         self._plan()
         self._rate.add(time.perf_counter(), self.env_steps)
-        metrics = self.get_metrics()
-        self._means.take()
+        metrics = {**self.get_metrics(), "algorithm": self._means.take()}
         if self._recorder is not None:
             self._recorder.write(metrics)
 

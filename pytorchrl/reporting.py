@@ -313,11 +313,12 @@ class EpisodeWindow:
 
 
 class Means:
-    """Means of named numbers since the last `take()`; what is not finite stays visible as NaN."""
+    """Computes means of named numbers since the last `take()`; a number that is not finite makes its mean NaN or infinite."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
+        self._taken: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
         """Add one set of numbers; a name may be missing now and then."""
@@ -327,15 +328,19 @@ class Means:
             counts[name] = counts.get(name, 0) + 1
 
     def peek(self) -> dict[str, float]:
-        """The means so far."""
-        return {name: total / self._counts[name] for name, total in self._sums.items()}
+        """Return the means so far; where no number came since the last `take`, those that it returned."""
+        return self._means() or dict(self._taken)
 
     def take(self) -> dict[str, float]:
-        """The means so far; start anew."""
-        means = self.peek()
+        """Return the means of the numbers since the last `take`, and start anew; empty where no number came."""
+        means = self._means()
+        self._taken = means or self._taken
         self._sums.clear()
         self._counts.clear()
         return means
+
+    def _means(self) -> dict[str, float]:
+        return {name: total / self._counts[name] for name, total in self._sums.items()}
 
 
 def next_multiple(every: int | None, env_steps: int) -> float:

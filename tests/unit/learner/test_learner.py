@@ -190,6 +190,27 @@ def test_records_are_written_every_so_many_steps_and_at_the_end(fake_scheme, tmp
     assert [record["algorithm"]["loss"] for record in records(tmp_path)] == [2.0, 5.0, 8.0, 10.0]
 
 
+def test_metrics_keep_the_algorithms_last_statistics(fake_scheme, tmp_path):
+    """A record begins new means; until the next update, the statistics asked for are those of the record."""
+    with make(fake_scheme(), 100, tmp_path, log_every=30) as learner:
+        assert learner.get_metrics()["algorithm"] == {}  # there was no update yet
+        found = []
+        while not learner.done():
+            learner.step()
+            found.append(learner.get_metrics()["algorithm"]["loss"])
+        #        the third update is recorded, and so are the sixth and the ninth
+        assert found == [1.0, 1.5, 2.0, 4.0, 4.5, 5.0, 7.0, 7.5, 8.0, 10.0]
+        learner.train()
+        assert learner.get_metrics()["algorithm"] == records(tmp_path)[-1]["algorithm"] != {}
+    assert learner.get_metrics()["algorithm"]["loss"] == 10.0
+
+
+def test_a_record_without_an_update_since_the_one_before_has_no_statistics(fake_scheme, tmp_path):
+    with make(fake_scheme(), 30, tmp_path, log_every=30, eval_every=30) as learner:
+        learner.train()
+    assert [set(record["algorithm"]) for record in records(tmp_path)] == [{"loss", "entropy"}, set()]
+
+
 def test_numbers_that_are_not_finite_are_recorded_as_null(fake_scheme, tmp_path):
     scheme = fake_scheme()
     step = scheme.step

@@ -155,6 +155,17 @@ def test_means_are_taken_over_the_values_there_were():
     assert means.take() == {}
 
 
+def test_the_last_means_are_shown_until_there_are_new_values():
+    means = Means()
+    assert means.peek() == {}
+    means.add({"a": 1.0, "b": 5.0})
+    assert means.peek() == means.take() == means.peek() == {"a": 1.0, "b": 5.0}
+    assert means.take() == {}
+    assert means.peek() == {"a": 1.0, "b": 5.0}
+    means.add({"a": 4.0})
+    assert means.peek() == {"a": 4.0}
+
+
 def test_progress_line_says_steps_rate_return_lag_and_time_left():
     line = progress_text({**STATUS, "eval_return": 30.0})
     for part in ("500/2,000 steps", "25%", "100 steps/s", "return 21.5", "eval 30.0", "lag 0.5", "left 0:15"):
