@@ -1,6 +1,6 @@
 """PPO on an Atari game from pictures, with a network of our own that is small enough for a CPU.
 
-Needs `pip install 'pytorchrl[atari]'`.
+Needs the extra `atari`: `pip install -e '.[atari]'` in the source folder.
 
     python examples/atari_ppo.py --log-dir runs/pong
     python examples/atari_ppo.py --game ALE/Breakout-v5

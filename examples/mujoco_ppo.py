@@ -1,7 +1,7 @@
 """PPO on a MuJoCo robot with the settings of CleanRL's `ppo_continuous_action.py`.
 
 Observations and rewards are normalised by running statistics, which are part of the agent: they are saved with it and
-frozen when it is evaluated. Needs `pip install 'pytorchrl[mujoco]'`.
+frozen when it is evaluated. Needs the extra `mujoco`: `pip install -e '.[mujoco]'` in the source folder.
 
     python examples/mujoco_ppo.py --log-dir runs/cheetah
     python examples/mujoco_ppo.py --env Hopper-v5

@@ -3,7 +3,7 @@
 Each has a policy of its own, as they see and do different things; both get the same reward. A random pair gets about -80 an
 episode, this one about -35.
 
-    pip install 'pytorchrl[pettingzoo]'
+    pip install -e '.[pettingzoo]'    # in the source folder
     python examples/multi_agent.py --algorithm dqn
 """
 

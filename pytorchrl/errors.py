@@ -36,6 +36,8 @@ Every class passes all its arguments to `super().__init__`, so that it survives 
 
 from __future__ import annotations
 
+import importlib.metadata
+
 
 class PyTorchRLError(Exception):
     """Base of everything that this package raises on purpose."""
@@ -158,3 +160,19 @@ class CallOrderError(PyTorchRLError, RuntimeError):
 
 class WeightsError(PyTorchRLError):
     """Weights whose names, shapes or version do not fit their receiver."""
+
+
+def install_hint(extra: str) -> str:
+    """Return a command that installs the packages of an extra, for the error that a missing package raises.
+
+    The command names the packages themselves, as the metadata of this installation lists them. It never names this project,
+    because a package index may have another project of the same name, which pip would install in its place.
+    """
+    try:
+        listed = importlib.metadata.requires("pytorchrl") or []
+    except importlib.metadata.PackageNotFoundError:  # the source folder is on the path, and nothing is installed
+        listed = []
+    packages = [requirement.partition(";")[0].strip() for requirement in listed if f'extra == "{extra}"' in requirement]
+    if not packages:
+        return f"pip install -e '.[{extra}]' in the source folder"
+    return "pip install " + " ".join(f"'{package}'" for package in packages)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.reporting import METRICS_FILE
 
 
@@ -55,7 +55,7 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("plots need the extra `plots`: pip install 'pytorchrl[plots]'") from None
+        raise ConfigError(f"plots need the extra `plots`: {install_hint('plots')}") from None
     curves = [(label, *read_curve(run_dir, x, y)) for label, run_dir in zip(_labels(run_dirs), run_dirs, strict=True)]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from pytorchrl.scheme import Evaluation
@@ -48,7 +48,7 @@ def record_video(
     if isinstance(agent.agent.test_envs, MultiAgentEnvFactory):
         raise ConfigError("films are of environments of one agent, those of this run have several; evaluate it without a film")
     if importlib.util.find_spec("moviepy") is None:
-        raise ConfigError("films need the extra `video`: pip install 'pytorchrl[video]'")
+        raise ConfigError(f"films need the extra `video`: {install_hint('video')}")
     try:
         os.makedirs(video_dir, exist_ok=True)
     except OSError as error:

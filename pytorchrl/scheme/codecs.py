@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.multi.data import MultiRollout
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, install_hint
 
 Arrays = Sequence[np.ndarray]
 Encode = Callable[[np.ndarray], Arrays | None]
@@ -277,4 +277,4 @@ def get_codec(name: str) -> Codec:
 def check_installed(codec: Codec, option: str) -> None:
     """Raise `ConfigError` if a codec's package is not installed."""
     if codec.package is not None and importlib.util.find_spec(codec.package) is None:
-        raise ConfigError(f"{option} needs the package {codec.package}; install it with: pip install 'pytorchrl[compress]'")
+        raise ConfigError(f"{option} needs the package {codec.package}; install it with: {install_hint('compress')}")

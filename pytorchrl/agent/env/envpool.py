@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from pytorchrl.agent.env.single import Blueprint
@@ -83,5 +83,5 @@ def _import_envpool() -> Any:
         return importlib.import_module("envpool")
     except ImportError as failure:
         raise ConfigError(
-            f"backend='envpool' needs EnvPool, which is not installed: pip install 'pytorchrl[envpool]' ({failure})"
+            f"backend='envpool' needs EnvPool, which is not installed: {install_hint('envpool')} ({failure})"
         ) from failure

@@ -18,7 +18,7 @@ from gymnasium.wrappers import TimeLimit
 from pytorchrl.agent.env.guard import GuardedEnv, describe
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack
-from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
+from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
 
 # Namespace of ids -> the module that registers them, and the extra that installs it.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {"ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
@@ -149,7 +149,7 @@ def _import(module: str, need: str, extra: str | None) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as failure:
-        fix = f"pip install 'pytorchrl[{extra}]'" if extra else f"install the package that has {module}"
+        fix = install_hint(extra) if extra else f"install the package that has {module}"
         raise ConfigError(f"{need} needs {module}, which is not installed: {fix}") from failure
 
 
@@ -159,7 +159,7 @@ def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | Non
         return None
     entry_point = str(spec.entry_point) if spec is not None else ""
     extra = next((name for mark, name in _EXTRAS.items() if mark in f"{entry_point} {failure}".lower()), None)
-    fix = f": pip install 'pytorchrl[{extra}]'" if extra else ""
+    fix = f": {install_hint(extra)}" if extra else ""
     return ConfigError(f"{spec.id if spec else 'the environment'} needs a package that is not installed{fix} ({failure})")
 
 

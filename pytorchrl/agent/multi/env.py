@@ -25,7 +25,7 @@ from pytorchrl.agent.multi.data import SEPARATOR, MultiStep
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.agent.seeding import Stream
-from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError
+from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError, install_hint
 
 _SINGLE_POLICY, _OWN_POLICIES = "shared", "independent"
 _METHODS = ("reset", "step", "observation_space", "action_space", "possible_agents")
@@ -429,7 +429,7 @@ def _import_hint(name: str, failure: ImportError) -> str:
         names = [info.name for info in pkgutil.iter_modules(getattr(importlib.import_module(package), "__path__", []))]
         if near := difflib.get_close_matches(module, names, n=1):
             return f"did you mean '{package}.{near[0]}'?"
-    return "for PettingZoo's environments: pip install 'pytorchrl[pettingzoo]'"
+    return f"for PettingZoo's environments: {install_hint('pettingzoo')}"
 
 
 def _agents_by_policy(agents: Sequence[str], policy_of: Any) -> dict[str, tuple[str, ...]]:

@@ -12,6 +12,7 @@ import pytorchrl
 from pytorchrl import errors
 from pytorchrl.cli import enjoy, main
 from pytorchrl.envs.testing import FaultyEnv
+from pytorchrl.errors import install_hint
 from pytorchrl.training import load
 
 TRAIN = ["train", "ppo", "--env", "CartPole-v1"]
@@ -306,7 +307,7 @@ def test_video_without_its_extra_names_it(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("pytorchrl.video.importlib.util.find_spec", lambda _name: None)
     code, _, err = run(capsys, "enjoy", tmp_path / "run", "--video", tmp_path / "films")
     assert code == 2
-    assert "pytorchrl[video]" in err
+    assert install_hint("video") in err
 
 
 def test_plots_without_their_extra_name_it(capsys, tmp_path, monkeypatch):
@@ -315,4 +316,4 @@ def test_plots_without_their_extra_name_it(capsys, tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_text('{"env_steps": 1, "return_mean": 2}\n')
     code, _, err = run(capsys, "plot", tmp_path)
     assert code == 2
-    assert "pytorchrl[plots]" in err
+    assert install_hint("plots") in err

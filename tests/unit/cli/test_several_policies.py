@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from pytorchrl.cli import main
+from pytorchrl.errors import install_hint
 
 TINY = ["--target-steps", "64", "--num-envs", "2", "--num-steps", "16", "--num-epochs", "1", "--num-mini-batch", "2",
         "--hidden-sizes", "8", "--no-tensorboard", "--no-progress", "--seed", "1"]
@@ -70,7 +71,7 @@ def test_profile(capsys, game):
 @pytest.mark.parametrize(("env", "flags", "message"), [
     ("CartPole-v1", ["--policies", "independent"], "policies must be left out for 'CartPole-v1'"),
     ("mpe2/simple_spread_v3", [], "'mpe2.simple_spread_v3'"),
-    ("no_such_package.game", [], "pytorchrl[pettingzoo]"),
+    ("no_such_package.game", [], install_hint("pettingzoo")),
     ("json.decoder", [], "json.decoder has no parallel_env"),
     ("game_of_test", ["--policies", "alone"], "--policies: expected none or shared|independent or a JSON object"),
     ("game_of_test", ["--policies", '{"agent_0"'], "--policies: expected a JSON object"),

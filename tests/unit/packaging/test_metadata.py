@@ -11,19 +11,14 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from pathlib import Path
 
 import pytest
 
 import pytorchrl
+from tests.conftest import ROOT
+from tests.unit.packaging.project import lines_of
 
-ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="not run from a checkout")
-
-
-def lines_of(name):
-    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-    return [line for line in map(str.strip, lines) if line and not line.startswith("#")]
 
 
 def normal(requirement):
