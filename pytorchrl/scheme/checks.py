@@ -36,7 +36,7 @@ from pytorchrl.scheme.gradients.accumulator import why_all_is_kept
 from pytorchrl.scheme.gradients.bad_batches import check_directory
 from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
 from pytorchrl.scheme.replay.r_worker_set import FREE
-from pytorchrl.scheme.replay.shards import ROUTINGS
+from pytorchrl.scheme.replay.routing import ROUTINGS, TORN_BY
 from pytorchrl.scheme.replay.storage_options import KINDS as REPLAY_KINDS
 from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS, check_kind, rollout_steps
 from pytorchrl.scheme.supervisor import check_policy
@@ -250,8 +250,9 @@ class Checks:
         num_shards = options["num_replay_workers"] or 1
         storage.cls.check_size(storage.options, train_envs.num_envs, -(-options["num_col_workers"] // num_shards),
                                storage.options.size // num_shards)
-        if options["routing"] == "least_loaded":
-            raise ConfigError("routing='least_loaded' would tear sequences apart, whose steps come rollout by rollout; leave it out")
+        if options["routing"] in TORN_BY:
+            raise ConfigError(f"routing={options['routing']!r} would tear sequences apart, whose steps come rollout by rollout; leave "
+                              "it out")
         if options["num_replay_workers"] is not None:
             options["routing"] = "by_stream"
 

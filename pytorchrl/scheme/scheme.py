@@ -71,8 +71,8 @@ class Scheme(NamedSchemes):
         learning_starts: Env steps that must have come into replay before learning begins; None: the algorithm's start_steps,
             or, where rollouts are drawn, train_batch_size.
         add_in_flight: Rollouts on their way to each shard, before collection waits.
-        routing: Shard of a rollout: "round_robin", "least_loaded", or "by_stream" (one for each collection worker; always
-            so for sequences).
+        routing: Which shard a rollout is added to: "round_robin" (in turn), "random" (drawn uniformly, by `seed`),
+            "least_loaded", or "by_stream" (one for each collection worker; always so for sequences).
         kind: What is drawn from shards: "transition", "sequence", or "batch": whole rollouts, for algorithms that correct for
             the age of their data (`IMPALA`, `APPO`); None: what the storage is for.
         initial_priority: First priority of a transition in a storage with priorities: "max" (the largest that was seen) or

@@ -20,9 +20,8 @@ from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.replay.r_worker import Drawn, RWorker, ShardState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+from pytorchrl.scheme.replay.routing import Router
 from pytorchrl.scheme.supervisor import Requests, Supervisor
-
-ROUTINGS = ("round_robin", "least_loaded", "by_stream")
 
 
 class _Draw(NamedTuple):
@@ -52,13 +51,12 @@ class Shards:
         learning_starts: Env steps that must have come, over all shards, before anything is drawn.
         prefetch: Batches asked for or waiting, a shard.
         add_in_flight: Adds that a shard has not confirmed; a rollout waits for room.
-        routing: Which shard a rollout goes to: "round_robin", "least_loaded", or "by_stream": always the same one for the
-            same collection worker.
+        routing: Which shard a rollout is added to, one of `routing.ROUTINGS`.
         min_ratio: Env steps consumed for one collected since learning began: collection waits for learning below it.
         max_ratio: The same, learning waits for collection above it; None bounds nothing.
         timeout_s: How long learning waits for a batch before it raises, and how long all shards have to save what they hold.
         worker_timeout_s: A shard that takes longer to draw is taken for hung.
-        seed: Of the choice of shards.
+        seed: Seed of the draws from shards, and of random routing.
         version: Tells the learner's version.
 
     Attributes:
@@ -76,7 +74,7 @@ class Shards:
         self._batch_steps, self._num_passes = (batch_steps or batch_size) * num_passes, num_passes
         self._version, self.versions = version, np.zeros((0, 2), np.int64)
         self._max_draws = min(prefetch * len(self._handles), queue_size)
-        self._max_adds, self._routing = add_in_flight, routing
+        self._max_adds = add_in_flight
         self._min_ratio, self._max_ratio = min_ratio or 0.0, max_ratio
         self._ignores = on_worker_failure == "ignore"
         self._rng = np.random.default_rng(seed)
@@ -101,7 +99,8 @@ class Shards:
             self._runtime, self._supervisor, Journal(), lambda state: 0.0, lambda state: (), self._lose, lambda index: None)
         self._on_their_way: list[deque[Rollout]] = [deque() for _ in self._handles]
         self._evicted, self._resident = [0] * len(self._handles), [0] * len(self._handles)
-        self._next_shard = 0
+        self._router = Router(routing, len(self._handles), seed, lambda index: (
+            self._states[index].resident, len(self._on_their_way[index])))
         # Of the learning thread.
         self._draws: deque[_Draw] = deque()
         self._current: _Draw | None = None
@@ -124,18 +123,8 @@ class Shards:
     def _place(self, rollout: Rollout) -> int | None:
         free = [index for index, adds in enumerate(self._on_their_way)
                 if len(adds) < self._max_adds and index not in self._supervisor.gone]
-        if self._routing == "by_stream":
-            # One that is being replaced is waited for; where none is, others take its workers over.
-            staying = [index for index in range(len(self._handles)) if not (self._ignores and index in self._supervisor.gone)]
-            own = staying[rollout.worker % len(staying)]
-            return own if own in free else None
-        if not free:
-            return None
-        if self._routing == "least_loaded":
-            return min(free, key=lambda index: (self._states[index].resident, len(self._on_their_way[index])))
-        place = min(free, key=lambda index: (index - self._next_shard) % len(self._handles))
-        self._next_shard = place + 1
-        return place
+        staying = [index for index in range(len(self._handles)) if not (self._ignores and index in self._supervisor.gone)]
+        return self._router.choose(rollout.worker, free, staying)
 
     def _learning_lags(self) -> bool:
         """Whether collection is to wait for learning; never where there is nothing to draw, or it would wait for ever."""

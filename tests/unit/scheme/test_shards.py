@@ -16,6 +16,7 @@ from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+from pytorchrl.scheme.replay.routing import ROUTINGS, Router
 from pytorchrl.scheme.replay.shards import Shards
 
 SIZE = 10  # steps of a rollout
@@ -63,7 +64,7 @@ class Side:
         self.ledger = Ledger()
         self.shards = Shards(
             self.workers, self.ledger, policy,
-            **{"batch_size": 16, "timeout_s": 20.0, "worker_timeout_s": 5.0} | options)
+            **{"batch_size": 16, "timeout_s": 20.0, "worker_timeout_s": 5.0, "seed": seed} | options)
         self.workers.wait_ready()
         self.collector = Collector(self.shards, self.runtime, self.ledger, interval_s, num_workers, limit)
         self.runtime.start_thread(self.collector)
@@ -193,6 +194,34 @@ def test_routing(make, routing, expected):
     assert workers == expected
 
 
+def routes(side):
+    """The shard of each rollout: number -> index."""
+    return {int(steps[0]) // SIZE: index for index, storage in enumerate(side.left) for steps in storage.inserted}
+
+
+def test_random_routing_follows_the_seed(make):
+    """It draws uniformly, by a generator of its own."""
+    found = []
+    for seed in (0, 0, 1):
+        side = make(num_shards=3, routing="random", capacity=10**6, seed=seed)
+        while side.collector.number < 300:
+            side.get()
+        side.stop()
+        found.append(routes(side))
+    number = min(map(len, found))
+    first, again, other = ([route[index] for index in range(number - 20)] for route in found)
+    assert first == again != other
+    router = Router("random", 3, 0, load=None)
+    assert first == [router.choose(1, [0, 1, 2], [0, 1, 2]) for _ in first]
+    assert all(70 < first.count(shard) < 130 for shard in range(3))  # of 280 and more, 93 on average with a deviation of 8
+
+
+def test_random_routing_leaves_out_shards_without_room():
+    router = Router("random", 4, 0, load=None)
+    assert {router.choose(1, [1, 3], [0, 1, 2, 3]) for _ in range(50)} == {1, 3}
+    assert router.choose(1, [], [0, 1, 2, 3]) is None
+
+
 @pytest.mark.parametrize(("routing", "is_even"), [("least_loaded", True), ("round_robin", False)])
 def test_the_least_loaded_shard_is_chosen(make, routing, is_even):
     """One shard comes back empty, and is filled first."""
@@ -295,7 +324,7 @@ def test_random_schedules_keep_the_account(make, seed):
     fault = rng.choice(["kill shard.* p=0.02", "kill shard.1 @ add 3", "delay shard.* 1s p=0.05", ""])
     side = make(int(rng.integers(1, 4)), capacity=int(rng.choice([40, 1000])), faults=str(fault) or None, costs=costs, seed=seed,
                 interval_s=float(10 ** rng.uniform(-3, -1)), prefetch=int(rng.integers(1, 4)),
-                routing=str(rng.choice(["round_robin", "least_loaded", "by_stream"])), policy="restart")
+                routing=str(rng.choice(ROUTINGS)), policy="restart")
     for _ in range(60):
         batch = side.get()
         side.shards.learned(np.asarray(batch.action), np.asarray(batch.action))
