@@ -129,8 +129,10 @@ def compare(before: Path, task: str, seconds: float, pairs: int) -> dict[str, An
     """Ratios of this tree's rate to the other's; the mean of their logarithms, back again, with its standard error."""
     rates = list(one_by_one(before, task, seconds, pairs) if TASKS[task][3] is None else in_turn(before, task, seconds))
     logs = [math.log(rate[HERE] / rate[before]) for rate in rates]
+    import scipy.stats  # here, so that the processes that are measured do not load it
+
     return {"ratio": math.exp(statistics.mean(logs)), "ratio_median": math.exp(statistics.median(logs)),
-            "standard_error": statistics.stdev(logs) / math.sqrt(len(logs)), "turns": len(logs),
+            "standard_error": float(scipy.stats.sem(logs)), "turns": len(logs),
             "before": statistics.median(rate[before] for rate in rates), "now": statistics.median(rate[HERE] for rate in rates)}
 
 

@@ -272,10 +272,12 @@ def over_link(
         line.stop()
     best = min(("none", name), key=lambda way: sum(lines[way].ms))
     parts = [sum(auto) / sum(other) for auto, other in zip(tenths(lines["auto"].ms), tenths(lines[best].ms), strict=True)]
+    import scipy.stats  # here, so that the processes that are measured do not load it
+
     return {**{way: {"ms": statistics.mean(line.ms), "encoded_share": line.encoded / number,
                      "codec_share": 1e3 * line.codec_s / sum(line.ms)} for way, line in lines.items()},
             "best": best, "auto_over_best": sum(lines["auto"].ms) / sum(lines[best].ms),
-            "standard_error": statistics.stdev(parts) / len(parts) ** 0.5}
+            "standard_error": float(scipy.stats.sem(parts))}
 
 
 def tenths(values: list[float]) -> list[list[float]]:

@@ -125,8 +125,10 @@ def cost(settings: dict[str, Any], seconds: float, path: Path) -> dict[str, Any]
     ratios = [statistics.fmean(recorded) / statistics.fmean(without) for recorded, without in pairs]
     # Of two sums: where the machine is slow both are long.
     means = [sum(statistics.fmean(pair[i]) for pair in pairs) / len(pairs) for i in (0, 1)]
+    import scipy.stats  # here, so that the processes that are measured do not load it
+
     return {"pairs": len(pairs), "ratio_of_means": means[0] / means[1], "median_of_pairs": statistics.median(ratios),
-            "standard_error": statistics.stdev(ratios) / len(ratios) ** 0.5, "ms_per_update": 1e3 * means[1]}
+            "standard_error": float(scipy.stats.sem(ratios)), "ms_per_update": 1e3 * means[1]}
 
 
 def main() -> None:

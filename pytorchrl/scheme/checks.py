@@ -551,7 +551,7 @@ def _layout(space: Any) -> Any:
 
 def _check_travels(name: str, factory: Any) -> int:
     """Bytes of the factory pickled; raises `FactorySerializationError` naming the option that cannot be."""
-    import cloudpickle  # Gymnasium's own dependency
+    import cloudpickle
 
     try:
         size = len(cloudpickle.dumps(factory))
