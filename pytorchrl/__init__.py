@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         GAEBuffer,
         PERBuffer,
         ReplayBuffer,
+        RolloutSequenceBuffer,
         SequenceBuffer,
         VanillaOnPolicyBuffer,
         VTraceBuffer,
@@ -36,7 +37,8 @@ _HOMES = {
     "pytorchrl.agent.env": ("VecEnv",),
     "pytorchrl.agent.multi": ("MultiAgentVecEnv", "multi_agent"),
     "pytorchrl.agent.options": ("Factory", "Schedule", "linear"),
-    "pytorchrl.agent.storages": ("GAEBuffer", "PERBuffer", "ReplayBuffer", "SequenceBuffer", "VTraceBuffer", "VanillaOnPolicyBuffer"),
+    "pytorchrl.agent.storages": (
+        "GAEBuffer", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "VTraceBuffer", "VanillaOnPolicyBuffer"),
     "pytorchrl.errors": ("ConfigError", "PyTorchRLError"),
     "pytorchrl.learner": ("Learner",),
     "pytorchrl.scheme": ("ASYNC", "CENTRAL", "PARALLEL", "SYNC", "Scheme"),
@@ -47,8 +49,8 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [  # noqa: RUF022 - sorted without regard to case, as a reader looks them up
     "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "DDPG", "DQN", "Factory", "GAEBuffer", "IMPALA",
     "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor", "OnPolicyActor", "PARALLEL", "PERBuffer",
-    "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3",
-    "train", "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
+    "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer", "RolloutSequenceBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC",
+    "TD3", "train", "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
 ]
 
 

@@ -23,7 +23,15 @@ from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.compose import multi_agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.options import Factory
-from pytorchrl.agent.storages import GAEBuffer, PERBuffer, ReplayBuffer, SequenceBuffer, Storage, VTraceBuffer
+from pytorchrl.agent.storages import (
+    GAEBuffer,
+    PERBuffer,
+    ReplayBuffer,
+    RolloutSequenceBuffer,
+    SequenceBuffer,
+    Storage,
+    VTraceBuffer,
+)
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme import Scheme
@@ -36,6 +44,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
 REPLAY_ALGORITHMS = ("dqn", "ddpg", "td3", "sac")
 _STORAGES: dict[str, type[Storage]] = {
     "ppo": GAEBuffer, "a2c": GAEBuffer, "impala": VTraceBuffer, "appo": VTraceBuffer, "r2d2": SequenceBuffer}
+_STORAGES_OF_ROLLOUTS: dict[str, type[ReplayBuffer]] = {"r2d2": RolloutSequenceBuffer}
+"""Storages in place of those above where the user wants `kind="batch"`."""
 
 # What the user's options are called where a part has another name for it, or the same name for something else.
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
@@ -102,7 +112,9 @@ def _actor_class(algorithm: str) -> Any:
     return getattr(algorithm_class(algorithm), "actor_class", OnPolicyActor)
 
 
-def _storage_factory(algorithm: str, options: dict[str, Any]) -> Factory[Any]:
+def _storage_factory(algorithm: str, options: dict[str, Any], kind: str | None = None) -> Factory[Any]:
+    if kind == "batch" and algorithm in _STORAGES_OF_ROLLOUTS:
+        return _uniform_factory(_STORAGES_OF_ROLLOUTS[algorithm], options, "whole rollouts are drawn uniformly; leave out kind='batch'")
     if algorithm in _STORAGES:
         return _STORAGES[algorithm].create_factory(**options)  # type: ignore[attr-defined]
     is_prioritized = options.pop("prioritized", False)
@@ -110,10 +122,15 @@ def _storage_factory(algorithm: str, options: dict[str, Any]) -> Factory[Any]:
         raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")
     if is_prioritized:
         return PERBuffer.create_factory(**options)
-    own = {field.name for field in dataclasses.fields(ReplayBuffer.Options)}
+    return _uniform_factory(ReplayBuffer, options, "transitions are drawn uniformly; add prioritized=True")
+
+
+def _uniform_factory(storage: type[ReplayBuffer], options: dict[str, Any], why: str) -> Factory[Any]:
+    """Return a factory of a storage that has only some of the options; raise `ConfigError`, which says `why`, for the others."""
+    own = {field.name for field in dataclasses.fields(storage.Options)}
     if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:
-        raise ConfigError(f"{', '.join(others)} would be ignored: transitions are drawn uniformly; add prioritized=True")
-    return ReplayBuffer.create_factory(**options)
+        raise ConfigError(f"{', '.join(others)} would be ignored: {why}")
+    return storage.create_factory(**options)
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
@@ -209,7 +226,7 @@ def _factories(algorithm: str, envs: EnvFactory, parts: Mapping[str, dict[str, A
     """Of algorithm, actor and storage; of several policies all have the same options."""
     of_algorithm = algorithm_class(algorithm).create_factory(**parts["algorithm"])
     make_actor, of_actor = _actor_class(algorithm).create_factory, dict(parts["actor"])
-    of_storage = _storage_factory(algorithm, parts["storage"])
+    of_storage = _storage_factory(algorithm, parts["storage"], parts["scheme"].get("kind"))
     if not isinstance(envs, MultiAgentEnvFactory):
         return of_algorithm, make_actor(envs.observation_space, envs.action_space, **of_actor), of_storage
     checkpoint = of_actor.pop("checkpoint", None)  # a saved model is that of all policies

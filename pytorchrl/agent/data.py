@@ -242,6 +242,9 @@ class SequenceBatch:
     A sequence has W + L + n observations: those before its trained steps warm the memory up, those after them are what
     targets bootstrap from. Its trained steps are at rows W to W + L - 1. A shorter warm-up begins with an episode, `done`;
     rows before that, and rows after an episode's last observation, repeat what is next to them.
+
+    `SequenceBuffer` draws sequences of one episode each. In those of `RolloutSequenceBuffer`, whose W is 0, several episodes
+    follow each other, and the true last observation of an episode is a row between its last step and the next episode.
     """
 
     obs: Obs
@@ -259,7 +262,7 @@ class SequenceBatch:
     next_row: Tensor
     """(L, B) int64, the row of the observation after those m steps."""
     valid: Tensor
-    """(L, B) bool; false after an episode's end."""
+    """(L, B) bool; false where no transition begins: after a sequence's end, and at the last observation of an episode."""
     weight: Tensor
     """(B,) float32 importance weights, at most 1."""
     ids: Tensor

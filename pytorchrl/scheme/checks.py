@@ -38,7 +38,7 @@ from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIE
 from pytorchrl.scheme.replay.r_worker_set import FREE
 from pytorchrl.scheme.replay.routing import ROUTINGS, TORN_BY
 from pytorchrl.scheme.replay.storage_options import KINDS as REPLAY_KINDS
-from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS, check_kind, rollout_steps
+from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS, check_kind, kind_of, rollout_steps
 from pytorchrl.scheme.supervisor import check_policy
 from pytorchrl.scheme.updates.rounds import LagRule
 
@@ -225,14 +225,14 @@ class Checks:
                                   "them, so leave it out")
         if num_shards is None:
             return
-        kind = options["kind"] = check_kind(options["kind"], algo, storage, options["size"])
+        options["kind"] = check_kind(options["kind"], algo, storage, options["size"])
         self._check_priorities(algo, storage)
-        size = options["size"] if kind == "batch" else storage.options.size
+        size = storage.options.size if storage.cls.keeps else options["size"]
         own, rollout = size // num_shards, rollout_steps(storage, train_envs.num_envs)
         if options["train_batch_size"] is None:
             options["train_batch_size"] = getattr(algo.options, "mini_batch_size", rollout)
         if options["learning_starts"] is None:  # else the first batches would be the same few rollouts over and over
-            options["learning_starts"] = options["train_batch_size"] if kind == "batch" else getattr(algo.options, "start_steps", 0)
+            options["learning_starts"] = getattr(algo.options, "start_steps", 0) if storage.cls.keeps else options["train_batch_size"]
         options["prefetch"] = options["prefetch"] or _PREFETCH
         for wrong, text in (
                 (own < options["train_batch_size"] and not storage.cls.draws_sequences,
@@ -243,9 +243,12 @@ class Checks:
                 raise ConfigError(f"{text}; raise size")
 
     def _check_sequences(self, storage: Any, train_envs: Any) -> None:
-        """Refuse replay in which no sequence would ever be complete; the steps of a worker stay together."""
+        """Refuse replay in which no sequence would ever be complete; the steps of a worker stay together.
+
+        Sequences of whole rollouts are complete as they come.
+        """
         options = self._options
-        if not storage.cls.draws_sequences:
+        if kind_of(storage) != "sequence":
             return
         num_shards = options["num_replay_workers"] or 1
         storage.cls.check_size(storage.options, train_envs.num_envs, -(-options["num_col_workers"] // num_shards),

@@ -181,7 +181,8 @@ class NamedSchemes:
         Arguments as of `a3c`; the settings are `num_col_workers=2`, `num_replay_workers=1`, `max_weight_sync_delay=400`,
         `col_in_flight=2`, `prefetch=4`, `add_in_flight=2`, `routing="round_robin"`. The storage is such as `PERBuffer`, and
         `DQN` has `epsilon_per_worker=True`. Where the storage has priorities, `initial_priority="worker"`. With `kind="batch"`
-        the algorithm is one that corrects for lag, such as `IMPALA`, the storage `VTraceBuffer`, and `size` that of the replay.
+        the algorithm corrects for lag, such as `IMPALA`, the storage is `VTraceBuffer`, and `size` is that of the replay; or the
+        algorithm is `R2D2`, and the storage `RolloutSequenceBuffer`.
         """
         preset = PRESETS["apex"]
         if has_priorities(storage_factory, settings):
@@ -197,7 +198,7 @@ class NamedSchemes:
         """As `apex`, for sequences and an actor with memory (Kapturowski et al. 2019).
 
         Arguments as of `a3c`; the settings are as of `apex`, but `queue_size=4`, and `routing="by_stream"` always. The storage is
-        `SequenceBuffer`.
+        `SequenceBuffer`, or, with `kind="batch"`, `RolloutSequenceBuffer`, which replays whole rollouts.
 
         Raises:
             ConfigError: A setting is wrong, or the storage draws single transitions.

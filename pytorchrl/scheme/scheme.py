@@ -69,15 +69,17 @@ class Scheme(NamedSchemes):
             with the learner, which draws from them between rollouts.
         replay_worker_resources: Ray resources of each remote shard.
         learning_starts: Env steps that must have come into replay before learning begins; None: the algorithm's start_steps,
-            or, where rollouts are drawn, train_batch_size.
+            or, with `VTraceBuffer`, train_batch_size.
         add_in_flight: Rollouts on their way to each shard, before collection waits.
         routing: Which shard a rollout is added to: "round_robin" (in turn), "random" (drawn uniformly, by `seed`),
-            "least_loaded", or "by_stream" (one for each collection worker; always so for sequences).
+            "least_loaded", or "by_stream" (one for each collection worker; always so for the sequences of `SequenceBuffer`, which
+            go on from one rollout to the next).
         kind: What is drawn from shards: "transition", "sequence", or "batch": whole rollouts, for algorithms that correct for
-            the age of their data (`IMPALA`, `APPO`); None: what the storage is for.
+            the age of their data (`IMPALA`, `APPO`) or learn from sequences (`R2D2`, with `RolloutSequenceBuffer`); None: what the
+            storage is for.
         initial_priority: First priority of a transition in a storage with priorities: "max" (the largest that was seen) or
             "worker" (its TD error by the weights of the collection worker that made it).
-        size: Env steps of replay in all; None: the storage's own. Replay of whole rollouts needs it.
+        size: Env steps of replay in all; None: the storage's own. Replay of rollouts for `VTraceBuffer` needs it.
         prioritized: True makes a ReplayBuffer draw by priority, False a PERBuffer uniformly; None: as the storage does.
         alpha: How much priorities count; None: the storage's own.
         beta: How much importance weights correct for priorities; a number or a schedule; None: the storage's own.
@@ -115,8 +117,8 @@ class Scheme(NamedSchemes):
             broadcast_interval.
         train_batch_size: Steps that each learner is given for its next gradients, at least: whole rounds, or whole
             rollouts where collection is asynchronous; None: one. Steps in which an environment is reset fill it too. With
-            num_replay_workers, transitions or sequences drawn for an update, None: the algorithm's mini_batch_size; or the
-            steps, at least, of the rollouts drawn.
+            num_replay_workers, transitions or sequences drawn for an update, None: the algorithm's mini_batch_size; of
+            whole rollouts the least number of their steps (`VTraceBuffer`) or of their sequences (`RolloutSequenceBuffer`).
         microbatch_size: Most env steps of one backward pass; a larger batch is differentiated in slices, to the same
             result. None: no limit. With train_batch_size and synchronous collection it is also collected so, and forgotten
             piece by piece where the algorithm needs it once only.

@@ -89,7 +89,7 @@ def test_options_page_lists_every_option(site):
     page = (site / "options.html").read_text(encoding="utf-8")
     for part in ("Learner", "PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "OnPolicyActor", "QActor",
                  "OffPolicyActor", "GAEBuffer", "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer", "SequenceBuffer",
-                 "VecEnv"):
+                 "RolloutSequenceBuffer", "VecEnv"):
         for field in dataclasses.fields(getattr(pytorchrl, part).Options):
             assert f">{field.name}</span>" in page, f"{part}: {field.name}"
     for name in inspect.signature(pytorchrl.Scheme).parameters:

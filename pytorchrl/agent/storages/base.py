@@ -31,6 +31,8 @@ class Storage(Updatable, ABC):
     """Whether transitions stay, to be drawn again, until newer ones take their place: replay. `counters` then has `evicted`."""
     draws_sequences: ClassVar[bool] = False
     """Whether what is drawn are sequences of steps, of one environment each; else single transitions."""
+    draws_rollouts: ClassVar[bool] = False
+    """Whether a storage that keeps transitions keeps and draws whole rollouts."""
     has_priorities: ClassVar[bool] = False
     """Whether what it draws depends on errors; it then has `add_errors` and `update_priorities`."""
     num_learned_from: int = 0

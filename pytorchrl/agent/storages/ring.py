@@ -109,7 +109,7 @@ class Ring:
         if not self.columns:
             self._allocate(leaves, columns, rollout.done.numpy())
         self._check(leaves, columns)
-        broken = self._evict(self.total + count - self.capacity - self.first)
+        broken = self.evict(self.total + count - self.capacity - self.first)
         ids = self.total + np.arange(num_envs)[None] * num_steps + np.arange(num_steps)[:, None]
         heads = -1 - self._extras.take(num_envs)
         places = np.concatenate([ids % self.capacity, heads[None]])
@@ -164,10 +164,31 @@ class Ring:
         self._hits_gone.append(hits[rows[self.columns["drawable"][rows]]])
         hits[rows] = 0
 
+    def evict(self, count: int) -> np.ndarray:
+        """Give up the `count` oldest rows; return the places of later rows that can be drawn no more, as they need a part of those."""
+        if count <= 0:
+            return np.zeros(0, dtype=np.int64)
+        column, start = self.columns, self.first % self.capacity
+        rows = (start + np.arange(count)) % self.capacity
+        valid, link = column["valid"][rows], column["link"][rows]
+        num_valid = int(np.count_nonzero(valid))
+        self.counters["evicted"] += num_valid
+        self.counters["resident"] -= num_valid
+        self.counters["evicted_unused"] += int(np.count_nonzero(valid & ~column["used"][rows]))
+        self.num_drawable -= int(np.count_nonzero(column["drawable"][rows]))
+        if self._hits is not None:
+            self._count_gone(self._hits, rows)
+        for leaf in self.leaves.values():
+            leaf.free(rows)
+        self._give_back(link[link < 0])
+        self.first += count
+        self._heads = {source: head for source, head in self._heads.items() if head.ids.max() >= self.first}
+        return self._break(link[link >= 0], start, count)
+
     def clear(self) -> None:
         """Forget all rows; memory and the count of ids stay."""
         if self.columns:
-            self._evict(self.total - self.first)
+            self.evict(self.total - self.first)
             self.columns["drawable"][:] = False
         self.first = self.total
         self._extras, self._heads = Slots(), {}
@@ -297,27 +318,6 @@ class Ring:
         got = {name: (values.shape[2:], values.dtype) for name, values in {**leaves, **columns}.items()}
         if got != expected:
             raise ValueError(f"a rollout must have the leaves of the first one, {expected}, got {got}")
-
-    def _evict(self, count: int) -> np.ndarray:
-        """Give up the oldest rows; places of rows that can be drawn no more, as they need a part of those."""
-        if count <= 0:
-            return np.zeros(0, dtype=np.int64)
-        column, start = self.columns, self.first % self.capacity
-        rows = (start + np.arange(count)) % self.capacity
-        valid, link = column["valid"][rows], column["link"][rows]
-        num_valid = int(np.count_nonzero(valid))
-        self.counters["evicted"] += num_valid
-        self.counters["resident"] -= num_valid
-        self.counters["evicted_unused"] += int(np.count_nonzero(valid & ~column["used"][rows]))
-        self.num_drawable -= int(np.count_nonzero(column["drawable"][rows]))
-        if self._hits is not None:
-            self._count_gone(self._hits, rows)
-        for leaf in self.leaves.values():
-            leaf.free(rows)
-        self._give_back(link[link < 0])
-        self.first += count
-        self._heads = {source: head for source, head in self._heads.items() if head.ids.max() >= self.first}
-        return self._break(link[link >= 0], start, count)
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """Find rows that need a part of freed ones, from those that follow on them; places of what cannot be drawn now."""

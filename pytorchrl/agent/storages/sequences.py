@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
-from pytorchrl.agent.data import PREVIOUS, RolloutData, SequenceBatch
+from pytorchrl.agent.data import RolloutData, SequenceBatch
 from pytorchrl.agent.options import Schedule, option
 from pytorchrl.agent.storages.leaves import Slots, write_extras
 from pytorchrl.agent.storages.replay import PERBuffer
 from pytorchrl.agent.storages.ring import Ring
+from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
 from pytorchrl.errors import ConfigError
 
 
@@ -116,15 +116,6 @@ class _Book:
         # Of a window's first row: the newest window from there, and the slot of the state before it.
         self.newest = np.full(capacity, -1, np.int64)
         self.slot = np.full(capacity, -1, np.int64)
-
-
-class _Walk(NamedTuple):
-    """The rows of B windows, in order: (W+L+n, B) each."""
-
-    places: np.ndarray
-    """Of the observation; where a window has none, that of its first or last one."""
-    is_step: np.ndarray
-    """Whether a transition of the episode begins there."""
 
 
 class SequenceBuffer(PERBuffer):
@@ -287,40 +278,16 @@ class SequenceBuffer(PERBuffer):
         """Draw `batch_size` sequences, with replacement; None if there is none."""
         if not self.num_items:
             return None
-        ring, options = self._ring, self.options
+        ring = self._ring
         starts, weight = self._draw(batch_size)
         ring.note_draw(starts)
-        burn_in = int(self._book.num_warm[starts].max())
-        walk = self._walk(starts, burn_in)
-        rows = np.maximum(walk.places, 0)
-        trained = slice(burn_in, burn_in + options.length)
-        ret, discount, num_steps = self._targets(rows[burn_in:], walk.is_step[burn_in:])
-        valid = walk.is_step[trained]
-        ring.columns["used"][rows[trained][valid]] = True
-        num_samples = int(np.count_nonzero(valid))
-        self._num_sampled += num_samples
-        places, shape = walk.places.reshape(-1), walk.places.shape
-        mask = ring.take_mask(places)
-        states = self._states_before(self._book.warm[starts])
-        previous = states.pop(PREVIOUS, None)
-        return SequenceBatch(
-            obs=self._tensors({name: leaf.reshape(*shape, *leaf.shape[1:]) for name, leaf in ring.take(places).items()}),
-            done=self._tensor(ring.columns["done"][rows] & walk.is_step),
-            rhs=self._tensors(states),
-            action=self._tensor(ring.columns["action"][rows[trained]]),
-            ret=self._tensor(ret.astype(np.float32)),
-            discount=self._tensor(discount.astype(np.float32)),
-            next_row=self._tensor(burn_in + np.arange(options.length)[:, None] + np.maximum(num_steps, 1)),
-            valid=self._tensor(valid),
-            weight=self._tensor(weight.astype(np.float32)),
-            ids=torch.from_numpy(ring.ids(starts)),
-            burn_in=burn_in,
-            mask=None if mask is None else self._tensor(mask.reshape(*shape, -1)),
-            previous=None if previous is None else self._tensor(self._previous(previous, rows, walk.is_step)),
-            num_samples=num_samples,
-        )
+        batch = take_sequences(
+            ring, self._walk(starts, int(self._book.num_warm[starts].max())), self._states_before(self._book.warm[starts]), weight,
+            ring.ids(starts), self._algorithm.gamma, self._tensor)
+        self._num_sampled += batch.num_samples
+        return batch
 
-    def _walk(self, starts: np.ndarray, burn_in: int) -> _Walk:
+    def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
         """Follow windows, by the places of their first trained rows, so that these are all at row `burn_in`.
 
         A warm-up is only shorter than another's where it begins with its episode, so that what a memory makes of the rows
@@ -338,31 +305,7 @@ class SequenceBuffer(PERBuffer):
             # The observation after an episode's last step is its last one, wherever that is.
             goes_on = (i < begin) | (here & ~(column["terminated"][row] | column["truncated"][row]))
             at = np.where(here, column["link"][row], at)
-        return _Walk(places, is_step)
-
-    def _targets(self, rows: np.ndarray, is_step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """R, discount and m of the L trained rows (see `Ring.window`), (L, B) each, from rows (L+n, B)."""
-        column, length, gamma = self._ring.columns, self.options.length, self._algorithm.gamma
-        reward = np.where(is_step, column["reward"][rows].astype(np.float64), 0.0)
-        is_last = column["terminated"][rows] | column["truncated"][rows]
-        ret, running = reward[:length].copy(), is_step[:length].copy()
-        num_steps = running.astype(np.int64)
-        for k in range(1, self.options.n_step):
-            running &= ~is_last[k - 1:k - 1 + length] & is_step[k:k + length]
-            ret += np.where(running, gamma**k * reward[k:k + length], 0.0)
-            num_steps += running
-        last = np.arange(length)[:, None] + np.maximum(num_steps, 1) - 1
-        ends = np.take_along_axis(column["terminated"][rows], last, 0)
-        return ret, np.where(ends, 0.0, gamma**num_steps), num_steps
-
-    def _previous(self, stored: np.ndarray, rows: np.ndarray, is_step: np.ndarray) -> np.ndarray:
-        """What `PREVIOUS` is of each of the rows (R, B) of windows, (R, B, n + 1); of the first rows that was stored."""
-        column, there = self._ring.columns, is_step[:-1]
-        found = np.zeros((*rows.shape, stored.shape[-1]), np.float32)
-        found[0] = stored
-        np.put_along_axis(found[1:], column["action"][rows[:-1]][..., None], there[..., None].astype(np.float32), -1)
-        found[1:, :, -1] = np.where(there, column["reward"][rows[:-1]], 0.0)
-        return found
+        return Walk(places, is_step, burn_in, self.options.n_step)
 
     def _states_before(self, warm: np.ndarray) -> dict[str, np.ndarray]:
         """Net -> (B, H), the states before windows' first rows, (B,) places; zero at the start of an episode."""

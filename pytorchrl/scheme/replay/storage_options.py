@@ -13,14 +13,16 @@ from pytorchrl.scheme.replay.rollouts import RolloutReplay
 
 KINDS = ("transition", "sequence", "batch")
 """What is drawn from shards: single transitions, sequences of steps, or whole rollouts."""
-_STORAGES = {"transition": "ReplayBuffer or PERBuffer", "sequence": "SequenceBuffer", "batch": "VTraceBuffer"}
+_STORAGES = {"transition": "ReplayBuffer or PERBuffer", "sequence": "SequenceBuffer", "batch": "VTraceBuffer (IMPALA, APPO) or RolloutSequenceBuffer (R2D2)"}
 STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
 """Those of the storage's own that are taken over as they are."""
 
 
 def kind_of(factory: Factory[Any]) -> str:
-    """What shards draw for an agent with this storage: one that keeps nothing makes its batches of whole rollouts."""
-    return "batch" if not factory.cls.keeps else "sequence" if factory.cls.draws_sequences else "transition"
+    """Return what shards draw for an agent with this storage; one that keeps nothing makes its batches of whole rollouts."""
+    if factory.cls.draws_rollouts or not factory.cls.keeps:
+        return "batch"
+    return "sequence" if factory.cls.draws_sequences else "transition"
 
 
 def check_kind(kind: str | None, algo: Factory[Any], storage: Factory[Any], size: int | None) -> str:
@@ -39,7 +41,7 @@ def check_kind(kind: str | None, algo: Factory[Any], storage: Factory[Any], size
     if kind not in (None, found):
         raise ConfigError(f"kind={kind!r} needs a storage such as {_STORAGES[str(kind)]}, got {storage.cls.__name__}, which is for "
                           f"kind={found!r}; give that storage, or leave kind out")
-    if found == "batch":
+    if not storage.cls.keeps:
         off_policyness = getattr(algo.options, "off_policyness", algo.cls.off_policyness)
         if off_policyness == "on":
             raise ConfigError(
@@ -64,11 +66,13 @@ def batch_steps(factory: Factory[Any], train_envs: Any, size: int) -> int:
     Args:
         factory: The agent's storage.
         train_envs: Factory of a collector's environments.
-        size: Transitions, sequences, or of rollouts the least size, see `RolloutData.size`.
+        size: Transitions, sequences, or of rollouts that the learner makes its batches of the least size, see `RolloutData.size`.
     """
-    kind, options = kind_of(factory), factory.options
-    if kind == "batch":  # the last rollout may be in it for one step of its
-        return int(size + rollout_steps(factory, train_envs.num_envs) - 1)
+    kind, options, num_envs = kind_of(factory), factory.options, train_envs.num_envs
+    if not factory.cls.keeps:  # the last rollout may be in it for one step of its
+        return int(size + rollout_steps(factory, num_envs) - 1)
+    if kind == "batch":  # or for one sequence of its
+        return int((size + num_envs - 1) * options.rollout_size)
     return int(size * options.length) if kind == "sequence" else size  # sequences are padded
 
 

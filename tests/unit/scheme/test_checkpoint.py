@@ -29,6 +29,7 @@ from pytorchrl import (
     QActor,
     ReplayBuffer,
     Scheme,
+    RolloutSequenceBuffer,
     SequenceBuffer,
     VecEnv,
     VTraceBuffer,
@@ -82,6 +83,9 @@ AGENTS = {
     "r2d2": lambda: q_learning(
         R2D2.create_factory(**REPLAY), SequenceBuffer.create_factory(200, rollout_size=4, length=4, burn_in=2, period=2),
         recurrent_net="gru", recurrent_size=5),
+    "r2d2, whole rollouts": lambda: q_learning(
+        R2D2.create_factory(**REPLAY), RolloutSequenceBuffer.create_factory(60, rollout_size=4, n_step=2), recurrent_net="gru",
+        recurrent_size=5),
     "ddpg, drifting noise": lambda: continuous(DDPG.create_factory(**REPLAY, noise="ou"), policy="deterministic"),
     "td3": lambda: continuous(TD3.create_factory(**REPLAY), policy="deterministic", num_critics=2),
     "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2), normalize_obs=True),

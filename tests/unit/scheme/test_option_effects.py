@@ -52,7 +52,7 @@ ELSEWHERE = {
     "col_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
     "grad_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
     "replay_worker_resources": "unit/scheme/test_option_effects.py::test_resources_reach_the_shards",
-    "kind": "unit/scheme/test_replay_batches.py::test_what_would_be_ignored_or_cannot_work_is_refused",
+    "kind": "unit/scheme/test_r2d2_rollouts.py::test_train_takes_it_and_kind_changes_what_is_learned",
     "replay_debug": "unit/scheme/test_statistics.py::test_debug_adds_what_became_of_items",
     "initial_priority": "unit/scheme/test_initial_priority.py::test_the_other_way_is_the_largest_priority_seen",
     "prioritized": "unit/scheme/test_storage_options.py::test_prioritized_changes_how_it_draws",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl import R2D2, QActor, SequenceBuffer, VecEnv, train
+from pytorchrl import R2D2, QActor, RolloutSequenceBuffer, SequenceBuffer, VecEnv, train
 from pytorchrl.agent.data import PREVIOUS
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.evaluation import Evaluator
@@ -107,6 +107,34 @@ def test_windows_have_the_values_of_their_whole_episodes(net, autoreset, transfo
                 np.testing.assert_allclose(values[row, b], of_row[0], atol=1e-5)
     assert int((~batch.done.any(0)).sum()) > 50  # begin in the middle of an episode
     assert int((batch.discount > 0).sum()) > 500
+
+
+@pytest.mark.parametrize("net", ["gru", "lstm"])
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_whole_rollouts_have_the_values_of_their_whole_episodes(net, autoreset):
+    actor, algorithm = parts(net)
+    envs = VecEnv.create_factory(Noise, vec_env_size=2, autoreset=autoreset, max_episode_steps=7)(seed=3)
+    storage = RolloutSequenceBuffer.create_factory(400, rollout_size=10, n_step=N_STEP)(
+        actor=actor, algorithm=algorithm, num_envs=2, seed=4, device="cpu")
+    expected = {}
+    for episode in collect(algorithm, envs, storage, 15):
+        for (obs, _, _), of_row in zip(episode, reference(actor, episode), strict=True):
+            expected[obs.tobytes()] = of_row
+    batch = storage.sample(60)
+    with torch.no_grad():
+        values, _ = actor.q.unroll(batch.obs, batch.rhs["q"], batch.done, None, None, batch.previous)
+    num_resets = num_finals = 0
+    for b in np.flatnonzero(batch.ids < 14 * 20):  # nothing is known of what follows the last rollout
+        for row in np.flatnonzero(batch.valid[:, b]):
+            to = int(batch.next_row[row, b])
+            for at in (row, to) if batch.discount[row, b] else (row,):
+                of_row = expected[batch.obs["obs"][at, b].numpy().tobytes()]
+                assert np.array_equal(batch.previous[at, b].masked_fill(batch.done[at, b], 0.0), of_row[1])
+                np.testing.assert_allclose(values[at, b], of_row[0], atol=1e-5)
+            num_resets += bool(row and batch.done[row, b])
+            num_finals += not batch.valid[min(to, len(batch.valid) - 1), b]
+    assert num_resets > 50
+    assert num_finals > 50
 
 
 def test_values_depend_on_the_step_before_but_not_at_the_start_of_an_episode():

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, SequenceBuffer
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, RolloutSequenceBuffer, SequenceBuffer
 
 SHORT = {"length": 4, "burn_in": 2, "period": 2, "n_step": 2}
 
@@ -23,8 +23,8 @@ def drawable(storage):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("cls", "options", "frames"), [
-    (ReplayBuffer, {}, 0), (ReplayBuffer, {}, 3), (PERBuffer, {"alpha": 0.6}, 0), (SequenceBuffer, SHORT, 0)],
-    ids=["uniform", "pictures", "priorities", "sequences"])
+    (ReplayBuffer, {}, 0), (ReplayBuffer, {}, 3), (PERBuffer, {"alpha": 0.6}, 0), (SequenceBuffer, SHORT, 0),
+    (RolloutSequenceBuffer, {}, 0)], ids=["uniform", "pictures", "priorities", "sequences", "rollouts"])
 def test_notes_are_those_of_every_item(build_replay, make_collector, cls, options, frames, seed):
     state_size = 2 if cls is SequenceBuffer else 0
     collector = make_collector(seed=seed, num_steps=8, num_frames=frames, padding="copy", state_size=state_size)

@@ -1,0 +1,134 @@
+"""Replay of whole rollouts, for actors with memory that learn from replay. T = steps, E = environments, B = sequences."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from pytorchrl.agent.data import Arrays, RolloutData, SequenceBatch
+from pytorchrl.agent.options import option
+from pytorchrl.agent.storages.replay import ReplayBuffer
+from pytorchrl.agent.storages.ring import Ring
+from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
+
+
+class _Kept(NamedTuple):
+    """A rollout in the ring; the rows of an environment follow each other, and those of the next environment follow them."""
+
+    first: int
+    """Id of its first row."""
+    num_steps: int
+    """T."""
+    num_envs: int
+    """E."""
+    states: Arrays
+    """Net -> (E, H) float32, the memory's state before the first row of each environment."""
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(T, E) int64 ids."""
+        return self.first + np.arange(self.num_envs) * self.num_steps + np.arange(self.num_steps)[:, None]
+
+
+class RolloutSequenceBuffer(ReplayBuffer):
+    """The newest whole rollouts, drawn uniformly and with replacement, as sequences with the memory's state as it was stored.
+
+    Each environment's T steps of a drawn rollout are one sequence of `SequenceBatch`. It begins with the stored state, and the
+    memory is reset where an episode begins within it. The true last observation of an episode is a row of its own, which
+    belongs to no trained step. Targets end with the rollout: a step shortly before its end sums fewer than `n_step` rewards, and
+    bootstraps from the rollout's last observation. There is no warm-up, so that all steps are trained on.
+
+    A rollout goes as soon as a newer one needs one of its rows. Rollouts without a transition are not kept.
+    """
+
+    draws_sequences: ClassVar[bool] = True
+    draws_rollouts: ClassVar[bool] = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ReplayBuffer.Options):
+        """Options of `RolloutSequenceBuffer`."""
+
+        n_step: int = option(5, help="Rewards summed before the bootstrap, at most: sums end with the rollout.", low=1)
+
+    def __init__(self, options: Any, **context: Any) -> None:
+        """Use `create_factory`; see `ReplayBuffer`."""
+        super().__init__(options, **context)
+        self._ring = Ring(options.size, options.stacked_frames, in_sequences=True)
+        self._kept: deque[_Kept] = deque()
+
+    def _insert(self, rollout: RolloutData, source: Hashable) -> None:
+        if not rollout.num_valid():
+            return
+        ring = self._ring
+        while self._kept and rollout.size <= ring.capacity < ring.total - ring.first + rollout.size:
+            gone = self._kept.popleft()
+            ring.evict(gone.num_steps * gone.num_envs)
+        kept = _Kept(ring.total, rollout.num_steps, rollout.num_envs, {
+            name: states[0].numpy().copy() for name, states in rollout.rhs.items()})
+        # A source of its own: rollouts share no observation, so that each can go without those that were collected after it.
+        ring.insert(rollout, source=kept.first)
+        ring.make_drawable(self._place(kept))  # one row stands for the whole rollout
+        self._kept.append(kept)
+
+    def _place(self, kept: _Kept) -> np.ndarray:
+        """(1,) place of a rollout's first row."""
+        return np.array([kept.first]) % self._ring.capacity
+
+    def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # its batches are sequences
+        """Draw rollouts until they have `batch_size` sequences, at least; None if there is none."""
+        if not self._kept:
+            return None
+        drawn: list[_Kept] = []
+        while sum(kept.num_envs for kept in drawn) < batch_size:
+            drawn.append(self._kept[int(self._integers(0, len(self._kept), 1)[0])])
+            self._ring.note_draw(self._place(drawn[-1]))
+        states = {name: np.concatenate([kept.states[name] for kept in drawn]) for name in drawn[0].states}
+        ids = np.concatenate([kept.rows[0] for kept in drawn])
+        batch = take_sequences(self._ring, self._walk(drawn), states, np.ones(len(ids)), ids, self._algorithm.gamma, self._tensor)
+        self._num_sampled += batch.num_samples
+        return batch
+
+    def _walk(self, drawn: list[_Kept]) -> Walk:
+        """Follow each environment through its steps, and through the observations that only `link` knows."""
+        column, capacity, n_step = self._ring.columns, self._ring.capacity, self.options.n_step
+        found = []
+        for kept in drawn:
+            rows = kept.rows % capacity
+            link = column["link"][rows]
+            # Each step whose next observation the step after it does not show moves the later steps on by one row.
+            own = np.repeat(np.arange(kept.num_steps)[:, None], kept.num_envs, 1)
+            own[1:] += np.cumsum(link[:-1] != rows[1:], 0)
+            found.append((rows, link, own))
+        length = max(int(own[-1].max()) for *_, own in found) + 1
+        places = np.zeros((length + n_step, sum(kept.num_envs for kept in drawn)), np.int64)
+        is_step = np.zeros(places.shape, np.bool_)
+        begin = 0
+        for rows, link, own in found:
+            columns = np.arange(begin, begin + rows.shape[1])
+            begin += rows.shape[1]
+            places[:, columns] = link[-1]
+            places[own + 1, columns] = link
+            places[own, columns] = rows  # where it is the next step that shows the observation, it is that step's row
+            is_step[own, columns] = column["valid"][rows]
+        return Walk(places, is_step, 0, n_step)
+
+    def reset(self) -> None:
+        """See `ReplayBuffer`."""
+        super().reset()
+        self._kept.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """See `ReplayBuffer`."""
+        return super().num_bytes + sum(states.nbytes for kept in self._kept for states in kept.states.values())
+
+    def _contents(self) -> dict[str, Any]:
+        return {**super()._contents(), "kept": [kept._asdict() for kept in self._kept]}
+
+    def _load_contents(self, contents: dict[str, Any]) -> None:
+        super()._load_contents(contents)
+        self._kept = deque(_Kept(**kept) for kept in contents["kept"])

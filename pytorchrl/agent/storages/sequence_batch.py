@@ -1,0 +1,104 @@
+"""Sequence batches out of a ring of rows, for storages that draw sequences.
+
+B = sequences, W = steps of warm-up, L = trained steps, n = rewards of an n-step return, H = size of a memory state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.data import PREVIOUS, SequenceBatch
+from pytorchrl.agent.storages.ring import Ring
+
+
+class Walk(NamedTuple):
+    """The rows that B sequences show, in the order in which an actor saw them."""
+
+    places: np.ndarray
+    """(W+L+n, B) int64, places in the ring of the observations; where a sequence has none, the place of its first or last one."""
+    is_step: np.ndarray
+    """(W+L+n, B) bool, whether a transition begins at the row."""
+    burn_in: int
+    """W."""
+    n_step: int
+    """n."""
+
+    @property
+    def trained(self) -> slice:
+        """The rows of the trained steps."""
+        return slice(self.burn_in, len(self.places) - self.n_step)
+
+
+def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight: np.ndarray, ids: np.ndarray,
+                   gamma: float, as_tensor: Callable[[np.ndarray], Tensor]) -> SequenceBatch:
+    """Make a batch of the sequences along `walk`, and mark their trained steps as used.
+
+    Args:
+        ring: Holds the rows.
+        walk: The rows of each sequence.
+        states: Net -> (B, H) float32, the memory's states before row 0; `PREVIOUS` among them if the memory is shown it.
+        weight: (B,) importance weights.
+        ids: (B,) int64 ids of the sequences.
+        gamma: Discount of one step.
+        as_tensor: Moves an array to the device that the batch is wanted on.
+    """
+    rows, trained = np.maximum(walk.places, 0), walk.trained
+    ret, discount, num_steps = _targets(ring, walk, rows, gamma)
+    valid = walk.is_step[trained]
+    ring.columns["used"][rows[trained][valid]] = True
+    places, shape = walk.places.reshape(-1), walk.places.shape
+    mask = ring.take_mask(places)
+    nets = {name: state for name, state in states.items() if name != PREVIOUS}
+    previous = None if PREVIOUS not in states else _previous(ring, walk, rows, states[PREVIOUS])
+
+    def tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+        return {name: as_tensor(array) for name, array in arrays.items()}
+
+    return SequenceBatch(
+        obs=tensors({name: leaf.reshape(*shape, *leaf.shape[1:]) for name, leaf in ring.take(places).items()}),
+        done=as_tensor(ring.columns["done"][rows] & walk.is_step),
+        rhs=tensors(nets),
+        action=as_tensor(ring.columns["action"][rows[trained]]),
+        ret=as_tensor(ret.astype(np.float32)),
+        discount=as_tensor(discount.astype(np.float32)),
+        next_row=as_tensor(np.arange(trained.start, trained.stop)[:, None] + np.maximum(num_steps, 1)),
+        valid=as_tensor(valid),
+        weight=as_tensor(weight.astype(np.float32)),
+        ids=torch.from_numpy(ids),
+        burn_in=walk.burn_in,
+        mask=None if mask is None else as_tensor(mask.reshape(*shape, -1)),
+        previous=None if previous is None else as_tensor(previous),
+        num_samples=int(np.count_nonzero(valid)),
+    )
+
+
+def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return R, discount and m of the L trained rows, (L, B) each; see `Ring.window`. `rows` are (W+L+n, B) places >= 0."""
+    rows, is_step, length = rows[walk.burn_in:], walk.is_step[walk.burn_in:], len(rows) - walk.burn_in - walk.n_step
+    column = ring.columns
+    reward = np.where(is_step, column["reward"][rows].astype(np.float64), 0.0)
+    is_last = column["terminated"][rows] | column["truncated"][rows]
+    ret, running = reward[:length].copy(), is_step[:length].copy()
+    num_steps = running.astype(np.int64)
+    for k in range(1, walk.n_step):
+        running &= ~is_last[k - 1:k - 1 + length] & is_step[k:k + length]
+        ret += np.where(running, gamma**k * reward[k:k + length], 0.0)
+        num_steps += running
+    last = np.arange(length)[:, None] + np.maximum(num_steps, 1) - 1
+    ends = np.take_along_axis(column["terminated"][rows], last, 0)
+    return ret, np.where(ends, 0.0, gamma**num_steps), num_steps
+
+
+def _previous(ring: Ring, walk: Walk, rows: np.ndarray, stored: np.ndarray) -> np.ndarray:
+    """Return `PREVIOUS` of every row, (W+L+n, B, actions + 1) float32, from that of row 0, (B, actions + 1)."""
+    column, there = ring.columns, walk.is_step[:-1]
+    found = np.zeros((*rows.shape, stored.shape[-1]), np.float32)
+    found[0] = stored
+    np.put_along_axis(found[1:], column["action"][rows[:-1]][..., None], there[..., None].astype(np.float32), -1)
+    found[1:, :, -1] = np.where(there, column["reward"][rows[:-1]], 0.0)
+    return found
