@@ -340,9 +340,11 @@ class MultiAgentReplay(MultiAgentStorage):
             storage.keep_notes()
 
     def take_notes(self) -> dict[str, np.ndarray]:
-        """See `ReplayBuffer`; of all policies."""
-        notes = [storage.take_notes() for storage in self.storages.values()]
-        return {name: np.concatenate([own[name] for own in notes]) for name in notes[0]}
+        """See `ReplayBuffer`; `<name>` of all policies together, and `<name>/<policy>` of each."""
+        notes = {policy: storage.take_notes() for policy, storage in self.storages.items()}
+        names = next(iter(notes.values()))
+        return {**{name: np.concatenate([own[name] for own in notes.values()]) for name in names},
+                **{f"{name}/{policy}": values for policy, own in notes.items() for name, values in own.items()}}
 
     def to_learn_from(self, policy: str) -> Any:
         """See `MultiAgentStorage`."""

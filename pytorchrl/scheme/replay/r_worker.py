@@ -24,12 +24,12 @@ from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.replay.versions import Versions
 from pytorchrl.scheme.window_stat import WindowStat
 
-NOTES = ("evicted_hits", "priority_change")
-"""What shards tell of their items where they are asked to; see `ReplayBuffer.take_notes`."""
 # Times of calls are means over so many.
 _TIME_WINDOW = 100
 # Notes are of the last items, so many.
 _NOTE_WINDOW = 1000
+_NO_CONTENTS: Mapping[str, Any] = MappingProxyType({
+    "added": 0, "sampled": 0, "items": 0, "bytes": 0, "mass": 0.0, "min_priority": None, "stale_priorities": 0, "evicted_unused": 0})
 
 
 class ShardState(NamedTuple):
@@ -45,14 +45,8 @@ class ShardState(NamedTuple):
     """Sum of what its transitions are drawn in proportion to."""
     smallest: float = float("inf")
     """The smallest of those."""
-    counters: Mapping[str, int] = MappingProxyType({})
-    """The storage's own."""
-    num_items: int = 0
-    """What can be drawn."""
-    num_bytes: int = 0
-    """Memory that it holds."""
-    alpha: float = 1.0
-    """What priorities were raised to the power of, for `mass` and `smallest`."""
+    contents: Mapping[str, Any] = _NO_CONTENTS
+    """Statistics of its storage; see `describe`."""
     times_ms: Mapping[str, float] = MappingProxyType({})
     """Mean milliseconds of the last 100 calls of each kind."""
     open_s: float = 0.0
@@ -61,13 +55,9 @@ class ShardState(NamedTuple):
     """Where it keeps notes, statistics of them by name; see `ReplayBuffer.take_notes`."""
 
     def statistics(self) -> dict[str, Any]:
-        """What is told of it in metrics: totals since it began, what it holds, and what calls take; None: nothing yet."""
-        return {"added": self.counters.get("inserted", 0), "sampled": self.counters.get("sampled", 0), "items": self.num_items,
-                "bytes": self.num_bytes, "mass": self.mass,
-                "min_priority": self.smallest ** (1.0 / self.alpha) if math.isfinite(self.smallest) else None,
-                "stale_priorities": self.counters.get("stale_priorities", 0),
-                "evicted_unused": self.counters.get("evicted_unused", 0),
-                **{f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}, **self.notes}
+        """Return what metrics tell of the shard: its contents, mean times of its calls (None: not called yet), and its notes."""
+        return {**self.contents, **{f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")},
+                **self.notes}
 
 
 class Drawn(NamedTuple):
@@ -117,7 +107,8 @@ class RWorker(Worker):
         self._answers = 0
         self._open_s = 0.0
         self._versions = Versions()
-        self._notes = {name: WindowStat(name, _NOTE_WINDOW) for name in NOTES} if debug else {}
+        self._keeps_notes = debug
+        self._notes: dict[str, WindowStat] = {}
 
     def add(self, rollout: Rollout, version: int) -> ShardState:
         """Keep a rollout, sent when the learner had this version; what it overwrites is evicted."""
@@ -207,14 +198,15 @@ class RWorker(Worker):
         actor = actor_factory(device="cpu", seed=0)
         algorithm = algo_factory(device="cpu", actor=actor, seed=0)
         storage = storage_factory(device="cpu", actor=actor, algorithm=algorithm, num_envs=num_envs, seed=self._seed)
-        if self._notes:
+        if self._keeps_notes:
             storage.keep_notes()
         return storage
 
     def _take_notes(self, storage: Any) -> dict[str, Any]:
-        for name, values in (storage.take_notes() if self._notes else {}).items():
+        for name, values in (storage.take_notes() if self._keeps_notes else {}).items():
+            note = self._notes.setdefault(name, WindowStat(name, _NOTE_WINDOW))
             for value in values.tolist():
-                self._notes[name].push(value)
+                note.push(value)
         return {name: note.stats() for name, note in self._notes.items()}
 
     def _state(self) -> ShardState:
@@ -223,9 +215,33 @@ class RWorker(Worker):
             return ShardState(self._answers)
         storage, counters = self._storage, self._storage.counters
         return ShardState(
-            self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "leaf_min", 1.0), counters,
-            storage.num_items, storage.num_bytes, getattr(storage.options, "alpha", 1.0),
-            {name: statistics.fmean(times) for name, times in self._times.items()}, self._open_s, self._take_notes(storage))
+            self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "leaf_min", 1.0),
+            describe(storage), {name: statistics.fmean(times) for name, times in self._times.items()}, self._open_s, self._take_notes(storage))
+
+
+def describe(storage: Any) -> dict[str, Any]:
+    """Return the statistics of a replay storage; of one of several policies, `<name>/<policy>` too.
+
+    Args:
+        storage: A `ReplayBuffer`, `RolloutReplay`, or `MultiAgentReplay`, whose `storages` are those of its policies.
+
+    Returns:
+        `added` and `sampled` transitions since the storage was made, `items` that can be drawn, their `bytes`, the `mass` in
+        proportion to which it is drawn, the smallest priority (None: no item), errors that came for items that were gone,
+        and items that were evicted without a draw.
+    """
+    counters, smallest = storage.counters, getattr(storage, "leaf_min", 1.0)
+    alpha = getattr(storage.options, "alpha", 1.0)  # to whose power priorities were raised
+    found = {"added": counters["inserted"], "sampled": counters["sampled"], "items": storage.num_items, "bytes": storage.num_bytes,
+             "mass": storage.mass, "min_priority": smallest ** (1.0 / alpha) if math.isfinite(smallest) else None,
+             "stale_priorities": counters.get("stale_priorities", 0), "evicted_unused": counters.get("evicted_unused", 0)}
+    policies = {policy: describe(own) for policy, own in getattr(storage, "storages", {}).items()}
+    if policies:  # what only the policies' storages know
+        found["min_priority"] = min(
+            (own["min_priority"] for own in policies.values() if own["min_priority"] is not None), default=None)
+        for name in ("stale_priorities", "evicted_unused"):
+            found[name] = sum(own[name] for own in policies.values())
+    return found | {f"{name}/{policy}": value for policy, own in policies.items() for name, value in own.items()}
 
 
 def share_of(storage_factory: Factory[Any], index: int, num_shards: int) -> Factory[Any]:

@@ -309,6 +309,38 @@ def test_shards_hold_and_draw_by_policy(make_multi, check_ledger, num_shards, nu
     assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
 
 
+SHARDS_NAMES = ("added", "sampled", "items", "bytes", "mass", "min_priority", "stale_priorities", "evicted_unused")
+
+
+def test_shards_say_what_they_have_of_each_policy(make_multi):
+    storage = PERBuffer.create_factory(30, rollout_size=6, alpha=0.5)
+    scheme = make_multi(dqn(), storage, preset=Scheme.apex, learning_starts=24, replay_debug=True, costs={"step": 0.02})
+    make_updates(scheme, 30)
+    scheme.drain()
+    make_updates(scheme, 31)
+    (shard,) = (handle.native.worker for handle in scheme.update_worker.local_worker.replay_workers.remote_workers())
+    metrics, of_shard = scheme.metrics(), shard._storage
+    found = {policy: {name: metrics[f"shard/1/{name}/{policy}"] for name in SHARDS_NAMES} for policy in ("early", "shared")}
+    for policy, own in of_shard.storages.items():
+        assert 0 < found[policy]["added"] <= own.counters["inserted"]
+        assert 0 < found[policy]["sampled"] <= own.counters["sampled"]
+        assert found[policy]["evicted_unused"] <= own.counters["evicted_unused"]
+        assert 0 < found[policy]["items"] <= own.options.size
+        assert found[policy]["bytes"] == own.num_bytes
+        assert found[policy]["min_priority"] ** 0.5 * found[policy]["items"] <= found[policy]["mass"] * 1.001
+        assert metrics[f"shard/1/evicted_hits/{policy}"]["count"] > 0
+        assert 0 < metrics[f"shard/1/priority_change/{policy}"]["count"] <= found[policy]["sampled"]
+    early, shared = found["early"], found["shared"]
+    # A rollout has 12 env steps, in which `early` makes 12 and `shared` 14.
+    assert metrics["shard/1/added"] == early["added"]
+    assert 6 * shared["added"] == 7 * early["added"]
+    # Of all policies: sums, and the smallest priority.
+    for name in ("items", "bytes", "mass", "stale_priorities", "evicted_unused"):
+        assert metrics[f"shard/1/{name}"] == pytest.approx(early[name] + shared[name])
+    assert metrics["shard/1/min_priority"] == min(early["min_priority"], shared["min_priority"])
+    assert metrics["shard/1/evicted_hits"]["count"] == sum(metrics[f"shard/1/evicted_hits/{policy}"]["count"] for policy in found)
+
+
 def test_priorities_find_their_policy_in_a_shard(make_multi):
     scheme = make_multi(dqn(), preset=Scheme.apex, learning_starts=24, min_replay_ratio=4.0)
     make_updates(scheme, 30)

@@ -171,7 +171,7 @@ def test_no_more_is_asked_for_than_may_be_on_the_way(make):
         side.get()
         side.runtime.sleep(0.1)  # a slow learner
         asked.append(len(side.shards._draws))
-        assert sum(state.counters["sampled"] for state in side.shards.states) == 0
+        assert sum(state.statistics()["sampled"] for state in side.shards.states) == 0
     assert max(asked) <= 6
 
 
