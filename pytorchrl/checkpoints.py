@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pytorchrl.errors import CheckpointError
-from pytorchrl.reporting import put_in_place
+from pytorchrl.run_directory import put_in_place
 
 # One more than is needed, for the newest may be damaged.
 _KEPT = 2
@@ -43,7 +43,7 @@ def write(directory: Path, env_steps: int, checkpoint: Mapping[str, Any]) -> int
     Raises:
         OSError: It cannot be written; what was there is as before.
     """
-    directory.mkdir(mode=0o700, exist_ok=True)
+    directory.mkdir(exist_ok=True)
     for left in directory.glob(".step-*"):
         left.unlink()
     with put_in_place(directory / f"step-{env_steps:012d}.pt") as file:

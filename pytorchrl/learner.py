@@ -19,22 +19,17 @@ from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, StoppedError, WorkerLostError
 from pytorchrl.interrupts import Interrupts, Unblocked
 from pytorchrl.reporting import (
-    CHECKPOINTS,
-    MODEL_NAME,
-    RESULT_FILE,
-    RUN_FILE,
     EpisodeWindow,
-    Lock,
     Means,
     Progress,
     RateWindow,
     Recorder,
     next_multiple,
-    prepare_log_dir,
     to_json,
     versions,
     write_json,
 )
+from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock, prepare_log_dir
 from pytorchrl.scheme.ledger import LedgerSnapshot
 
 if TYPE_CHECKING:
@@ -61,8 +56,10 @@ class Learner:
     Args:
         scheme: What to drive. The learner owns it from here on and stops it.
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
-        log_dir: Directory of this run (made if missing) for metrics and models; None keeps nothing.
+        log_dir: Directory of this run (made if missing) for metrics and models; None keeps nothing. One that ends in a slash, such
+            as "runs/", is a directory of runs: this run gets a new numbered directory in it, whose path is `self.log_dir`.
         recipe: What `run.json` says about how the agent can be built again.
+        run_name: Name of a numbered run: "runs/" becomes "runs/<run_name>-1"; None: "run".
         **options: `eval_every`, `eval_episodes`, `log_every`, `tensorboard`, `overwrite`, `progress`, `checkpoint_every`,
             `resume`; see `Options`.
 
@@ -76,7 +73,9 @@ class Learner:
         """What a learner can be told."""
 
         target_steps: int = option(help="env steps of the whole experiment; 0 checks and starts only", low=0)
-        log_dir: str | os.PathLike[str] | None = option(None, help="directory of this run; without one nothing is kept")
+        log_dir: str | os.PathLike[str] | None = option(
+            None, help="directory of this run, or a directory of runs that ends in a slash, such as runs/, in which this run gets a "
+            "new numbered directory; without one nothing is kept")
         eval_every: int | None = option(
             None, help="env steps between evaluations beside training, the last at its end; none: never", low=1)
         eval_episodes: int = option(10, help="episodes of one such evaluation", low=1)
@@ -104,7 +103,7 @@ class Learner:
 
     def __init__(
         self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
-        recipe: Mapping[str, Any] | None = None, **options: Any,
+        recipe: Mapping[str, Any] | None = None, run_name: str | None = None, **options: Any,
     ) -> None:
         self.options: Learner.Options = build_options(
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
@@ -119,7 +118,8 @@ class Learner:
         self.log_dir: Path | None = None
         self._resumed: Mapping[str, Any] | None = None
         if log_dir is not None:
-            self.log_dir = prepare_log_dir(log_dir, overwrite=self.options.overwrite, resume=self.options.resume)
+            self.log_dir = prepare_log_dir(
+                log_dir, run_name=run_name, overwrite=self.options.overwrite, resume=self.options.resume)
             found = checkpoints.newest(self.log_dir / CHECKPOINTS) if self.options.resume else None
             if found is not None:
                 scheme.resume(found["scheme"])
@@ -161,7 +161,11 @@ class Learner:
             return
         if self.log_dir is not None:
             self._lock = Lock(self.log_dir)
-        self.scheme.start(self.target_steps)
+        if self.options.progress:
+            self._progress = Progress()
+            if self.log_dir is not None and self.log_dir != Path(self.options.log_dir or "").expanduser():
+                self._progress.tell(f"run in {self.log_dir}", stays=True)
+        self.scheme.start(self.target_steps, announce=None if self._progress is None else self._progress.tell)
         self._started = True
         resumed = self._resumed
         if self.log_dir is not None:
@@ -169,8 +173,6 @@ class Learner:
             (self.log_dir / RESULT_FILE).unlink(missing_ok=True)  # of the part before, which is over no longer
             self._recorder = Recorder(
                 self.log_dir, tensorboard=self.options.tensorboard, after=None if resumed is None else resumed["env_steps"])
-        if self.options.progress:
-            self._progress = Progress()
         self._started_at = self._ended_at = self._next_look = time.perf_counter()
         self._next_record = float(self._record_interval)
         self._next_evaluation = float(self.options.eval_every or "inf")
@@ -375,6 +377,7 @@ class Learner:
             **({"policy_return_means": self.policy_return_means} if self.policy_return_means else {}),
             "policy_lag": {name: lag[name] for name in _LAGS},
             "ledger": self.ledger, "seed": self.scheme.seed, "scheme": self.scheme.settings,
+            "log_dir": None if self.log_dir is None else str(self.log_dir),
         }
 
     def _scheme_metrics(self) -> dict[str, Any]:
@@ -433,7 +436,6 @@ class Learner:
         path, temporary = self.log_dir / f"{name}.pt", self.log_dir / f".{name}.pt.{os.getpid()}"
         try:
             self.scheme.save_model(str(temporary))
-            temporary.chmod(0o600)  # as all files of a run
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -488,7 +490,7 @@ class Learner:
                 write_json(self.log_dir / RESULT_FILE, self.summary())
             LedgerSnapshot(**self.ledger).check()
         finally:
-            if self._progress is not None:
+            if self._progress is not None and self._started:
                 self._progress.show(self._status(), last=True)
             self._close_files()
         return self.ledger

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorchrl.errors import ConfigError, install_hint
-from pytorchrl.reporting import METRICS_FILE
+from pytorchrl.run_directory import METRICS_FILE
 
 
 def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]:

@@ -1,42 +1,30 @@
-"""What a run shows and keeps: its directory, a record a line, TensorBoard, the progress line.
-
-run.json         settings, seed and versions, written once when training starts
-metrics.jsonl    one JSON object a line, the learning curve
-result.json      the summary, written when the run ends
-monitor_*.csv    finished training episodes, one file a collection worker (of `train` and the command line)
-model.pt         the agent
-checkpoints/     what a run is resumed from
-"""
+"""Write the records of a run, as JSON lines and for TensorBoard, and show its progress line."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import logging
 import math
-import os
 import platform
 import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from pytorchrl.errors import ConfigError
+from pytorchrl.run_directory import METRICS_FILE, open_no_follow, put_in_place
 
 logger = logging.getLogger(__name__)
-
-RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "result.json", "model"
-CHECKPOINTS = "checkpoints"
 
 # Text from environments and exceptions is data: it is cut here, and JSON escapes what a terminal would obey.
 _MAX_TEXT = 1000
 _MAX_KEYS = 10_000
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+# Of the intervals between arrivals of steps: how many are remembered, and how many of the longest a window of the rate spans.
+_INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
 def plain(value: Any) -> Any:
@@ -63,96 +51,9 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` beside `path` and put it in place in one step."""
+    """Write `value` to `path` in one step: a reader sees the old file or the whole new one."""
     with put_in_place(path) as file:
         file.write((to_json(value, indent=2) + "\n").encode("ascii"))
-
-
-@contextlib.contextmanager
-def put_in_place(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside `path`, for its owner only, that takes its place in one step once it is written; or, if that fails, is gone."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)  # of a process that was killed and had the same number
-    try:
-        with open(temporary, "xb", opener=_private) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | _NO_FOLLOW, 0o600)
-
-
-def prepare_log_dir(log_dir: str | os.PathLike[str], *, overwrite: bool, resume: bool = False) -> Path:
-    """Make the directory of one run and try that it can be written.
-
-    An earlier run in it is refused, or renamed (`runs/a` to `runs/a.1`) if `overwrite`. Nothing is ever removed. If it is to
-    be resumed it stays, unless it ended before its first checkpoint: that is renamed, too.
-
-    Raises:
-        ConfigError: It is a file, cannot be written, or holds a run already.
-    """
-    path = Path(log_dir).expanduser()
-    try:
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"log_dir must be a directory, got the file {str(path)!r}")
-        if (path / RUN_FILE).exists():
-            if not overwrite and not resume:
-                raise ConfigError(
-                    f"log_dir {str(path)!r} holds a run already; choose another, pass overwrite=True (--overwrite), which renames "
-                    f"the old one, or resume=True (--resume), which goes on from its newest checkpoint")
-            if overwrite or not any((path / CHECKPOINTS).glob("step-*.pt")):
-                Lock(path).close()
-                path = path.resolve()
-                name = _free_name(path)
-                path.rename(name)
-                if resume:
-                    logger.warning("the run in %s had no checkpoint; it is now %s, and another begins", path, name)
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe.{os.getpid()}"
-        with open(probe, "x", opener=_private):
-            pass
-        probe.unlink()
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"log_dir {str(path)!r} cannot be written: {error}") from error
-    return path
-
-
-class Lock:
-    """Holds the directory of a run, so that no other process runs in it, until it is closed or the process ends.
-
-    Raises:
-        ConfigError: Another one holds it.
-    """
-
-    def __init__(self, log_dir: Path) -> None:
-        self._descriptor: int | None = os.open(log_dir, os.O_RDONLY)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise ConfigError(f"log_dir {str(log_dir)!r} is in use by a run that goes on; wait for its end, or choose another "
-                              "directory") from None
-
-    def close(self) -> None:
-        """Let go of it; idempotent."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-def _free_name(path: Path) -> Path:
-    number = 1
-    while (candidate := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    return candidate
 
 
 def versions() -> dict[str, str]:
@@ -179,7 +80,7 @@ class Recorder:
         if after is not None:
             _forget_records(log_dir / METRICS_FILE, after)
         self._file: IO[str] | None = open(  # noqa: SIM115 - closed by close()
-            log_dir / METRICS_FILE, "a", opener=_private, encoding="ascii")
+            log_dir / METRICS_FILE, "a", opener=open_no_follow, encoding="ascii")
         self._tensorboard = _tensorboard_writer(log_dir, None if after is None else after + 1) if tensorboard else None
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -240,21 +141,34 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]
 
 
 class RateWindow:
-    """Steps per second over the last `seconds`, not since the start: a stall shows at once."""
+    """Steps per second over a window of the last `seconds`, or over the whole run until the run is that long.
+
+    Steps that come in rollouts rarer than that make the window longer: it spans at least three of the longest of the last
+    intervals between two arrivals, so the rate of a run that goes on as before never shows 0. A stall shows 0 one window later.
+    """
 
     def __init__(self, seconds: float = 10.0) -> None:
         self._seconds = seconds
         self._points: deque[tuple[float, int]] = deque()
+        self._last_arrival = 0.0
+        self._intervals: deque[float] = deque(maxlen=_INTERVALS)
 
     def add(self, now: float, steps: int) -> None:
-        """Note the total number of steps at a time."""
+        """Record the total number of steps at a time in seconds; both never decrease."""
+        has_arrived = bool(self._points) and steps > self._points[-1][1]
         self._points.append((now, steps))
-        while len(self._points) > 2 and self._points[1][0] <= now - self._seconds:
-            self._points.popleft()
+        if self._intervals:  # else the window is the whole run
+            start = now - max(self._seconds, _INTERVALS_PER_WINDOW * max(self._intervals))
+            while len(self._points) > 2 and self._points[1][0] <= start:
+                self._points.popleft()
+        if has_arrived:
+            self._intervals.append(now - self._last_arrival)
+        if has_arrived or len(self._points) == 1:
+            self._last_arrival = now
 
     @property
     def rate(self) -> float:
-        """Steps per second; 0 before there are two points in time."""
+        """Steps per second; 0 before steps have arrived between two points in time."""
         if len(self._points) < 2:
             return 0.0
         (start, first), (end, last) = self._points[0], self._points[-1]
@@ -393,12 +307,29 @@ class Progress:
         if self._terminal:
             self._live = _rich_progress(self._stream)
 
+    def tell(self, text: str, *, stays: bool = False) -> None:
+        """Show a line of text before training begins; in a terminal the next line takes its place unless it `stays`."""
+        if self._stream is None:
+            return
+        try:
+            if self._terminal:
+                self._stream.write("\r" + text.ljust(self._width) + "\n" * stays)
+                self._width = 0 if stays else len(text)
+            else:
+                self._stream.write(text + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._stream = None
+
     def show(self, status: Mapping[str, Any], *, last: bool = False) -> None:
         """Show how far the run is. A stream that is closed or broken ends the display, not the run."""
         if self._stream is None:
             return
         try:
             if self._live is not None:
+                if self._width:  # of the text that `tell` left
+                    self._stream.write("\r" + " " * self._width + "\r")
+                    self._width = 0
                 self._live.update(status)
             elif self._terminal:
                 line = progress_text(status)
@@ -423,7 +354,7 @@ class Progress:
         try:
             if self._live is not None:
                 self._live.close()
-            elif self._terminal and self._width:
+            if self._terminal and self._width:
                 stream.write("\n")
                 stream.flush()
         except (OSError, ValueError):

@@ -18,7 +18,7 @@ from pytorchrl.agent.seeding import check_seed
 from pytorchrl.composition import Agent, OptionSpec, compose, option_specs
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.learner import Learner
-from pytorchrl.reporting import MODEL_NAME, RUN_FILE
+from pytorchrl.run_directory import MODEL_NAME, RUN_FILE
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.evaluation import Evaluator
 from pytorchrl.scheme.messages import Weights
@@ -31,15 +31,18 @@ def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) 
     log_dir = build_options(Learner, learner_options).log_dir
     if log_dir is None and options.get("info_keywords"):
         raise ConfigError("info_keywords needs a log_dir, whose monitor files it adds to")
-    train_envs = agent.train_envs if log_dir is None else _monitored(agent.train_envs, log_dir)
     scheme = _constructor(scheme_options.pop("preset", None))(
-        agent.algorithm, agent.actor, agent.storage, train_envs, agent.test_envs, **scheme_options)
+        agent.algorithm, agent.actor, agent.storage, agent.train_envs, agent.test_envs, **scheme_options)
     # What is no plain value (a function, a module) cannot be built again from a file.
     recorded = {name: _to_json(value) for name, value in {**presets.preset(algorithm, env, options), **options}.items()}
     recipe = {}
     if isinstance(env, str) and _is_plain(recorded):
         recipe = {"algorithm": algorithm, "env": env, "options": recorded}
-    return Learner(scheme, recipe=recipe, **learner_options), agent
+    run_name = f"{algorithm}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
+    learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
+    if learner.log_dir is not None:  # known only now, where it is a numbered one, and made only once all options were accepted
+        scheme.train_envs_factory = _monitored(agent.train_envs, learner.log_dir)
+    return learner, agent
 
 
 def _constructor(preset: str | None) -> Callable[..., Scheme]:
@@ -74,7 +77,8 @@ def train(
         env: A gymnasium id; a function that makes one environment; or the name of a module with `parallel_env` (PettingZoo),
             such as "mpe2.simple_spread_v3", whose environments have several agents.
         target_steps: Env steps of the whole experiment; None takes what the preset for this environment says.
-        log_dir: Directory of this run; None keeps nothing.
+        log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a new directory
+            in it, `runs/ppo-CartPole-v1-1` and so on. None keeps nothing.
         **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, e.g. `lr`,
             `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every`, `seed`. `policies` says who decides for
             several agents: "shared", "independent", a mapping or a function from agent to policy; given with a function that
@@ -92,7 +96,8 @@ def train(
     with learner:
         learner.train()
         acting_state = learner.scheme.acting_state()
-    return TrainedAgent(agent=agent, acting_state=acting_state, seed=learner.scheme.seed, summary=learner.summary())
+    return TrainedAgent(
+        agent=agent, acting_state=acting_state, seed=learner.scheme.seed, summary=learner.summary(), log_dir=learner.log_dir)
 
 
 def load(run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME) -> TrainedAgent:
@@ -114,7 +119,7 @@ def load(run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME) -> Trained
         agent.algorithm(device="cpu", actor=actor, seed=0).load_acting_state(state)
     except WeightsError as error:
         raise CheckpointError(f"{str(path)!r} is of another agent than {RUN_FILE} describes: {error}") from error
-    return TrainedAgent(agent=agent, acting_state=state, seed=seed)
+    return TrainedAgent(agent=agent, acting_state=state, seed=seed, log_dir=Path(run_dir))
 
 
 def read_model(path: Path) -> dict[str, torch.Tensor]:
@@ -191,14 +196,15 @@ class TrainedAgent:
         acting_state: name -> tensor, all that acting needs: parameters and normalisers.
         seed: Of the experiment it comes from.
         summary: Figures of its run, as `pytorchrl train --json` prints them; empty after `load`.
+        log_dir: Directory of its run; None if nothing was kept.
     """
 
     def __init__(
         self, *, agent: Agent, acting_state: Mapping[str, torch.Tensor], seed: int,
-        summary: Mapping[str, Any] | None = None,
+        summary: Mapping[str, Any] | None = None, log_dir: Path | None = None,
     ) -> None:
         self.agent, self.acting_state, self.seed = agent, dict(acting_state), seed
-        self.summary = dict(summary or {})
+        self.summary, self.log_dir = dict(summary or {}), log_dir
 
     @property
     def return_mean(self) -> float | None:

@@ -42,7 +42,9 @@ class FakeScheme:
         self._stopped = False
         self.replay_is_over = None
 
-    def start(self, target_steps):
+    def start(self, target_steps, announce=None):
+        if announce is not None:
+            announce("starting ...")
         self.calls.append(("start", target_steps))
         if self._on_start:
             self._on_start()

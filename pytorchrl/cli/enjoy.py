@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Sequence
 
 from pytorchrl.cli.parsing import Parser
-from pytorchrl.reporting import MODEL_NAME, by_policy, to_json
+from pytorchrl.reporting import by_policy, to_json
+from pytorchrl.run_directory import MODEL_NAME
 from pytorchrl.training import load
 from pytorchrl.video import record_video
 

@@ -12,7 +12,8 @@ from pytorchrl.composition import ALGORITHMS, SYNONYMS, option_specs
 from pytorchrl.errors import EnvError, StartError
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
-from pytorchrl.reporting import MODEL_NAME, by_policy, to_json
+from pytorchrl.reporting import by_policy, to_json
+from pytorchrl.run_directory import MODEL_NAME
 from pytorchrl.training import make_learner, named_settings
 
 # Not options: what a command itself does.

@@ -91,6 +91,8 @@ class Runtime(ABC):
     """Failures to inject into workers."""
     is_recording = False
     """Whether workers note what depends on timing."""
+    announce: Callable[[str], None] | None = None
+    """Called with a line of text at each event of a start that takes long: where workers are processes, seconds to minutes."""
 
     @abstractmethod
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
@@ -149,6 +151,10 @@ class Runtime(ABC):
         """The outcomes of all calls, in the order given, within one deadline for all."""
         deadline = self.now() + timeout_s
         return [self.outcome(future, max(0.0, deadline - self.now())) for future in futures]
+
+    def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
+        """Return the outcomes of the first calls to workers of one kind; a runtime whose workers are slow to start announces them."""
+        return self.get_all(futures, timeout_s)
 
     def start_thread(self, thread: threading.Thread) -> None:
         """Start a thread of this process."""

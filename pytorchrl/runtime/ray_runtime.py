@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, W, is_default
+from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, W, is_default
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.room import RAY_KEYS, group_of, room_for, shown, shrunk_to
@@ -120,6 +120,8 @@ class RayRuntime(Runtime):
     def _connect(self) -> Any:
         if self._ray is not None:
             return self._ray
+        if self._starts_a_local_ray():  # before the import, which takes seconds by itself
+            self._tell("starting Ray ...")
         if "ray" not in sys.modules:  # it reads this once; what it starts later would ask for a token that it does not send
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         elif "RAY_AUTH_MODE" not in os.environ:
@@ -142,6 +144,7 @@ class RayRuntime(Runtime):
             if address in (None, "local"):
                 self._start_local(ray)
             else:
+                self._tell(f"joining the Ray cluster at {address} ...")
                 _check_reachable(address)
                 try:
                     with _without_handlers_of(ray):
@@ -165,6 +168,11 @@ class RayRuntime(Runtime):
         ray = sys.modules.get("ray")
         is_running = self._ray is not None or (ray is not None and ray.is_initialized())
         return not is_running and (self._address or os.environ.get("RAY_ADDRESS")) in (None, "local")
+
+    def _tell(self, text: str) -> None:
+        logger.info("%s", text)
+        if self.announce is not None:
+            self.announce(text)
 
     def _start_local(self, ray: Any) -> None:
         # Socket paths allow 107 bytes, so the directory is a short one of our own; the reaper removes it.
@@ -266,6 +274,21 @@ class RayRuntime(Runtime):
             lost = WorkerDiedError(f"{future.worker} is lost: {type(error).__name__}: {_reason(error)}")
             lost.__cause__ = error
             return Outcome(future.worker, error=lost)
+
+    def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
+        """Return the outcomes of the first calls to workers of one kind; announce the number of workers that have answered."""
+        deadline, references, num_up = self.now() + timeout_s, [future.native for future in futures], 0
+        while num_up < len(references):
+            self._tell(f"started {num_up} of {len(references)} {kind} ...")
+            ready, _ = self._ray.wait(
+                references, num_returns=num_up + 1, timeout=max(0.0, deadline - self.now()), fetch_local=False)
+            if len(ready) <= num_up:  # the deadline has passed
+                break
+            num_up = len(self._ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)[0])
+        else:
+            if references:
+                self._tell(f"started {num_up} of {num_up} {kind}")
+        return self.get_all(futures, max(0.0, deadline - self.now()))
 
     def put(self, value: Any) -> Any:
         """Store once in this node's object store; what is small is pickled once instead, and goes along with each request."""

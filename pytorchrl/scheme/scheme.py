@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -263,8 +263,12 @@ class Scheme(NamedSchemes):
         return PARALLEL in (self._options["col_execution"], self._options["grad_execution"]) \
             or (self._options["num_replay_workers"] or 0) > 1
 
-    def start(self, target_steps: int = 1) -> UWorker:
+    def start(self, target_steps: int = 1, announce: Callable[[str], None] | None = None) -> UWorker:
         """Build the worker tree; `step` does it too. Schedules follow `target_steps` env steps.
+
+        Args:
+            target_steps: Env steps of the whole experiment.
+            announce: Called with a line of text when Ray starts and as remote workers of this process come up.
 
         Raises:
             StartError: The resources are not there, Ray cannot be reached, or a worker did not come up.
@@ -283,6 +287,7 @@ class Scheme(NamedSchemes):
                 self._runtime_name, address=options["address"], costs=options["costs"], faults=faults,
                 schedule_seed=options["schedule_seed"], is_recording=record is not None,
                 replay=None if self._replay is None else self._replay.parts, placement=options["placement"])
+            self._runtime.announce = announce
             try:
                 self._worker = self._build(self._runtime, target_steps, record)
                 self._worker.ready()

@@ -184,3 +184,19 @@ scheme.stop()
 
 def test_threads_of_collection_workers(run_python):
     assert told_by(run_python("-c", THREADS, timeout=160)) == [[3.0], 2]
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_start_says_at_once_what_it_waits_for(run_python, is_shown):
+    arguments = ["train", "ppo", "--env", "CartPole-v1", "--num-col-workers", "2", "--target-steps", "200", "--num-steps", "32",
+                 "--log-dir", "runs/"]
+    result = run_python("-m", "pytorchrl", *arguments, *[] if is_shown else ["--no-progress"], timeout=160)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith(("run in", "starting", "started")) or "steps/s" in line]
+    if not is_shown:
+        assert lines == []
+        return
+    assert lines[:3] == ["run in runs/ppo-CartPole-v1-1", "starting Ray ...", "started 0 of 2 collection workers ..."]
+    counts = [line for line in lines[3:] if line.startswith("started")]
+    assert counts in (["started 2 of 2 collection workers"], ["started 1 of 2 collection workers ...", "started 2 of 2 collection workers"])
+    assert "steps/s" in lines[3 + len(counts)]

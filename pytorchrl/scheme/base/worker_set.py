@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from pytorchrl.errors import StartError, StartTimeoutError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
@@ -34,6 +34,9 @@ class WorkerSet(Generic[W]):
     Attributes:
         worker_class, worker_params, remote_config, num_workers: As given.
     """
+
+    kind: ClassVar[str] = "workers"
+    """Name of its workers in announcements of a start."""
 
     def __init__(self, worker_class: type[W], worker_params: Mapping[str, Any], remote_config: Mapping[str, float],  # noqa: PLR0913
                  num_workers: int, *, runtime: Runtime, name: str, local_params: Mapping[str, Any],
@@ -71,7 +74,7 @@ class WorkerSet(Generic[W]):
     def wait_ready(self) -> None:
         """Wait until every remote worker is built; raise its constructor's error, or `StartTimeoutError`."""
         deadline = _START_TIMEOUT_S + _START_TIMEOUT_PER_WORKER_S * len(self._starting)
-        for outcome in self._runtime.get_all(self._starting, deadline):
+        for outcome in self._runtime.get_started(self.kind, self._starting, deadline):
             if isinstance(outcome.error, WorkerLostError):
                 raise StartTimeoutError(f"{outcome.worker} did not start within {deadline:.0f} s: {outcome.error}"
                                         ) if "no answer" in str(outcome.error) else StartError(str(outcome.error))

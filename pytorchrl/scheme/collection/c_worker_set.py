@@ -41,6 +41,8 @@ class CWorkerSet(WorkerSet[CWorker]):
         col_device: Device of the workers with an actor of their own; None is the CPU.
     """
 
+    kind = "collection workers"
+
     def __init__(self, num_workers: int, index_parent: int, local_device: str | None = None, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: Factory[Any],
                  worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,

@@ -105,12 +105,12 @@ class BadBatches:
         return f"kept in {path}"
 
     def _write(self, name: str, content: memoryview) -> Path:
-        """A new file, for this user only; of the same name there may be earlier ones."""
+        """Write a new file, whose name gets a number if earlier files have it."""
         assert self._directory is not None
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory.mkdir(parents=True, exist_ok=True)
         names = (f"{name}{'' if number == 1 else f'_{number}'}.pt" for number in itertools.count(1))
         path = next(self._directory / name for name in names if not os.path.lexists(self._directory / name))
-        with open(path, "xb", opener=lambda file, flags: os.open(file, flags, 0o600)) as file:
+        with open(path, "xb") as file:
             try:
                 file.write(content)
                 file.flush()

@@ -35,6 +35,8 @@ class GWorkerSet(WorkerSet[GWorker]):
         worker_class, remote_config, worker_params, num_workers: See `WorkerSet`.
     """
 
+    kind = "gradient workers"
+
     def __init__(self, num_workers: int, index_parent: int, local_device: str | None,  # noqa: PLR0913
                  col_execution: Execution | str, col_communication: Communication | str,
                  col_workers_factory: Callable[..., Any], col_fraction_workers: float,

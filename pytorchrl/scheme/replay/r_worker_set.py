@@ -31,6 +31,8 @@ class RWorkerSet(WorkerSet[RWorker]):
         debug: Whether shards keep notes of their items.
     """
 
+    kind = "replay shards"
+
     def __init__(self, num_workers: int, index_parent: int, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], worker_resources: Mapping[str, float], seed: int = 0,
                  num_threads: int | None = 1, runtime: Runtime | None = None, first_incarnation: int = 0,

@@ -185,7 +185,7 @@ def test_json_is_the_last_line_with_exactly_the_published_fields(capsys):
     summary = json.loads(out.splitlines()[-1])
     assert set(summary) == {
         "env_steps", "seconds", "env_steps_per_s", "updates", "return_mean", "return_episodes", "policy_lag",
-        "ledger", "seed", "scheme"}
+        "ledger", "seed", "scheme", "log_dir"}
     assert set(summary["policy_lag"]) == {"mean", "max", "p50", "p90"}
     ledger = summary["ledger"]
     assert set(ledger) == {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pytorchrl.errors import ConfigError, EnvError, PyTorchRLError, StoppedError
+from pytorchrl.errors import ConfigError, EnvError, PyTorchRLError, StartError, StoppedError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme.ledger import LedgerError
 
@@ -91,7 +91,7 @@ def test_summary_has_exactly_the_published_fields(fake_scheme):
         summary = learner.train()
     assert set(summary) == {
         "env_steps", "seconds", "env_steps_per_s", "updates", "return_mean", "return_episodes", "policy_lag",
-        "ledger", "seed", "scheme"}
+        "ledger", "seed", "scheme", "log_dir"}
     assert set(summary["policy_lag"]) == {"mean", "max", "p50", "p90"}
     assert (summary["return_mean"], summary["return_episodes"], summary["seed"]) == (5.5, 10, 7)
     assert summary["env_steps_per_s"] == pytest.approx(summary["env_steps"] / summary["seconds"])
@@ -235,8 +235,7 @@ def test_model_is_saved_at_the_end_and_by_name(fake_scheme, tmp_path):
     with make(fake_scheme(), 10, tmp_path) as learner:
         learner.train()
         assert learner.save_model("best") == str(tmp_path / "best.pt")
-    modes = {(tmp_path / name).stat().st_mode & 0o777 for name in ("model.pt", "best.pt", "run.json")}
-    assert modes == {0o600}
+    assert {(tmp_path / name).read_bytes() for name in ("model.pt", "best.pt")} == {b"model"}
 
 
 def test_a_save_that_fails_keeps_the_model_there_is(fake_scheme, tmp_path):
@@ -490,3 +489,29 @@ def test_training_outside_the_main_thread_touches_no_handler(fake_scheme):
     thread.start()
     thread.join(10)
     assert (errors, learner.done()) == ([], True)
+
+
+def test_what_a_start_announces_is_shown_before_the_progress_line(fake_scheme, capsys):
+    with Learner(fake_scheme(), 100, progress=True) as learner:
+        learner.start()
+        assert capsys.readouterr().err == "starting ...\n"
+        learner.train()
+    with Learner(fake_scheme(), 100, progress=False) as learner:
+        capsys.readouterr()
+        learner.train()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_start_that_fails_shows_its_announcements_and_its_error(fake_scheme, capsys):
+    def fail():
+        raise StartError("no room")
+    with pytest.raises(StartError, match="no room"), Learner(fake_scheme(on_start=fail), 100, progress=True) as learner:
+        learner.train()
+    assert capsys.readouterr().err == "starting ...\n"
+
+
+def test_a_numbered_run_has_its_name(fake_scheme, tmp_path):
+    with make(fake_scheme(), 10, f"{tmp_path}/", run_name="mine") as learner:
+        learner.train()
+    assert learner.log_dir == tmp_path / "mine-1"
+    assert learner.summary()["log_dir"] == f"{tmp_path}/mine-1"

@@ -5,75 +5,24 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 import re
 import sys
 
 import numpy as np
 import pytest
 
-from pytorchrl.errors import ConfigError
 from pytorchrl.reporting import (
     Means,
     Progress,
     RateWindow,
     Recorder,
     plain,
-    prepare_log_dir,
     progress_text,
     to_json,
-    write_json,
 )
 
 STATUS = {"env_steps": 500, "target_steps": 2000, "env_steps_per_s": 100.0, "return_mean": 21.5, "lag": 0.5,
           "workers": 4, "workers_missing": 0}
-
-
-def test_log_dir_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="must be a directory, got the file"):
-        prepare_log_dir(tmp_path / "file", overwrite=False)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        prepare_log_dir(tmp_path / "file" / "below", overwrite=False)
-
-
-def test_log_dir_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    # A superuser may write everywhere, so the refusal of the file system is made here.
-    def refuse(*_arguments, **_options):
-        raise PermissionError(13, "Permission denied")
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(ConfigError, match=r"cannot be written: .*Permission denied"):
-        prepare_log_dir(tmp_path, overwrite=False)
-
-
-def test_log_dir_with_nul_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be written"):
-        prepare_log_dir(f"{tmp_path}/a\0b", overwrite=False)
-
-
-@pytest.mark.parametrize("name", ["a b", "läuft", "日本", "a/b/c"])
-def test_log_dir_is_made_whatever_its_name(tmp_path, name):
-    path = prepare_log_dir(tmp_path / name, overwrite=False)
-    assert path.is_dir()
-    assert list(path.iterdir()) == []
-
-
-def test_an_earlier_run_is_refused_or_renamed_never_removed(tmp_path):
-    run = tmp_path / "run"
-    for content in ("first", "second"):
-        write_json(prepare_log_dir(run, overwrite=True) / "run.json", content)
-    with pytest.raises(ConfigError, match="holds a run already"):
-        prepare_log_dir(run, overwrite=False)
-    assert json.loads((run / "run.json").read_text()) == "second"
-    assert json.loads((tmp_path / "run.1" / "run.json").read_text()) == "first"
-    prepare_log_dir(run, overwrite=True)
-    assert json.loads((tmp_path / "run.2" / "run.json").read_text()) == "second"
-
-
-def test_overwrite_leaves_files_alone_that_are_no_run(tmp_path):
-    (tmp_path / "thesis.txt").write_text("years of work")
-    prepare_log_dir(tmp_path, overwrite=True)
-    assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
 @pytest.mark.parametrize("text", ["\n", "\r", "\x1b[31m", "\u202e", "\x7f", "\x00", "\ud800", "<script>", "\u2028"])
@@ -105,17 +54,6 @@ def test_a_full_disk_ends_recording_but_not_the_run(tmp_path, caplog):
     recorder.write({"env_steps": 2})
     recorder.close()
     assert "no longer written" in caplog.text
-
-
-def test_files_of_a_run_are_private_and_follow_no_link(tmp_path):
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (tmp_path / "metrics.jsonl").symlink_to(victim)
-    with pytest.raises(OSError, match="metrics"):
-        Recorder(tmp_path, tensorboard=False)
-    assert victim.read_text() == "mine"
-    write_json(tmp_path / "run.json", {})
-    assert (tmp_path / "run.json").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -229,3 +167,64 @@ def test_a_closed_stream_ends_the_display_only():
     progress.show(STATUS)
     progress.close()
     Progress(stream).show(STATUS)
+
+
+@pytest.mark.parametrize("has_rich", [True, False])
+def test_in_a_terminal_the_progress_line_takes_the_place_of_what_was_told(monkeypatch, has_rich):
+    if not has_rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    stream = Terminal()
+    progress = Progress(stream)
+    progress.tell("run in runs/a-1", stays=True)
+    progress.tell("starting Ray ...")
+    progress.tell("started")
+    assert stream.getvalue() == "\rrun in runs/a-1\n\rstarting Ray ...\rstarted         "
+    progress.show(STATUS)
+    progress.close()
+    rest = stream.getvalue().removeprefix("\rrun in runs/a-1\n\rstarting Ray ...\rstarted         ")
+    assert rest.startswith("\r       \r" if has_rich else "\r")
+    assert "500/2,000 steps" in rest
+    assert rest.count("\n") == 1
+
+
+def test_a_start_that_fails_ends_the_line_in_a_terminal():
+    stream = Terminal()
+    progress = Progress(stream)
+    progress.tell("starting Ray ...")
+    progress.close()
+    assert stream.getvalue() == "\rstarting Ray ...\n"
+
+
+def test_elsewhere_each_text_is_a_line_and_a_closed_stream_ends_nothing():
+    stream = io.StringIO()
+    progress = Progress(stream)
+    progress.tell("starting Ray ...")
+    progress.tell("run in runs/a-1", stays=True)
+    assert stream.getvalue() == "starting Ray ...\nrun in runs/a-1\n"
+    stream.close()
+    progress.tell("started")
+    progress.show(STATUS)
+    progress.close()
+
+
+def rates_of(arrivals, end, *, seconds=10.0, rise=1000):
+    """The rate each quarter of a second while `rise` steps arrive at each time of `arrivals`."""
+    rate, rates = RateWindow(seconds), []
+    for tick in range(4 * end + 1):
+        rate.add(tick / 4, rise * sum(arrival <= tick / 4 for arrival in arrivals))
+        rates.append(rate.rate)
+    return rates
+
+
+def test_rate_of_rollouts_that_come_more_rarely_than_the_window_is_long():
+    rates = rates_of(range(25, 400, 25), 399)  # 40 steps a second
+    assert rates[4 * 25] == 40.0
+    assert min(rates[4 * 25:]) > 20.0
+    assert max(rates) < 60.0
+    assert rates[-1] == pytest.approx(40.0, rel=0.2)
+
+
+def test_a_stall_of_rare_rollouts_shows_after_a_few_of_their_intervals():
+    rates = rates_of(range(25, 200, 25), 600)
+    assert rates[4 * 200] > 20.0
+    assert rates[-1] == 0.0

@@ -21,5 +21,7 @@ def test_python_of_the_readme_runs(block, tmp_path, monkeypatch, capsys):
     assert all(int(steps) <= 100_000 for steps in re.findall(r"target_steps=([\d_]+)", block))
     shorter, count = re.subn(r"target_steps=[\d_]+", "target_steps=1_000", block)
     assert count == 1
-    exec(compile(shorter.replace("evaluate(100)", "evaluate(2)"), str(README), "exec"), {})
-    assert float(capsys.readouterr().out) > 0
+    code = compile(shorter.replace("evaluate(100)", "evaluate(2)"), str(README), "exec")
+    for _ in range(2):  # a reader runs it again
+        exec(code, {})
+        assert float(capsys.readouterr().out) > 0

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytorchrl.errors import InsufficientResourcesError
-from pytorchrl.runtime import CPU_RESOURCES, DEFAULT_RESOURCES, Handle
+from pytorchrl.runtime import CPU_RESOURCES, DEFAULT_RESOURCES, Future, Handle
 from pytorchrl.runtime.ray_runtime import RayRuntime, _without_handlers_of
 from pytorchrl.runtime.room import largest_share
 
@@ -304,3 +304,37 @@ def test_closing_removes_groups_and_leaves_a_cluster_only_if_it_was_joined_here(
     runtime.close()
     runtime.close()
     assert done == ["kill", "kill", 1, 2, *["leave"] * has_joined]
+
+
+class Arriving:
+    """A fake of `ray.wait`: at each wait that may take time, the next of these numbers of references are ready."""
+
+    def __init__(self, *counts):
+        self._counts, self._ready = list(counts), 0
+
+    def wait(self, references, num_returns, timeout, fetch_local):
+        if timeout:
+            self._ready = self._counts.pop(0)
+        return references[:min(self._ready, num_returns)], references[min(self._ready, num_returns):]
+
+
+@pytest.mark.parametrize(("counts", "told"), [
+    ((1, 3, 4), ["started 0 of 4 collection workers ...", "started 1 of 4 collection workers ...",
+                 "started 3 of 4 collection workers ...", "started 4 of 4 collection workers"]),
+    ((2, 2), ["started 0 of 4 collection workers ...", "started 2 of 4 collection workers ..."]),  # the others take too long
+], ids=str)
+def test_workers_are_announced_as_they_come_up(counts, told):
+    runtime, said = RayRuntime(), []
+    runtime._ray, runtime.announce = Arriving(*counts), said.append
+    runtime.get_all = lambda futures, timeout_s: [future.native for future in futures]
+    futures = [Future(f"CWorker {index}", index) for index in range(4)]
+    assert runtime.get_started("collection workers", futures, 60.0) == [0, 1, 2, 3]
+    assert said == told
+
+
+def test_without_a_listener_nothing_is_announced():
+    runtime = RayRuntime()
+    runtime._ray = Arriving(1)
+    runtime.get_all = lambda futures, timeout_s: list(futures)
+    assert runtime.get_started("gradient workers", [Future("GWorker 1", 1)], 60.0)
+    assert pickle.loads(pickle.dumps(runtime)).announce is None

@@ -30,7 +30,7 @@ from pytorchrl.errors import (
     WeightsError,
     WorkerLostError,
 )
-from pytorchrl.reporting import prepare_log_dir
+from pytorchrl.run_directory import prepare_log_dir
 from pytorchrl.runtime import DEFAULT_RESOURCES, Future, Journal, Outcome
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.collection.c_worker import CWorker

@@ -1,0 +1,167 @@
+"""The directory of a run: make it, number it, lock it, and write files into it.
+
+run.json         settings, seed and versions, written once when training starts
+metrics.jsonl    one JSON object a line, the learning curve
+result.json      the summary, written when the run ends
+monitor_*.csv    finished training episodes, one file a collection worker (of `train` and the command line)
+model.pt         the agent
+checkpoints/     files from which a run is resumed
+
+All of these files have the mode that the process's umask leaves of 0666, so a group that shares a directory reads all or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from pytorchrl.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "result.json", "model"
+CHECKPOINTS = "checkpoints"
+
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+def prepare_log_dir(log_dir: str | os.PathLike[str], *, run_name: str | None = None, overwrite: bool = False, resume: bool = False) -> Path:
+    """Make the directory of one run and check that files can be written there.
+
+    A `log_dir` that ends in a slash, as `runs/` does, is a directory of runs: the run gets a new directory in it, named
+    `<run_name>-1` or with the first greater number that is free. Several processes may do so at the same time.
+
+    In any other `log_dir` an earlier run is refused; renamed (`runs/a` to `runs/a.1`) if `overwrite`; kept if `resume`, unless the
+    run ended before its first checkpoint, in which case it is renamed as well. A directory that holds a run itself is never a
+    directory of runs, whether its name ends in a slash or not. Nothing is ever removed.
+
+    Args:
+        log_dir: The directory of the run, or a directory of runs.
+        run_name: Name of a numbered run; None: "run". All but letters, digits and `._-` becomes `-`.
+        overwrite: Whether to rename an earlier run.
+        resume: Whether an earlier run is to be continued.
+
+    Returns:
+        The directory of the run.
+
+    Raises:
+        ConfigError: `log_dir` is a file, cannot be written, holds a run already, or is a directory of runs although `overwrite` or
+            `resume` needs the directory of one.
+    """
+    path = Path(log_dir).expanduser()
+    try:
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"log_dir must be a directory, got the file {str(path)!r}")
+        if is_directory_of_runs(log_dir):
+            if overwrite or resume:
+                raise ConfigError(_needs_one_run(path, "overwrite" if overwrite else "resume"))
+            path = _make_numbered(path, run_name or "run")
+        elif (path / RUN_FILE).exists():
+            _make_way(path, overwrite=overwrite, resume=resume)
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / f".probe.{os.getpid()}"
+        with open(probe, "x", opener=open_no_follow):
+            pass
+        probe.unlink()
+    except (OSError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"log_dir {str(path)!r} cannot be written: {error}") from error
+    return path
+
+
+def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
+    """Return whether each run gets a numbered directory in `log_dir`: its name ends in a slash, and it holds no run itself."""
+    return os.fspath(log_dir).endswith(os.sep) and not (Path(log_dir).expanduser() / RUN_FILE).exists()
+
+
+def _needs_one_run(runs: Path, option: str) -> str:
+    """Return the message for `option` with a directory of runs; it names the newest run there."""
+    found = sorted(runs.glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime)
+    name = f", for example {str(found[-1].parent)!r}, the newest" if found else f", for example {str(runs / 'a')!r}"
+    return f"{option}=True needs the directory of one run, but log_dir {str(runs) + os.sep!r} is a directory of runs; name the run" + name
+
+
+def _make_numbered(runs: Path, name: str) -> Path:
+    """Make the first of `<name>-1`, `<name>-2`, ... that does not exist. `mkdir` decides between processes that do so at once."""
+    name = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip(".-") or "run"
+    runs.mkdir(parents=True, exist_ok=True)
+    numbers = [int(found[1]) for path in runs.iterdir() if (found := re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name))]
+    for number in itertools.count(max(numbers, default=0) + 1):
+        with contextlib.suppress(FileExistsError):
+            path = runs / f"{name}-{number}"
+            path.mkdir()
+            return path
+    raise AssertionError("there is always a greater number")
+
+
+def _make_way(path: Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuse, rename or leave the run in `path`; see `prepare_log_dir`."""
+    if not overwrite and not resume:
+        raise ConfigError(
+            f"log_dir {str(path)!r} holds a run already; choose another; give a directory of runs that ends in a slash, such as "
+            f"{str(path.parent / 'runs') + os.sep!r}, in which each run gets a directory of its own; or pass overwrite=True (--overwrite), "
+            "which renames the old run, or resume=True (--resume), which continues it from its newest checkpoint")
+    if overwrite or not any((path / CHECKPOINTS).glob("step-*.pt")):
+        Lock(path).close()
+        path = path.resolve()
+        name = _free_name(path)
+        path.rename(name)
+        if resume:
+            logger.warning("the run in %s had no checkpoint; it was renamed to %s, and a new run starts", path, name)
+
+
+def _free_name(path: Path) -> Path:
+    """Return the first of `<path>.1`, `<path>.2`, ... that does not exist."""
+    return next(name for number in itertools.count(1) if not (name := path.with_name(f"{path.name}.{number}")).exists())
+
+
+class Lock:
+    """Lock the directory of a run, so that no other process runs in it, until `close()` or the end of the process.
+
+    Raises:
+        ConfigError: Another process holds the lock.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self._descriptor: int | None = os.open(log_dir, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise ConfigError(f"log_dir {str(log_dir)!r} is in use by a run that goes on; wait for its end, or choose another "
+                              "directory") from None
+
+    def close(self) -> None:
+        """Release the lock; idempotent."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def put_in_place(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file next to `path` that replaces `path` in one step once it is written, and is removed if writing fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)  # of a process that was killed and had the same number
+    try:
+        with open(temporary, "xb", opener=open_no_follow) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def open_no_follow(path: str, flags: int) -> int:
+    """Open a file for `open(..., opener=open_no_follow)`: a symbolic link is refused, and a new file gets the mode of the umask."""
+    return os.open(path, flags | _NO_FOLLOW, 0o666)
