@@ -24,3 +24,14 @@ def lines_of(name):
 def name_of(requirement):
     """The name in a requirement, as indexes compare it."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]*", requirement)[0].lower())
+
+
+def normal(requirement):
+    """A requirement's name and its set of version specifiers."""
+    name, rest = re.fullmatch(r"([A-Za-z0-9._-]+)(.*)", requirement.replace(" ", "")).groups()
+    return name.lower(), frozenset(filter(None, rest.split(",")))
+
+
+def core_requirements(requirements):
+    """Those of a distribution's metadata that no extra asks for, as `normal` gives them."""
+    return {normal(requirement) for requirement in requirements if "extra ==" not in requirement}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import sys
 
@@ -40,15 +41,17 @@ def listed_in(*extras):
     return names
 
 
+@functools.cache
 def modules_of(folder):
     """(path, syntax tree) of every module below a folder; what is built there does not count."""
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        if "_build" not in path.parts:
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+    return [(path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+            for path in sorted((ROOT / folder).rglob("*.py")) if "_build" not in path.parts]
 
 
+@functools.cache
 def imported_by(tree, *, for_checkers):
     """Top-level names that a module imports, by a statement or by a constant name: for type checkers only, or in earnest."""
+    found = set()
     def is_for_checkers(node):
         return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
     hidden = {id(node) for block in ast.walk(tree) if is_for_checkers(block) for line in block.body for node in ast.walk(line)}
@@ -63,7 +66,8 @@ def imported_by(tree, *, for_checkers):
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "import_module" \
                 and node.args and isinstance(node.args[0], ast.Constant):
             names = [node.args[0].value]
-        yield from (name.partition(".")[0] for name in names)
+        found |= {name.partition(".")[0] for name in names}
+    return found
 
 
 def foreign(folder, *, for_checkers=False):
@@ -103,7 +107,7 @@ def test_every_package_of_an_extra_is_named_in_the_package(extra):
     """Optional packages are loaded by name, which stands in an import or in a text, as a whole or before a dot."""
     words = set()
     for _, tree in modules_of("pytorchrl"):
-        words |= set(imported_by(tree, for_checkers=False))
+        words |= imported_by(tree, for_checkers=False)
         words |= {node.value.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     for requirement in EXTRAS[extra]:
         name = name_of(requirement)

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
 import shutil
 import stat
 import subprocess
-import sys
-import tarfile
-import zipfile
 
 import pytest
 
 import pytorchrl
 from tests.conftest import ROOT
-from tests.unit.packaging.project import lines_of
+from tests.unit.packaging.project import core_requirements, lines_of, normal
 
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="not run from a checkout")
-
-
-def normal(requirement):
-    name, rest = re.fullmatch(r"([A-Za-z0-9._-]+)(.*)", requirement.replace(" ", "")).groups()
-    return name.lower(), frozenset(filter(None, rest.split(",")))
-
-
-def core_requirements(requirements):
-    return {normal(requirement) for requirement in requirements if "extra ==" not in requirement}
 
 
 def test_installed_requirements_are_those_of_the_file():
@@ -128,22 +115,3 @@ def test_make_help_lists_every_target():
 def test_make_bench_names_a_task():
     result = subprocess.run(["make", "-n", "bench"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "benchmarks/throughput.py cartpole" in result.stdout
-
-
-@pytest.mark.slow
-def test_wheel_built_from_the_sdist_is_whole(tmp_path):
-    pytest.importorskip("build")
-    environment = {**os.environ, "PYTHONWARNINGS": "default"}
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=120)
-    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        assert any(name.endswith("/requirements.txt") for name in archive.getnames())
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        metadata = archive.read(f"pytorchrl-{pytorchrl.__version__}.dist-info/METADATA").decode()
-    required = re.findall(r"^Requires-Dist: (.*)$", metadata, re.MULTILINE)
-    assert core_requirements(required) == {normal(line) for line in lines_of("requirements.txt")}
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "pytorchrl").rglob("*.py")}
-    assert sources | {"pytorchrl/py.typed"} <= names
-    assert not [name for name in names if not name.startswith("pytorchrl")]
