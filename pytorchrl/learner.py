@@ -24,9 +24,9 @@ from pytorchrl.reporting import (
     Progress,
     RateWindow,
     Recorder,
+    description,
     next_multiple,
     to_json,
-    versions,
     write_json,
 )
 from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock, prepare_log_dir
@@ -169,7 +169,7 @@ class Learner:
         self._started = True
         resumed = self._resumed
         if self.log_dir is not None:
-            write_json(self.log_dir / RUN_FILE, self._description())
+            write_json(self.log_dir / RUN_FILE, description(self._recipe, self.target_steps, self.scheme.seed, self.scheme.settings))
             (self.log_dir / RESULT_FILE).unlink(missing_ok=True)  # of the part before, which is over no longer
             self._recorder = Recorder(
                 self.log_dir, tensorboard=self.options.tensorboard, after=None if resumed is None else resumed["env_steps"])
@@ -586,13 +586,6 @@ class Learner:
             "workers_missing": metrics["workers_missing"],
             "eval_return": None if evaluation is None else evaluation.return_mean,
             "policy_returns": self.policy_return_means,
-        }
-
-    def _description(self) -> dict[str, Any]:
-        return {
-            "format": 1, "recipe": self._recipe, "target_steps": self.target_steps, "seed": self.scheme.seed,
-            "scheme": self.scheme.settings, "versions": versions(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
 
 

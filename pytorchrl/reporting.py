@@ -56,6 +56,12 @@ def write_json(path: Path, value: Any) -> None:
         file.write((to_json(value, indent=2) + "\n").encode("ascii"))
 
 
+def description(recipe: Mapping[str, Any], target_steps: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of `run.json` for a run that starts now."""
+    return {"format": 1, "recipe": recipe, "target_steps": target_steps, "seed": seed, "scheme": settings, "versions": versions(),
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+
+
 def versions() -> dict[str, str]:
     """What the run ran with. Reads the metadata of packages, imports none."""
     found = {"python": platform.python_version(), "platform": platform.platform()}

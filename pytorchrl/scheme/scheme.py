@@ -264,11 +264,7 @@ class Scheme(NamedSchemes):
             or (self._options["num_replay_workers"] or 0) > 1
 
     def start(self, target_steps: int = 1, announce: Callable[[str], None] | None = None) -> UWorker:
-        """Build the worker tree; `step` does it too. Schedules follow `target_steps` env steps.
-
-        Args:
-            target_steps: Env steps of the whole experiment.
-            announce: Called with a line of text when Ray starts and as remote workers of this process come up.
+        """Build the worker tree, as `step` does. Schedules follow `target_steps`; `announce` gets lines of text as Ray and workers start.
 
         Raises:
             StartError: The resources are not there, Ray cannot be reached, or a worker did not come up.
