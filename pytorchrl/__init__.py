@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3
     from pytorchrl.agent.env import VecEnv
     from pytorchrl.agent.multi import MultiAgentVecEnv, multi_agent
-    from pytorchrl.agent.options import Factory, Schedule, linear
+    from pytorchrl.agent.options import Factory
+    from pytorchrl.agent.schedules import Schedule, cosine, exponential, linear, piecewise
     from pytorchrl.agent.storages import (
         GAEBuffer,
         PERBuffer,
@@ -36,7 +37,8 @@ _HOMES = {
     "pytorchrl.agent.algorithms": ("A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "R2D2", "SAC", "TD3"),
     "pytorchrl.agent.env": ("VecEnv",),
     "pytorchrl.agent.multi": ("MultiAgentVecEnv", "multi_agent"),
-    "pytorchrl.agent.options": ("Factory", "Schedule", "linear"),
+    "pytorchrl.agent.options": ("Factory",),
+    "pytorchrl.agent.schedules": ("Schedule", "cosine", "exponential", "linear", "piecewise"),
     "pytorchrl.agent.storages": (
         "GAEBuffer", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "VTraceBuffer", "VanillaOnPolicyBuffer"),
     "pytorchrl.errors": ("ConfigError", "PyTorchRLError"),
@@ -47,10 +49,10 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - sorted without regard to case, as a reader looks them up
-    "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "DDPG", "DQN", "Factory", "GAEBuffer", "IMPALA",
-    "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor", "OnPolicyActor", "PARALLEL", "PERBuffer",
-    "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer", "RolloutSequenceBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC",
-    "TD3", "train", "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
+    "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DQN", "exponential", "Factory", "GAEBuffer",
+    "IMPALA", "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor", "OnPolicyActor", "PARALLEL",
+    "PERBuffer", "piecewise", "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer", "RolloutSequenceBuffer", "SAC", "Schedule",
+    "Scheme", "SequenceBuffer", "SYNC", "TD3", "train", "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
 ]
 
 

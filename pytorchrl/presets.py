@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 
 from pytorchrl.agent.env import EnvFactory
-from pytorchrl.agent.options import linear
+from pytorchrl.agent.schedules import linear
 from pytorchrl.envs import make_factory
 
 # What atari_factory takes, so that the help shows it too.

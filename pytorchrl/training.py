@@ -13,7 +13,8 @@ import torch
 
 from pytorchrl import presets
 from pytorchrl.agent.env import EnvFactory
-from pytorchrl.agent.options import Schedule, build_options
+from pytorchrl.agent.options import build_options
+from pytorchrl.agent.schedules import Schedule, schedule_of
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.composition import Agent, OptionSpec, compose, option_specs
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
@@ -172,7 +173,7 @@ def _is_plain(value: Any) -> bool:
 def _to_json(value: Any) -> Any:
     """An option as JSON holds it; `_from_json` is its inverse."""
     if isinstance(value, Schedule):
-        return {"schedule": dataclasses.asdict(value)}
+        return {"schedule": value.parts()}
     if isinstance(value, (tuple, list)):
         return [_to_json(item) for item in value]
     if isinstance(value, os.PathLike):
@@ -184,7 +185,7 @@ def _from_json(specs: Mapping[str, OptionSpec], name: str, value: Any) -> Any:
     if name not in specs:
         raise ConfigError(f"it has the option {name!r}, which is not known")
     if isinstance(value, dict) and set(value) == {"schedule"}:
-        return Schedule(**value["schedule"])
+        return schedule_of(value["schedule"])
     return tuple(value) if isinstance(value, list) else value
 
 

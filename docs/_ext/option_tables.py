@@ -16,7 +16,6 @@ from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
 import pytorchrl
-from pytorchrl.agent.options import Schedule
 from pytorchrl.cli.values import form_of, parser_for
 from pytorchrl.composition import OptionSpec, documented_arguments, option_specs
 
@@ -98,8 +97,6 @@ def _sentence(text: str) -> str:
 
 def _shown(value: Any) -> str:
     """A value as one writes it in Python."""
-    if isinstance(value, Schedule):
-        return f"linear({value.start:g}, {value.end:g})"
     if isinstance(value, str):
         return repr(str(value))
     if isinstance(value, Mapping):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from pytorchrl.agent.schedules import Schedule, as_schedule, out_of_range
 from pytorchrl.errors import ConfigError
 
 T = TypeVar("T")
@@ -38,9 +38,9 @@ def option(
     Args:
         default: Its only default; leave out for a required option.
         help: One sentence for users, with the unit.
-        low: Smallest value allowed; for a `Schedule`, of its ends.
+        low: Smallest value allowed; for a `Schedule`, of all its values.
         high: Largest value allowed.
-        exclusive: Whether `low` itself is refused, but as the end of a `Schedule`.
+        exclusive: Whether `low` itself is refused, except as the last value of a `Schedule`.
         choices: The closed set of allowed values.
         updatable: Whether `update_algorithm_parameter` may change it while training.
         default_factory: Makes the default where it is mutable.
@@ -54,47 +54,24 @@ def option(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """A value that moves linearly from `start` to `end` over `steps` env steps of the whole experiment.
-
-    `steps=None` means the experiment's target. After `steps` the value stays at `end`.
-    """
-
-    start: float
-    end: float
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse ends that are not finite and a length below one step."""
-        if not (math.isfinite(self.start) and math.isfinite(self.end)):
-            raise ConfigError(f"a schedule needs finite ends, got {self.start} to {self.end}")
-        if self.steps is not None and self.steps < 1:
-            raise ConfigError(f"a schedule's steps must be >= 1, got {self.steps}")
-
-    def __repr__(self) -> str:
-        """The call of `linear` that makes it."""
-        return f"linear({self.start}, {self.end}{'' if self.steps is None else f', {self.steps}'})"
-
-    def value(self, env_steps: int, target_steps: int) -> float:
-        """The value after `env_steps` of an experiment that ends at `target_steps`."""
-        length = self.steps or max(1, target_steps)
-        return self.start + (self.end - self.start) * min(1.0, env_steps / length)
-
-
-def linear(start: float, end: float, steps: int | None = None) -> Schedule:
-    """A linear `Schedule`; `steps=None` reaches `end` at the experiment's target."""
-    return Schedule(start=start, end=end, steps=steps)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of all `Options` classes: checks every field's type, range and choice when built."""
+    """Base of all `Options` classes: checks every field's type, range and choice when built.
+
+    Where a `Schedule` may be given, a function of the share of the experiment that remains, or a list of points
+    (env step, value), becomes one.
+    """
 
     def __post_init__(self) -> None:
         """Check each field against its annotation and its `option(...)`; report all problems at once."""
         hints = typing.get_type_hints(type(self))
         problems = []
         for field in dataclasses.fields(self):
+            if field.metadata and Schedule in typing.get_args(hints[field.name]):
+                try:
+                    object.__setattr__(self, field.name, _scheduled(field, getattr(self, field.name)))
+                except ConfigError as error:
+                    problems.append(str(error))
+                    continue
             problem = _problem(field, hints[field.name], getattr(self, field.name))
             if problem:
                 problems.append(problem)
@@ -118,23 +95,23 @@ def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None
         near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1)
         return f"{field.name} must be one of {list(choices)}, got {value!r}" + (
             f"; did you mean {near[0]!r}?" if near else "")
-    for number in _numbers(value):
-        if not math.isfinite(number):
-            return f"{field.name} must be finite, got {value!r}"
-        low, high = field.metadata["low"], field.metadata["high"]
-        # A schedule may end on a bound that a constant may not have: it is there at the last step only.
-        exclusive = field.metadata["exclusive"] and not (isinstance(value, Schedule) and number == value.end)
-        too_low = low is not None and (number <= low if exclusive else number < low)
-        if too_low or (high is not None and number > high):
-            bounds = [f"{'>' if exclusive else '>='} {low}"] if low is not None else []
-            bounds += [f"<= {high}"] if high is not None else []
-            return f"{field.name} must be {' and '.join(bounds)}, got {value!r}"
+    # A schedule may end on a bound that a constant may not have: it is there at the last step only.
+    last = value.values[-1:] if isinstance(value, Schedule) else ()
+    for number, is_last in [*((number, False) for number in _numbers(value)), *((number, True) for number in last)]:
+        wrong = out_of_range(number, field.metadata["low"], field.metadata["high"], field.metadata["exclusive"] and not is_last)
+        if wrong:
+            return f"{field.name} must be {wrong}, got {value!r}"
     return None
 
 
+def _scheduled(field: dataclasses.Field[Any], value: Any) -> Any:
+    return as_schedule(value, field.name, field.metadata["low"], field.metadata["high"], field.metadata["exclusive"])
+
+
 def _numbers(value: Any) -> list[float]:
+    """Return the numbers in a value, except the last of a schedule."""
     if isinstance(value, Schedule):
-        return [value.start, value.end]
+        return list(value.values[:-1])
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return [value]
     if isinstance(value, tuple):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from pytorchrl.agent.options import Schedule
+from pytorchrl.agent.schedules import Computed, Schedule, schedule_of
+from pytorchrl.errors import ConfigError, WeightsError
 
 
 class Updatable:
@@ -37,16 +38,19 @@ class Updatable:
             self._set_parameter(name, getattr(self.options, name))
 
     def _update_option(self, name: str, value: Any) -> None:
-        """Set an option; a number ends its schedule, a `Schedule` starts one.
+        """Set an option; a number ends its schedule, a `Schedule` or a list of points (env step, value) starts one.
 
         Raises:
             KeyError: There is no such option, or it is fixed.
-            ConfigError: The value is not allowed; nothing was changed.
+            ConfigError: The value is not allowed, or is a function; nothing was changed.
         """
         names = self.updatable
         if name not in names:
             raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can {', '.join(names) or 'nothing'}")
-        self.options = dataclasses.replace(self.options, **{name: value})
+        options = dataclasses.replace(self.options, **{name: value})
+        value = getattr(options, name)
+        refuse_function(value)
+        self.options = options
         self._set_parameter(name, value)
 
     def _set_parameter(self, name: str, value: float | Schedule | None) -> None:
@@ -54,14 +58,31 @@ class Updatable:
         schedules = {other: schedule for other, schedule in self.schedules.items() if other != name}
         parameters = {other: number for other, number in self.parameters.items() if other != name}
         if isinstance(value, Schedule):
-            schedules[name], parameters[name] = value, value.start
+            schedules[name], parameters[name] = value, value.value(0, 1)
         elif value is not None:
             parameters[name] = float(value)
         self.schedules, self.parameters = schedules, parameters
 
     def _schedules_state(self) -> dict[str, Any]:
-        """The schedules as plain values; `_load_schedules` reads them."""
-        return {name: dataclasses.asdict(schedule) for name, schedule in self.schedules.items()}
+        """Return the schedules as plain values; `_load_schedules` reads them."""
+        return {name: schedule.parts() for name, schedule in self.schedules.items()}
 
     def _load_schedules(self, state: Mapping[str, Any]) -> None:
-        self.schedules = {name: Schedule(**schedule) for name, schedule in state.items()}
+        """Follow the schedules of a state; raises `WeightsError` where one is a function that the options do not have."""
+        self.schedules = {name: self._restored(name, parts) for name, parts in state.items()}
+
+    def _restored(self, name: str, parts: Sequence[Any]) -> Schedule:
+        own = getattr(self.options, name, None)
+        if isinstance(own, Computed) and own.parts() == list(parts):
+            return own
+        if parts[0] == Computed.NAME:
+            raise WeightsError(f"the state has the function {parts[1]} as schedule of {name}, the options have {own!r}; give the same")
+        return schedule_of(parts)
+
+
+def refuse_function(value: Any) -> None:
+    """Raise `ConfigError` for a function that is to become a schedule while training."""
+    if isinstance(value, Computed):
+        raise ConfigError(
+            f"{value.option} cannot become a function while training, for no checkpoint or record could keep {value!r}; give a "
+            "schedule made of numbers, such as linear(1e-3, 0.0) or [(0, 1e-3), (1000000, 0.0)], or the function as option from the start")

@@ -11,6 +11,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.cli.values import form_of, parser_for
 
 if TYPE_CHECKING:
@@ -96,6 +97,6 @@ def _shown(value: Any) -> str:
         return ",".join(map(_shown, value)) or "empty"
     if isinstance(value, Mapping):
         return json.dumps(dict(value))
-    if hasattr(value, "start") and hasattr(value, "end"):
-        return f"linear:{value.start:g}:{value.end:g}" + (f":{value.steps}" if value.steps else "")
+    if isinstance(value, Schedule):
+        return ":".join(part if isinstance(part, str) else f"{part:.12g}" for part in value.parts())
     return str(value)

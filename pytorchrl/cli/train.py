@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from pytorchrl.agent.schedules import FORMS
 from pytorchrl.cli.parsing import Parser, add_option_flags, flag_of
 from pytorchrl.composition import ALGORITHMS, SYNONYMS, option_specs
 from pytorchrl.errors import EnvError, StartError
@@ -118,7 +119,7 @@ def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str) -> P
     parser = Parser(
         prog=f"pytorchrl {command} {algorithm}", usage=f"pytorchrl {command} {algorithm} --env ID [flags]",
         description=f"{verb} {algorithm.upper()}. Defaults for this environment are in brackets. "
-                    "Where a flag shows linear:START:END[:STEPS], its value may be a schedule.",
+                    f"A SCHEDULE is {FORMS}.",
         epilog="Exit codes: 0 done as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
         synonyms={flag_of(name): flag_of(meant) for name, meant in SYNONYMS.items()})
     parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)

@@ -7,18 +7,20 @@ import collections.abc
 import enum
 import json
 import os
+import re
 import types
 import typing
 from collections.abc import Callable
 from typing import Any
 
-from pytorchrl.agent.options import Schedule
+from pytorchrl.agent.schedules import FORMS, Schedule, schedule_of
 from pytorchrl.errors import ConfigError
 
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _UNIONS = (typing.Union, types.UnionType)
 _MAPPINGS = (dict, collections.abc.Mapping)
-_NAMES = {"JSON": "a JSON object like '{\"name\": 1}'"}
+_NAMES = {"JSON": "a JSON object like '{\"name\": 1}'", "SCHEDULE": f"a schedule ({FORMS})"}
+_SCHEDULE = re.compile(r"(?P<name>[a-z]+(?=[:(])|(?=[\[(]))(?P<numbers>[\[(:].*)", re.DOTALL)
 _LONGEST_JSON = 100_000
 _LONGEST_ECHO = 100
 
@@ -67,7 +69,7 @@ def _readers(hint: Any) -> list[_Reader]:
         if str in members and any(isinstance(member, enum.EnumMeta) for member in members):
             # The part reads the text itself, and reports a wrong one together with its other problems.
             found = [(form, str) if reads in members else (form, reads) for form, reads in found if form != "TEXT"]
-        order = ["none", "INT", "NUMBER", "linear:START:END[:STEPS]"]
+        order = ["none", "INT", "NUMBER", "SCHEDULE"]
         return sorted(found, key=lambda reader: order.index(reader[0]) if reader[0] in order else
                       99 if reader[0] == "TEXT" else 50)
     return _reader(hint)
@@ -77,7 +79,7 @@ def _reader(hint: Any) -> list[_Reader]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     simple: dict[Any, _Reader] = {
         bool: ("yes|no", _bool), int: ("INT", _int), float: ("NUMBER", float), str: ("TEXT", str),
-        Schedule: ("linear:START:END[:STEPS]", _schedule), type(None): ("none", _none),
+        Schedule: ("SCHEDULE", _schedule), type(None): ("none", _none),
     }
     if hint in simple:
         return [simple[hint]]
@@ -118,17 +120,12 @@ def _int(text: str) -> int:
 
 
 def _schedule(text: str) -> Schedule:
-    kind, *parts = text.split(":")
-    if kind != "linear":
+    """Read `linear:1e-3:0`, or the call or the list of points that makes a schedule in Python."""
+    said = _SCHEDULE.fullmatch(text.replace(" ", ""))
+    if said is None:
         raise _NotThisError(text)
-    if len(parts) not in (2, 3):
-        raise ConfigError(f"a schedule is written linear:START:END or linear:START:END:STEPS, got {text!r}")
-    try:
-        return Schedule(start=float(parts[0]), end=float(parts[1]), steps=_int(parts[2]) if parts[2:] else None)
-    except (ValueError, OverflowError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"a schedule needs numbers, got {text!r}") from None
+    name = said["name"] or ("piecewise" if text.lstrip()[0] in "[(" else "")
+    return schedule_of([name, *filter(None, re.split(r"[\[\](),:]", said["numbers"]))])
 
 
 def _tuple(read: Callable[[str], Any], text: str) -> tuple[Any, ...]:

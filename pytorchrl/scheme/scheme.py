@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.agent.options import Factory, Schedule
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import (
     CheckpointError,
@@ -208,6 +209,8 @@ class Scheme(NamedSchemes):
         self._options = checks.run()
         if num_replay_workers is not None and isinstance(storage_factory, Factory):
             storage_factory = self.storage_factory = with_options(storage_factory, self._options)
+            if beta is not None:
+                self._options["beta"] = storage_factory.options.beta  # a schedule where points or a function were given
         checks.agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         checks.microbatches(algo_factory)
         self._replay = None if replay is None else read_record(replay)

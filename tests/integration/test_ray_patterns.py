@@ -82,7 +82,10 @@ def test_ray_computes_what_threads_compute(make_scheme, settings):
     """The same seed gives the same parameters after 20 updates, bit for bit, wherever workers run."""
     states = []
     for runtime in ("threads", "ray"):
-        scheme = make_scheme("CartPole-v1", runtime=runtime, **settings)
+        algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=lambda remaining: 1e-3 * remaining,
+                                  clip_param=[(0, 0.3), (200, 0.1)])
+        scheme = make_scheme("CartPole-v1", runtime=runtime, algo=algo, **settings)
+        scheme.start(400)
         for _ in range(20):
             scheme.step()
         states.append(scheme.acting_state()["all"])

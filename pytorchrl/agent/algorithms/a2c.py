@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, Recorded
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS
-from pytorchrl.agent.options import Schedule, option
+from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule
 
 
 class A2C(OnPolicyAlgorithm):

@@ -14,7 +14,8 @@ from pytorchrl.agent.actors.replay_actor import ReplayActor
 from pytorchrl.agent.algorithms.noise import NOISES, OrnsteinUhlenbeck
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs, ReplayBatch
-from pytorchrl.agent.options import Schedule, option
+from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 
 _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")

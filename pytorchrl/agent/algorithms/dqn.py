@@ -14,7 +14,9 @@ from pytorchrl.agent.actors.q_actor import QActor, best_action
 from pytorchrl.agent.actors.replay_actor import ReplayActor
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs, ReplayBatch
-from pytorchrl.agent.options import Schedule, option
+from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule, as_schedule, linear
+from pytorchrl.agent.updatable import refuse_function
 from pytorchrl.errors import ConfigError
 
 _EPSILON = "epsilon"
@@ -76,8 +78,7 @@ class DQN(ReplayAlgorithm):
     def __init__(self, options: Any, *, actor: QActor, seed: int, device: str = "cpu") -> None:
         """Use `create_factory`; arguments as of `Algorithm`."""
         super().__init__(options, actor=actor, seed=seed, device=device)
-        self._set_parameter(_EPSILON, Schedule(
-            start=options.initial_epsilon, end=options.final_epsilon, steps=options.epsilon_steps))
+        self._set_parameter(_EPSILON, linear(options.initial_epsilon, options.final_epsilon, options.epsilon_steps))
         self._own_epsilon: float | None = ladder_epsilon(0, 1) if options.epsilon_per_worker else None
         self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
 
@@ -92,14 +93,16 @@ class DQN(ReplayAlgorithm):
             self._own_epsilon = epsilon
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
-        """See `Algorithm`; `epsilon` can be set too, a number or a `Schedule`."""
+        """See `Algorithm`; `epsilon` can be set too, to a number, a `Schedule` or a list of points (env step, value)."""
         if name != _EPSILON:
             super().update_algorithm_parameter(name, value)
             return
         if self._own_epsilon is not None:
             raise KeyError("epsilon is fixed: with epsilon_per_worker=True each collector has one of its own")
-        ends = [value.start, value.end] if isinstance(value, Schedule) else [value]
-        if not all(isinstance(end, (int, float)) and not isinstance(end, bool) and 0 <= end <= 1 for end in ends):
+        value = as_schedule(value, _EPSILON, 0.0, 1.0, exclusive=False)
+        refuse_function(value)
+        numbers = value.values if isinstance(value, Schedule) else [value]
+        if not all(isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number <= 1 for number in numbers):
             raise ConfigError(f"epsilon must be a number from 0 to 1, or a schedule of them, got {value!r}")
         self._set_parameter(_EPSILON, value)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pytorchrl.agent.algorithms.a2c import A2C
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
-from pytorchrl.agent.options import Schedule, option
+from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 
 

@@ -22,7 +22,8 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.constants import Constants
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, Obs, RolloutData
-from pytorchrl.agent.options import Schedule, option
+from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, Recorded
 from pytorchrl.agent.data import Batch
-from pytorchrl.agent.options import Schedule, option
+from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 
 _KL_TOLERANCE = 1.5

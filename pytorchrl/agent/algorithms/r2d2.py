@@ -15,7 +15,8 @@ from pytorchrl.agent.actors.replay_actor import DiscreteQNet
 from pytorchrl.agent.algorithms.dqn import DQN
 from pytorchrl.agent.algorithms.replay import START
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, SequenceBatch
-from pytorchrl.agent.options import Schedule, option
+from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule
 
 RESCALING_EPS = 1e-3
 """Of value rescaling: Kapturowski et al. 2019, section 2.3."""

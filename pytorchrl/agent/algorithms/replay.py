@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
-from pytorchrl.agent.options import Factory, Schedule, option
+from pytorchrl.agent.options import Factory, option
+from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
 
@@ -112,7 +113,7 @@ class ReplayAlgorithm(Algorithm):
         self.num_updates: int = options.num_updates
         self.mini_batch_size: int = options.mini_batch_size
         self.num_updates_made = 0
-        self._set_parameter(START, Schedule(start=1.0, end=0.0, steps=self.start_steps) if self.start_steps else 0.0)
+        self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
         """See `Algorithm`: one group for each network of the actor."""

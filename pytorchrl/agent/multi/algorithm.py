@@ -14,8 +14,9 @@ from torch import Tensor
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.multi.data import SEPARATOR, MultiActingStep, MultiBatch, joined, own_names
-from pytorchrl.agent.options import Factory, Schedule, option
+from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 

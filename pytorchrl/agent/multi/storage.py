@@ -15,8 +15,9 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.multi.algorithm import MultiAgentAlgorithm
 from pytorchrl.agent.multi.data import MultiActingStep, MultiBatch, MultiRollout, MultiStep, joined, own_names
-from pytorchrl.agent.options import Factory, Schedule, option
+from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.replay import ReplayBuffer

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import Obs, ReplayBatch, RolloutData
-from pytorchrl.agent.options import Factory, Schedule, build_options, option
+from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.ring import Inserted, Ring

@@ -18,7 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pytorchrl.agent.data import RolloutData, SequenceBatch
-from pytorchrl.agent.options import Schedule, option
+from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages.leaves import Slots, write_extras
 from pytorchrl.agent.storages.replay import PERBuffer
 from pytorchrl.agent.storages.ring import Ring

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytorchrl.agent.options import Factory, Options, Schedule, build_options, linear, option
+from pytorchrl.agent.options import Factory, Options, build_options, option
+from pytorchrl.agent.schedules import Schedule, linear
 from pytorchrl.errors import ConfigError
 
 

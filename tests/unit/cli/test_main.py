@@ -40,7 +40,7 @@ def test_help_of_everything(capsys):
 def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
     _, out, _ = run(capsys, *TRAIN, "--help")
     for text in ("scheme: where each operation runs", "algorithm:", "storage:", "actor:", "environments:",
-                 "--num-col-workers INT", "--optimizer adam|sgd", "--clip-param NUMBER|linear:START:END[:STEPS]",
+                 "--num-col-workers INT", "--optimizer adam|sgd", "--clip-param NUMBER|SCHEDULE",
                  "--col-communication synchronous|asynchronous", "--hidden-sizes INT,..."):
         assert text in out
     assert "--env-fn" not in out
@@ -91,11 +91,13 @@ def test_wrong_words_give_a_usage_line_and_a_suggestion(capsys, arguments, messa
     (["--overwrite"], "overwrite=True needs a log_dir"),
     (["--eval-episodes", "5"], "eval_episodes needs eval_every"),
     (["--info-keywords", "lives"], "info_keywords needs a log_dir"),
-    (["--lr", "fast"], "--lr: expected NUMBER or linear:START:END[:STEPS], got 'fast'"),
+    (["--lr", "fast"], "--lr: expected NUMBER or a schedule (linear:START:END[:STEPS]"),
     (["--lr", "linear:1e-3"], "linear:START:END"),
     (["--lr", "linear:1e-3:-1"], "lr must be >= 0.0"),
-    (["--lr", "linear:a:b"], "needs numbers"),
-    (["--lr", "linear:1:0:0"], "steps must be >= 1"),
+    (["--lr", "linear:a:b"], "a schedule is made of numbers"),
+    (["--lr", "linear:1:0:0"], "env steps of a schedule must be whole numbers >= 1"),
+    (["--lr", "piecewise:0:1e-3:1e6:-1"], "lr must be >= 0.0"),
+    (["--lr", "[(5, 1e-3), (6, 0)]"], "must begin with 0 and grow"),
     (["--gamma", "1.5"], "gamma must be >= 0.0 and <= 1.0, got 1.5"),
     (["--gae-lambda", "nan"], "gae_lambda must be finite"),
     (["--clip-param", "0"], "clip_param must be > 0.0"),

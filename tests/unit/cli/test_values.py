@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pytorchrl.agent.options import Schedule, linear
+from pytorchrl.agent.schedules import Schedule, cosine, exponential, linear, piecewise
 from pytorchrl.cli.values import form_of, parser_for
 from pytorchrl.scheme import Communication
 
@@ -17,7 +17,12 @@ from pytorchrl.scheme import Communication
     (int, "08", 8), (int, "1e6", 1_000_000), (int, "-3", -3), (float, "1e-3", 1e-3), (float, "2", 2.0),
     (bool, "no", False), (bool, "Yes", True), (bool, "0", False), (str, "no", "no"), (int | None, "none", None),
     (int | None, "5", 5), (float | Schedule, "0.1", 0.1), (float | Schedule, "linear:2.5e-4:0", linear(2.5e-4, 0)),
-    (float | Schedule, "linear:1:0:1e6", linear(1, 0, 10**6)), (tuple[int, ...], "64,64", (64, 64)),
+    (float | Schedule, "linear:1:0:1e6", linear(1, 0, 10**6)), (float | Schedule, "linear(1e-3, 0)", linear(1e-3, 0)),
+    (float | Schedule, "cosine:1:0", cosine(1, 0)), (float | Schedule, "exponential(1,0.1,50)", exponential(1, 0.1, 50)),
+    (float | Schedule, "piecewise:0:1e-3:1e6:1e-4", piecewise((0, 1e-3), (10**6, 1e-4))),
+    (float | Schedule, "piecewise((0, 1e-3), (1e6, 1e-4))", piecewise((0, 1e-3), (10**6, 1e-4))),
+    (float | Schedule, "[(0, 1e-3), (1e6, 1e-4)]", piecewise((0, 1e-3), (10**6, 1e-4))),
+    (float | Schedule, "[[0, 1], [5, 2]]", piecewise((0, 1), (5, 2))), (tuple[int, ...], "64,64", (64, 64)),
     (tuple[int, ...], "(32, 16)", (32, 16)), (tuple[int, ...], "", ()), (tuple[str, ...], "a,b", ("a", "b")),
     (str | float | None, "0.1", 0.1), (str | float | None, "sign", "sign"), (str | float | None, "none", None),
     (str | Callable[..., Any], "cnn", "cnn"), (dict[str, Any], '{"a": [1]}', {"a": [1]}),
@@ -31,8 +36,10 @@ def test_texts_become_values_of_the_type(hint, text, value):
 
 @pytest.mark.parametrize(("hint", "text"), [
     (int, "1.5"), (int, ""), (int, "inf"), (int, "9" * 5000), (float, "fast"), (bool, "2"), (bool, ""),
-    (int | None, "nil"), (float | Schedule, "linear:1"), (float | Schedule, "cosine:1:0"),
-    (float | Schedule, "linear:nan:0"), (tuple[int, ...], "1,two"), (dict[str, Any], "[1]"),
+    (int | None, "nil"), (float | Schedule, "linear:1"), (float | Schedule, "square:1:0"),
+    (float | Schedule, "linear:nan:0"), (float | Schedule, "linear"), (float | Schedule, "exponential:1:0"), (float | Schedule, ""),
+    (float | Schedule, "piecewise:0:1:5"), (float | Schedule, "[(0, 1)]"), (float | Schedule, "[0.1"), (float | Schedule, "f(0, 1)"),
+    (float | Schedule, "[" * 100_000), (float | Schedule, "linear:" + "9" * 5000), (tuple[int, ...], "1,two"), (dict[str, Any], "[1]"),
     (dict[str, Any], "[" * 100_000), (Communication, "asink"),
 ])
 def test_other_texts_say_what_was_expected(hint, text):
@@ -47,5 +54,5 @@ def test_types_without_a_text_have_no_flag(hint):
 
 
 def test_form_shows_every_way_to_write_a_value():
-    assert form_of(float | Schedule) == "NUMBER|linear:START:END[:STEPS]"
+    assert form_of(float | Schedule) == "NUMBER|SCHEDULE"
     assert form_of(Communication | str | None) == "none|synchronous|asynchronous"

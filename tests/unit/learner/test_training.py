@@ -216,8 +216,9 @@ def test_a_function_is_an_environment_too_but_cannot_be_loaded(tmp_path):
         load(tmp_path)
 
 
-def test_load_gives_the_agent_that_was_trained(tmp_path):
-    options = {**TINY, "lr": pytorchrl.linear(1e-3, 1e-4), "hidden_sizes": (8, 8), "normalize_obs": True}
+@pytest.mark.parametrize("lr", [pytorchrl.linear(1e-3, 1e-4), pytorchrl.cosine(1e-3, 0.0, 50), [(0, 1e-3), (60, 1 / 3)]], ids=str)
+def test_load_gives_the_agent_that_was_trained(tmp_path, lr):
+    options = {**TINY, "lr": lr, "hidden_sizes": (8, 8), "normalize_obs": True}
     agent = train("ppo", "CartPole-v1", log_dir=tmp_path, **options)
     loaded = load(tmp_path)
     assert loaded.agent.algorithm == agent.agent.algorithm

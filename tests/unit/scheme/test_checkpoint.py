@@ -33,6 +33,7 @@ from pytorchrl import (
     SequenceBuffer,
     VecEnv,
     VTraceBuffer,
+    cosine,
     linear,
     multi_agent,
 )
@@ -73,13 +74,13 @@ AGENTS = {
     "ppo, gru": lambda: on_policy(
         PPO.create_factory(num_epochs=2, num_mini_batch=2), GAEBuffer.create_factory(8), recurrent_net="gru", recurrent_size=5),
     "ppo, target_kl": lambda: on_policy(PPO.create_factory(num_epochs=4, num_mini_batch=2, target_kl=1e-6), GAEBuffer.create_factory(8)),
-    "a2c, continuous": lambda: on_policy(A2C.create_factory(optimizer="rmsprop"), GAEBuffer.create_factory(5), "Pendulum-v1"),
-    "impala": lambda: on_policy(IMPALA.create_factory(), VTraceBuffer.create_factory(size=8)),
+    "a2c, continuous": lambda: on_policy(A2C.create_factory(optimizer="rmsprop", lr=[(0, 1e-3), (100, 2e-3)]), GAEBuffer.create_factory(5), "Pendulum-v1"),
+    "impala": lambda: on_policy(IMPALA.create_factory(lr=lambda remaining: 1e-3 * remaining), VTraceBuffer.create_factory(size=8)),
     "appo": lambda: on_policy(APPO.create_factory(num_epochs=2), VTraceBuffer.create_factory(size=8)),
     "dqn, noisy": lambda: q_learning(
         DQN.create_factory(**REPLAY, target_update_interval=3), ReplayBuffer.create_factory(24, rollout_size=4), noisy=True),
     "dqn, prioritised": lambda: q_learning(
-        DQN.create_factory(**REPLAY, polyak=0.9, epsilon_steps=200), PERBuffer.create_factory(30, rollout_size=4, n_step=3, beta=linear(0.4, 1.0))),
+        DQN.create_factory(**REPLAY, polyak=0.9, epsilon_steps=200), PERBuffer.create_factory(30, rollout_size=4, n_step=3, beta=cosine(0.4, 1.0))),
     "r2d2": lambda: q_learning(
         R2D2.create_factory(**REPLAY), SequenceBuffer.create_factory(200, rollout_size=4, length=4, burn_in=2, period=2),
         recurrent_net="gru", recurrent_size=5),

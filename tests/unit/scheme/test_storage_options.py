@@ -48,8 +48,11 @@ def test_it_takes_the_place_of_the_storages_own(make_apex, name, value):
     {}, {"num_grad_workers": 2, "grad_communication": "asynchronous"}, {"num_grad_workers": 2, "grad_communication": "synchronous"},
     {"num_grad_workers": 2, "grad_communication": "synchronous", "distribute_gradients": True}],
     ids=["one", "asynchronous", "synchronous", "ranks"])
-def test_a_schedule_of_beta_reaches_the_draws(make_apex, settings):
-    scheme = make_apex(beta=linear(0.4, 1.0), **settings)
+@pytest.mark.parametrize("beta", [linear(0.4, 1.0), [(0, 0.4), (2000, 1.0)], lambda remaining: 1.0 - 0.6 * remaining],
+                         ids=["linear", "points", "function"])
+def test_a_schedule_of_beta_reaches_the_draws(make_apex, settings, beta):
+    scheme = make_apex(beta=beta, **settings)
+    assert scheme.settings["beta"] == str(scheme.storage_factory.options.beta)
     json.dumps(scheme.settings)
     scheme.start(2000)
     while scheme.version < 8:

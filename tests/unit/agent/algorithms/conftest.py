@@ -71,6 +71,8 @@ class Parts:
         def walk(value):
             if isinstance(value, dict):
                 return [leaf for key in sorted(value) for leaf in walk(value[key])]
+            if isinstance(value, list):  # a schedule: its name and its numbers
+                return [torch.tensor(value[1:]).double()]
             return [] if value is None else [torch.as_tensor(value).double().flatten()]
         return torch.cat(walk(self.algorithm.state_dict()))
 

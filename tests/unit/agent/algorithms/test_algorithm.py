@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.algorithms import A2C, PPO
-from pytorchrl.agent.options import linear
+from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
 

@@ -10,7 +10,7 @@ import torch
 from torch import distributions
 
 from pytorchrl.agent.algorithms import A2C, APPO, IMPALA, PPO
-from pytorchrl.agent.options import linear
+from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.storages import VanillaOnPolicyBuffer
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
 

@@ -17,7 +17,7 @@ from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor
 from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3, ladder_epsilon
 from pytorchrl.agent.algorithms.noise import OrnsteinUhlenbeck
 from pytorchrl.agent.data import ReplayBatch
-from pytorchrl.agent.options import linear
+from pytorchrl.agent.schedules import linear
 from pytorchrl.errors import ConfigError, NonFiniteDataError, NonFiniteUpdateError, WeightsError
 
 SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -64,6 +64,8 @@ def act(algorithm, times=1, **how):
 def leaves(value):
     if isinstance(value, dict):
         return [leaf for key in sorted(value) for leaf in leaves(value[key])]
+    if isinstance(value, list):  # a schedule: its name and its numbers
+        return [torch.tensor(value[1:])]
     return [] if value is None else [torch.as_tensor(value).clone()]
 
 

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chisquare
 
 from pytorchrl.agent.data import RolloutData
-from pytorchrl.agent.options import linear
+from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.storages import PERBuffer
 from pytorchrl.errors import ConfigError
 

@@ -1,0 +1,279 @@
+"""Schedules: values that follow the env steps of an experiment."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from pytorchrl.errors import ConfigError
+
+FORMS = "linear:START:END[:STEPS], cosine or exponential in place of linear, or piecewise:STEP:VALUE:STEP:VALUE..."
+"""How a text can say a schedule; the call that makes it, such as `linear(1e-3, 0)`, is understood too."""
+_NUM_SAMPLES = 101
+"""Values of `progress_remaining` at which a function is tried before anything starts."""
+_LONGEST_ECHO = 100
+
+
+class Schedule(ABC):
+    """A number that follows the env steps of an experiment; `repr` gives the call that makes it."""
+
+    @abstractmethod
+    def value(self, env_steps: int, target_steps: int) -> float:
+        """Return the value after `env_steps` of an experiment that ends at `target_steps`."""
+
+    @property
+    @abstractmethod
+    def values(self) -> tuple[float, ...]:
+        """Return the numbers that the schedule was made of, the last of them in force at its end."""
+
+    @abstractmethod
+    def parts(self) -> list[Any]:
+        """Return the schedule as plain values, its name first; `schedule_of` makes it again."""
+
+
+_SHAPES: Mapping[str, Callable[[float, float, float], float]] = MappingProxyType({
+    "linear": lambda start, end, x: start + (end - start) * x,
+    "cosine": lambda start, end, x: start + (end - start) * (1.0 - math.cos(math.pi * x)) / 2.0,
+    "exponential": lambda start, end, x: start * (end / start) ** x,
+})
+"""Name -> function of start, end and the share of the way, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Ramp(Schedule):
+    """A value that moves from `start` to `end` over `steps` env steps of the whole experiment, and stays there.
+
+    `steps=None` means the experiment's target. `shape` is "linear", "cosine" (half a period, flat at both ends) or
+    "exponential" (by the same factor in each step).
+    """
+
+    shape: str
+    start: float
+    end: float
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse ends that are not finite, an exponential schedule from or to 0, and a length below one step."""
+        ends = [_number(value, f"the ends of a {self.shape} schedule") for value in (self.start, self.end)]
+        if self.shape == "exponential" and min(ends) <= 0.0:
+            raise ConfigError(f"the ends of an exponential schedule must be > 0, got {self.start!r} to {self.end!r}; use linear "
+                              "or cosine to reach 0")
+        object.__setattr__(self, "start", ends[0])
+        object.__setattr__(self, "end", ends[1])
+        if self.steps is not None:
+            object.__setattr__(self, "steps", _whole(self.steps, 1))
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return f"{self.shape}({', '.join(map(repr, self.parts()[1:]))})"
+
+    def value(self, env_steps: int, target_steps: int) -> float:
+        """See `Schedule`."""
+        return _SHAPES[self.shape](self.start, self.end, min(1.0, env_steps / (self.steps or max(1, target_steps))))
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """See `Schedule`."""
+        return self.start, self.end
+
+    def parts(self) -> list[Any]:
+        """See `Schedule`."""
+        return [self.shape, self.start, self.end, *([] if self.steps is None else [self.steps])]
+
+
+@dataclass(frozen=True)
+class Piecewise(Schedule):
+    """A value on straight lines between points (env step, value), and that of the last point afterwards."""
+
+    points: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        """Refuse points that are not pairs, whose env steps do not grow from 0, or whose values are not finite."""
+        if len(self.points) < 2 or not all(isinstance(point, Sequence) and len(point) == 2 for point in self.points):
+            raise ConfigError("a piecewise schedule needs two or more points (env_step, value), such as (0, 1e-3), (1000000, 1e-4), "
+                              f"got {self.points!r}")
+        points = tuple((_whole(step, 0), _number(value, "the values of a piecewise schedule")) for step, value in self.points)
+        steps = [step for step, _ in points]
+        if steps[0] != 0 or any(later <= step for step, later in itertools.pairwise(steps)):
+            raise ConfigError(f"the env steps of a piecewise schedule must begin with 0 and grow, got {steps}")
+        object.__setattr__(self, "points", points)
+
+    def __repr__(self) -> str:
+        """Return the call that makes it."""
+        return f"piecewise({', '.join(map(repr, self.points))})"
+
+    def value(self, env_steps: int, target_steps: int) -> float:
+        """See `Schedule`."""
+        after = bisect_right(self.points, env_steps, key=lambda point: point[0])
+        if after == len(self.points):
+            return self.points[-1][1]
+        (start, low), (end, high) = self.points[after - 1], self.points[after]
+        return low + (high - low) * (env_steps - start) / (end - start)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """See `Schedule`."""
+        return tuple(value for _, value in self.points)
+
+    def parts(self) -> list[Any]:
+        """See `Schedule`."""
+        return ["piecewise", *(number for point in self.points for number in point)]
+
+
+@dataclass(frozen=True)
+class Computed(Schedule):
+    """A value that a function computes from the share of the experiment that remains, 1 at its start and 0 at its target.
+
+    The function is tried when the schedule is made. Each of its values is checked against the range of the option.
+    """
+
+    function: Callable[[float], float]
+    option: str
+    """Name of the option, for messages."""
+    low: float | None
+    high: float | None
+    exclusive: bool
+    """Whether `low` itself is refused, except at the end."""
+
+    NAME: ClassVar[str] = "function"
+    """First of its `parts`."""
+
+    def __post_init__(self) -> None:
+        """Try the function at 101 places.
+
+        Raises:
+            ConfigError: It raises, returns no number, or one out of the option's range.
+        """
+        for index in range(_NUM_SAMPLES):
+            self.value(index, _NUM_SAMPLES - 1)
+
+    def __repr__(self) -> str:
+        """Return the function's module and name; of an object that can be called, those of its class."""
+        named: Any = self.function if hasattr(self.function, "__qualname__") else type(self.function)
+        return f"{named.__module__}.{named.__qualname__}"
+
+    def value(self, env_steps: int, target_steps: int) -> float:
+        """See `Schedule`.
+
+        Raises:
+            ConfigError: The function raises, returns no number, or one out of the option's range.
+        """
+        remaining = 1.0 - min(1.0, env_steps / max(1, target_steps))
+        where = f"{self.option}: {self!r} at progress_remaining={remaining:g}"
+        try:
+            returned = self.function(remaining)
+        except Exception as error:
+            raise ConfigError(f"{where} raised {error!r}") from error
+        try:
+            number = float(returned)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{where} must return a number, got {returned!r}") from None
+        if wrong := out_of_range(number, self.low, self.high, self.exclusive and remaining > 0.0):
+            raise ConfigError(f"{where} must be {wrong}, got {number!r}")
+        return number
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Return nothing: each value is checked when it is computed."""
+        return ()
+
+    def parts(self) -> list[Any]:
+        """Return the function's name; the function itself is no plain value."""
+        return [self.NAME, repr(self)]
+
+
+def linear(start: float, end: float, steps: int | None = None) -> Schedule:
+    """Return a schedule that moves linearly from `start` to `end`; `steps=None` reaches `end` at the experiment's target."""
+    return Ramp("linear", start, end, steps)
+
+
+def cosine(start: float, end: float, steps: int | None = None) -> Schedule:
+    """Return a schedule that moves from `start` to `end` as half a period of a cosine does; `steps` as of `linear`."""
+    return Ramp("cosine", start, end, steps)
+
+
+def exponential(start: float, end: float, steps: int | None = None) -> Schedule:
+    """Return a schedule that moves from `start` to `end`, both above 0, by the same factor in each step; `steps` as of `linear`."""
+    return Ramp("exponential", start, end, steps)
+
+
+def piecewise(*points: Sequence[float]) -> Schedule:
+    """Return a schedule on straight lines between points (env step, value), the first at env step 0.
+
+    After the last point its value stays.
+    """
+    return Piecewise(tuple(points))  # type: ignore[arg-type] # checked there
+
+
+def schedule_of(parts: Sequence[Any]) -> Schedule:
+    """Return the schedule of these `Schedule.parts()`; numbers may be texts.
+
+    Raises:
+        ConfigError: There is no such schedule.
+    """
+    name, *given = parts or [""]
+    shown = ":".join(map(str, parts))[:_LONGEST_ECHO]
+    try:
+        values = [float(value) if isinstance(value, str) else value for value in given]
+    except ValueError:
+        raise ConfigError(f"a schedule is made of numbers, as in {FORMS}, got {shown}") from None
+    if name in _SHAPES and len(values) in (2, 3):
+        return Ramp(name, values[0], values[1], _whole(values[2], 1) if len(values) == 3 else None)
+    if name == "piecewise" and len(values) % 2 == 0:
+        return piecewise(*zip(values[::2], values[1::2], strict=True))
+    raise ConfigError(f"a schedule is written {FORMS}, got {shown}")
+
+
+def as_schedule(value: Any, option: str, low: float | None, high: float | None, exclusive: bool) -> Any:
+    """Return the schedule that a function or a list of points stands for; any other value as it is.
+
+    Args:
+        value: What the user gave for an option that may be a schedule.
+        option: Name of the option.
+        low: Smallest value allowed.
+        high: Largest value allowed.
+        exclusive: Whether `low` itself is refused, except at the end.
+
+    Raises:
+        ConfigError: The points are none, or the function does not give numbers within the range.
+    """
+    if isinstance(value, (list, tuple)):
+        try:
+            return piecewise(*value)
+        except ConfigError as error:
+            raise ConfigError(f"{option}: {error}") from None
+    if callable(value) and not isinstance(value, type):
+        return Computed(value, option, low, high, exclusive)
+    return value
+
+
+def out_of_range(number: float, low: float | None, high: float | None, exclusive: bool) -> str:
+    """Return what the number should be, such as ">= 0.0 and <= 1.0"; empty if it is."""
+    if not math.isfinite(number):
+        return "finite"
+    too_low = low is not None and (number <= low if exclusive else number < low)
+    if not too_low and (high is None or number <= high):
+        return ""
+    bounds = [f"{'>' if exclusive else '>='} {low}"] if low is not None else []
+    return " and ".join(bounds + ([f"<= {high}"] if high is not None else []))
+
+
+def _number(value: Any, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise ConfigError(f"{what} must be finite numbers, got {value!r}")
+    return float(value)
+
+
+def _whole(value: Any, low: int) -> int:
+    """Return a whole number of env steps, which may be written as 1e6."""
+    number = _number(value, "env steps of a schedule")
+    if not number.is_integer() or number < low:
+        raise ConfigError(f"env steps of a schedule must be whole numbers >= {low}, got {value!r}")
+    return int(number)
