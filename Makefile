@@ -1,6 +1,8 @@
 # `make help` lists what there is. Everything runs in .venv; stamps make each set-up instant once it is in place.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
+# Where torch alone is taken from, e.g. https://download.pytorch.org/whl/cpu for its CPU build; empty: pip's usual index.
+TORCH_INDEX ?=
 RUN_DIR ?= runs/cartpole
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -23,6 +25,7 @@ $(BIN)/python:
 
 $(VENV)/.stamp: $(REQUIREMENTS) | $(BIN)/python
 	@echo "installing pytorchrl into $(VENV) (minutes, once)"
+	@$(if $(TORCH_INDEX),$(PIP_INSTALL) torch --index-url $(TORCH_INDEX),:)
 	@$(PIP_INSTALL) -e '.[plots,cli]'
 	@touch $@
 

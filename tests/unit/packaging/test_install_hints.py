@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 from tests.unit.packaging.project import EXTRAS, name_of
 
 PACKAGE = Path(pytorchrl.__file__).parent
-FOR_USERS = sorted(set(EXTRAS) - {"test", "dev"})
+FOR_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev"})
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py"), *ROOT.glob("benchmarks/*.py"),
                 *PACKAGE.rglob("*.py")])
 

@@ -14,6 +14,7 @@ import pytorchrl
 from tests.conftest import ROOT
 from tests.unit.packaging.project import core_requirements, lines_of, normal
 
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="not run from a checkout")
 
 
@@ -30,10 +31,30 @@ def test_requirements_are_ranges_without_pip_options():
 
 def test_torch_is_pinned_wherever_we_install():
     assert any(line.startswith("torch==") for line in lines_of("constraints.txt"))
-    for name in ("Makefile", "README.md"):
+    for name in ("Makefile", "README.md", "docs/quickstart.md"):
         for line in lines_of(name):
             if re.search(r"pip install", line) and "constraints" not in line:
-                assert "pytorchrl[" in line or "torch" in line, f"{name}: {line}"
+                assert "PIP_INSTALL" in line, f"{name}: {line}"
+
+
+def test_torch_can_be_taken_from_its_cpu_index():
+    """Make and the pages install it first, by the pinned version, from the same address; without one, nothing is changed."""
+    def commands(*variables):
+        command = ["make", "--no-print-directory", "-n", "-B", "venv", "VENV=/nowhere", *variables]
+        lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+        return [line.partition(" -m pip install ")[2] for line in lines if " -m pip install " in line]
+    plain, (torch, package) = commands(), commands(f"TORCH_INDEX={CPU_INDEX}")
+    assert plain == [package]
+    assert "-e" in package
+    assert CPU_INDEX not in package
+    assert torch.endswith(f"-c constraints.txt torch --index-url {CPU_INDEX}")
+    for name in ("README.md", "docs/quickstart.md"):
+        lines = [line.strip("$ ") for line in lines_of(name)]
+        first, second = [line for line in lines if line.startswith("pip install")]
+        assert first.partition("    #")[0] == f"pip install --index-url {CPU_INDEX} -c constraints.txt torch"
+        assert second.startswith("pip install -c constraints.txt -e ")
+    for name in ("README.md", "docs/quickstart.md", "CONTRIBUTING.md"):
+        assert f"`make TORCH_INDEX={CPU_INDEX} " in (ROOT / name).read_text(encoding="utf-8")
 
 
 def test_version_is_the_same_everywhere():
