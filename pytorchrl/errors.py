@@ -6,6 +6,7 @@
     │ ├ FactorySerializationError       a factory that cannot be sent to a worker
     │ ├ DeviceError                     a device that this machine lacks
     │ └ SpaceError                      a space that the chosen part cannot use
+    ├ ContractError (TypeError)         a part of the user's own that lacks a method, or whose method returned the wrong thing
     ├ StartError                        settings were fine, starting was not possible
     │ ├ InsufficientResourcesError      no node has what was asked for
     │ ├ RayConnectionError              the cluster cannot be reached
@@ -61,6 +62,13 @@ class DeviceError(ConfigError):
 
 class SpaceError(ConfigError):
     """A space that the chosen actor, algorithm or storage cannot use."""
+
+
+class ContractError(PyTorchRLError, TypeError):
+    """A part of the user's own (algorithm, actor or storage) breaks the contract of one of its methods.
+
+    The message names the class, the method, what the method returned and what is expected.
+    """
 
 
 class StartError(PyTorchRLError):

@@ -7,11 +7,12 @@ Time comes first, environment second; there is no trailing axis of one. Observat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 OBS_LEAF = "obs"
@@ -171,6 +172,23 @@ class RolloutData:
         return self.map(lambda tensor: tensor.numpy())
 
 
+class Evaluated(NamedTuple):
+    """What an actor of an on-policy algorithm computes of a batch, with gradient: (B, ...), or (L, B, ...) of sequences."""
+
+    logp: Tensor
+    """(B,) float32 log-probability of the recorded actions by the present policy."""
+    entropy: Tensor
+    """(B,) float32 entropy of the present policy."""
+    value: Tensor
+    """(B,) float32 present value."""
+    dist_params: Tensor
+    """(B, P) parameters of the policy's distribution."""
+    features: Tensor | None = None
+    """(B, F) float32: what the policy head is applied to; None where an actor's own networks return no features."""
+    value_features: Tensor | None = None
+    """(B, F) float32: what the value head is applied to; the same tensor as `features` where policy and value share."""
+
+
 @dataclass(slots=True)
 class Batch:
     """Samples for one gradient: (B, ...) leaves, or (L, B, ...) sequences for actors with memory."""
@@ -202,7 +220,38 @@ class Batch:
     last: bool = False
     """Whether the rollouts behind it are used up after this batch."""
     is_normalized: bool = False
-    """Whether `advantage` was normalised over a larger batch, of which this is a part."""
+    """Whether `advantage` was normalised, over this batch or over a larger one of which this is a part."""
+
+    def means(self, samples: Sequence[Tensor]) -> Tensor:
+        """Return the means of k measures over the valid samples.
+
+        Args:
+            samples: k tensors (B,), or (L, B) of sequences.
+
+        Returns:
+            (k,) means.
+        """
+        stacked = torch.stack(list(samples))
+        if self.valid is None:
+            return stacked.flatten(1).mean(1)
+        return torch.where(self.valid, stacked, 0.0).flatten(1).sum(1) / self.valid.sum()
+
+    def normalized_advantage(self) -> Tensor:
+        """Return (A - mean) / (std + 1e-8) over the valid samples, with the sample standard deviation; of one sample, 0.
+
+        Advantages that were normalised before are returned as they are.
+        """
+        if self.is_normalized:
+            return self.advantage
+        if self.valid is None:
+            mean = self.advantage.mean()
+            squares, others = (self.advantage - mean).square().sum(), max(self.advantage.numel() - 1, 1)
+        else:
+            mean = self.means([self.advantage])
+            squares = torch.where(self.valid, self.advantage - mean, 0.0).square().sum()
+            others = (self.valid.sum() - 1).clamp(min=1)  # type: ignore[assignment]
+        std = (squares / others).sqrt()
+        return (self.advantage - mean) / (std + 1e-8)
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import types
 import typing
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pytorchrl.agent.schedules import Schedule, as_schedule, out_of_range
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, ContractError
 
 T = TypeVar("T")
 _UNION_TYPES = (typing.Union, types.UnionType)
@@ -176,8 +177,23 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+def check_is_whole(cls: type) -> None:
+    """Raise `ContractError` if a class does not define every method that its base asks for."""
+    if inspect.isabstract(cls):
+        missing = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined] # an abstract class has them
+        base = next(base for base in cls.__mro__[1:] if missing[0] in vars(base))
+        raise ContractError(f"{cls.__name__} does not define {', '.join(missing)}; define what {base.__name__} documents "
+                            "under that name")
+
+
 def build_options(owner: type, options: dict[str, Any]) -> Any:
-    """`owner.Options(**options)`, with an unknown or missing name reported as a `ConfigError`."""
+    """Return `owner.Options(**options)`.
+
+    Raises:
+        ConfigError: An option is unknown, missing or wrong.
+        ContractError: The class does not define every method that its base asks for.
+    """
+    check_is_whole(owner)
     fields = {field.name: field for field in dataclasses.fields(owner.Options)}  # type: ignore[attr-defined]
     for name in options:
         if name not in fields:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import numpy as np
 import torch
 
 from pytorchrl.errors import ConfigError
+
+_GLOBAL_DRAWS = threading.RLock()
 
 
 class Stream(IntEnum):
@@ -45,3 +50,18 @@ def derive_seed(seed: int, stream: Stream, *path: int) -> int:
 def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:
     """A torch generator of its own, so that the global one stays untouched."""
     return torch.Generator(device=device).manual_seed(seed)
+
+
+@contextmanager
+def global_draws(generator: torch.Generator) -> Iterator[None]:
+    """Let draws from torch's global CPU generator be draws from `generator`, which goes on behind them.
+
+    User code draws initial weights from the global generator. Afterwards that one is as it was before. Threads that build
+    their workers at the same time wait for one another.
+    """
+    with _GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(generator.get_state())
+        try:
+            yield
+        finally:
+            generator.set_state(torch.get_rng_state())

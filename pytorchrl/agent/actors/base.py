@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.extractors import is_image
 from pytorchrl.agent.actors.normalisers import RunningMoments, moments
+from pytorchrl.agent.contracts import NUM_EXAMPLES
 from pytorchrl.agent.data import Obs, RolloutData
 from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.options import Factory, build_options
+from pytorchrl.agent.seeding import Stream, derive_seed, global_draws, torch_generator
 from pytorchrl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -25,8 +29,8 @@ if TYPE_CHECKING:
 _REWARD = "reward"
 
 
-class Actor(nn.Module):
-    """Base of the actors; subclasses build their networks between `__init__` and `_finish`.
+class Actor(nn.Module, ABC):
+    """Base of the actors. A subclass builds its networks in `build_networks`.
 
     Attributes:
         options: Checked options.
@@ -50,9 +54,59 @@ class Actor(nn.Module):
         return Factory(cls, build_options(cls, {**spaces, **options}))
 
     def __init__(self, options: Any, device: str | torch.device) -> None:
+        """Take options and device over; a subclass then sets what its networks are built from, and calls `build`."""
         super().__init__()
         self.options = options
         self.device = torch.device(device)
+
+    @abstractmethod
+    def build_networks(self, generator: torch.Generator) -> None:
+        """Build all networks, as attributes that are modules or parameters; a subclass defines it.
+
+        Every module and parameter that is an attribute is trained by algorithms with one group of parameters, saved, and
+        sent to workers. All attributes that `__init__` sets are there already, such as `options`.
+
+        Args:
+            generator: What to draw initial weights from, on the CPU. Layers of torch, which draw from the global generator,
+                follow the actor's seed as well.
+        """
+
+    def check_networks(self) -> None:
+        """Run networks of a subclass once on made-up observations, and raise `ContractError` if they do not fit the actor."""
+
+    def example_obs(self) -> Obs:
+        """Return observations of zeros, leaf -> (`NUM_EXAMPLES`, ...) in the dtype of the leaf, on the actor's device."""
+        return {
+            leaf: torch.from_numpy(np.zeros((NUM_EXAMPLES, *(space.shape or ())), _dtype_of(space))).to(self.device)
+            for leaf, space in self.options.observation_space.items()}
+
+    def build(self, seed: int) -> None:
+        """Build the networks and normalisers, load the checkpoint if there is one, and go to the device.
+
+        Called once, at the end of `__init__`.
+
+        Args:
+            seed: Of the initial weights.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be read or holds another network.
+        """
+        generator = torch_generator(seed)  # on the CPU, so that every device starts alike
+        with global_draws(torch_generator(derive_seed(seed, Stream.INIT))):
+            self.build_networks(generator)
+        normalised = _normalised_leaves(self.options)
+        # By position: a leaf's name may hold a dot, a module's may not.
+        self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
+        self.obs_moments = nn.ModuleList(RunningMoments(tuple(space.shape or ())) for space in normalised.values())
+        self.reward_moments = RunningMoments(()) if getattr(self.options, "normalize_reward", False) else None
+        if self.options.checkpoint is not None:
+            load_checkpoint(self, self.options.checkpoint)
+        self.to(self.device)
+        if not type(self).__module__.startswith("pytorchrl."):
+            self.eval()  # so that nothing is drawn, and no running mean moves
+            with torch.no_grad():
+                self.check_networks()
+            self.train()
 
     def acting_networks(self) -> dict[str, nn.Module]:
         """Group of parameters -> network, of those that acting needs; of one actor alone all are in one group, `all`."""
@@ -103,20 +157,10 @@ class Actor(nn.Module):
         normalised = {leaf: self.obs_moments[i].normalise(obs[leaf]) for leaf, i in self._normalised.items()}  # type: ignore[operator]
         return {**obs, **normalised}
 
-    def _finish(self, *, normalize_reward: bool = False) -> None:
-        """Make the normalisers, load the checkpoint if there is one, and go to the device.
 
-        Raises:
-            CheckpointError: The checkpoint cannot be read or holds another network.
-        """
-        normalised = _normalised_leaves(self.options)
-        # By position: a leaf's name may hold a dot, a module's may not.
-        self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
-        self.obs_moments = nn.ModuleList(RunningMoments(tuple(space.shape or ())) for space in normalised.values())
-        self.reward_moments = RunningMoments(()) if normalize_reward else None
-        if self.options.checkpoint is not None:
-            load_checkpoint(self, self.options.checkpoint)
-        self.to(self.device)
+def _dtype_of(space: gym.Space[Any]) -> np.dtype[Any]:
+    """The dtype in which storages keep a leaf."""
+    return np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype or np.int64)
 
 
 def _normalised_leaves(options: Any) -> dict[str, gym.Space[Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -43,6 +43,11 @@ class _Conv2d(nn.Conv2d):
 def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN, generator: torch.Generator | None = None) -> nn.Linear:
     """A linear layer with orthogonal weight and zero bias."""
     return orthogonal(_Linear(inputs, outputs), gain, generator)
+
+
+def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether a module computes what a linear layer with a bias does, no more."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and module.bias is not None
 
 
 def conv(

@@ -21,9 +21,9 @@ from pytorchrl.agent.actors.replay_actor import (
     replay_trunk,
 )
 from pytorchrl.agent.actors.squashed import LOG_STD_BOUNDS, bound_log_std, squashed_draw, squashed_sample
+from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_output
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.options import option
-from pytorchrl.agent.seeding import torch_generator
 from pytorchrl.errors import ConfigError, SpaceError
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -86,21 +86,47 @@ class OffPolicyActor(ReplayActor):
             CheckpointError: The checkpoint cannot be read or holds another network.
         """
         super().__init__(options, device)
-        generator, space = torch_generator(seed), options.action_space
+        space = options.action_space
         self.is_discrete = isinstance(space, gym.spaces.Discrete)
         self.is_deterministic = options.policy == "deterministic"
         if self.is_discrete:
-            self.action_size = num_outputs = int(space.n)
+            self.action_size = int(space.n)
         else:
             self.action_size = math.prod(space.shape)
-            num_outputs = self.action_size * (1 if self.is_deterministic else 2)
             self.register_buffer("low", torch.as_tensor(space.low, dtype=torch.float32), persistent=False)
             self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32), persistent=False)
-        self.policy = PolicyNet(options, num_outputs, generator)
-        build = DiscreteQNet if self.is_discrete else ContinuousQNet
-        self.critics = nn.ModuleList(build(options, self.action_size, generator) for _ in range(options.num_critics))
         self._categorical = Categorical(self.action_size) if self.is_discrete else None
-        self._finish()
+        self.build(seed)
+
+    def build_networks(self, generator: torch.Generator) -> None:
+        """Build `policy` and `critics`; a subclass may build other modules, from normalised observations leaf -> (B, ...).
+
+        `policy(obs)` returns (B, k) float32: of a Box k = D if the policy is deterministic, else 2 D, means and log standard
+        deviations; of a Discrete space k = n logits. Each of `critics`, a ModuleList, returns values: `critic(obs, action)`
+        (B,) over a Box, `critic(obs)` (B, n) over a Discrete space.
+        """
+        options, size = self.options, self.action_size
+        self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator)
+        build = DiscreteQNet if self.is_discrete else ContinuousQNet
+        self.critics = nn.ModuleList(build(options, size, generator) for _ in range(options.num_critics))
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the policy network for one observation."""
+        return self.action_size if self.is_discrete or self.is_deterministic else 2 * self.action_size
+
+    def check_networks(self) -> None:
+        """See `Actor`."""
+        check_attributes(self, policy=f"a module that returns (B, {self.num_outputs}) from observations",
+                         critics="a ModuleList of networks that return values")
+        obs = self.example_obs()
+        check_output(self, "policy(obs)", self.policy(obs), self.num_outputs)
+        for critic in self.critics:
+            if self.is_discrete:
+                check_output(self, "critics[i](obs)", critic(obs), self.action_size)
+            else:
+                action = torch.zeros((NUM_EXAMPLES, *self.low.shape), device=self.device)
+                check_output(self, "critics[i](obs, action)", critic(obs, action), None)
 
     def networks(self) -> dict[str, nn.Module]:
         """Critics in group `q`, the policy in group `pi`."""

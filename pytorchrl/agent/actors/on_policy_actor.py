@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.distributions import Gaussian, distribution_of
-from pytorchrl.agent.actors.extractors import ACTIVATIONS, is_image, linear
+from pytorchrl.agent.actors.extractors import ACTIVATIONS, is_image, is_linear, linear
 from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.trunk import Trunk, check_extractor
-from pytorchrl.agent.data import Obs
+from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_features, check_output, overrides, violation
+from pytorchrl.agent.data import Evaluated, Obs
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
-from pytorchrl.agent.seeding import torch_generator
 
 _VALUE_GAIN = 1.0
 
@@ -31,7 +31,16 @@ class OnPolicyActor(Actor):
     first of its episode; `rhs` maps networks with memory to states (B, H). Without memory, `rhs` is empty and `done`
     may be None. Inputs are never changed. Act within `torch.inference_mode()`: entering it here would cost more than
     a small network.
+
+    A subclass may have networks of its own: it defines `build_networks`, `policy_features` and, unless the value head takes
+    the policy's features, `value_features`.
+
+    Attributes:
+        distribution: What turns the outputs of the policy head into actions and log-probabilities.
+        is_shared: Whether the value head takes the policy's features, in place of those of `value_features`.
     """
+
+    is_shared: bool = False
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -72,29 +81,78 @@ class OnPolicyActor(Actor):
             CheckpointError: The checkpoint cannot be read or holds another network.
         """
         super().__init__(options, device)
-        generator = torch_generator(seed)  # on the CPU, so that every device starts alike
-        self.is_recurrent = options.recurrent_net is not None
-        shared = options.shared_policy_value_network
-        self.is_shared = any(map(is_image, options.observation_space.values())) if shared is None else shared
         self.distribution = distribution_of(options.action_space)
         if isinstance(self.distribution, Gaussian):
             nn.init.constant_(self.distribution.log_std, options.log_std_init)
+        self.build(seed)
+        # The same parts once more: an attribute of a module that is a module or parameter takes long to look up,
+        # which adds up to a third of the time to act with small networks.
+        self._trunks: tuple[Any, Any] = (getattr(self, "policy", None), getattr(self, "value", None))
+        self._heads = (self.policy_head, self.value_head, self.distribution)
+        self._linear = tuple(
+            (head.weight, head.bias) if is_linear(head) else None for head in (self.policy_head, self.value_head))
+
+    # ---- networks
+
+    def build_networks(self, generator: torch.Generator) -> None:
+        """Build extractors, memories and heads as the options say; a subclass may build other networks.
+
+        It sets `policy_head`, a module from features (B, F) to (B, `distribution.num_outputs`), and `value_head`, a module
+        from features to (B, 1); and whatever `policy_features` and `value_features` use. Where the value head takes the
+        policy's features, it sets `is_shared` to True. Where the networks have memory, it sets `is_recurrent` to True,
+        and the subclass defines `initial_states`.
+        """
+        options, shared = self.options, self.options.shared_policy_value_network
+        self.is_recurrent = options.recurrent_net is not None
+        self.is_shared = any(map(is_image, options.observation_space.values())) if shared is None else shared
         self.policy = Trunk(options, generator)
         self.value = None if self.is_shared else Trunk(options, generator)
         size = self.policy.out_features
-        self.policy_head = linear(size, self.distribution.num_outputs, options.policy_gain, generator)
-        self.value_head = linear(size, 1, _VALUE_GAIN, generator)
-        self._finish(normalize_reward=options.normalize_reward)
-        # The same parts once more: an attribute of a module that is a module or parameter takes long to look up,
-        # which adds up to a third of the time to act with small networks.
-        self._parts = (self.policy, self.value, self.distribution)
-        self._policy_output = (self.policy_head.weight, self.policy_head.bias)
-        self._value_output = (self.value_head.weight, self.value_head.bias)
+        self.policy_head: nn.Module = linear(size, self.distribution.num_outputs, options.policy_gain, generator)
+        self.value_head: nn.Module = linear(size, 1, _VALUE_GAIN, generator)
+
+    def policy_features(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
+        """Return what the policy head is applied to, with gradient.
+
+        Args:
+            obs: Leaf -> (B, ...), or (L, B, ...) of sequences where the actor has memory; normalised.
+            rhs: Network -> (B, H), the memory before the first row; empty without memory.
+            done: (B,) or (L, B) bool, whether a row is the first of its episode, before which the memory is reset.
+
+        Returns:
+            Features (B, F) or (L, B, F), and the memory after the last row; an empty dictionary without memory.
+        """
+        features, state = self._trunks[0].forward(obs, rhs.get("policy"), done)
+        return features, {} if state is None else {"policy": state}
+
+    def value_features(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
+        """Return what the value head is applied to, if not `is_shared`; arguments and result as of `policy_features`."""
+        features, state = self._trunks[1].forward(obs, rhs.get("value"), done)
+        return features, {} if state is None else {"value": state}
+
+    def check_networks(self) -> None:
+        """See `Actor`."""
+        check_attributes(self, policy_head="a module from features (B, F) to (B, distribution.num_outputs)",
+                         value_head="a module from features (B, F) to (B, 1)")
+        if not self.is_shared and not overrides(self, OnPolicyActor, "value_features") and not hasattr(self, "value"):
+            raise violation(self, "build_networks()", "networks for policy_features() alone",
+                            "a method value_features() too, or is_shared = True where the value head takes the policy's "
+                            "features")
+        self._trunks = (getattr(self, "policy", None), getattr(self, "value", None))
+        obs, done = self.example_obs(), torch.ones(NUM_EXAMPLES, dtype=torch.bool, device=self.device)
+        rhs = self.initial_states(NUM_EXAMPLES)
+        policy = check_features(self, "policy_features()", self.policy_features(obs, rhs, done), rhs)
+        check_output(self, "policy_head", self.policy_head(policy), self.distribution.num_outputs)
+        value = policy if self.is_shared else check_features(
+            self, "value_features()", self.value_features(obs, rhs, done), rhs)
+        check_output(self, "value_head", self.value_head(value), 1)
 
     # ---- acting
 
     def initial_states(self, num_envs: int) -> Obs:
         """Network -> zeros (E, H); an LSTM's vector is its output and its cell. Empty without memory."""
+        if not self.is_recurrent:
+            return {}
         trunks = {"policy": self.policy} | ({} if self.value is None else {"value": self.value})
         return {
             name: torch.zeros(num_envs, trunk.memory.state_size, device=self.device)
@@ -131,18 +189,18 @@ class OnPolicyActor(Actor):
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
         """
-        _, value_trunk, distribution = self._parts
+        distribution = self._heads[2]
         if mask is not None:
             distribution.check_mask(mask)
         obs = self.normalise(obs)
         params, latent, rhs_next = self._policy_params(obs, rhs, done)
         value = None
-        if value_trunk is None:
+        if self.is_shared:
             value = self._value_of(latent) if with_value else None
         elif self.is_recurrent:
-            latent, state = value_trunk.forward(obs, rhs.get("value"), done)
+            latent, states = self.value_features(obs, rhs, done)
             value = self._value_of(latent) if with_value else None
-            rhs_next["value"] = state  # type: ignore[assignment]
+            rhs_next = {**rhs_next, **states}
         action = distribution.mode(params, mask) if deterministic else distribution.sample(params, mask, generator)
         return action, distribution.clip(action), params, value, rhs_next
 
@@ -170,20 +228,20 @@ class OnPolicyActor(Actor):
         self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Everything a loss needs, in one pass: log-probability, entropy and value, each (B,) or (L, B) float32."""
-        logp, entropy, value, _ = self.evaluate_all(obs, rhs, done, action, mask)
-        return logp, entropy, value
+        evaluated = self.evaluate_all(obs, rhs, done, action, mask)
+        return evaluated.logp, evaluated.entropy, evaluated.value
 
     def evaluate_all(
         self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As `evaluate`, and with dist_params (B, P) or (L, B, P)."""
-        _, value_trunk, distribution = self._parts
+    ) -> Evaluated:
+        """Return everything that a loss may need, in one pass; arguments as of `evaluate`."""
         obs = self.normalise(obs)
         params, latent, _ = self._policy_params(obs, rhs, done)
-        if value_trunk is not None:
-            latent, _ = value_trunk.forward(obs, rhs.get("value"), done)
-        logp, entropy = distribution.log_prob_entropy(params, action, mask)
-        return logp, entropy, self._value_of(latent), params
+        value_latent = latent if self.is_shared else self.value_features(obs, rhs, done)[0]
+        logp, entropy = self._heads[2].log_prob_entropy(params, action, mask)
+        features = latent.float()  # under mixed precision, heads of the user's own are applied in float32
+        value_features = features if value_latent is latent else value_latent.float()
+        return Evaluated(logp, entropy, self._value_of(value_latent), params, features, value_features)
 
     def evaluate_actions(
         self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
@@ -195,18 +253,20 @@ class OnPolicyActor(Actor):
 
     def get_value(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Obs, Obs]:
         """{"value": (B,) or (L, B)}, and rhs' of the network that the value comes from."""
-        name, trunk = ("policy", self.policy) if self.value is None else ("value", self.value)
-        latent, state = trunk.forward(self.normalise(obs), rhs.get(name), done)
-        return {"value": self._value_of(latent)}, rhs if state is None else {**rhs, name: state}
+        features_of = self.policy_features if self.is_shared else self.value_features
+        latent, states = features_of(self.normalise(obs), rhs, done)
+        return {"value": self._value_of(latent)}, {**rhs, **states} if states else rhs
 
     # ---- parts of the passes
 
     def _policy_params(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Tensor, Obs]:
-        policy, _, distribution = self._parts
-        latent, state = policy.forward(obs, rhs.get("policy"), done)
-        weight, bias = self._policy_output
-        params = distribution.params_of(F.linear(latent, weight, bias))
-        return params, latent, {} if state is None else {"policy": state}
+        latent, states = self.policy_features(obs, rhs, done)
+        head, _, distribution = self._heads
+        layer = self._linear[0]
+        outputs = head(latent) if layer is None else F.linear(latent, *layer)
+        return distribution.params_of(outputs), latent, states
 
     def _value_of(self, latent: Tensor) -> Tensor:
-        return F.linear(latent, *self._value_output).squeeze(-1).float()
+        layer = self._linear[1]
+        outputs: Tensor = self._heads[1](latent) if layer is None else F.linear(latent, *layer)
+        return outputs.squeeze(-1).float()

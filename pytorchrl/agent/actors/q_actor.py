@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
+from pytorchrl.agent.contracts import check_attributes, check_output
 from pytorchrl.agent.data import PREVIOUS, Obs
 from pytorchrl.agent.options import option
-from pytorchrl.agent.seeding import torch_generator
 from pytorchrl.errors import ConfigError, SpaceError
 
 _LOWEST = torch.finfo(torch.float32).min
@@ -60,12 +60,26 @@ class QActor(ReplayActor):
             CheckpointError: The checkpoint cannot be read or holds another network.
         """
         super().__init__(options, device)
-        self.is_recurrent = options.recurrent_net is not None
         self.num_actions = int(options.action_space.n)
-        self.q = DiscreteQNet(
-            options, self.num_actions, torch_generator(seed), dueling=options.dueling, noisy=options.noisy,
+        self.build(seed)
+
+    def build_networks(self, generator: torch.Generator) -> None:
+        """Build `q`; a subclass may build another module.
+
+        Its `forward(obs, mask, generator)` returns the values of all actions, (B, n) float32, from normalised observations,
+        leaf -> (B, ...); `mask` is (B, n) bool or None, and `generator` is for noise, or None for none.
+        """
+        options = self.options
+        self.is_recurrent = options.recurrent_net is not None
+        self.q: nn.Module = DiscreteQNet(
+            options, self.num_actions, generator, dueling=options.dueling, noisy=options.noisy,
             num_previous=self.num_actions + 1 if options.prev_action_reward else 0)
-        self._finish()
+
+    def check_networks(self) -> None:
+        """See `Actor`."""
+        check_attributes(self, q="a module that returns the values of all actions, (B, n), from (obs, mask, generator)")
+        if not self.is_recurrent:
+            check_output(self, "q(obs, mask, generator)", self.q(self.example_obs(), None, None), self.num_actions)
 
     def networks(self) -> dict[str, nn.Module]:
         """The Q network, group `q`."""
@@ -80,9 +94,11 @@ class QActor(ReplayActor):
 
         With `prev_action_reward` also `PREVIOUS`, zeros (E, n + 1).
         """
-        memory = self.q.trunk.memory
-        if memory is None:
+        if not self.is_recurrent:
             return {}
+        assert isinstance(self.q, DiscreteQNet)
+        memory = self.q.trunk.memory
+        assert memory is not None
         sizes = {"q": memory.state_size, **({PREVIOUS: self.num_actions + 1} if self.options.prev_action_reward else {})}
         return {name: torch.zeros(num_envs, size, device=self.device) for name, size in sizes.items()}
 
@@ -99,6 +115,7 @@ class QActor(ReplayActor):
             mask: (B, n) or (L, B, n) bool, true where an action is allowed.
             generator: Of a noisy network's noise; None leaves it out.
         """
+        assert isinstance(self.q, DiscreteQNet)
         scores, state = self.q.unroll(self.normalise(obs), rhs.get("q"), done, mask, generator, rhs.get(PREVIOUS))
         return scores, {} if state is None else {"q": state}
 

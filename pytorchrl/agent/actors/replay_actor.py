@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,9 +54,9 @@ class ReplayActor(Actor):
             object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
             check_extractor(self.feature_extractor, self.observation_space)
 
+    @abstractmethod
     def networks(self) -> dict[str, nn.Module]:
-        """Group of parameters -> network, of all that are trained."""
-        raise NotImplementedError
+        """Return group of parameters -> network, for all networks that are trained."""
 
     def to_env(self, action: Tensor) -> Tensor:
         """Actions (E, ...) as environments take them."""

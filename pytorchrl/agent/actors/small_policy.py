@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.actors.distributions import Categorical, Gaussian
-from pytorchrl.agent.actors.extractors import MLP
+from pytorchrl.agent.actors.extractors import MLP, is_linear
 from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
+from pytorchrl.agent.actors.trunk import Trunk
+from pytorchrl.agent.contracts import overrides
 from pytorchrl.agent.data import OBS_LEAF, ActingStep, Arrays
 
 _ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
@@ -50,10 +52,11 @@ class SmallPolicy:
     @staticmethod
     def suits(actor: Any) -> bool:
         """Whether an actor acts by a policy network alone that can be computed here."""
+        if overrides(actor, OnPolicyActor, "act", "policy_features") or not isinstance(getattr(actor, "policy", None), Trunk):
+            return False
         extractor = actor.policy.extractor
         return (
-            type(actor).act is OnPolicyActor.act and not actor.is_shared and not actor.is_recurrent
-            and type(extractor) is MLP and not extractor.encodes and actor.options.activation in _ACTIVATIONS
+            not actor.is_shared and not actor.is_recurrent and is_linear(actor.policy_head) and type(extractor) is MLP and not extractor.encodes and actor.options.activation in _ACTIVATIONS
             and type(actor.distribution) in (Categorical, Gaussian))
 
     @property

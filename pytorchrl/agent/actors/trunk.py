@@ -15,6 +15,7 @@ from pytorchrl.agent.actors.memory import DEFAULT_SIZES, MEMORIES, Memory
 from pytorchrl.agent.actors.resnets import FixupCNN, ImpalaCNN
 from pytorchrl.agent.data import OBS_LEAF, Obs
 from pytorchrl.agent.options import Factory
+from pytorchrl.agent.seeding import global_draws
 from pytorchrl.errors import ConfigError, SpaceError
 
 Spaces = Mapping[str, gym.Space[Any]]
@@ -116,9 +117,5 @@ def _build_extractor(options: Any, generator: torch.Generator) -> nn.Module:
 
 
 def _build_custom(build: Callable[..., Any], space: Any, generator: torch.Generator) -> Any:
-    # User code draws initial weights from torch's global generator: lend it ours, then put its state back.
-    with torch.random.fork_rng(devices=[]):
-        torch.set_rng_state(generator.get_state())
-        module = build(space=space) if isinstance(build, Factory) else build(space)
-        generator.set_state(torch.get_rng_state())
-    return module
+    with global_draws(generator):
+        return build(space=space) if isinstance(build, Factory) else build(space)

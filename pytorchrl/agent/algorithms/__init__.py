@@ -6,7 +6,7 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.ddpg import DDPG, TD3
 from pytorchrl.agent.algorithms.dqn import DQN, ladder_epsilon
 from pytorchrl.agent.algorithms.impala import IMPALA
-from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, Recorded
+from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.ppo import PPO
 from pytorchrl.agent.algorithms.r2d2 import R2D2
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
@@ -15,5 +15,5 @@ from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 
 __all__ = [
     "A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "R2D2", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm",
-    "Recorded", "ReplayAlgorithm", "VTraceAlgorithm", "ladder_epsilon",
+    "ReplayAlgorithm", "VTraceAlgorithm", "ladder_epsilon",
 ]

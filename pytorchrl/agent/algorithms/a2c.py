@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
-from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, Recorded
+from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS
+from pytorchrl.agent.data import Batch, Evaluated
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 
@@ -31,13 +32,12 @@ class A2C(OnPolicyAlgorithm):
         advantage_normalization: str = option(
             "none", help="Over which samples advantages are normalised.", choices=("minibatch", "batch", "none"))
 
-    info_names: ClassVar[tuple[str, ...]] = ("loss", "policy_loss", "value_loss", "entropy")
-
     def terms(
-        self, logp: Tensor, entropy: Tensor, value: Tensor, recorded: Recorded, parameters: Mapping[str, Any]
-    ) -> tuple[list[Tensor], list[Tensor]]:
+        self, evaluated: Evaluated, batch: Batch, parameters: Mapping[str, Any],
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """See `OnPolicyAlgorithm`."""
-        advantage = recorded.advantage
-        if self.advantage_normalization == "minibatch":
-            advantage = recorded.normalized_advantage()
-        return [-logp * advantage, 0.5 * (value - recorded.ret).square(), entropy], []
+        return {
+            "policy_loss": -evaluated.logp * batch.advantage,
+            "value_loss": 0.5 * (evaluated.value - batch.ret).square(),
+            "entropy": evaluated.entropy,
+        }, {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +15,9 @@ from torch import Tensor
 
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms.base import copy_tensors
-from pytorchrl.agent.algorithms.on_policy import Recorded
 from pytorchrl.agent.algorithms.ppo import PPO
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
-from pytorchrl.agent.data import Batch, Obs
+from pytorchrl.agent.data import Batch, Evaluated, Obs
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, WeightsError
 
@@ -79,20 +79,42 @@ class APPO(VTraceAlgorithm, PPO):
     # Learning
 
     def terms(
-        self, logp: Tensor, entropy: Tensor, value: Tensor, recorded: Recorded, parameters: Mapping[str, Any]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """See `PPO`; KL is a term of the loss where it has a weight."""
-        terms, (kl, is_clipped) = super().terms(logp, entropy, value, recorded, parameters)
-        if recorded.kl is not None:
-            kl = recorded.kl
+        self, evaluated: Evaluated, batch: Batch, parameters: Mapping[str, Any],
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """See `PPO`; `kl` is a term of the loss where it has a weight, else a measure."""
+        slow_kl = None
+        if self._slow is not None:
+            with torch.no_grad(), self._precision():
+                slow_logp, _, slow_params, _ = self._slow.evaluate_actions(
+                    batch.obs, batch.rhs, batch.done, batch.action, batch.mask)
+            slow_kl = self.actor.distribution.kl(slow_params, evaluated.dist_params, batch.mask)
+            # clip(mu / slow, 0, is_clip) * pi / mu is pi over this:
+            reference = torch.maximum(slow_logp, batch.logp - math.log(self.options.is_clip))
+            batch = dataclasses.replace(batch, logp=reference)
+        terms, measures = super().terms(evaluated, batch, parameters)
         if not self.options.kl_coef:
-            return terms, [kl.detach(), is_clipped]
-        if recorded.kl is None:  # once more, with gradient
-            log_ratio = logp - recorded.logp
-            if recorded.valid is not None:
-                log_ratio = torch.where(recorded.valid, log_ratio, 0.0)
-            kl = log_ratio.exp() - 1.0 - log_ratio
-        return [*terms, kl], [is_clipped]
+            return terms, measures if slow_kl is None else {**measures, "kl": slow_kl.detach()}
+        del measures["kl"]
+        if slow_kl is None:  # once more, with gradient
+            log_ratio = evaluated.logp - batch.logp
+            if batch.valid is not None:
+                log_ratio = torch.where(batch.valid, log_ratio, 0.0)
+            slow_kl = log_ratio.exp() - 1.0 - log_ratio
+        return {**terms, "kl": slow_kl}, measures
+
+    def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
+        """See `OnPolicyAlgorithm`; the weight of `kl` adapts and is no parameter."""
+        weights = super().loss_weights(parameters)
+        return {**weights, "kl": self.kl_coef} if self.options.kl_coef else weights
+
+    def evaluate_target(
+        self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """See `VTraceAlgorithm`: the slow policy, if there is one, is the policy to learn about."""
+        if self._slow is None:
+            return super().evaluate_target(obs, rhs, done, action, mask)
+        logp = self._slow.evaluate_actions(obs, rhs, done, action, mask)[0]
+        return logp, self.actor.get_value(obs, rhs, done)[0]["value"]
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
         """See `PPO`. Where KL has a weight, its mean follows the gradient: it is averaged over workers alike."""
@@ -158,29 +180,3 @@ class APPO(VTraceAlgorithm, PPO):
             self.kl_coef *= 1.5
         elif kl < 0.5 * self.options.kl_target:
             self.kl_coef *= 0.5
-
-    def _loss_weights(self) -> list[float]:
-        weights = super()._loss_weights()
-        return [*weights, self.kl_coef] if self.options.kl_coef else weights
-
-    def _target_logp_and_value(
-        self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        if self._slow is None:
-            return super()._target_logp_and_value(obs, rhs, done, action, mask)
-        logp = self._slow.evaluate_actions(obs, rhs, done, action, mask)[0]
-        return logp, self.actor.get_value(obs, rhs, done)[0]["value"]
-
-    def _evaluate_loss(self, batch: Batch, parameters: Mapping[str, Any], weights: Tensor) -> tuple[Tensor, Tensor]:
-        if self._slow is None:
-            return super()._evaluate_loss(batch, parameters, weights)
-        inputs = batch.obs, batch.rhs, batch.done, batch.action, batch.mask
-        with self._precision():
-            logp, entropy, value, params = self.actor.evaluate_all(*inputs)
-            with torch.no_grad():
-                slow_logp, _, slow_params, _ = self._slow.evaluate_actions(*inputs)
-        kl = self.actor.distribution.kl(slow_params, params, batch.mask)
-        # clip(mu / slow, 0, is_clip) * pi / mu is pi over this:
-        reference = torch.maximum(slow_logp, batch.logp - math.log(self.options.is_clip))
-        recorded = Recorded(reference, batch.value, batch.ret, batch.advantage, batch.valid, batch.is_normalized, kl)
-        return self.loss(logp, entropy, value, recorded, parameters, weights)

@@ -1,4 +1,4 @@
-"""What on-policy algorithms share: acting, the values of a rollout, and a loss made of three terms.
+"""What on-policy algorithms share: acting, the values of a rollout, and a loss that is a weighted sum of named terms.
 
 T = steps of a rollout, E = environments, B = samples of a batch, P = scalars of the parameter vector.
 """
@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from pytorchrl.agent.actors.small_policy import SmallPolicy
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.constants import Constants
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, Obs, RolloutData
+from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, Evaluated, Obs, RolloutData
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
@@ -34,46 +35,11 @@ _CHUNK_BYTES = 2**25
 """Observations, counted as float32, that go through the network at once when a rollout is finished."""
 
 
-class Recorded(NamedTuple):
-    """What a loss needs of a batch besides the actor's evaluation, each (B,) or (L, B)."""
-
-    logp: Tensor
-    value: Tensor
-    ret: Tensor
-    advantage: Tensor
-    valid: Tensor | None
-    is_normalized: bool = False
-    """Whether `advantage` was normalised over a larger batch, of which this is a part."""
-    kl: Tensor | None = None
-    """KL divergence of the present policy from a reference that the algorithm keeps, with gradient."""
-
-    def means(self, samples: list[Tensor]) -> Tensor:
-        """(k,) means of k measures over valid samples, from k tensors (B,) or (L, B)."""
-        stacked = torch.stack(samples)
-        if self.valid is None:
-            return stacked.flatten(1).mean(1)
-        return torch.where(self.valid, stacked, 0.0).flatten(1).sum(1) / self.valid.sum()
-
-    def normalized_advantage(self) -> Tensor:
-        """(A - mean) / (std + 1e-8) over valid samples, with the sample standard deviation; of one sample it is 0.
-
-        What was normalised before is left as it is.
-        """
-        if self.is_normalized:
-            return self.advantage
-        if self.valid is None:
-            mean = self.advantage.mean()
-            squares, others = (self.advantage - mean).square().sum(), max(self.advantage.numel() - 1, 1)
-        else:
-            mean = self.means([self.advantage])
-            squares = torch.where(self.valid, self.advantage - mean, 0.0).square().sum()
-            others = (self.valid.sum() - 1).clamp(min=1)  # type: ignore[assignment]
-        std = (squares / others).sqrt()
-        return (self.advantage - mean) / (std + 1e-8)
-
-
 class OnPolicyAlgorithm(Algorithm):
-    """An on-policy algorithm; subclasses give the loss and its options."""
+    """An on-policy algorithm; a subclass defines the loss by `terms` and `loss_weights`, and its options.
+
+    The loss is the sum of weight * mean(term) over the named terms; each mean is taken over the valid samples of a batch.
+    """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Algorithm.Options):
@@ -92,8 +58,8 @@ class OnPolicyAlgorithm(Algorithm):
     off_policyness: ClassVar[str] = "on"
     stores_values: ClassVar[bool] = True
     """Whether rollouts come with the values of the weights that acted."""
-    info_names: ClassVar[tuple[str, ...]]
-    """Names of what `loss` measures: the loss, its three terms, and what `terms` adds."""
+    info_names: tuple[str, ...] = ()
+    """Names of what a gradient reports: "loss", the terms and the measures; empty before the first batch."""
     recompute_advantages: bool = False
     actor: OnPolicyActor
 
@@ -115,6 +81,7 @@ class OnPolicyAlgorithm(Algorithm):
             self._small_policy = SmallPolicy(actor)
         self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params, self.device) if options.compile else None
         self._weights = Constants(self.device)
+        self._term_names: tuple[str, ...] = ()
         # Only who does without values says so: actors of one's own need not know the argument.
         self._act_options: dict[str, Any] = {} if self.stores_values else {"with_value": False}
         self.num_epochs: int = options.num_epochs
@@ -188,60 +155,84 @@ class OnPolicyAlgorithm(Algorithm):
 
     def batches(self, storage: Storage) -> Iterator[Batch]:
         """Every sample once an epoch."""
-        return storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
+        batches = storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
+        return batches if self.info_names else check_first_batch(storage, batches)
 
     @abstractmethod
     def terms(
-        self, logp: Tensor, entropy: Tensor, value: Tensor, recorded: Recorded, parameters: Mapping[str, Any]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """What the loss is made of, sample by sample.
+        self, evaluated: Evaluated, batch: Batch, parameters: Mapping[str, Any],
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Compute what the loss is made of, sample by sample; a subclass may add terms of its own to those of its base.
 
         Args:
-            logp: (B,) or (L, B) log-probability of the recorded actions by the present policy.
-            entropy: Its entropy.
-            value: Its value.
-            recorded: What was recorded or computed before.
-            parameters: Values in force, floats or tensors without axes.
+            evaluated: What the actor computes of the batch with its present weights, with gradient: log-probabilities,
+                entropies, values, and the features below the heads.
+            batch: The samples; advantages are normalised already where the option says "minibatch".
+            parameters: Name -> value in force of each updatable option, a float or (with `compile`) a tensor (). Read
+                values here and not in `self.parameters`, which a compiled loss sees as constants.
 
         Returns:
-            Policy loss, value loss and entropy; and further measures without gradient. Each like `logp`.
+            Name -> term of the loss, one for each name in `loss_weights`; and name -> further measure without gradient.
+            Each is float32 and has one number a sample, (B,) or (L, B), like `evaluated.logp`. Numbers of samples that
+            are not valid count nothing, but must be finite. `info` reports the mean of each under its name.
         """
 
-    def loss(
-        self, logp: Tensor, entropy: Tensor, value: Tensor, recorded: Recorded, parameters: Mapping[str, Any],
-        weights: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """The loss, and a vector of what `info_names` says; arguments as of `terms`.
+    def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
+        """Return the weight of each term in the loss; a subclass adds those of its own terms.
 
         Args:
-            logp: See `terms`.
-            entropy: See `terms`.
-            value: See `terms`.
-            recorded: See `terms`.
-            parameters: See `terms`.
-            weights: (3,) weights of policy loss, value loss and entropy; more where `terms` gives more.
+            parameters: Name -> value in force of each updatable option.
         """
-        terms, measures = self.terms(logp, entropy, value, recorded, parameters)
-        means = recorded.means(terms)
+        return {"policy_loss": 1.0, "value_loss": parameters["value_loss_coef"], "entropy": -parameters["entropy_coef"]}
+
+    def loss(
+        self, evaluated: Evaluated, batch: Batch, parameters: Mapping[str, Any], weights: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the loss from `terms`.
+
+        Args:
+            evaluated: See `terms`.
+            batch: See `terms`.
+            parameters: See `terms`.
+            weights: (k,) float32 weights of the terms, in the order of `loss_weights`.
+
+        Returns:
+            The loss, (); and, without gradient, the numbers that `info_names` names: the loss, and the means of terms and
+            measures.
+
+        Raises:
+            ContractError: The first batch shows that `terms` and `loss_weights` do not fit each other or the batch.
+        """
+        terms, measures = self.terms(evaluated, batch, parameters)
+        if not self.info_names:
+            self._term_names = check_terms(self, terms, measures, evaluated.logp, self.loss_weights(self.parameters))
+            self.info_names = ("loss", *self._term_names, *measures)
+        means = batch.means([terms[name] for name in self._term_names])
         loss = torch.dot(means, weights)
         measured = [loss.detach().unsqueeze(0), means.detach()]
-        return loss, torch.cat([*measured, recorded.means(measures)] if measures else measured)
+        return loss, torch.cat([*measured, batch.means(list(measures.values()))] if measures else measured)
 
     def prepare_batch(self, batch: Batch) -> Batch:
-        """See `Algorithm`; advantages are normalised where they are so by "minibatch"."""
-        if self.advantage_normalization != "minibatch":
+        """See `Algorithm`: normalise advantages where the option `advantage_normalization` says "minibatch"."""
+        if self.advantage_normalization != "minibatch" or batch.is_normalized:
             return batch
-        advantage = self._recorded(batch).normalized_advantage()
-        return dataclasses.replace(batch, advantage=advantage, is_normalized=True)
+        return dataclasses.replace(batch, advantage=batch.normalized_advantage(), is_normalized=True)
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
         """See `Algorithm`.
 
         Raises:
             ConfigError: `compile` is on, but this machine cannot.
+            ContractError: A method of a subclass, of the actor or of the storage returned the wrong thing; only the first
+                batch is examined.
         """
-        weights = self._weights.of(*self._loss_weights())
+        named_weights = self.loss_weights(self.parameters)
+        if not self.info_names:
+            check_weights(self, named_weights)
+        weights = self._weights.of(*named_weights.values())
         if self._compiled is not None:
+            if not self.info_names:  # errors of a compiled graph name no class of the user's
+                self._evaluate_loss(batch, self.parameters, weights)
             gradient, measured = self._compiled(batch, self.parameters, weights)
         else:
             self._flat.zero_grad()
@@ -275,18 +266,12 @@ class OnPolicyAlgorithm(Algorithm):
 
     # Helpers
 
-    def _loss_weights(self) -> list[float]:
-        """The weights of the loss's terms that are in force."""
-        return [1.0, self.parameters["value_loss_coef"], -self.parameters["entropy_coef"]]
-
     def _evaluate_loss(self, batch: Batch, parameters: Mapping[str, Any], weights: Tensor) -> tuple[Tensor, Tensor]:
         with self._precision():
-            logp, entropy, value = self.actor.evaluate(batch.obs, batch.rhs, batch.done, batch.action, batch.mask)
-        return self.loss(logp, entropy, value, self._recorded(batch), parameters, weights)
-
-    @staticmethod
-    def _recorded(batch: Batch) -> Recorded:
-        return Recorded(batch.logp, batch.value, batch.ret, batch.advantage, batch.valid, batch.is_normalized)
+            evaluated = self.actor.evaluate_all(batch.obs, batch.rhs, batch.done, batch.action, batch.mask)
+        if not self.info_names:
+            check_evaluated(self.actor, evaluated, batch)
+        return self.loss(evaluated, self.prepare_batch(batch), parameters, weights)
 
     def _values(self, obs: Obs, rhs: Obs, done: Tensor) -> Tensor:
         """(B,) values in chunks that bound the memory, on the CPU."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, Recorded
-from pytorchrl.agent.data import Batch
+from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
+from pytorchrl.agent.data import Batch, Evaluated
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
@@ -51,38 +51,35 @@ class PPO(OnPolicyAlgorithm):
                     'recompute_advantages=True needs advantage_normalization "minibatch" or "none", got "batch", whose '
                     "moments are taken once, before the first epoch")
 
-    info_names: ClassVar[tuple[str, ...]] = ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
-
     def __init__(self, options: Any, **context: Any) -> None:
         """Use `create_factory`; `context` as of `OnPolicyAlgorithm`."""
         super().__init__(options, **context)
         self.recompute_advantages = options.recompute_advantages
 
     def terms(
-        self, logp: Tensor, entropy: Tensor, value: Tensor, recorded: Recorded, parameters: Mapping[str, Any]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """See `OnPolicyAlgorithm`; the further measures are KL and whether the ratio was clipped."""
-        clip, advantage = parameters["clip_param"], recorded.advantage
-        if self.advantage_normalization == "minibatch":
-            advantage = recorded.normalized_advantage()
-        log_ratio = logp - recorded.logp
-        if recorded.valid is not None:  # before exp: infinity times a masked zero would be NaN in the gradient
-            log_ratio = torch.where(recorded.valid, log_ratio, 0.0)
+        self, evaluated: Evaluated, batch: Batch, parameters: Mapping[str, Any],
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """See `OnPolicyAlgorithm`; the further measures are `kl` and `clip_fraction`, whether the ratio was clipped."""
+        clip, advantage, value = parameters["clip_param"], batch.advantage, evaluated.value
+        log_ratio = evaluated.logp - batch.logp
+        if batch.valid is not None:  # before exp: infinity times a masked zero would be NaN in the gradient
+            log_ratio = torch.where(batch.valid, log_ratio, 0.0)
         ratio = log_ratio.exp()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
         if self.options.dual_clip is not None:
             bounded = torch.maximum(surrogate, self.options.dual_clip * advantage)
             surrogate = torch.where(advantage < 0, bounded, surrogate)
-        error = (value - recorded.ret).square()
+        error = (value - batch.ret).square()
         if self.options.use_clipped_value_loss:
             limit = parameters.get("clip_param_vf", clip)
-            clipped = recorded.value + (value - recorded.value).clamp(-limit, limit)
-            error = torch.maximum(error, (clipped - recorded.ret).square())
+            clipped = batch.value + (value - batch.value).clamp(-limit, limit)
+            error = torch.maximum(error, (clipped - batch.ret).square())
         with torch.no_grad():
             distance = ratio - 1.0
             kl = distance - log_ratio  # "k3" of http://joschu.net/blog/kl-approx.html
             is_clipped = (distance.abs() > clip).float()
-        return [-surrogate, 0.5 * error, entropy], [kl, is_clipped]
+        terms = {"policy_loss": -surrogate, "value_loss": 0.5 * error, "entropy": evaluated.entropy}
+        return terms, {"kl": kl, "clip_fraction": is_clipped}
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
         """As of `OnPolicyAlgorithm`; with `target_kl`, `info["skip_remaining"]` is 1.0 where KL is above its limit."""

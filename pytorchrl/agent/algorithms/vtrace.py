@@ -47,14 +47,24 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
                     {name: leaf[part] for name, leaf in rollout.obs.items()},
                     {name: state[start] for name, state in rollout.rhs.items()},
                     rollout.done[part], None if rollout.mask is None else rollout.mask[part])
-                logp, value = self._target_logp_and_value(*inputs[:3], rollout.action[part].to(self.device), inputs[3])
+                logp, value = self.evaluate_target(*inputs[:3], rollout.action[part].to(self.device), inputs[3])
                 logps.append(logp.float().cpu())
                 values.append(value.float().cpu())
         return torch.cat(logps), *self.compute_values(rollout, torch.cat(values))
 
-    def _target_logp_and_value(
+    def evaluate_target(
         self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """(L, E) log-probabilities of the policy to learn about, and values."""
+        """Return log-probabilities of recorded actions by the policy to learn about, and present values; (L, E) each.
+
+        The policy to learn about is the actor's, if a subclass does not say otherwise. No gradient is taken.
+
+        Args:
+            obs: Leaf -> (L, E, ...).
+            rhs: Network -> (E, H), the memory before the first row; empty without memory.
+            done: (L, E) bool, whether a row is the first of its episode.
+            action: (L, E, ...).
+            mask: (L, E, n) bool, true where an action is allowed, or None.
+        """
         logp, _, value = self.actor.evaluate(obs, rhs, done, action, mask)
         return logp, value

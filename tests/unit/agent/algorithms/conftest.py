@@ -77,10 +77,11 @@ class Parts:
         return torch.cat(walk(self.algorithm.state_dict()))
 
 
-def build_parts(cls=PPO, num_envs=4, size=8, actor=None, storage=None, seed=0, action_space=None, **options):
+def build_parts(cls=PPO, num_envs=4, size=8, actor=None, storage=None, seed=0, action_space=None,
+                actor_class=OnPolicyActor, **options):
     """Actor, algorithm and storage of one worker."""
     space = gym.spaces.Box(-1, 1, (OBS_SIZE,), np.float32)
-    made_actor = OnPolicyActor.create_factory(
+    made_actor = actor_class.create_factory(
         space, action_space or gym.spaces.Discrete(NUM_ACTIONS), **{"hidden_sizes": (8,), **(actor or {})})(
             device="cpu", seed=seed)
     algorithm = cls.create_factory(**options)(actor=made_actor, device="cpu", seed=seed)

@@ -162,8 +162,8 @@ def test_loss_that_is_not_finite_makes_the_gradient_nan_which_raises_and_changes
     terms = PPO.terms
 
     def bad_terms(self, *args):  # by a constant: its gradient is finite
-        (policy, *others), measures = terms(self, *args)
-        return [policy + bad, *others], measures
+        found, measures = terms(self, *args)
+        return {**found, "policy_loss": found["policy_loss"] + bad}, measures
     monkeypatch.setattr(PPO, "terms", bad_terms)
     gradients, info = parts.algorithm.compute_gradients(next(parts.storage.generate_batches(1)))
     assert not math.isfinite(info["loss"])

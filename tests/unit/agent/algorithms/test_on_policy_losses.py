@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.algorithms import A2C, PPO
-from pytorchrl.agent.algorithms.on_policy import Recorded
+from pytorchrl.agent.data import Batch, Evaluated
 from pytorchrl.errors import ConfigError
 
 CLIP, VALUE_COEF, ENTROPY_COEF = 0.2, 0.7, 0.03
@@ -20,14 +20,16 @@ def random_batch(seed, size, has_valid):
     new = [torch.tensor(rng.normal(0, 0.5, size), dtype=torch.float32, requires_grad=True) for _ in range(3)]
     valid = torch.as_tensor(rng.random(size) < 0.7) if has_valid else None
     fields = [torch.tensor(rng.normal(0, scale, size), dtype=torch.float32) for scale in (0.5, 0.5, 1.0, 2.0)]
-    return new, Recorded(*fields, valid)
+    batch = Batch({}, torch.zeros(size, dtype=torch.bool), {}, None, torch.zeros(size), valid, *fields)
+    return new, batch
 
 
 def reference(new, recorded, normalise, clipped_value, dual_clip):
     """One sample after the other, in float64."""
     logp, entropy, value = [x.detach().double().requires_grad_() for x in new]
     valid = range(len(logp)) if recorded.valid is None else recorded.valid.nonzero().flatten().tolist()
-    old_logp, old_value, ret, advantage = [x.double() for x in recorded[:4]]
+    old_logp, old_value, ret, advantage = [
+        x.double() for x in (recorded.logp, recorded.value, recorded.ret, recorded.advantage)]
     chosen = advantage[list(valid)]
     if normalise:
         advantage = (advantage - chosen.mean()) / (chosen.std() + 1e-8)
@@ -61,7 +63,9 @@ def test_ppo_loss_and_gradient_equal_the_reference(build, options, has_valid):
     algorithm = build(PPO, clip_param=CLIP, **options).algorithm
     new, recorded = random_batch(3, 64, has_valid)
     weights = torch.tensor([1.0, VALUE_COEF, -ENTROPY_COEF])
-    loss, measured = algorithm.loss(*new, recorded, algorithm.parameters, weights)
+    batch = algorithm.prepare_batch(recorded)
+    loss, measured = algorithm.loss(Evaluated(*new, new[0]), batch, algorithm.parameters, weights)
+    assert algorithm.info_names == ("loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
     expected, gradients = reference(
         new, recorded, options.get("advantage_normalization") != "none",
         options.get("clip_param_vf", CLIP) if options.get("use_clipped_value_loss") else None, options.get("dual_clip"))
@@ -74,7 +78,8 @@ def test_a2c_loss_equals_the_formula(build):
     algorithm = build(A2C).algorithm
     (logp, entropy, value), recorded = random_batch(4, 64, True)
     loss, measured = algorithm.loss(
-        logp, entropy, value, recorded, algorithm.parameters, torch.tensor([1.0, VALUE_COEF, -ENTROPY_COEF]))
+        Evaluated(logp, entropy, value, logp), recorded, algorithm.parameters,
+        torch.tensor([1.0, VALUE_COEF, -ENTROPY_COEF]))
     keep = recorded.valid
     policy = -(logp * recorded.advantage)[keep].mean()
     critic = 0.5 * (value - recorded.ret)[keep].square().mean()

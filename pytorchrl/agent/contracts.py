@@ -1,0 +1,233 @@
+"""Checks of what methods of the user's own parts return. B = samples of a batch, E = environments.
+
+Each check runs once for an object, at its first batch, step or rollout, so that it costs nothing afterwards. What it
+raises names the class, the method, what the method returned and what is expected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.data import ActingStep, Batch, Evaluated
+from pytorchrl.errors import ContractError
+
+
+def violation(part: Any, method: str, got: str, expected: str) -> ContractError:
+    """Return the error for a method of `part` that returned `got` in place of `expected`."""
+    return ContractError(f"{type(part).__name__}.{method} returned {got}; expected {expected}")
+
+
+# Algorithms
+
+
+def check_terms(
+    algorithm: Any, terms: Any, measures: Any, like: Tensor, weights: Mapping[str, float],
+) -> tuple[str, ...]:
+    """Check what `terms` of an on-policy algorithm returned for its first batch.
+
+    Args:
+        algorithm: The algorithm.
+        terms: Name -> term of the loss.
+        measures: Name -> further measure.
+        like: (B,) or (L, B), log-probabilities of the batch; terms and measures have this shape and dtype.
+        weights: Name -> weight of each term.
+
+    Returns:
+        The names of the terms, in the order of `weights`.
+
+    Raises:
+        ContractError: Names, shapes or types do not fit.
+    """
+    for found in (terms, measures):
+        if not isinstance(found, Mapping):
+            raise violation(algorithm, "terms()", f"{_described(terms)} and {_described(measures)}",
+                            "two dictionaries, name -> term of the loss and name -> further measure")
+    if terms.keys() != weights.keys():
+        name = type(algorithm).__name__
+        raise ContractError(
+            f"{name}.terms() returned the terms {sorted(terms)} and {name}.loss_weights() returned weights of "
+            f"{sorted(weights)}; both need the same names, begin with those of super() and add your own to each")
+    if twice := sorted((terms.keys() & measures.keys()) | ({"loss"} & {*terms, *measures})):
+        raise violation(algorithm, "terms()", f"the name {', '.join(twice)} twice ('loss' is the sum of all terms)",
+                        "a different name for each term and measure")
+    for name, value in [*terms.items(), *measures.items()]:
+        _check_tensor(algorithm, "terms()", name, value, like.shape, like.dtype,
+                      "one number a sample, of which the algorithm takes the mean over valid samples itself")
+    if like.requires_grad and not any(term.requires_grad for term in terms.values()):
+        raise violation(algorithm, "terms()", "terms without a gradient",
+                        "at least one term that is computed from `evaluated` or from parameters of the actor")
+    return tuple(weights)
+
+
+def check_weights(algorithm: Any, weights: Any) -> None:
+    """Raise `ContractError` unless `loss_weights` of an on-policy algorithm returned finite numbers by name."""
+    if not isinstance(weights, Mapping) or not all(_is_number(weight) for weight in weights.values()):
+        raise violation(algorithm, "loss_weights()", repr(weights), "a dictionary, name of a term -> finite number")
+
+
+def check_losses(algorithm: Any, returned: Any, batch: Any) -> None:
+    """Check what `losses` of a replay algorithm returned for its first batch.
+
+    Args:
+        algorithm: The algorithm.
+        returned: What the method returned.
+        batch: The batch, whose `ret`, (B,) or (L, B), has the shape of the errors.
+
+    Raises:
+        ContractError: Names, shapes or types do not fit.
+    """
+    expected = "three things: group -> loss, name -> further measure, and the absolute TD errors"
+    if not isinstance(returned, tuple) or len(returned) != 3:
+        raise violation(algorithm, "losses()", _described(returned), expected)
+    losses, measures, errors = returned
+    if not isinstance(losses, Mapping) or not isinstance(measures, Mapping):
+        raise violation(algorithm, "losses()", f"{_described(losses)} and {_described(measures)}", expected)
+    if not losses or losses.keys() - algorithm.groups.keys():
+        raise violation(algorithm, "losses()", f"losses of the groups {sorted(losses)}",
+                        f"a loss for groups of `trained_parameters()`, which are {sorted(algorithm.groups)}")
+    taken = {"loss", "errors", *(f"loss_{name}" for name in losses)}
+    if twice := sorted(taken & measures.keys()):
+        raise violation(algorithm, "losses()", f"measures named {', '.join(twice)}", "names that no loss has in `info`")
+    for name, value in [*losses.items(), *measures.items()]:
+        _check_tensor(algorithm, "losses()", name, value, torch.Size(()), None, "the mean over the batch")
+    for name, loss in losses.items():
+        if not loss.requires_grad:
+            raise violation(algorithm, "losses()", f"{name!r} without a gradient",
+                            f"a loss that is computed from parameters of group {name!r}")
+    _check_tensor(algorithm, "losses()", "errors", errors, batch.ret.shape, None, "the absolute TD error of each sample")
+
+
+def check_acting_step(algorithm: Any, acting: Any, num_envs: int) -> None:
+    """Raise `ContractError` if an algorithm's first `ActingStep` is not one of E environments."""
+    method = "acting_step()"
+    if not isinstance(acting, ActingStep):
+        raise violation(algorithm, method, _described(acting), "an ActingStep")
+    for name, row in [("action", acting.action), ("clipped_action", acting.clipped_action), *acting.other.items(),
+                      *acting.rhs.items()]:
+        if not isinstance(row, np.ndarray) or row.shape[:1] != (num_envs,):
+            raise violation(algorithm, method, f"{name!r} as {_described(row)}",
+                            f"an array of shape ({num_envs}, ...), one row an environment")
+
+
+# Actors
+
+NUM_EXAMPLES = 3
+"""Rows of the made-up observations that networks are tried with."""
+
+
+def overrides(part: Any, base: type, *methods: str) -> bool:
+    """Return whether the class of `part` defines one of these methods anew."""
+    return any(getattr(type(part), method) is not getattr(base, method) for method in methods)
+
+
+def check_attributes(part: Any, **meanings: str) -> None:
+    """Raise `ContractError` unless `build_networks` of an actor has set each of these attributes to a module."""
+    for name, meaning in meanings.items():
+        found = getattr(part, name, None)
+        if not isinstance(found, torch.nn.Module):
+            raise ContractError(f"{type(part).__name__}.build_networks() set {name} to {_described(found)}; "
+                                f"expected {meaning}")
+
+
+def check_features(actor: Any, method: str, returned: Any, rhs: Mapping[str, Tensor]) -> Tensor:
+    """Return the features that a method of an actor returned for `NUM_EXAMPLES` rows.
+
+    Raises:
+        ContractError: They are not features (rows, F) with a memory like `rhs`.
+    """
+    if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
+        raise violation(actor, method, _described(returned), "features, and the memory after them ({} without memory)")
+    features, states = returned
+    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != NUM_EXAMPLES:
+        raise violation(actor, method, f"features as {_described(features)}",
+                        f"a tensor of shape ({NUM_EXAMPLES}, F) for {NUM_EXAMPLES} observations")
+    for name, state in states.items():
+        if name not in rhs or state.shape != rhs[name].shape:
+            wanted = {name: tuple(state.shape) for name, state in rhs.items()}
+            raise violation(actor, method, f"the memory {name!r} as {_described(state)}",
+                            f"memory as initial_states() begins it, {wanted}")
+    return features
+
+
+def check_output(actor: Any, network: str, output: Any, size: int | None) -> None:
+    """Raise `ContractError` unless a network gave `NUM_EXAMPLES` rows of `size` real numbers; None: one number each."""
+    shape = (NUM_EXAMPLES,) if size is None else (NUM_EXAMPLES, size)
+    if not isinstance(output, Tensor) or tuple(output.shape) != shape or not output.is_floating_point():
+        raise violation(actor, network, _described(output),
+                        f"a tensor of shape {shape} for {NUM_EXAMPLES} observations")
+
+
+def check_evaluated(actor: Any, evaluated: Any, batch: Batch) -> None:
+    """Raise `ContractError` if an actor's `evaluate_all` did not return one number a sample, for its first batch."""
+    if not isinstance(evaluated, Evaluated):
+        raise violation(actor, "evaluate_all()", _described(evaluated), "an Evaluated")
+    for name in ("logp", "entropy", "value"):
+        _check_tensor(actor, "evaluate_all()", name, getattr(evaluated, name), batch.logp.shape, batch.logp.dtype,
+                      "one number a sample")
+
+
+# Storages
+
+
+def check_first_batch(storage: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of an on-policy storage; raise `ContractError` if the first one does not fit its own samples."""
+    for number, batch in enumerate(batches):
+        if not number:
+            _check_batch(storage, batch)
+        yield batch
+
+
+def _check_batch(storage: Any, batch: Any) -> None:
+    method = "generate_batches()"
+    if not isinstance(batch, Batch):
+        raise violation(storage, method, _described(batch), "an iterator of Batch")
+    if batch.num_samples < 1:
+        raise violation(storage, method, f"a batch with num_samples={batch.num_samples}",
+                        "the number of its valid samples, at least 1")
+    for name in ("logp", "value", "ret", "advantage"):
+        _check_tensor(storage, method, name, getattr(batch, name), batch.done.shape, torch.float32,
+                      "one number a sample, like `done`")
+
+
+def check_estimate(storage: Any, estimate: Any, shape: Sequence[int]) -> None:
+    """Raise `ContractError` unless `estimate` of a storage returned advantages and returns, (T, E) float32 arrays."""
+    if not isinstance(estimate, tuple) or len(estimate) != 2:
+        raise violation(storage, "estimate()", _described(estimate), "advantages and returns, two arrays")
+    for name, array in zip(("advantages", "returns"), estimate, strict=True):
+        if not isinstance(array, np.ndarray) or array.shape != tuple(shape) or array.dtype != np.float32:
+            raise violation(storage, "estimate()", f"{name} as {_described(array)}",
+                            f"a numpy array of shape {tuple(shape)} and dtype float32 (.astype(np.float32) converts)")
+
+
+def _check_tensor(part: Any, method: str, name: str, value: Any, shape: Sequence[int], dtype: torch.dtype | None,
+                  meaning: str) -> None:
+    """Raise unless a value is a tensor of this shape and dtype (None: any that is real)."""
+    fits = isinstance(value, Tensor) and value.shape == torch.Size(shape)
+    if not fits or (value.dtype != dtype if dtype is not None else not value.is_floating_point()):
+        wanted = "a real dtype" if dtype is None else f"dtype {_plain(dtype)}"
+        raise violation(part, method, f"{name!r} as {_described(value)}",
+                        f"a tensor of shape {tuple(shape)} and {wanted}: {meaning}")
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and dtype {_plain(value.dtype)}"
+    if isinstance(value, np.ndarray):
+        return f"a numpy array of shape {value.shape} and dtype {value.dtype}"
+    if value is None or isinstance(value, (int, float, str)):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

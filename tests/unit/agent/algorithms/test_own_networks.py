@@ -1,0 +1,234 @@
+"""Actors with networks of the user's own: they act and learn like the library's, and mistakes name the class."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pytorchrl import DQN, PPO, SAC, OffPolicyActor, OnPolicyActor, QActor
+from pytorchrl.agent.actors import Actor
+from pytorchrl.agent.algorithms import OnPolicyAlgorithm
+from pytorchrl.errors import ContractError
+
+SPACE = gym.spaces.Box(-1, 1, (4,), np.float32)
+ACTIONS = gym.spaces.Discrete(3)
+OBS = {"obs": torch.linspace(-1, 1, 20).view(5, 4)}
+
+
+class Asymmetric(OnPolicyActor):
+    """A policy that sees half of what the value sees."""
+
+    def build_networks(self, generator):
+        self.body = nn.Sequential(nn.Linear(2, 6), nn.Tanh())
+        self.critic = nn.Sequential(nn.Linear(4, 7), nn.Tanh())
+        self.policy_head = nn.Linear(6, self.distribution.num_outputs)
+        self.value_head = nn.Linear(7, 1)
+
+    def policy_features(self, obs, rhs, done):
+        return self.body(obs["obs"][..., ::2]), {}
+
+    def value_features(self, obs, rhs, done):
+        return self.critic(obs["obs"]), {}
+
+
+class Shared(Asymmetric):
+    """Both heads on the policy's features; a head of two layers."""
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.is_shared = True
+        self.value_head = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    value_features = OnPolicyActor.value_features
+
+
+class Counting(Asymmetric):
+    """With a memory: the sum of all observations of an episode so far."""
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.is_recurrent = True
+
+    def initial_states(self, num_envs):
+        return {"sum": torch.zeros(num_envs, 4)}
+
+    def policy_features(self, obs, rhs, done):
+        state, rows = rhs["sum"], obs["obs"] if obs["obs"].dim() == 3 else obs["obs"][None]
+        features = []
+        for row, first in zip(rows, done.view(len(rows), -1), strict=True):
+            state = state.masked_fill(first[:, None], 0.0) + row
+            features.append(self.body(state[:, ::2]))
+        found = torch.stack(features)
+        return found if obs["obs"].dim() == 3 else found[0], {"sum": state}
+
+
+def make(cls, seed=0, **options):
+    return cls.create_factory(SPACE, ACTIONS, **options)(device="cpu", seed=seed)
+
+
+def test_policy_and_value_are_those_of_the_networks():
+    actor = make(Asymmetric)
+    action, _, params, value, states = actor.act(OBS, {}, None, deterministic=True)
+    logits = actor.policy_head(actor.body(OBS["obs"][:, ::2]))
+    torch.testing.assert_close(params, logits)
+    assert torch.equal(action, logits.argmax(-1))
+    assert (value, states) == (None, {})
+    expected = actor.value_head(actor.critic(OBS["obs"])).squeeze(-1)
+    torch.testing.assert_close(actor.get_value(OBS, {}, None)[0]["value"], expected)
+    evaluated = actor.evaluate_all(OBS, {}, None, action)
+    torch.testing.assert_close(evaluated.value, expected)
+    torch.testing.assert_close(evaluated.logp, logits.log_softmax(-1).gather(-1, action[:, None])[:, 0])
+    torch.testing.assert_close(evaluated.features, actor.body(OBS["obs"][:, ::2]))
+    torch.testing.assert_close(evaluated.value_features, actor.critic(OBS["obs"]))
+
+
+def test_a_shared_head_takes_the_features_of_the_policy():
+    actor = make(Shared)
+    expected = actor.value_head(actor.body(OBS["obs"][:, ::2])).squeeze(-1)
+    torch.testing.assert_close(actor.act(OBS, {}, None)[3], expected)
+    evaluated = actor.evaluate_all(OBS, {}, None, torch.zeros(5, dtype=torch.int64))
+    assert evaluated.value_features is evaluated.features
+    torch.testing.assert_close(evaluated.value, expected)
+
+
+def test_memory_of_its_own_is_unrolled_as_it_acts(build, collect, made_up_steps):
+    """PPO's first batch evaluates what acting did: the ratio is 1."""
+    parts = build(PPO, actor_class=counting_of(3), num_mini_batch=1, num_epochs=1)
+    parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
+    parts.storage.before_gradients()
+    batch, = parts.algorithm.batches(parts.storage)
+    _, info = parts.algorithm.compute_gradients(batch)
+    assert info["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert batch.done.dim() == 2
+
+
+def counting_of(size):
+    class Sized(Counting):
+        def build_networks(self, generator):
+            super().build_networks(generator)
+            self.body, self.critic = nn.Linear((size + 1) // 2, 6), nn.Linear(size, 7)
+
+        def initial_states(self, num_envs):
+            return {"sum": torch.zeros(num_envs, size)}
+    return Sized
+
+
+@pytest.mark.parametrize("cls", [Asymmetric, Shared])
+def test_initial_weights_follow_the_seed_and_leave_the_global_generator(cls):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, again, other = (make(cls, seed=seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["body.0.weight"], other["body.0.weight"])
+
+
+def test_normalisers_and_checkpoints_need_nothing_of_the_subclass(tmp_path):
+    actor = make(Asymmetric, normalize_obs=True, normalize_reward=True)
+    assert len(actor.obs_moments) == 1
+    assert actor.reward_moments is not None
+    state = {"all": torch.nn.utils.parameters_to_vector(actor.parameters()).detach() + 1.0, **actor.state_buffers()}
+    torch.save({"acting_state": state}, tmp_path / "model.pt")
+    loaded = make(Asymmetric, normalize_obs=True, normalize_reward=True, checkpoint=str(tmp_path / "model.pt"))
+    assert torch.equal(torch.nn.utils.parameters_to_vector(loaded.parameters()), state["all"])
+
+
+# Mistakes
+
+
+def lacking(cls, **members):
+    return type("MyActor", (cls,), members)
+
+
+def built(**networks):
+    def build_networks(self, generator):
+        Asymmetric.build_networks(self, generator)
+        for name, network in networks.items():
+            setattr(self, name, network)
+    return {"build_networks": build_networks}
+
+
+MISTAKES = {
+    "no head": (lacking(Asymmetric, build_networks=lambda self, generator: None),
+                r"MyActor.build_networks\(\) set policy_head to None; expected a module"),
+    "no value": (lacking(OnPolicyActor, build_networks=Asymmetric.build_networks, policy_features=Asymmetric.policy_features),
+                 r"MyActor.build_networks\(\) returned networks for policy_features\(\) alone; expected a method value_features"),
+    "a head of another size": (lacking(Asymmetric, **built(policy_head=nn.Linear(6, 5))),
+                               r"MyActor.policy_head returned a tensor of shape \(3, 5\).*expected a tensor of shape \(3, 3\)"),
+    "a value of two": (lacking(Asymmetric, **built(value_head=nn.Linear(7, 2))), r"MyActor.value_head returned .*\(3, 2\)"),
+    "a value without its axis": (lacking(Asymmetric, **built(value_head=nn.Sequential(nn.Linear(7, 1), nn.Flatten(0)))),
+                                 r"MyActor.value_head returned a tensor of shape \(3,\)"),
+    "features alone": (lacking(Asymmetric, policy_features=lambda self, obs, rhs, done: self.body(obs["obs"][..., ::2])),
+                       r"MyActor.policy_features\(\) returned a tensor .*expected features, and the memory"),
+    "features of one row": (lacking(Asymmetric, policy_features=lambda self, obs, rhs, done: (torch.zeros(6), {})),
+                            r"MyActor.policy_features\(\) returned features as a tensor of shape \(6,\)"),
+    "a memory that was not begun": (lacking(Counting, initial_states=lambda self, num_envs: {"other": torch.zeros(num_envs, 4)},
+                                            policy_features=lambda self, obs, rhs, done: (
+                                                self.body(obs["obs"][..., ::2]), {"sum": obs["obs"]})),
+                                    r"MyActor.policy_features\(\) returned the memory 'sum'"),
+}
+
+
+@pytest.mark.parametrize(("cls", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_named(cls, message):
+    with pytest.raises(ContractError, match=message):
+        make(cls)
+
+
+class OwnQ(QActor):
+    """Values by one layer."""
+
+    num_values = 3
+
+    def build_networks(self, generator):
+        self.q = OneLayer(4, self.num_values)
+
+
+class OneLayer(nn.Linear):
+    def forward(self, obs, mask=None, generator=None):
+        return super().forward(obs["obs"])
+
+
+def test_a_q_network_of_ones_own_acts_and_learns():
+    actor = make(OwnQ)
+    assert torch.equal(actor.act(OBS), actor.q(OBS).argmax(-1))
+    algorithm = DQN.create_factory()(actor=actor, seed=0)
+    assert algorithm.groups["q"].names == ["weight", "bias"]
+    assert torch.equal(algorithm.targets["q"](OBS), actor.q(OBS))
+
+
+def test_mistakes_of_a_q_network_are_named():
+    with pytest.raises(ContractError, match=r"MyActor.q\(obs, mask, generator\) returned .*\(3, 2\).*expected .*\(3, 3\)"):
+        make(lacking(OwnQ, num_values=2))
+    with pytest.raises(ContractError, match=r"MyActor.build_networks\(\) set q to None"):
+        make(lacking(QActor, build_networks=lambda self, generator: None))
+
+
+class OwnPair(OffPolicyActor):
+    def build_networks(self, generator):
+        self.policy = OneLayer(4, self.num_outputs)
+        self.critics = nn.ModuleList([OneLayer(4, 3), OneLayer(4, 3)])
+
+
+def test_networks_of_ones_own_for_sac():
+    actor = make(OwnPair)
+    algorithm = SAC.create_factory()(actor=actor, seed=0)
+    assert len(algorithm.groups["q"]) == 2 * 15
+    torch.testing.assert_close(actor.get_q_scores(OBS), torch.stack([critic(OBS) for critic in actor.critics]))
+
+    def wrong(self, generator):
+        OwnPair.build_networks(self, generator)
+        self.critics.append(OneLayer(4, 1))
+    with pytest.raises(ContractError, match=r"MyActor.critics\[i\]\(obs\) returned .*\(3, 1\)"):
+        make(lacking(OwnPair, build_networks=wrong))
+
+
+@pytest.mark.parametrize(("base", "missing", "arguments"), [
+    (OnPolicyAlgorithm, "terms", {}), (Actor, "build_networks", {"observation_space": SPACE, "action_space": ACTIONS})])
+def test_a_missing_method_is_named_before_anything_is_built(base, missing, arguments):
+    cls = type("Mine", (base,), {})
+    with pytest.raises(ContractError, match=f"Mine does not define {missing}; define what {base.__name__} documents"):
+        cls.create_factory(**arguments)
