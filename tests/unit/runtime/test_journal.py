@@ -1,0 +1,43 @@
+"""Journals by themselves: what is noted, and what a replay compares."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytorchrl.errors import ReplayError
+from pytorchrl.runtime.journal import Part, Recording, Replaying
+from pytorchrl.runtime.schedule import Schedule
+
+
+@pytest.fixture
+def schedule():
+    schedule = Schedule(0)
+    yield schedule
+    schedule.end_all()
+
+
+def test_a_recording_gives_each_event_once():
+    journal = Recording()
+    journal.note("answer", 1, 40, 3)
+    assert journal.take() == Part([("answer", 1, 40, 3)], [])
+    journal.note("update", 2)
+    assert journal.take() == Part([("update", 2)], [])
+
+
+@pytest.mark.parametrize("event", [
+    ("ask", 1, 40, 3), ("answer", 2, 40, 3), ("answer", 1, 41, 3), ("answer", 1, 40, 4), ("answer", 1, 40), ("answer", 1, 40, 3, 0)])
+def test_every_number_of_an_event_is_compared(schedule, event):
+    journal = Replaying("GWorker 1", Part([("start", 0), ("answer", 1, 40, 3)], []), schedule)
+    journal.note("start", 0)
+    with pytest.raises(ReplayError, match=f"at event 2 of GWorker 1: recorded was answer 1 40 3, now it is {' '.join(map(str, event))}$"):
+        journal.note(*event)
+
+
+def test_the_same_events_are_taken_in_order_and_beyond_the_end_anything(schedule):
+    journal = Replaying("GWorker 1", Part([("answer", 1, 40, 3), ("ask", 2)], []), schedule)
+    assert journal.upcoming() == ("answer", 1, 40, 3)
+    assert journal.upcoming_of("ask", 2) == ("ask", 2)
+    journal.note("answer", 1, 40, 3)
+    journal.note("ask", 2)
+    assert journal.upcoming() is None
+    journal.note("answer", 5, 0)

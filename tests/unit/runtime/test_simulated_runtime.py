@@ -1,0 +1,59 @@
+"""Workers of the simulated runtime by themselves: what ends with whom, and what reaches a worker that is not built yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytorchrl.runtime.simulated import SimulatedRuntime
+
+
+class Parent:
+    """Starts a worker of its own."""
+
+    def __init__(self, runtime, generations):
+        self.child = runtime.start_actor(Parent, {"runtime": runtime, "generations": generations - 1}, name=f"child {generations}",
+                                         resources={}) if generations else None
+
+    def ready(self):
+        return True
+
+
+class Told:
+    """Keeps what it was told, in order."""
+
+    def __init__(self):
+        self.words = []
+
+    def tell(self, word):
+        self.words.append(word)
+
+    def said(self):
+        return list(self.words)
+
+
+@pytest.fixture
+def runtime():
+    runtime = SimulatedRuntime(costs={"start": 1.0, "message": 0.1})
+    yield runtime
+    runtime.close()
+
+
+def test_workers_end_with_the_worker_that_started_them(runtime):
+    others = runtime.start_actor(Parent, {"runtime": runtime, "generations": 1}, name="other", resources={})
+    handle = runtime.start_actor(Parent, {"runtime": runtime, "generations": 2}, name="parent", resources={})
+    runtime.sleep(10.0)
+    assert sorted(runtime.running) == ["child 1", "child 1", "child 2", "other", "parent"]
+    assert runtime.kill(handle)
+    assert sorted(runtime.running) == ["child 1", "other"]
+    assert runtime.outcome(others.submit(Parent.ready), 5.0).unwrap()
+
+
+def test_signals_to_a_worker_that_is_not_built_yet_come_once_it_is(runtime):
+    handle = runtime.start_actor(Told, {}, name="told", resources={})
+    signalled = []
+    for word in ("first", "second"):  # each arrives before the next is sent, and the worker starts for a second
+        signalled.append(runtime.signal(handle, "tell", (word,), {}))
+        runtime.sleep(0.2)
+    assert all(not runtime.wait([future], 0.0) for future in signalled)
+    assert runtime.outcome(handle.submit(Told.said), 5.0).unwrap() == ["first", "second"]
+    assert len(runtime.wait(signalled, 0.0)) == 2

@@ -1,0 +1,56 @@
+"""Weights that a collection worker gives and takes, and the parameters that go with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytorchrl import DQN, PERBuffer, QActor, VecEnv
+from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.scheme.collection.c_worker import CWorker
+
+
+@pytest.fixture
+def make():
+    """A function that makes workers without environments."""
+    envs = VecEnv.create_factory(CountingEnv, None, 2)
+    return lambda index: CWorker(
+        index, algo_factory=DQN.create_factory(lr=1e-3), actor_factory=QActor.create_factory(
+            envs.observation_space, envs.action_space, hidden_sizes=(4,)), storage_factory=PERBuffer.create_factory(100, rollout_size=5),
+        train_envs_factory=envs, collects=False)
+
+
+def test_a_snapshot_is_made_once_as_long_as_nothing_changes(make):
+    worker = make(0)
+    assert worker.get_weights() is worker.get_weights()
+
+
+@pytest.mark.parametrize(("part", "name", "field"), [("algo", "lr", "parameters"), ("storage", "beta", "storage_parameters")])
+def test_a_parameter_that_changes_within_a_version_is_in_the_next_snapshot(make, part, name, field):
+    worker = make(0)
+    before = worker.get_weights()
+    getattr(worker, part).parameters[name] = 0.125  # as schedules do
+    after = worker.get_weights()
+    assert getattr(before, field)[name] != 0.125
+    assert getattr(after, field)[name] == 0.125
+    assert (after.version, after.state) == (before.version, before.state)
+    assert worker.get_weights() is after
+
+
+def test_parameters_that_come_with_weights_are_taken_over(make):
+    server, worker = make(0), make(1)
+    server.algo.parameters["lr"], server.storage.parameters["beta"] = 0.25, 0.75
+    worker.set_weights(server.get_weights())
+    assert (worker.algo.parameters["lr"], worker.storage.parameters["beta"]) == (0.25, 0.75)
+    assert worker.algo.parameters == server.algo.parameters
+
+
+def test_what_weights_do_not_name_stays(make):
+    worker = make(1)
+    worker.storage.parameters["beta"] = 0.75
+    worker.set_weights(replace(worker.get_weights(), storage_parameters={}))
+    assert worker.storage.parameters["beta"] == 0.75
+    before = dict(worker.algo.parameters)
+    worker.set_weights(worker.get_weights().state)  # a state alone
+    assert worker.algo.parameters == before

@@ -1,0 +1,49 @@
+"""A replay shard by itself: importance weights by what all shards hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pytorchrl import DQN, PERBuffer, QActor, VecEnv
+from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.replay.r_worker import RWorker
+
+BETA = 0.5
+
+
+@pytest.fixture
+def make():
+    """A function from options of the storage to a shard that holds five transitions with the priorities 1, 2, 3, 4, 5."""
+    def make_(**options):
+        envs = VecEnv.create_factory(CountingEnv)
+        agent = {"algo_factory": DQN.create_factory(), "storage_factory": PERBuffer.create_factory(
+            10, rollout_size=5, alpha=1.0, beta=BETA, epsilon=1e-12, **options), "actor_factory": QActor.create_factory(
+            envs.observation_space, envs.action_space, hidden_sizes=(4,))}
+        collector, shard = CWorker(1, train_envs_factory=envs, **agent), RWorker(1, **agent)
+        shard.add(collector.collect(), 0)
+        collector.close()
+        state = shard.update_priorities(np.arange(5), np.arange(1.0, 6.0, dtype=np.float32))
+        assert state.smallest == pytest.approx(1.0)
+        return shard
+    return make_
+
+
+@pytest.mark.parametrize("smallest", [1.0, 0.25, 4.0, float("inf")])
+def test_weights_are_relative_to_the_largest_of_all_shards(make, smallest):
+    """The largest weight is that of the smallest priority of all shards; none is below this shard's own, as it is now."""
+    batch = make(weight_norm="buffer").sample(200, smallest, {"beta": BETA}).batch
+    expected = ((batch.ids + 1.0) / min(smallest, 1.0)) ** -BETA
+    assert batch.weight.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+    assert set(batch.ids.tolist()) == set(range(5))
+
+
+def test_beta_is_that_of_the_draw(make):
+    batch = make(weight_norm="buffer").sample(50, 0.25, {"beta": 1.0}).batch
+    assert batch.weight.tolist() == pytest.approx((0.25 / (batch.ids + 1.0)).tolist(), rel=1e-5)
+
+
+def test_weights_of_a_batch_are_relative_to_its_own_largest(make):
+    batch = make(weight_norm="batch").sample(200, 0.25, {}).batch
+    assert batch.weight.tolist() == pytest.approx(((batch.ids + 1.0) ** -BETA).tolist(), rel=1e-5)
