@@ -209,8 +209,7 @@ class Scheme(NamedSchemes):
         self._options = checks.run()
         if num_replay_workers is not None and isinstance(storage_factory, Factory):
             storage_factory = self.storage_factory = with_options(storage_factory, self._options)
-            if beta is not None:
-                self._options["beta"] = storage_factory.options.beta  # a schedule where points or a function were given
+            self._options["beta"] = None if beta is None else storage_factory.options.beta  # a Schedule, not what stood for it
         checks.agent(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
         checks.microbatches(algo_factory)
         self._replay = None if replay is None else read_record(replay)
@@ -218,11 +217,9 @@ class Scheme(NamedSchemes):
         if seed is None:
             seed = secrets.randbits(32) if self._replay is None else self._replay.settings["seed"]
         self.seed = check_seed(seed)
-        self.settings: dict[str, Any] = {
-            **{name: str(value) if isinstance(value, (Execution, Communication, Schedule)) else
-               dict(value) if isinstance(value, Mapping) else value for name, value in self._options.items()},
-            "seed": self.seed,
-        }
+        self.settings: dict[str, Any] = {**{
+            name: str(value) if isinstance(value, (Execution, Communication, Schedule)) else
+            dict(value) if isinstance(value, Mapping) else value for name, value in self._options.items()}, "seed": self.seed}
         if self._replay is not None:
             self._replay.check(self.settings, self._agent)
             checks.warnings.extend(filter(None, [self._replay.warning()]))
