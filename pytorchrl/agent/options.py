@@ -92,7 +92,7 @@ def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None
     if not _fits(hint, value):
         return f"{field.name} must be {_type_name(hint)}, got {value!r}"
     choices = field.metadata["choices"]
-    if choices is not None and value not in choices:
+    if choices is not None and not callable(value) and value not in choices:  # what is no text stands for itself
         near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1)
         return f"{field.name} must be one of {list(choices)}, got {value!r}" + (
             f"; did you mean {near[0]!r}?" if near else "")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
-from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS
+from pytorchrl.agent.algorithms.optimizers import OPTIMIZER_HELP, OPTIMIZERS
 from pytorchrl.agent.data import Batch, Evaluated
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
@@ -26,7 +27,7 @@ class A2C(OnPolicyAlgorithm):
         """Options of `A2C`; other defaults than those of `OnPolicyAlgorithm`."""
 
         lr: float | Schedule = option(7e-4, help="Learning rate.", low=0.0, updatable=True)
-        optimizer: str = option("rmsprop_tf", help="Kind of optimiser.", choices=OPTIMIZERS)
+        optimizer: str | Callable[..., Optimizer] = option("rmsprop_tf", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
         num_epochs: int = option(1, help="Passes over each rollout.", low=1)
         num_mini_batch: int = option(1, help="Parts of a pass, one update each.", low=1)
         advantage_normalization: str = option(

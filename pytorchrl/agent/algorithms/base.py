@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS, FlatOptimizer
+from pytorchrl.agent.algorithms.optimizers import (
+    OPTIMIZER_HELP,
+    OPTIMIZERS,
+    OPTIONS_OF,
+    OptimizerSettings,
+    check_optimizer,
+    make_optimizer,
+)
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import Factory, build_options, option
@@ -42,8 +50,11 @@ class Algorithm(Updatable, ABC):
     class Options(BaseOptions):
         """Options of every algorithm."""
 
-        optimizer: str = option("adam", help="Kind of optimiser.", choices=OPTIMIZERS)
+        optimizer: str | Callable[..., Optimizer] = option("adam", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
         adam_eps: float = option(1e-5, help="Epsilon outside Adam's root.", low=0.0, exclusive=True)
+        weight_decay: float = option(
+            0.01, help="Share of the parameters that AdamW takes away at each step, times the learning rate.", low=0.0)
+        momentum: float = option(0.0, help="Share of SGD's last step that is in the next.", low=0.0, high=1.0)
         rmsprop_eps: float = option(1e-5, help="Epsilon of RMSProp.", low=0.0, exclusive=True)
         rmsprop_decay: float = option(0.99, help="Decay of RMSProp's mean square.", low=0.0, high=1.0)
         max_grad_norm: float | None = option(
@@ -51,13 +62,13 @@ class Algorithm(Updatable, ABC):
         gamma: float = option(0.99, help="Discount.", low=0.0, high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse settings of another optimiser than the one chosen."""
+            """Refuse an optimiser that cannot move a vector, and settings of another than the one chosen."""
             super().__post_init__()
-            if self.optimizer != "adam":
-                self._refuse_changed(("adam_eps",), f"optimizer='adam', got optimizer={self.optimizer!r}")
-            if not self.optimizer.startswith("rmsprop"):
-                self._refuse_changed(
-                    ("rmsprop_eps", "rmsprop_decay"), f"optimizer='rmsprop' or 'rmsprop_tf', got optimizer={self.optimizer!r}")
+            if not isinstance(self.optimizer, str):
+                check_optimizer(self.optimizer)
+            for name, kinds in OPTIONS_OF.items():
+                if self.optimizer not in kinds:
+                    self._refuse_changed((name,), f"optimizer={' or '.join(map(repr, kinds))}, got optimizer={self.optimizer!r}")
 
     off_policyness: ClassVar[str]
     """Which data it may learn from: "on" (of the present policy), "corrected" (a few updates old) or "any"."""
@@ -90,9 +101,8 @@ class Algorithm(Updatable, ABC):
         self.actor, self.device = actor, torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.ACTING), self.device)
         self.groups = {name: FlatParameters(params) for name, params in self.trained_parameters().items()}
-        self._optimizers = {name: FlatOptimizer(
-            options.optimizer, group.data, adam_eps=options.adam_eps, rmsprop_eps=options.rmsprop_eps,
-            rmsprop_decay=options.rmsprop_decay) for name, group in self.groups.items()}
+        settings = OptimizerSettings(**{name: getattr(options, name) for name in OPTIONS_OF})
+        self._optimizers = {name: make_optimizer(options.optimizer, group.data, settings) for name, group in self.groups.items()}
         self.gamma: float = options.gamma
         self._start_parameters()
 

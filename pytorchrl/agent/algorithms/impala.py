@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch.optim import Optimizer
+
 from pytorchrl.agent.algorithms.a2c import A2C
-from pytorchrl.agent.algorithms.optimizers import OPTIMIZERS
+from pytorchrl.agent.algorithms.optimizers import OPTIMIZER_HELP, OPTIMIZERS
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
@@ -27,7 +30,7 @@ class IMPALA(VTraceAlgorithm, A2C):
         """Options of `IMPALA`; other defaults than those of `A2C`."""
 
         lr: float | Schedule = option(5e-4, help="Learning rate.", low=0.0, updatable=True)
-        optimizer: str = option("adam", help="Kind of optimiser.", choices=OPTIMIZERS)
+        optimizer: str | Callable[..., Optimizer] = option("adam", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
         max_grad_norm: float | None = option(
             40.0, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
 

@@ -3,47 +3,113 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-OPTIMIZERS = ("adam", "sgd", "rmsprop", "rmsprop_tf")
+from pytorchrl.errors import ConfigError
+
+OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
+OPTIMIZER_HELP = "Kind of optimiser; in Python also a class of torch.optim, or a function of params and lr that makes one."
+_ADAM_BETAS = 0.9, 0.999
+
+
+class VectorOptimizer(Protocol):
+    """Moves one vector of P parameters."""
+
+    def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
+        """Move `params` (P,) in place along `scale * gradient`; `gradient` (P,) is only read."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of all that the next step needs, tensors on the CPU and plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Copy the `state_dict()` of an optimiser of the same kind and size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """Settings of the optimisers that have a name."""
+
+    adam_eps: float
+    """Added to the root of Adam and AdamW."""
+    weight_decay: float
+    """Share of the parameters that AdamW takes away at each step, times the learning rate."""
+    momentum: float
+    """Share of SGD's last step that is in the next."""
+    rmsprop_eps: float
+    """Added to RMSProp's root, or inside it."""
+    rmsprop_decay: float
+    """Decay of RMSProp's mean square."""
+
+
+OPTIONS_OF = MappingProxyType({
+    "adam_eps": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",), "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
+    "rmsprop_decay": ("rmsprop", "rmsprop_tf")})
+"""Option of an algorithm, called as the field of `OptimizerSettings` -> optimisers that have it."""
+
+
+def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings: OptimizerSettings) -> VectorOptimizer:
+    """Return the optimiser of that name, or one that steps as torch's does, for vectors like `like` (P,)."""
+    return FlatOptimizer(kind, like, settings) if isinstance(kind, str) else TorchOptimizer(kind, like)
+
+
+def check_optimizer(make: Callable[..., Optimizer]) -> None:
+    """Raise `ConfigError` unless `make(params, lr=...)` gives an optimiser that can make a step of a vector."""
+    like = torch.zeros(2)
+    try:
+        TorchOptimizer(make, like).step(like, torch.ones(2), 0.1, 1.0)
+    except Exception as error:
+        raise ConfigError(f"optimizer must be one of {list(OPTIMIZERS)}, a class of torch.optim, or a function of params and lr that "
+                          f"makes an optimiser, such as functools.partial(torch.optim.NAdam, betas=(0.9, 0.99)); {make!r} "
+                          f"fails with {error!r}") from error
 
 
 class FlatOptimizer:
-    """Adam, SGD or RMSProp on one vector: a handful of in-place operations, and moments that are plain tensors."""
+    """Adam, AdamW, SGD or RMSProp on one vector: a handful of in-place operations, and moments that are plain tensors."""
 
-    def __init__(self, name: str, like: Tensor, *, adam_eps: float, rmsprop_eps: float, rmsprop_decay: float) -> None:
+    def __init__(self, name: str, like: Tensor, settings: OptimizerSettings) -> None:
         """Make the moments for vectors like `like` (P,).
 
         Args:
-            name: "adam" (Kingma & Ba 2015), "sgd", "rmsprop" (epsilon outside the root, first mean square 0), or
-                "rmsprop_tf" (TensorFlow's: epsilon inside the root, first mean square 1).
+            name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "sgd" (with momentum, if it has any), "rmsprop"
+                (epsilon outside the root, first mean square 0), or "rmsprop_tf" (TensorFlow's: epsilon inside the root, first
+                mean square 1).
             like: (P,) float32.
-            adam_eps: Added to Adam's root.
-            rmsprop_eps: Added to RMSProp's root, or inside it.
-            rmsprop_decay: Decay of RMSProp's mean square.
+            settings: Those of other optimisers are ignored.
         """
-        self.name, self._eps = name, adam_eps if name == "adam" else rmsprop_eps
-        self._betas = (0.9, 0.999) if name == "adam" else (0.0, rmsprop_decay)
+        self.name, self._is_adam = name, name in ("adam", "adamw")
+        self._eps = settings.adam_eps if self._is_adam else settings.rmsprop_eps
+        self._betas = _ADAM_BETAS if self._is_adam else (settings.momentum, settings.rmsprop_decay)
+        self._weight_decay = settings.weight_decay if name == "adamw" else 0.0
         self._scratch = torch.empty_like(like)
         self.num_steps = 0
         self.moments: dict[str, Tensor] = {}
-        if name == "adam":
+        if self._is_adam or (name == "sgd" and settings.momentum):
             self.moments["mean"] = torch.zeros_like(like)
         if name != "sgd":
             self.moments["mean_square"] = torch.ones_like(like) if name == "rmsprop_tf" else torch.zeros_like(like)
 
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
-        """Move `params` (P,) in place along `scale * gradient`; `gradient` (P,) is only read."""
+        """See `VectorOptimizer`."""
         self.num_steps += 1
-        if self.name == "sgd":
-            params.add_(gradient, alpha=-lr * scale)
-            return
         mean_decay, square_decay = self._betas
+        if self.name == "sgd":
+            if not self.moments:
+                params.add_(gradient, alpha=-lr * scale)
+                return
+            params.add_(self.moments["mean"].mul_(mean_decay).add_(gradient, alpha=scale), alpha=-lr)
+            return
         square = self.moments["mean_square"]
         square.mul_(square_decay).addcmul_(gradient, gradient, value=(1.0 - square_decay) * scale * scale)
-        if self.name == "adam":
+        if self._is_adam:
+            if self._weight_decay:
+                params.mul_(1.0 - lr * self._weight_decay)
             mean = self.moments["mean"]
             mean.mul_(mean_decay).add_(gradient, alpha=(1.0 - mean_decay) * scale)
             root = torch.sqrt(square, out=self._scratch)
@@ -56,12 +122,57 @@ class FlatOptimizer:
             params.addcdiv_(gradient, root, value=-lr * scale)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the moments, on the CPU, and the number of steps."""
+        """Return copies of the moments, on the CPU, and the number of steps."""
         state = {name: moment.cpu().clone() for name, moment in self.moments.items()}
         return {**state, "num_steps": torch.tensor(self.num_steps)}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copy `state_dict()` of an optimiser of the same kind and size."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `VectorOptimizer`."""
         for name, moment in self.moments.items():
             moment.copy_(state[name])
         self.num_steps = int(state["num_steps"])
+
+
+class TorchOptimizer:
+    """An optimiser of torch, or one that is made like those, on one vector.
+
+    It sees all parameters of a group as one tensor (P,): what an optimiser does for each layer apart, it does for the whole.
+    """
+
+    def __init__(self, make: Callable[..., Optimizer], like: Tensor) -> None:
+        """Make the optimiser for vectors like `like` (P,).
+
+        Args:
+            make: Called with a list of one parameter and `lr`.
+            like: (P,) float32.
+        """
+        self._param = nn.Parameter(like.detach())
+        self._gradient = torch.empty_like(like)
+        self._optimizer = make([self._param], lr=1e-3)
+        if not isinstance(self._optimizer, Optimizer):
+            raise TypeError(f"it gives {self._optimizer!r}")
+
+    def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
+        """See `VectorOptimizer`."""
+        self._param.data = params
+        self._param.grad = torch.mul(gradient, scale, out=self._gradient)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of torch's own `state_dict`."""
+        return _on_cpu(self._optimizer.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `VectorOptimizer`."""
+        self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy: of some values torch makes none
+
+
+def _on_cpu(value: Any) -> Any:
+    """Return a copy of nested dictionaries and lists, their tensors on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        return {name: _on_cpu(item) for name, item in value.items()}
+    return [_on_cpu(item) for item in value] if isinstance(value, list) else value

@@ -40,7 +40,7 @@ def test_help_of_everything(capsys):
 def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
     _, out, _ = run(capsys, *TRAIN, "--help")
     for text in ("scheme: where each operation runs", "algorithm:", "storage:", "actor:", "environments:",
-                 "--num-col-workers INT", "--optimizer adam|sgd", "--clip-param NUMBER|SCHEDULE",
+                 "--num-col-workers INT", "--optimizer adam|adamw|sgd", "--clip-param NUMBER|SCHEDULE",
                  "--col-communication synchronous|asynchronous", "--hidden-sizes INT,..."):
         assert text in out
     assert "--env-fn" not in out

@@ -22,6 +22,7 @@ TINY = {"num_envs": 2, "num_steps": 32, "num_epochs": 1, "num_mini_batch": 2, "t
 # A value other than the preset's and the default's for every option that the agent's parts have.
 OTHER = {
     "lr": 0.5, "optimizer": "sgd", "adam_eps": 1e-3, "rmsprop_eps": 1e-3, "rmsprop_decay": 0.5, "max_grad_norm": 3.0,
+    "weight_decay": 0.5, "momentum": 0.5,
     "gamma": 0.5, "num_epochs": 3, "num_mini_batch": 2, "value_loss_coef": 0.7, "entropy_coef": 0.3,
     "advantage_normalization": "batch", "compile": True, "mixed_precision": True, "clip_param": 0.7,
     "use_clipped_value_loss": True, "clip_param_vf": 0.6, "target_kl": 0.3, "recompute_advantages": True,
@@ -34,7 +35,8 @@ OTHER = {
     "info_keywords": ("lives",), "on_env_error": "restart", "max_env_restarts": 7,
 }
 NEEDED = {"max_env_restarts": {"on_env_error": "restart"}, "clip_param_vf": {"use_clipped_value_loss": True},
-          "rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"}}
+          "rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
+          "weight_decay": {"optimizer": "adamw"}, "momentum": {"optimizer": "sgd"}}
 PARTS = {"algorithm": "algorithm", "storage": "storage", "actor": "actor", "environments": "train_envs"}
 
 

@@ -88,8 +88,8 @@ AGENTS = {
         R2D2.create_factory(**REPLAY), RolloutSequenceBuffer.create_factory(60, rollout_size=4, n_step=2), recurrent_net="gru",
         recurrent_size=5),
     "ddpg, drifting noise": lambda: continuous(DDPG.create_factory(**REPLAY, noise="ou"), policy="deterministic"),
-    "td3": lambda: continuous(TD3.create_factory(**REPLAY), policy="deterministic", num_critics=2),
-    "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2), normalize_obs=True),
+    "td3": lambda: continuous(TD3.create_factory(**REPLAY, optimizer=torch.optim.NAdam), policy="deterministic", num_critics=2),
+    "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2, optimizer="adamw", weight_decay=0.1), normalize_obs=True),
     "two policies, ppo": lambda: several_policies(
         PPO.create_factory(num_epochs=2, num_mini_batch=2), OnPolicyActor, GAEBuffer.create_factory(6)),
     "two policies, dqn": lambda: several_policies(DQN.create_factory(**REPLAY), QActor, PERBuffer.create_factory(100, rollout_size=6)),

@@ -23,6 +23,7 @@ MEMORY = {"recurrent_net": "gru", "recurrent_size": 5}
 CHANGES = {
     "lr": ({}, 1e-2), "optimizer": ({}, "sgd"), "adam_eps": ({}, 1e-2),
     "rmsprop_eps": ({"optimizer": "rmsprop"}, 1e-2), "rmsprop_decay": ({"optimizer": "rmsprop"}, 0.5),
+    "weight_decay": ({"optimizer": "adamw"}, 0.5), "momentum": ({"optimizer": "sgd"}, 0.5),
     "max_grad_norm": ({"optimizer": "sgd"}, 1e-3), "gamma": ({}, 0.5), "num_epochs": ({}, 1), "num_mini_batch": ({}, 2),
     "value_loss_coef": ({}, 2.0), "entropy_coef": ({}, 0.5), "advantage_normalization": ({}, "none"),
     "mixed_precision": ({}, True), "clip_param": ({"lr": 1e-2}, 0.01), "use_clipped_value_loss": ({"lr": 1e-2}, True),
@@ -61,7 +62,7 @@ def test_defaults_of_a2c_are_its_own():
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"clip_parm": 0.1}, "did you mean 'clip_param'"), ({"lr": -1.0}, "lr must be >= 0"),
-    ({"optimizer": "adamw"}, "did you mean 'adam'"), ({"gamma": 1.1}, "gamma"), ({"num_epochs": 0}, "num_epochs"),
+    ({"optimizer": "adm"}, "did you mean 'adam'"), ({"gamma": 1.1}, "gamma"), ({"num_epochs": 0}, "num_epochs"),
     ({"clip_param": linear(0.0, 0.2)}, "clip_param must be > 0"), ({"dual_clip": 1.0}, "dual_clip must be > 1"),
     ({"recompute_advantages": True, "advantage_normalization": "batch"}, "recompute_advantages"),
 ])

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
+import io
+
 import pytest
 import torch
 
-from pytorchrl.agent.algorithms.optimizers import FlatOptimizer
+from pytorchrl.agent.algorithms import PPO
+from pytorchrl.agent.algorithms.optimizers import FlatOptimizer, OptimizerSettings, make_optimizer
+from pytorchrl.errors import ConfigError
 
-SETTINGS = {"adam_eps": 1e-5, "rmsprop_eps": 1e-4, "rmsprop_decay": 0.9}
+SETTINGS = OptimizerSettings(adam_eps=1e-5, weight_decay=0.1, momentum=0.9, rmsprop_eps=1e-4, rmsprop_decay=0.9)
+NAMED = {
+    "adam": functools.partial(torch.optim.Adam, eps=1e-5), "adamw": functools.partial(torch.optim.AdamW, eps=1e-5, weight_decay=0.1),
+    "sgd": functools.partial(torch.optim.SGD, momentum=0.9), "rmsprop": functools.partial(torch.optim.RMSprop, alpha=0.9, eps=1e-4)}
+CLASSES = {
+    "NAdam": functools.partial(torch.optim.NAdam, betas=(0.8, 0.99)), "RAdam": torch.optim.RAdam, "Adagrad": torch.optim.Adagrad,
+    "Adadelta": torch.optim.Adadelta, "Adamax": torch.optim.Adamax, "ASGD": functools.partial(torch.optim.ASGD, t0=5),
+    "Rprop": torch.optim.Rprop, "AMSGrad": lambda params, lr: torch.optim.Adam(params, lr, amsgrad=True),
+    "Nesterov": functools.partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.01)}
 
 
 def gradients(count=20, size=50):
@@ -15,34 +30,46 @@ def gradients(count=20, size=50):
     return [torch.randn(size, generator=generator) for _ in range(count)]
 
 
-@pytest.mark.parametrize(("name", "make"), [
-    ("adam", lambda params: torch.optim.Adam(params, lr=0.01, eps=1e-5)),
-    ("sgd", lambda params: torch.optim.SGD(params, lr=0.01)),
-    ("rmsprop", lambda params: torch.optim.RMSprop(params, lr=0.01, alpha=0.9, eps=1e-4)),
-])
-def test_steps_equal_torch(name, make):
+@pytest.mark.parametrize(("kind", "make"), [
+    *((name, make) for name, make in NAMED.items()), *((make, make) for make in CLASSES.values())], ids=[*NAMED, *CLASSES])
+def test_steps_equal_torch(kind, make):
+    """Also where the learning rate moves and gradients are clipped."""
     mine, theirs = torch.ones(50), torch.nn.Parameter(torch.ones(50))
-    optimizer, other = FlatOptimizer(name, mine, **SETTINGS), make([theirs])
-    for gradient in gradients():
-        optimizer.step(mine, gradient, lr=0.01, scale=0.5)
-        theirs.grad = 0.5 * gradient
+    optimizer, other = make_optimizer(kind, mine, SETTINGS), make([theirs], lr=0.01)
+    for index, gradient in enumerate(gradients()):
+        lr = 0.01 / (1 + index)
+        scale = min(1.0, 5.0 / float(gradient.norm()))
+        optimizer.step(mine, gradient, lr=lr, scale=scale)
+        theirs.grad = gradient.clone()
+        torch.nn.utils.clip_grad_norm_([theirs], 5.0)
+        other.param_groups[0]["lr"] = lr
         other.step()
+    assert not torch.equal(mine, torch.ones(50))
     torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_sgd_without_momentum_keeps_nothing():
+    mine, optimizer = torch.ones(2), FlatOptimizer("sgd", torch.ones(2), dataclasses.replace(SETTINGS, momentum=0.0))
+    optimizer.step(mine, torch.tensor([1.0, -2.0]), lr=0.5, scale=0.5)
+    assert (mine.tolist(), optimizer.moments) == ([0.75, 1.5], {})
+
+
 def test_rmsprop_tf_has_epsilon_inside_the_root_and_starts_at_mean_square_1():
-    params, optimizer = torch.zeros(1), FlatOptimizer("rmsprop_tf", torch.zeros(1), **SETTINGS)
+    params, optimizer = torch.zeros(1), FlatOptimizer("rmsprop_tf", torch.zeros(1), SETTINGS)
     optimizer.step(params, torch.tensor([2.0]), lr=0.1, scale=0.5)
     assert params.item() == pytest.approx(-0.1 / (0.9 + 0.1 + 1e-4) ** 0.5)
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd", "rmsprop", "rmsprop_tf"])
-def test_restored_state_goes_on_alike_and_the_gradient_is_left_alone(name):
+@pytest.mark.parametrize("kind", [*NAMED, "rmsprop_tf", *CLASSES.values()], ids=[*NAMED, "rmsprop_tf", *CLASSES])
+def test_restored_state_goes_on_alike_and_the_gradient_is_left_alone(kind):
     first, second = torch.ones(50), torch.ones(50)
-    one, other = FlatOptimizer(name, first, **SETTINGS), FlatOptimizer(name, second, **SETTINGS)
+    one, other = make_optimizer(kind, first, SETTINGS), make_optimizer(kind, second, SETTINGS)
     for index, gradient in enumerate(gradients()):
         if index == 10:
-            other.load_state_dict(one.state_dict())
+            file = io.BytesIO()
+            torch.save(one.state_dict(), file)
+            file.seek(0)
+            other.load_state_dict(torch.load(file, weights_only=True))
             second.copy_(first)
         before = gradient.clone()
         one.step(first, gradient, lr=0.01, scale=0.5)
@@ -55,9 +82,65 @@ def test_restored_state_goes_on_alike_and_the_gradient_is_left_alone(name):
 def test_a_state_is_on_the_cpu_wherever_the_moments_are(monkeypatch):
     """It is sent to processes that lack the device. Here that is one without memory, so the copy is made in its place."""
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.ones(self.shape))
-    state = FlatOptimizer("adam", torch.zeros(3, device="meta"), **SETTINGS).state_dict()
+    state = FlatOptimizer("adam", torch.zeros(3, device="meta"), SETTINGS).state_dict()
     assert {name: tensor.device.type for name, tensor in state.items()} == dict.fromkeys(("mean", "mean_square", "num_steps"), "cpu")
     monkeypatch.undo()
-    optimizer = FlatOptimizer("adam", torch.zeros(3), **SETTINGS)
+    optimizer = FlatOptimizer("adam", torch.zeros(3), SETTINGS)
     optimizer.state_dict()["mean"].add_(1.0)
     assert not optimizer.moments["mean"].any()  # a copy also where they are on the CPU already
+
+
+def test_a_state_is_a_copy_whatever_the_optimiser():
+    params = torch.ones(3)
+    optimizer = make_optimizer(torch.optim.Adagrad, params, SETTINGS)
+    optimizer.step(params, torch.ones(3), 0.1, 1.0)
+    state = optimizer.state_dict()
+    before = state["state"][0]["sum"].clone()
+    other = make_optimizer(torch.optim.Adagrad, params.clone(), SETTINGS)
+    other.load_state_dict(state)
+    for one in (optimizer, other):
+        one.step(params.clone(), torch.ones(3), 0.1, 1.0)
+    assert torch.equal(state["state"][0]["sum"], before)
+    assert state["state"][0]["step"] == 1.0
+
+
+@pytest.mark.parametrize(("optimizer", "message"), [
+    (torch.optim.LBFGS, "LBFGS.*fails with TypeError.*closure"), (torch.optim.SparseAdam, "fails with RuntimeError"),
+    (torch.nn.Linear, "fails with TypeError"), (lambda params, lr: params, "it gives"),
+    (functools.partial(torch.optim.Adam, betas=(2.0, 0.9)), "Invalid beta"),
+])
+def test_what_cannot_move_a_vector_is_refused_at_once(optimizer, message):
+    with pytest.raises(ConfigError, match=f"(?s)optimizer must be one of .*{message}"):
+        PPO.create_factory(optimizer=optimizer)
+
+
+def test_an_optimiser_that_is_no_text_prints_as_what_it_is():
+    assert "optimizer=<class 'torch.optim.nadam.NAdam'>" in repr(PPO.create_factory(optimizer=torch.optim.NAdam))
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"weight_decay": 0.1}, "weight_decay needs optimizer='adamw', got optimizer='adam'"),
+    ({"momentum": 0.9}, "momentum needs optimizer='sgd', got optimizer='adam'"),
+    ({"optimizer": torch.optim.SGD, "momentum": 0.9}, "momentum needs optimizer='sgd', got optimizer=<class"),
+    ({"optimizer": "sgd", "adam_eps": 1e-3}, "adam_eps needs optimizer='adam' or 'adamw', got optimizer='sgd'"),
+])
+def test_settings_of_another_optimiser_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        PPO.create_factory(**options)
+
+
+def test_an_algorithm_goes_on_from_its_state_with_an_optimiser_of_torch(build, collect, learn, made_up_steps):
+    options = {"optimizer": functools.partial(torch.optim.NAdam, betas=(0.8, 0.99)), "lr": 1e-2, "max_grad_norm": 0.1}
+    straight, steps = build(PPO, **options), made_up_steps(4)
+    learn(straight, [collect(straight, steps)])
+    other = build(PPO, **options, seed=5)
+    other.algorithm.load_state_dict(straight.algorithm.state_dict())
+    assert torch.equal(other.params, straight.params)
+    other.storage.generator.set_state(straight.storage.generator.get_state())
+    rollout = collect(straight, steps)
+    for parts in (straight, other):
+        learn(parts, [copy.deepcopy(rollout)])
+    assert torch.equal(other.params, straight.params)
+    plain = build(PPO, **{**options, "optimizer": torch.optim.NAdam})
+    learn(plain, [rollout])
+    assert not torch.equal(plain.params, straight.params)

@@ -203,6 +203,7 @@ def test_defaults_are_those_that_are_documented():
 CHANGES = {
     "lr": ({}, 1e-2), "optimizer": ({}, "sgd"), "adam_eps": ({}, 1e-2),
     "rmsprop_eps": ({"optimizer": "rmsprop"}, 1e-2), "rmsprop_decay": ({"optimizer": "rmsprop"}, 0.5),
+    "weight_decay": ({"optimizer": "adamw"}, 0.5), "momentum": ({"optimizer": "sgd"}, 0.5),
     "max_grad_norm": ({"optimizer": "sgd"}, 1e-3), "gamma": ({}, 0.5), "num_epochs": ({}, 2), "num_mini_batch": ({}, 2),
     "value_loss_coef": ({}, 2.0), "entropy_coef": ({}, 0.5), "advantage_normalization": ({}, "batch"),
     "mixed_precision": ({}, True), "clip_param": ({"lr": 1e-2}, 0.01), "use_clipped_value_loss": ({"lr": 1e-2}, True),

@@ -82,7 +82,8 @@ def finish_start(algorithm):
 
 
 SHARED = {
-    "optimizer": "sgd", "adam_eps": 1e-2, "rmsprop_eps": 1e-2, "rmsprop_decay": 0.5, "max_grad_norm": 1e-3,
+    "optimizer": "sgd", "adam_eps": 1e-2, "rmsprop_eps": 1e-2, "rmsprop_decay": 0.5, "weight_decay": 0.5,
+    "momentum": 0.5, "max_grad_norm": 1e-3,
     "gamma": 0.5, "polyak": 0.5, "target_update_interval": 3,
 }
 LEARNING = {
@@ -94,6 +95,7 @@ LEARNING = {
     "discrete_sac": {"target_entropy_scale": 0.1},
 }
 BASES = {"rmsprop_eps": {"optimizer": "rmsprop"}, "rmsprop_decay": {"optimizer": "rmsprop"},
+         "weight_decay": {"optimizer": "adamw"}, "momentum": {"optimizer": "sgd"},
          "max_grad_norm": {"optimizer": "sgd"}, "double": {"lr": 0.1, "loss": "mse", "target_update_interval": 50}}
 ACTING = {
     "dqn": {"start_steps": 0, "initial_epsilon": 0.5, "epsilon_per_worker": True, "test_epsilon": 1.0,
@@ -472,7 +474,7 @@ def test_same_seed_gives_the_same_run(kind):
 
 @pytest.mark.parametrize(("kind", "options", "text"), [
     ("dqn", {"epsilon_per_worker": True, "final_epsilon": 0.1}, "final_epsilon needs epsilon_per_worker=False"),
-    ("dqn", {"optimizer": "sgd", "adam_eps": 0.1}, "adam_eps needs optimizer='adam', got optimizer='sgd'"),
+    ("dqn", {"optimizer": "sgd", "adam_eps": 0.1}, "adam_eps needs optimizer='adam' or 'adamw', got optimizer='sgd'"),
     ("dqn", {"rmsprop_decay": 0.5}, "rmsprop_decay needs optimizer='rmsprop' or 'rmsprop_tf', got optimizer='adam'"),
     ("ddpg", {"noise": "ou", "noise_std": 0.3}, "noise_std needs noise='gaussian', got noise='ou'"),
     ("td3", {"ou_dt": 0.3}, "ou_dt needs noise='ou', got noise='gaussian'"),
