@@ -15,7 +15,7 @@ from pytorchrl.agent.moments import Moments as Moments
 from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.compression import Sent, Traffic
 from pytorchrl.scheme.ledger import LedgerSnapshot
-from pytorchrl.scheme.timing import Seconds
+from pytorchrl.scheme.timing import Seconds, Times
 
 Parameters = tuple[dict[str, float], dict[str, float]]
 """Values in force of the algorithm's parameters, and of the storage's."""
@@ -138,8 +138,8 @@ class Gradients:
     """Of the rollouts that came into use, with the last gradient made from them."""
     timings: Seconds = field(default_factory=dict)
     """Of its own work and of the rollouts that came into use, since the last message."""
-    events: dict[str, int] = field(default_factory=dict)
-    """How often each timed operation was done in that time."""
+    times: Times = field(default_factory=dict)
+    """What was timed of the operations below the update worker since the last message; see `timing.OPERATIONS`."""
     shards: tuple[Mapping[str, Any], ...] = ()
     """Statistics of each replay shard."""
     counters: dict[str, int] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Gradients:
     skipped: bool = False
     """Where it applied the mean itself: whether it left the update out, as all ranks then did."""
     queue_levels: tuple[int, ...] = ()
-    """Items in its queue whenever one was taken for use since the last message."""
+    """Items in its queue, or with shards batches that waited, whenever one was taken for use since the last message."""
     samples: dict[str, int] = field(default_factory=dict)
     """Of several policies: policy -> valid samples behind its vector, in the order of `vectors`: its weight in a mean."""
 

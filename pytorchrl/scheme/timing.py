@@ -12,6 +12,11 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 }
 """Level -> parts of the work of one of its workers; whatever is left of its time is "idle"."""
 
+OPERATIONS = ("wait", "apply", "push", "step", "collect", "receive", "dequeue", "grad", "draw", "fetch", "priorities")
+"""Operations whose mean times are in metrics, as `<operation>_time_ms`. The time of one may be part of another's."""
+
+Times = dict[str, tuple[int, float]]
+"""Operation -> how often it was done, and its seconds in all."""
 Seconds = dict[str, dict[str, float]]
 """Level -> part -> seconds."""
 
@@ -57,11 +62,27 @@ class Stopwatch:
         """Seconds of the parts that have ended within the running one."""
         self.seconds: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
+        self._taken: Times = {}
 
     def add(self, part: str, seconds: float) -> None:
         """Some of the time that has just passed was this part's."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         self.within += seconds
+
+    def count(self, part: str, seconds: float) -> None:
+        """Count a block that was timed by its caller and has just ended."""
+        self.add(part, seconds)
+        self.counts[part] += 1
+
+    def take(self) -> Times:
+        """Return count and seconds of each counted part since the last call; a thread other than the timed one may call it."""
+        found: Times = {}
+        for part, count in tuple(self.counts.items()):
+            count_before, seconds_before = self._taken.get(part, (0, 0.0))
+            if count > count_before:
+                seconds = self.seconds[part]
+                found[part], self._taken[part] = (count - count_before, seconds - seconds_before), (count, seconds)
+        return found
 
     def part(self, part: str) -> _Block:
         """Time the block of a `with` statement."""

@@ -21,6 +21,7 @@ from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.parking import Parking
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervisor import Supervisor
+from pytorchrl.scheme.timing import Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class CollectorThread(threading.Thread):
         failure: What has ended it, if something has.
         queue: The bounded `queue.Queue` of items.
         feed: What lies between the two threads.
+        watch: Times of handing rollouts on ("receive") and of putting weights ("push").
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
         num_workers: Number of remote workers.
         num_sent_since_broadcast: Rollouts received since the last broadcast of weights.
@@ -85,6 +87,7 @@ class CollectorThread(threading.Thread):
         self._queue_timeout_s, self._on_starved, self._max_sync_delay = queue_timeout_s, on_starved, max_weight_sync_delay
         self._asynchronous = Communication(col_communication) is ASYNC
         self._closing = self._runtime.make_event()
+        self.watch = Stopwatch(self._runtime.now)
         self.feed = Feed(local_worker, self._runtime, self._ledger, self._closing, on_policy_lag=on_policy_lag,
                          queue_size=check_count("queue_size", queue_size), **feed_options)
         self.queue = self.feed.queue
@@ -184,6 +187,11 @@ class CollectorThread(threading.Thread):
         return max(0, self.num_workers - self._gather.state()[0])
 
     @property
+    def requests_in_flight(self) -> int:
+        """Rollouts that were asked of remote workers and have not arrived."""
+        return self._gather.state()[1]
+
+    @property
     def restarts(self) -> int:
         """Lost collection workers that were replaced."""
         return self._gather.restarts
@@ -209,11 +217,17 @@ class CollectorThread(threading.Thread):
 
     def _push(self, due: Due, only: int | None = None) -> None:
         with self._journal.reading():
+            start = self._runtime.now()
             if self._gather.push(self.local_worker.get_weights, due, only):
                 self.num_sent_since_broadcast = 0
+                self.watch.count("push", self._runtime.now() - start)
 
     def _deliver(self, rollouts: list[Rollout]) -> None:
-        """Book what arrived and hand it on; wait where the queue is full."""
+        """Book rollouts that arrived together and hand them on; wait while the queue or the shards have no room."""
+        with self.watch.part("receive"):
+            self._hand_on(rollouts)
+
+    def _hand_on(self, rollouts: list[Rollout]) -> None:
         num_steps = sum(rollout.num_env_steps for rollout in rollouts)
         self._ledger.collect(num_steps)
         self.num_sent_since_broadcast += len(rollouts)

@@ -439,17 +439,15 @@ class GWorker(Worker):
         elif self.index_worker > 0:
             with report.watch.part("encode"):
                 vectors = report.pack(grads, self.encoder, self.iter)
-        report.count(self.collector, self.shards)
+        reported = report.fields(self.collector, self.shards)
         self.report = Report(self._runtime.now, report)
         return Gradients(
             vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
-            ledger=self.ledger.snapshot(), last=used.last, lags=tuple(report.lags), drawn_lags=tuple(report.drawn_lags),
-            episodes=tuple(report.episodes), moments=tuple(report.moments), timings=report.timings, counters=report.counters,
-            events=report.events, shards=tuple(report.shards), weights_s=self.local_worker.take_weights_s(), is_trial=self.encoder.is_trial,
-            part=self.take_part() if self.index_worker > 0 else None, fault=self._fault, skipped=skipped,
-            queue_levels=self.collector.feed.take_levels(), samples=dict(used.samples), traffic=report.totals(self.collector),
-            checksum=self.get_weights(learning=True).checksum if check else None)
+            ledger=self.ledger.snapshot(), last=used.last, samples=dict(used.samples), fault=self._fault, skipped=skipped,
+            weights_s=self.local_worker.take_weights_s(), is_trial=self.encoder.is_trial,
+            part=self.take_part() if self.index_worker > 0 else None,
+            checksum=self.get_weights(learning=True).checksum if check else None, **reported)
 
     def _apply_mean(self, grads: Vectors) -> tuple[Vectors | None, dict[str, float] | None]:
         """Make the update that all ranks make: (what is sent, the algorithm's statistics, None if it is left out)."""

@@ -16,7 +16,7 @@ from pytorchrl.agent.moments import Moments
 from pytorchrl.scheme import codecs
 from pytorchrl.scheme.compression import DATA, GRADS, KINDS, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.messages import Rollout
-from pytorchrl.scheme.timing import Seconds, Stopwatch, add_seconds
+from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
 
 if TYPE_CHECKING:
     from pytorchrl.scheme.replay.shards import Shards
@@ -81,22 +81,11 @@ class Report:
         self.watch = Stopwatch(now)
         self._num_rollouts = 0
         self._timings: Seconds = {"gradients": self.watch.seconds, "collection": {}}
-        self.shards: list[dict[str, Any]] = []
         self.counters: dict[str, int] = (
             dict(previous.counters) if previous else {"bytes_raw": 0, "bytes_sent": 0, "rollouts": 0, "preempted": 0,
                                                             "backward_passes": 0, "collected_in_use": 0})
         self.envs_restarted: dict[tuple[int, int], int] = dict(previous.envs_restarted) if previous else {}
         self.traffic: dict[str, Traffic] = dict(previous.traffic) if previous else dict.fromkeys(KINDS, Traffic())
-
-    @property
-    def events(self) -> dict[str, int]:
-        """Rollouts that came, waits for data, and gradients computed."""
-        return {"collect": self._num_rollouts, "wait": self.watch.counts["wait"], "grad": self.watch.counts["grad"]}
-
-    @property
-    def timings(self) -> Seconds:
-        """Of its own work and of the rollouts that came."""
-        return {level: dict(parts) for level, parts in self._timings.items()}
 
     def pack(self, gradients: Vectors, encoder: Encoder, number: int) -> list[Any]:
         """Gradients as they cross between processes, in message `number`; their bytes are counted."""
@@ -121,10 +110,6 @@ class Report:
             self.traffic[DATA] += Traffic(decodes=1, decode_s=seconds)
         collector.opened(rollout, seconds)
         return replace(rollout, data=data)
-
-    def totals(self, collector: Any) -> dict[str, Traffic]:
-        """What crossed in all, by kind."""
-        return {**self.traffic, WEIGHTS: self.traffic[WEIGHTS] + collector.weights_traffic}
 
     def add_rollout(self, rollout: Rollout, version_queued: int, version_used: int) -> None:
         """A rollout came into use; the learner's version when it was queued, and now."""
@@ -168,15 +153,42 @@ class Report:
         for name, count in counts.items():
             self.counters[name] = self.counters.get(name, 0) + count
 
-    def count(self, collector: Any, shards: Any) -> None:
-        """Totals of what lies below: a CollectorThread, and Shards or None."""
+    def fields(self, collector: Any, shards: Shards | None) -> dict[str, Any]:
+        """Return the fields of `Gradients` that this report fills.
+
+        Args:
+            collector: The gradient worker's `CollectorThread`.
+            shards: Its replay shards; None without a replay level.
+        """
+        times = self._take_times(collector, shards)
+        self._count(collector, shards)
+        return {
+            "lags": tuple(self.lags), "drawn_lags": tuple(self.drawn_lags), "episodes": tuple(self.episodes),
+            "moments": tuple(self.moments), "times": times, "counters": self.counters,
+            "timings": {level: dict(parts) for level, parts in self._timings.items()},
+            "shards": () if shards is None else tuple(state.statistics() for state in shards.states),
+            "queue_levels": collector.feed.take_levels() if shards is None else shards.take_levels(),
+            "traffic": {**self.traffic, WEIGHTS: self.traffic[WEIGHTS] + collector.weights_traffic}}
+
+    def _take_times(self, collector: Any, shards: Shards | None) -> Times:
+        """Return what was timed since the last message: of this worker, its collector thread, its shards and the rollouts."""
+        own = self.watch.take()
+        times = {"collect": (self._num_rollouts, sum(self._timings["collection"].values())), **collector.watch.take(),
+                 **({} if shards is None else shards.watch.take()),
+                 **{name: own[part] for part, name in (("wait", "dequeue"), ("grad", "grad")) if part in own}}
+        return {name: time for name, time in times.items() if time[0]}
+
+    def _count(self, collector: Any, shards: Shards | None) -> None:
+        """Take over the totals of the collector thread and of the shards."""
         self.counters["weight_pushes"] = collector.weight_pushes
         self.counters["restarts"] = collector.restarts + (shards.restarts if shards is not None else 0)
         self.counters["collectors"] = max(1, collector.num_workers)
         self.counters["workers"] = collector.num_workers + (len(shards.states) if shards is not None else 0)
         self.counters["workers_missing"] = collector.num_missing + (shards.num_missing if shards is not None else 0)
         add_seconds(self._timings, {"collection": {"send": collector.take_send_s()}})
-        self.counters["queued_items"] = collector.queue.qsize()
+        self.counters["requests_in_flight"] = collector.requests_in_flight
+        self.counters["queued_items"] = collector.queue.qsize() if shards is None else shards.num_waiting
+        self.counters["draws_in_flight"] = 0 if shards is None else shards.num_underway
         self.counters["dropped_items"] = collector.feed.dropped_items
         self.counters["passes_cancelled"] = collector.feed.passes_cancelled
         self.counters["bytes_out"] = collector.bytes_out
@@ -184,9 +196,8 @@ class Report:
         storage = collector.local_worker.storage
         self.counters["stale_priorities"] = storage.counters.get("stale_priorities", 0) if storage.keeps else 0
         if shards is not None:
-            self.shards = [state.statistics() for state in shards.states]
             self.counters["replay_items_dropped"] = shards.items_dropped
-            self.counters["stale_priorities"] = sum(shard.get("stale_priorities", 0) for shard in self.shards)
+            self.counters["stale_priorities"] = sum(state.contents["stale_priorities"] for state in shards.states)
 
 
 def own(rollout: Rollout) -> Rollout:

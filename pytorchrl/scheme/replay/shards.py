@@ -22,6 +22,7 @@ from pytorchrl.scheme.replay.r_worker import Drawn, RWorker, ShardState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.routing import Router
 from pytorchrl.scheme.supervisor import Requests, Supervisor
+from pytorchrl.scheme.timing import Stopwatch
 
 
 class _Draw(NamedTuple):
@@ -61,6 +62,9 @@ class Shards:
 
     Attributes:
         versions: Of what is in the last batch; see `Drawn`.
+        num_waiting, num_underway: Batches that had come, and those that had been asked for and had not, when one was last taken.
+        watch: Times of asking shards for a batch ("draw"), of taking over one that has come ("fetch"), and of handing errors
+            to the shards ("priorities"); of the learning thread.
     """
 
     def __init__(self, workers: RWorkerSet, ledger: Ledger, on_worker_failure: str = "restart", *, batch_size: int,  # noqa: PLR0913
@@ -73,6 +77,9 @@ class Shards:
         self._worker_timeout_s = worker_timeout_s
         self._batch_steps, self._num_passes = (batch_steps or batch_size) * num_passes, num_passes
         self._version, self.versions = version, np.zeros((0, 2), np.int64)
+        self.num_waiting = self.num_underway = 0
+        self._levels: list[int] = []
+        self.watch = Stopwatch(self._runtime.now)
         self._max_draws = min(prefetch * len(self._handles), queue_size)
         self._max_adds = add_in_flight
         self._min_ratio, self._max_ratio = min_ratio or 0.0, max_ratio
@@ -281,6 +288,7 @@ class Shards:
                 self._changed.wait(POLL_INTERVAL_S)
                 self._changed.clear()
             elif (batch := self._take_draw()) is not None:
+                self._look_at_draws()
                 return batch
         raise LearnerStarvedError(
             f"no batch from replay for {self._timeout_s:.1f} s: {self._added} env steps have come, learning starts at "
@@ -297,9 +305,22 @@ class Shards:
             return
         smallest = min(state.smallest for state in states)
         while len(self._draws) < self._max_draws and self._may_ask(added):
-            index = int(self._rng.choice(len(masses), p=masses / total))
-            self._draws.append(_Draw(index, incarnations[index], self._handles[index].submit(
-                RWorker.sample, self._batch_size, smallest, dict(parameters)), self._runtime.now()))
+            with self.watch.part("draw"):
+                index = int(self._rng.choice(len(masses), p=masses / total))
+                self._draws.append(_Draw(index, incarnations[index], self._handles[index].submit(
+                    RWorker.sample, self._batch_size, smallest, dict(parameters)), self._runtime.now()))
+
+    def _look_at_draws(self) -> None:
+        """Count the batches that have come, and those that have not, when one was just taken."""
+        draws = [draw.future for draw in self._draws]
+        self.num_waiting = len(self._runtime.wait(draws, 0.0)) if draws else 0
+        self.num_underway = len(draws) - self.num_waiting
+        self._levels.append(self.num_waiting)
+
+    def take_levels(self) -> tuple[int, ...]:
+        """Return how many batches waited after each `get` since the last call."""
+        levels, self._levels = tuple(self._levels), []
+        return levels
 
     def _may_ask(self, added: int) -> bool:
         if self._max_ratio is None:
@@ -317,7 +338,8 @@ class Shards:
                 self._draws.popleft()
             return None
         self._draws.popleft()
-        outcome = self._runtime.outcome(draw.future, POLL_INTERVAL_S)
+        with self.watch.part("fetch"):
+            outcome = self._runtime.outcome(draw.future, POLL_INTERVAL_S)
         if isinstance(outcome.error, WorkerDiedError):
             self._report(draw.shard, draw.incarnation, outcome.error)
             return None
@@ -338,16 +360,17 @@ class Shards:
         self._lost.append((index, incarnation, error))
 
     def learned(self, ids: Any, errors: Any) -> None:
-        """What the last batch showed of its transitions: absolute TD errors (B,) by id (B,). Never waits.
+        """Tell the shard of the last batch the absolute TD errors (B,) of its transitions, by id (B,). Never waits.
 
         A shard is told once it has confirmed the last message; meanwhile messages become one.
         """
         draw = self._current
         assert draw is not None, "get() comes first"
-        if draw.incarnation == self._incarnations[draw.shard]:
-            self._found_out[draw.shard].append((np.asarray(ids), np.asarray(errors, np.float32)))
-        for index in range(len(self._handles)):
-            self._tell(index)
+        with self.watch.part("priorities"):
+            if draw.incarnation == self._incarnations[draw.shard]:
+                self._found_out[draw.shard].append((np.asarray(ids), np.asarray(errors, np.float32)))
+            for index in range(len(self._handles)):
+                self._tell(index)
 
     def _tell(self, index: int) -> None:
         telling = self._telling[index]

@@ -20,7 +20,7 @@ from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.compression import KINDS, Traffic, metrics_of
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 from pytorchrl.scheme.messages import Gradients
-from pytorchrl.scheme.timing import Seconds, Stopwatch, add_seconds, with_idle
+from pytorchrl.scheme.timing import OPERATIONS, Seconds, Stopwatch, add_seconds, with_idle
 from pytorchrl.scheme.window_stat import WindowStat
 
 # A rare bad batch is survived. So many in a row are no accident, and the parameters that made them do not change.
@@ -33,12 +33,6 @@ _MAX_FAULTS_SHOWN = 3
 _TIME_WINDOW = 100
 # Rates are those of the last seconds.
 _RATE_WINDOW_S = 10.0
-_TIMED: Mapping[str, tuple[str, Callable[[Seconds], float]]] = {
-    "collect": ("collect", lambda timings: sum(timings["collection"].values()) - timings["collection"].get("send", 0.0)),
-    "wait": ("dequeue", lambda timings: timings["gradients"]["wait"]),
-    "grad": ("grad", lambda timings: timings["gradients"]["grad"]),
-}
-"""What gradient workers count, what it is called in metrics, and the time of a message that went into it."""
 _LAG_PARTS = ("collect", "queue", "replay")
 _BEFORE = (-1, -1)
 """Place in the account of gradient workers that were lost before a checkpoint: no live worker's, so the next keeps it too."""
@@ -126,10 +120,8 @@ class Accounts:
                 self._queue_levels.push(level)
             self._episodes.extend(gradients.episodes)
             add_seconds(self._timings, gradients.timings)
-            for name, count in gradients.events.items():
-                title, seconds_of = _TIMED[name]
-                if count:
-                    self._times[title].extend([seconds_of(gradients.timings) / count] * min(count, _TIME_WINDOW))
+            for name, (count, seconds) in gradients.times.items():
+                self._times[name].extend([seconds / count] * min(count, _TIME_WINDOW))
             self._shards[gradients.worker] = gradients.shards
             self.grads_received += 1
             self.grads_held += 1
@@ -239,6 +231,11 @@ class Accounts:
         with self._lock:
             self._until = self._now()
             self._times[name].append(seconds)
+
+    def add_step_s(self, seconds: float) -> None:
+        """Book how long one update took from its beginning to its end, waiting included."""
+        with self._lock:
+            self._times["step"].append(seconds)
 
     def add_send_s(self, seconds: float) -> None:
         """Requests and gradients were on their way for so long, where everybody waited for them."""
@@ -383,7 +380,7 @@ class Accounts:
                 "grad_peak_steps_per_s": (ledger.consumed - self._consumed_before) / grad_s if grad_s else None,
                 "time_s": time_s,
                 **{f"{name}_time_ms": 1e3 * statistics.fmean(self._times[name]) if self._times[name] else None
-                   for name in ("wait", "apply", "push", *(title for title, _ in _TIMED.values()))},
+                   for name in OPERATIONS},
                 **metrics_of([*self._traffic.values(), self.traffic]),
                 **{f"shard/{place}/{name}": value for place, shard in self._named_shards() for name, value in shard.items()},
             }
@@ -396,7 +393,9 @@ class Accounts:
             "workers": self.num_workers + sum(counters["workers"] for counters in latest.values()),
             "workers_missing": len(absent) + sum(
                 counters["workers" if worker in absent else "workers_missing"] for worker, counters in latest.items()),
-            "queue_size": sum(counters["queued_items"] for worker, counters in latest.items() if worker not in absent),
+            **{name: sum(counters[counter] for worker, counters in latest.items() if worker not in absent)
+               for name, counter in (("queue_size", "queued_items"), ("requests_in_flight", "requests_in_flight"),
+                                     ("draws_in_flight", "draws_in_flight"))},
         }
 
     def _preemption(self, counters: Counter[str]) -> dict[str, Any]:

@@ -142,6 +142,7 @@ class UWorker(Worker):
         self._journal = self._runtime.journal(DRIVER)
         self._record, self._replay = record, replay
         self._updates_per_step = updates_per_step
+        self._update_began = 0.0
         parallel = Execution(grad_execution) is PARALLEL
         asynchronous = Communication(grad_communication) is ASYNC
         self._in_thread = asynchronous and not parallel
@@ -186,9 +187,11 @@ class UWorker(Worker):
     def _before_update(self) -> None:
         if self._replay_is_over:
             self._refuse_to_go_on()
+        self._update_began = self._runtime.now()
         self.local_worker.follow_schedules(lambda: self.accounts.env_steps, self._target_steps)
 
     def _after_update(self) -> None:
+        self.accounts.add_step_s(self._runtime.now() - self._update_began)
         if self._journal.is_kept:
             self._journal.note("update", self.num_rounds, checksum_of(self.accounts.last_info))
         if self._record is not None and self._record.is_due:

@@ -75,7 +75,7 @@ def run(scheme, updates=30):
 def test_the_page_has_tables():
     assert len(TABLES) == 8
     assert len(NAMES) > 50
-    assert len(TABLES[-2]) == 16
+    assert len(TABLES[-2]) == 30
 
 
 def test_every_name_of_the_page_is_there(make_apex):
@@ -109,9 +109,9 @@ def test_what_a_learner_writes_is_on_the_page(tmp_path):
 
 @pytest.mark.parametrize("here", [here for _, here in TABLES[-2]])
 def test_what_names_elsewhere_are_here(make_apex, here):
-    scheme = make_apex()
+    scheme = make_apex(replay_debug=True)
     metrics = run(scheme, 12)
-    for name in re.findall(r"`([^`]+)`", here):
+    for name in re.findall(r"`([^`]+)`", here.replace("/<policy>", "")):  # with it see test_multi_agent.py
         if name == "step()":
             assert "loss" in scheme.step()
         elif (found := re.fullmatch(r'ledger\(\)\["(\w+)"\]', name)) is not None:
@@ -210,6 +210,60 @@ def test_shards_of_several_gradient_workers_have_names_of_their_own(make_apex):
     metrics = run(make_apex(num_grad_workers=2))
     places = {name.split("/")[1] for name in metrics if name.startswith("shard/")}
     assert places == {"1.1", "1.2", "2.1", "2.2"}
+
+
+@pytest.mark.parametrize(("costs", "waiting", "underway"), [
+    ({"grad": 1.0}, 2, 1), ({"sample": 1.0}, 0, 3)], ids=["slow learner", "slow shard"])
+def test_with_shards_the_queue_is_that_of_batches(make_apex, costs, waiting, underway):
+    """Four are asked for or wait when the learner takes one; a slow learner finds all but the one that it has just asked for."""
+    scheme = make_apex(num_replay_workers=1, costs={"message": 0.0, "step": 0.01} | costs)
+    metrics = run(scheme, 80)
+    assert metrics["queue_size"] == waiting
+    assert metrics["draws_in_flight"] == underway
+    assert metrics["queue"]["count"] == metrics["grads_received"]
+    assert (metrics["queue"]["mean"], metrics["queue"]["std"]) == (waiting, 0.0)
+    scheme.drain()
+    metrics = run(scheme, scheme.version + 1)
+    assert metrics["queue_size"] + metrics["draws_in_flight"] == 3  # none is left of those before
+
+
+@pytest.mark.parametrize("settings", [
+    {"col_communication": ASYNC}, {"col_communication": ASYNC, "num_grad_workers": 2}, {}])
+def test_requests_of_collection_workers_are_counted(make, settings):
+    """Each has its two at any time; of synchronous rounds none is left when the gradient is there."""
+    metrics = run(make(num_col_workers=3, costs={"step": 0.5}, **settings))
+    assert metrics["requests_in_flight"] == (2 * 3 * settings.get("num_grad_workers", 1) if settings else 0)
+    assert metrics["draws_in_flight"] == 0
+
+
+def test_the_wait_for_room_is_in_the_time_to_hand_rollouts_on(make):
+    """A shard takes a second for each rollout, and has room for one."""
+    costs = {"start": 0.0, "message": 0.0, "step": 0.0, "add": 1.0, "sample": 0.0, "priorities": 0.0, "grad": 0.5, "update": 0.0}
+    scheme = make({"capacity": 400}, num_col_workers=2, col_communication=ASYNC, num_replay_workers=1, add_in_flight=1,
+                  train_batch_size=8, costs=costs)
+    metrics = run(scheme, 300)
+    assert metrics["rollouts"] > 101
+    assert metrics["receive_time_ms"] == pytest.approx(1000.0)
+    assert metrics["step_time_ms"] == pytest.approx(500.0)
+    assert metrics["draw_time_ms"] == metrics["fetch_time_ms"] == metrics["push_time_ms"] == 0.0
+
+
+def test_a_step_is_timed_from_its_beginning_to_the_next(make):
+    metrics = run(make(costs={"start": 0, "message": 0, "step": 0.5, "grad": 2.0, "update": 0.25}), 20)
+    assert metrics["step_time_ms"] == pytest.approx(4250.0)
+    assert metrics["receive_time_ms"] == 0.0
+
+
+def test_weights_for_collection_workers_are_timed(make):
+    assert run(make(num_col_workers=2))["push_time_ms"] == 0.0
+    assert run(make())["push_time_ms"] is None  # the local worker has the learner's own
+
+
+def test_the_replay_path_takes_time_on_the_real_clock(make_apex):
+    metrics = run(make_apex(runtime="threads"), 40)
+    names = ("receive", "push", "draw", "fetch", "priorities", "step", "dequeue", "grad", "apply", "wait", "collect")
+    assert [name for name in names if not metrics[f"{name}_time_ms"] > 0.0] == []
+    assert metrics["step_time_ms"] > metrics["grad_time_ms"] > metrics["fetch_time_ms"] / 100
 
 
 def test_a_drain_drops_what_was_drawn_ahead(make_apex):

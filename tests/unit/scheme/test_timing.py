@@ -75,6 +75,23 @@ def test_a_part_that_raises_is_timed():
     assert watch.seconds["outer"] == 1
 
 
+def test_what_is_new_is_taken_once():
+    now = [0.0]
+    watch = Stopwatch(lambda: now[0])
+    assert watch.take() == {}
+    for seconds in (1, 2):
+        with watch.part("outer"):
+            now[0] += seconds
+            watch.add("uncounted", 0.5)
+    watch.count("counted", 4.0)
+    assert watch.take() == {"outer": (2, 2.0), "counted": (1, 4.0)}
+    assert watch.take() == {}
+    with watch.part("outer"):
+        now[0] += 8
+    assert watch.take() == {"outer": (1, 8.0)}
+    assert watch.seconds == {"outer": 10.0, "uncounted": 1.0, "counted": 4.0}  # go on
+
+
 def test_idle_is_what_is_left():
     total = {"update": {"wait": 1.0}}
     add_seconds(total, {"update": {"wait": 2.0, "apply": 0.5}, "gradients": {"grad": 7.0}})
