@@ -6,6 +6,7 @@ B = samples of a batch, L = steps of a sequence, P = scalars of a group's parame
 from __future__ import annotations
 
 import dataclasses
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
@@ -19,6 +20,8 @@ from pytorchrl.agent.data import map_tensors
 from pytorchrl.agent.multi.data import MultiBatch, samples_by_policy
 
 REDUCTIONS = ("mean", "sum")
+
+logger = logging.getLogger(__name__)
 
 
 class GradAccumulator:
@@ -123,8 +126,24 @@ class GradAccumulator:
         return dict(self._info)
 
 
+def log_microbatch(number: int, num_samples: int, target: int) -> None:
+    """Log at debug level that gradients are computed for microbatch `number` (1, 2, ...) of an update.
+
+    Args:
+        number: Place of the microbatch in its update.
+        num_samples: Samples of the microbatches up to this one.
+        target: Samples of the update.
+    """
+    logger.debug("Computing gradients for microbatch %d (%d/%d samples)", number, num_samples, target)
+
+
+def log_update(num_samples: int) -> None:
+    """Log at debug level that an update is made of the gradients of microbatches of so many samples together."""
+    logger.debug("Applying accumulated gradients (%d samples)", num_samples)
+
+
 def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: MutableMapping[str, int],
-                  ) -> tuple[list[Tensor | None], dict[str, float]]:
+                  is_part: bool = False) -> tuple[list[Tensor | None], dict[str, float]]:
     """The gradient of a batch, made in one backward pass or in several.
 
     Args:
@@ -132,6 +151,7 @@ def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: 
         batch: What its loss needs, on any device.
         microbatch_size: Most env steps of a backward pass; None: no limit.
         counters: Of `backward_passes` and `microbatch_steps`, which go on.
+        is_part: Whether the batch is itself a microbatch of an update, which its caller has logged; else its slices are logged.
     """
     counters["microbatch_steps"] = batch.num_samples
     if microbatch_size is None:
@@ -141,11 +161,19 @@ def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: 
         gradients, info = algo.compute_gradients(batch)
         return gradients, info
     accumulator = GradAccumulator(microbatch_size, algo.loss_reduction)
-    for part in accumulator.slices(algo.prepare_batch(batch), algo.device):
+    for number, part in enumerate(accumulator.slices(algo.prepare_batch(batch), algo.device), start=1):
+        if not is_part:
+            log_microbatch(number, _count_samples(accumulator) + _count_samples(part), _count_samples(batch))
         gradients, info = algo.compute_gradients(part)
         accumulator.add(gradients, part.num_samples, info, samples_by_policy(part))
     counters["backward_passes"] += accumulator.num_parts
     return accumulator.result(), decided(algo, accumulator.info())
+
+
+def _count_samples(batch: Any) -> int:
+    """Return the samples of a batch or an accumulator, of several policies those of all together."""
+    samples = batch.samples if isinstance(batch, GradAccumulator) else samples_by_policy(batch)
+    return sum(samples.values()) if samples else batch.num_samples
 
 
 def decided(algo: Any, info: dict[str, float]) -> dict[str, float]:

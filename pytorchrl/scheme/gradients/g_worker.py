@@ -314,6 +314,7 @@ class GWorker(Worker):
             assert batch is not None
             assert item is not None
             num_new, size = num_new + batch.num_new_samples, size + item.size
+            accumulator.log_microbatch(total.num_parts + 1, size, wanted)
             is_enough = size >= wanted
             if self._prefetch and not is_enough:
                 self.collector.ask_ahead(self._microbatch_size or wanted)
@@ -350,7 +351,7 @@ class GWorker(Worker):
         Returns:
             One flat float32 gradient per optimised group, and the algorithm's statistics.
         """
-        grads, info = accumulator.differentiate(self.algo, batch, self._microbatch_size, self.report.counters)
+        grads, info = accumulator.differentiate(self.algo, batch, self._microbatch_size, self.report.counters, self._forgets)
         if self._point is not None and self._point("grad"):
             grads = not_finite(grads)
         fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
@@ -384,6 +385,8 @@ class GWorker(Worker):
         if gradients is None and not (gradients := self._grads):
             raise CallOrderError("apply_gradients() without gradients applies those that this worker computed last, and it has none; "
                                  "call step(), get_grads() or compute_gradients() first, or give gradients")
+        if self._microbatch_size is not None and self._used.num_samples:
+            accumulator.log_update(self._used.num_samples)
         if self._point is not None and self._point("update"):
             gradients = not_finite(gradients)
         info: dict[str, float] | None = None

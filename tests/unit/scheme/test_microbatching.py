@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from pytorchrl import A2C, ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
-from pytorchrl.envs.testing import CountingEnv
+from pytorchrl import A2C, ASYNC, PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, Scheme, VecEnv, multi_agent
+from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import NonFiniteUpdateError
+from pytorchrl.scheme.gradients import accumulator
 
 ONE_PASS = {"num_epochs": 1, "num_mini_batch": 1}
 ALGORITHMS = {
@@ -214,6 +216,51 @@ def test_target_kl_is_decided_by_the_whole_batch(train):
     assert_same(whole, parts)
     skipped = [info["skip_remaining"] for info in parts["infos"]]
     assert set(skipped) == {0.0, 1.0}
+
+
+# What is logged
+
+
+def lines_of(caplog):
+    return [record.message for record in caplog.records if record.name == accumulator.__name__ and record.levelno == logging.DEBUG]
+
+
+def test_each_microbatch_that_is_forgotten_is_a_line(make_scheme, plain_a2c, caplog):
+    """However many slices it is cut into."""
+    scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=2, size=20, algo=plain_a2c, train_batch_size=100,
+                         microbatch_size=30)
+    with caplog.at_level(logging.DEBUG, accumulator.__name__):
+        scheme.step()
+    assert scheme.metrics()["backward_passes"] == 6
+    assert lines_of(caplog) == [
+        "Computing gradients for microbatch 1 (40/100 samples)", "Computing gradients for microbatch 2 (80/100 samples)",
+        "Computing gradients for microbatch 3 (120/100 samples)", "Applying accumulated gradients (120 samples)"]
+
+
+def test_each_slice_of_a_batch_is_a_line(make_scheme, caplog):
+    scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=2, size=20, microbatch_size=10,
+                         algo=PPO.create_factory(num_epochs=1, num_mini_batch=2))
+    with caplog.at_level(logging.DEBUG, accumulator.__name__):
+        scheme.step()
+    assert lines_of(caplog) == [
+        "Computing gradients for microbatch 1 (10/20 samples)", "Computing gradients for microbatch 2 (20/20 samples)",
+        "Applying accumulated gradients (20 samples)"]
+
+
+def test_slices_of_several_policies_count_their_agents_samples(caplog):
+    envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of="independent")
+    agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=1), OnPolicyActor.create_factory, GAEBuffer.create_factory(8))
+    scheme = Scheme(*agent, envs, seed=1, microbatch_size=8)
+    with caplog.at_level(logging.DEBUG, accumulator.__name__):
+        scheme.step()
+    scheme.stop()
+    assert lines_of(caplog)[:2] == ["Computing gradients for microbatch 1 (16/32 samples)", "Computing gradients for microbatch 2 (32/32 samples)"]
+
+
+def test_without_microbatches_nothing_is_logged(make_scheme, caplog):
+    with caplog.at_level(logging.DEBUG, accumulator.__name__):
+        make_scheme().step()
+    assert lines_of(caplog) == []
 
 
 # What is held
