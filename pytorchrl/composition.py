@@ -116,7 +116,7 @@ def _storage_factory(algorithm: str, options: dict[str, Any], kind: str | None =
     if kind == "batch" and algorithm in _STORAGES_OF_ROLLOUTS:
         return _uniform_factory(_STORAGES_OF_ROLLOUTS[algorithm], options, "whole rollouts are drawn uniformly; leave out kind='batch'")
     if algorithm in _STORAGES:
-        return _STORAGES[algorithm].create_factory(**options)  # type: ignore[attr-defined]
+        return _STORAGES[algorithm].create_factory(**options)
     is_prioritized = options.pop("prioritized", False)
     if not isinstance(is_prioritized, bool):
         raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")

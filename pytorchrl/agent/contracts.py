@@ -103,6 +103,12 @@ def check_losses(algorithm: Any, returned: Any, batch: Any) -> None:
     _check_tensor(algorithm, "losses()", "errors", errors, batch.ret.shape, None, "the absolute TD error of each sample")
 
 
+def check_choice(algorithm: Any, action: Any, num_envs: int) -> None:
+    """Raise `ContractError` unless `choose` of a replay algorithm returned a tensor with one row an environment."""
+    if not isinstance(action, Tensor) or action.shape[:1] != (num_envs,):
+        raise violation(algorithm, "choose()", _described(action), f"a tensor of shape ({num_envs}, ...), one row an environment")
+
+
 def check_acting_step(algorithm: Any, acting: Any, num_envs: int) -> None:
     """Raise `ContractError` if an algorithm's first `ActingStep` is not one of E environments."""
     method = "acting_step()"
@@ -203,6 +209,31 @@ def check_estimate(storage: Any, estimate: Any, shape: Sequence[int]) -> None:
         if not isinstance(array, np.ndarray) or array.shape != tuple(shape) or array.dtype != np.float32:
             raise violation(storage, "estimate()", f"{name} as {_described(array)}",
                             f"a numpy array of shape {tuple(shape)} and dtype float32 (.astype(np.float32) converts)")
+
+
+def check_rollout(algorithm: Any, rollout: Any, needed: Sequence[str]) -> None:
+    """Raise `ContractError` if `finish_rollout` of an algorithm left out what its storage needs."""
+    if missing := [name for name in needed if name not in rollout.other]:
+        raise violation(algorithm, "finish_rollout()", f"a rollout whose `other` has {sorted(rollout.other)}",
+                        f"{', '.join(missing)} there too, which the storage learns from; call super().finish_rollout(rollout)")
+
+
+def check_draw(storage: Any, rows: Any, weights: Any, count: int, drawable: np.ndarray) -> None:
+    """Raise `ContractError` unless `draw` of a replay returned `count` rows that can be drawn, and their weights.
+
+    Args:
+        storage: The replay.
+        rows: (B,) whole numbers.
+        weights: (B,) real numbers.
+        count: B.
+        drawable: (size,) bool.
+    """
+    for name, array, kinds, kind in (("rows", rows, "iu", "whole"), ("weights", weights, "f", "real")):
+        if not isinstance(array, np.ndarray) or array.shape != (count,) or array.dtype.kind not in kinds:
+            raise violation(storage, "draw()", f"{name} as {_described(array)}",
+                            f"a numpy array of shape ({count},) of {kind} numbers")
+    if rows.min() < 0 or rows.max() >= len(drawable) or not drawable[rows].all():
+        raise violation(storage, "draw()", "rows that cannot be drawn", "rows of `drawable_rows()`")
 
 
 def _check_tensor(part: Any, method: str, name: str, value: Any, shape: Sequence[int], dtype: torch.dtype | None,

@@ -187,11 +187,6 @@ class SyntheticStorage(Storage):
 
         size: int = option(help="Steps of each environment in a rollout.", low=1)
 
-    @classmethod
-    def create_factory(cls, size: int) -> Factory[SyntheticStorage]:
-        """A factory of storages for rollouts of `size` steps."""
-        return Factory(cls, build_options(cls, {"size": size}))
-
     def __init__(self, options: Any, *, device: str, actor: Any, algorithm: Any, num_envs: int, seed: int) -> None:
         self.options = options
         self.generator = torch.Generator().manual_seed(seed % 2**63)
@@ -297,11 +292,6 @@ class SyntheticReplay(SyntheticStorage):
     def __init__(self, options: Any, **context: Any) -> None:
         super().__init__(options, **context)
         self.told: list[tuple[np.ndarray, np.ndarray]] = []
-
-    @classmethod
-    def create_factory(cls, size: int, **options: Any) -> Factory[SyntheticReplay]:  # type: ignore[override] # with options
-        """A factory of replays of `size` steps."""
-        return Factory(cls, build_options(cls, {"size": size, **options}))
 
     def state_dict(self) -> dict[str, Any]:
         """All numbers that it was given, and those that it draws from."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.distributions import Categorical, check_mask
+from pytorchrl.agent.actors.q_actor import best_action
 from pytorchrl.agent.actors.replay_actor import (
     ContinuousQNet,
     DiscreteQNet,
@@ -135,6 +136,12 @@ class OffPolicyActor(ReplayActor):
     def acting_networks(self) -> dict[str, nn.Module]:
         """The policy."""
         return {"pi": self.policy}
+
+    def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        """See `ReplayActor`: (E,) int64, or (E, ...) float32 in [-1, 1] of a Box."""
+        if self.is_discrete:
+            return best_action(torch.rand(num_envs, self.action_size, generator=generator, device=self.device), mask)
+        return torch.empty((num_envs, *self.low.shape), device=self.device).uniform_(-1.0, 1.0, generator=generator)
 
     def to_env(self, action: Tensor) -> Tensor:
         """Actions (E, ...) as environments take them: from [-1, 1] to the Box."""

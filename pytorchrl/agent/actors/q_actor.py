@@ -85,6 +85,10 @@ class QActor(ReplayActor):
         """The Q network, group `q`."""
         return {"q": self.q}
 
+    def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        """See `ReplayActor`: (E,) int64."""
+        return best_action(torch.rand(num_envs, self.num_actions, generator=generator, device=self.device), mask)
+
     def acting_networks(self) -> dict[str, nn.Module]:
         """The same."""
         return {"q": self.q}

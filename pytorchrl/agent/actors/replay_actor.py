@@ -58,6 +58,10 @@ class ReplayActor(Actor):
     def networks(self) -> dict[str, nn.Module]:
         """Return group of parameters -> network, for all networks that are trained."""
 
+    @abstractmethod
+    def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
+        """Return uniformly random actions (E, ...), of those that the mask (E, n) allows, as they are stored."""
+
     def to_env(self, action: Tensor) -> Tensor:
         """Actions (E, ...) as environments take them."""
         return action

@@ -79,11 +79,6 @@ class DDPG(ReplayAlgorithm):
             noise = torch.empty_like(action).normal_(0.0, self.parameters["noise_std"], generator=self.generator)
         return (action + noise).clamp_(-1.0, 1.0)
 
-    def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """See `ReplayAlgorithm`."""
-        shape = (num_envs, *self.actor.low.shape)
-        return torch.empty(shape, device=self.device).uniform_(-1.0, 1.0, generator=self.generator)
-
     # Learning
 
     def target_actions(self, next_obs: Obs) -> Tensor:

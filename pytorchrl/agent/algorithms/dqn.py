@@ -123,11 +123,6 @@ class DQN(ReplayAlgorithm):
         random = self.random_actions(num_envs, mask)
         return random if bool(explores.all()) else torch.where(explores, random, greedy())
 
-    def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """See `ReplayAlgorithm`."""
-        scores = torch.rand(num_envs, self.actor.num_actions, generator=self.generator, device=self.device)
-        return best_action(scores, mask)
-
     def _epsilon(self, deterministic: bool) -> float:
         if deterministic:
             epsilon: float = self.options.test_epsilon
@@ -139,15 +134,23 @@ class DQN(ReplayAlgorithm):
 
     # Learning
 
+    def target_values(self, batch: ReplayBatch) -> Tensor:
+        """Return what the values of the batch's actions are moved towards, (B,) float32; called without gradient.
+
+        A subclass may define another target. `batch.ret` and `batch.discount` are those of up to n steps,
+        `self.targets["q"]` is the target network, and `actor.normalise` makes of observations what networks take.
+        """
+        actor, generator = self.actor, self.update_generator
+        next_obs = actor.normalise(batch.next_obs)
+        next_scores: Tensor = self.targets["q"](next_obs, batch.next_mask, generator)
+        choosing = actor.q(next_obs, batch.next_mask, generator) if self.options.double else next_scores
+        best = best_action(choosing, batch.next_mask)
+        return batch.ret + batch.discount * next_scores.gather(-1, best.unsqueeze(-1)).squeeze(-1)
+
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
         """See `ReplayAlgorithm`."""
-        actor, generator = self.actor, self.update_generator
         with torch.no_grad():
-            next_obs = actor.normalise(batch.next_obs)
-            next_scores = self.targets["q"](next_obs, batch.next_mask, generator)
-            choosing = actor.q(next_obs, batch.next_mask, generator) if self.options.double else next_scores
-            best = best_action(choosing, batch.next_mask)
-            target = batch.ret + batch.discount * next_scores.gather(-1, best.unsqueeze(-1)).squeeze(-1)
-        score = actor.get_q_scores(batch.obs, batch.action, batch.mask, generator)
+            target = self.target_values(batch)
+        score = self.actor.get_q_scores(batch.obs, batch.action, batch.mask, self.update_generator)
         loss = (batch.weight * self._loss(score, target, reduction="none")).mean()
         return {"q": loss}, {"q": score.detach().mean()}, (score.detach() - target).abs()

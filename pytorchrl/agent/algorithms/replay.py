@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.contracts import check_choice, check_losses
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import Factory, option
@@ -113,6 +114,7 @@ class ReplayAlgorithm(Algorithm):
         self.num_updates: int = options.num_updates
         self.mini_batch_size: int = options.mini_batch_size
         self.num_updates_made = 0
+        self._is_choice_checked = self._is_loss_checked = False
         self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
@@ -123,7 +125,18 @@ class ReplayAlgorithm(Algorithm):
 
     @abstractmethod
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
-        """Actions (E, ...) as they are stored; arguments as of `acting_step`, but tensors."""
+        """Choose actions by the present weights; draw what is random from `self.generator`.
+
+        Args:
+            obs: Leaf -> (E, ...), as environments return them; the actor's `normalise` is what networks take.
+            done: (E,) bool, whether an observation is the first of its episode.
+            deterministic: Take the best actions instead of exploring.
+            mask: (E, n) bool, true where an action is allowed, or None.
+
+        Returns:
+            Actions (E, ...) as they are stored: int64, or float32 of a Box. The actor's `to_env` makes of them what
+            environments take.
+        """
 
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
@@ -137,12 +150,16 @@ class ReplayAlgorithm(Algorithm):
                 action = self.choose(
                     {name: torch.from_numpy(leaf).to(self.device) for name, leaf in obs.items()},
                     torch.from_numpy(done).to(self.device), deterministic, allowed)
+                if not self._is_choice_checked:
+                    check_choice(self, action, len(done))
+                    self._is_choice_checked = True
             clipped_action = self.actor.to_env(action)
         return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
 
-    @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """Uniformly random actions (E, ...), of those that the mask (E, n) allows."""
+        """Return uniformly random actions (E, ...), of those that the mask (E, n) allows; see the actor's `random_actions`."""
+        actions: Tensor = self.actor.random_actions(num_envs, mask, self.generator)
+        return actions
 
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Nothing to add: what a transition is worth is asked when it is learned from."""
@@ -167,11 +184,15 @@ class ReplayAlgorithm(Algorithm):
 
     @abstractmethod
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """What to minimise.
+        """Compute what to minimise; a subclass may add to the losses and measures of its base.
+
+        Args:
+            batch: B transitions, with the weights that priorities give them.
 
         Returns:
-            Group -> loss that is minimised over its parameters alone, each with a graph of its own; further measures by
-            name, () without gradient; and the absolute TD errors (B,).
+            Group -> loss () that is minimised over the parameters of that group alone, each with a graph of its own; name
+            -> further measure () without gradient, which `info` reports under its name; and the absolute TD errors (B,)
+            without gradient, for priorities.
         """
 
     def td_errors(self, batch: ReplayBatch) -> Tensor:
@@ -185,10 +206,17 @@ class ReplayAlgorithm(Algorithm):
         Returns:
             A gradient (P,) for each group. Loss and measures as numbers, and `errors`: (B,) float32 on the CPU, the
             absolute TD errors, for priorities.
+
+        Raises:
+            ContractError: `losses` of a subclass returned the wrong thing; only the first batch is examined.
         """
         for group in self.groups.values():
             group.zero_grad()
-        losses, measures, errors = self.losses(batch)
+        found = self.losses(batch)
+        if not self._is_loss_checked:
+            check_losses(self, found, batch)
+            self._is_loss_checked = True
+        losses, measures, errors = found
         for name, loss in losses.items():
             loss.backward(inputs=self.groups[name].params)  # type: ignore[no-untyped-call]
         names = [*("loss" if name == "q" else f"loss_{name}" for name in losses), *measures]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
-from pytorchrl.agent.actors.q_actor import best_action
 from pytorchrl.agent.actors.replay_actor import ReplayActor
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs, ReplayBatch
@@ -92,15 +91,6 @@ class SAC(ReplayAlgorithm):
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
         """See `ReplayAlgorithm`."""
         return self.actor.act(obs, deterministic, mask, self.generator)
-
-    def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """See `ReplayAlgorithm`."""
-        actor = self.actor
-        if actor.is_discrete:
-            scores = torch.rand(num_envs, actor.action_size, generator=self.generator, device=self.device)
-            return best_action(scores, mask)
-        shape = (num_envs, *actor.low.shape)
-        return torch.empty(shape, device=self.device).uniform_(-1.0, 1.0, generator=self.generator)
 
     # Learning
 

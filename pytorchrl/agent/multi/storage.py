@@ -45,7 +45,9 @@ class MultiAgentStorage(Storage):
             return int(next(getattr(f.options, "rollout_size", self.size) for f in self.policies.values()))
 
     @classmethod
-    def create_factory(cls, policies: Mapping[str, Factory[Any]], agents: Mapping[str, tuple[str, ...]]) -> Factory[MultiAgentStorage]:
+    def create_factory(  # type: ignore[override] # of parts, not of options
+        cls, policies: Mapping[str, Factory[Any]], agents: Mapping[str, tuple[str, ...]],
+    ) -> Factory[MultiAgentStorage]:
         """A factory of these storages; `multi_agent` calls it.
 
         Raises:

@@ -11,10 +11,14 @@ import torch
 
 from pytorchrl.agent.data import ActingStep, RolloutData, Step
 from pytorchrl.agent.moments import mean_and_std
+from pytorchrl.agent.options import Factory, build_options
+from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from pytorchrl.agent.algorithms import Algorithm
 
 __all__ = ["ActingRow", "Storage"]
@@ -25,6 +29,17 @@ class Storage(Updatable, ABC):
 
     A collector fills its storage row by row and takes the rollout out; a learner puts rollouts in and draws batches.
     One object may do both when collector and learner take turns. Memory is allocated at the first transition only.
+
+    A subclass defines `Options`, with `size`, and the learner's half: `insert_data_slice`, `generate_batches`, `reset` and
+    `counters`. One that has options that may change while training defines `update_storage_parameter` too.
+
+    Attributes:
+        options: Checked options.
+        actor: The actor of this worker.
+        algorithm: The algorithm of this worker.
+        num_envs: E, environments of the collector that fills it.
+        device: Where batches are wanted.
+        generator: What to draw from, on the CPU; part of `state_dict`.
     """
 
     keeps: ClassVar[bool] = False
@@ -37,9 +52,36 @@ class Storage(Updatable, ABC):
     """Whether what it draws depends on errors; it then has `add_errors` and `update_priorities`."""
     num_learned_from: int = 0
     """Of what has been inserted, how much an algorithm has already made its batches for; replay algorithms write it."""
+    options: Any
+    actor: Any
+    algorithm: Any
+    device: torch.device
     generator: torch.Generator
-    _rollout_rows: RolloutRows
-    """The collector's half."""
+
+    @classmethod
+    def create_factory(cls, size: int, **options: Any) -> Factory[Self]:
+        """Return a factory of this storage; raises `ConfigError` for a wrong option."""
+        return Factory(cls, build_options(cls, {"size": size, **options}))
+
+    def __init__(
+        self, options: Any, *, actor: Any, algorithm: Any, num_envs: int, seed: int, device: str = "cpu",
+    ) -> None:
+        """Use `create_factory`.
+
+        Args:
+            options: Checked options.
+            actor: The actor of this worker.
+            algorithm: The algorithm of this worker.
+            num_envs: E, environments of the collector that fills it.
+            seed: Of what is drawn.
+            device: Where batches are wanted.
+        """
+        self.options, self.actor, self.algorithm, self.num_envs = options, actor, algorithm, num_envs
+        self.device = torch.device(device)
+        self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
+        # The collector's half.
+        self._rollout_rows = RolloutRows(self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
+        self._start_parameters()
 
     @classmethod
     def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
@@ -54,8 +96,9 @@ class Storage(Updatable, ABC):
 
     @property
     def rollout_size(self) -> int:
-        """T, steps per environment of a whole rollout."""
-        return self._rollout_rows.size
+        """T, steps per environment of a whole rollout: the option `size`, if a subclass does not say otherwise."""
+        size: int = self.options.size
+        return size
 
     @property
     def full(self) -> bool:

@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from pytorchrl.agent.contracts import check_estimate, check_rollout
 from pytorchrl.agent.data import Batch, RolloutData
 from pytorchrl.agent.moments import mean_and_std
-from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
+from pytorchrl.agent.options import option
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.returns import gae
-from pytorchrl.agent.storages.rollout_rows import RolloutRows
 from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
 from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
 
     from pytorchrl.agent.actors import OnPolicyActor
     from pytorchrl.agent.algorithms import Algorithm, OnPolicyAlgorithm
@@ -43,11 +42,6 @@ class VanillaOnPolicyBuffer(Storage):
 
     needs_values: ClassVar[bool] = True
     """Whether it takes the values with which a rollout was collected; else it has its own computed."""
-
-    @classmethod
-    def create_factory(cls, size: int, **options: Any) -> Factory[Self]:
-        """A factory of this storage; raises `ConfigError` for a wrong option."""
-        return Factory(cls, build_options(cls, {"size": size, **options}))
 
     @classmethod
     def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
@@ -75,12 +69,8 @@ class VanillaOnPolicyBuffer(Storage):
         Raises:
             ConfigError: A rollout gives fewer sequences than the algorithm wants parts.
         """
-        self.options = options
-        self.device = torch.device(device)
-        self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
-        self._actor, self._algorithm = actor, algorithm
+        super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
         self._check_number_of_sequences(num_envs)
-        self._rollout_rows = RolloutRows(options.size, num_envs, actor.initial_states(num_envs))
         self._rollouts: list[RolloutData] = []
         self._samples: Samples | None = None
         self._normalized = False
@@ -101,7 +91,7 @@ class VanillaOnPolicyBuffer(Storage):
         self._samples, self._normalized = None, False
         if not self._rollouts:
             return
-        self._samples = self._lay_out([self._estimate(rollout) for rollout in self._rollouts])
+        self._samples = self._lay_out(anew=False)
         self._counters["inserted"] += self._samples.num_valid
 
     def advantage_moments(self) -> tuple[int, float, float]:
@@ -134,14 +124,13 @@ class VanillaOnPolicyBuffer(Storage):
         samples = self._samples
         if samples is None or not samples.num_valid:
             return
-        if self._algorithm.advantage_normalization == "batch" and not self._normalized:
+        if self.algorithm.advantage_normalization == "batch" and not self._normalized:
             self.normalize_advantages(*mean_and_std([self.advantage_moments()]))
         count = len(samples.index)
         num_parts = -(-count // mini_batch_size) if mini_batch_size else min(num_mini_batch, count)
         for epoch in range(num_epochs):
-            if epoch and self._algorithm.recompute_advantages:
-                samples = self._samples = self._lay_out([
-                    self._estimate(rollout, anew=True) for rollout in self._rollouts])
+            if epoch and self.algorithm.recompute_advantages:
+                samples = self._samples = self._lay_out(anew=True)
             order = samples.index[torch.randperm(count, generator=self.generator).to(self.device)]
             for part, index in enumerate(torch.tensor_split(order, num_parts)):
                 batch = samples.select(index)
@@ -160,25 +149,48 @@ class VanillaOnPolicyBuffer(Storage):
         """Valid transitions: `inserted` and `sampled` so far, `resident` now."""
         return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
 
-    def _estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Advantages and returns of a rollout, (T, E) each; `anew` by values of the present weights."""
-        other = rollout.other
-        value, final_value = (
-            self._algorithm.compute_values(rollout) if anew else (other["value"], other["final_value"]))
-        return gae(
-            rollout, value, final_value, self._algorithm.gamma, self.gae_lambda, self._reward_to_learn_from(rollout))
+    def estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Compute what the policy and the value learn from; a subclass may define another estimate.
 
-    def _reward_to_learn_from(self, rollout: RolloutData) -> np.ndarray:
-        """(T, E), normalised if the actor says so."""
+        Args:
+            rollout: T steps of E environments.
+            anew: Whether values are to be those of the present weights, in place of those stored with the rollout.
+
+        Returns:
+            Advantages and returns, (T, E) float32 numpy arrays. Steps that are not valid count nothing.
+        """
+        value, final_value = self.values_of(rollout, anew)
+        return gae(rollout, value, final_value, self.algorithm.gamma, self.gae_lambda, self.rewards_of(rollout))
+
+    def values_of(self, rollout: RolloutData, anew: bool = False) -> tuple[Tensor, Tensor]:
+        """Return values of a rollout's observations, (T + 1, E), and of its final observations, (K,); float32.
+
+        Args:
+            rollout: T steps of E environments.
+            anew: Whether they are computed with the present weights, in place of those stored with the rollout.
+        """
+        if anew:
+            values: tuple[Tensor, Tensor] = self.algorithm.compute_values(rollout)
+            return values
+        return rollout.other["value"], rollout.other["final_value"]
+
+    def rewards_of(self, rollout: RolloutData) -> np.ndarray:
+        """Return the rewards to learn from, (T, E) float32: normalised if the actor normalises rewards."""
         reward: np.ndarray = rollout.reward.numpy()
-        if self._actor.options.normalize_reward:
-            reward = np.clip(reward * self._actor.reward_scale(), -_REWARD_CLIP, _REWARD_CLIP)
+        if self.actor.options.normalize_reward:
+            reward = np.clip(reward * self.actor.reward_scale(), -_REWARD_CLIP, _REWARD_CLIP)
         return reward
 
-    def _lay_out(self, estimates: list[tuple[np.ndarray, np.ndarray]]) -> Samples:
-        """Samples with these advantages and returns."""
+    def _lay_out(self, anew: bool) -> Samples:
+        """Samples with their advantages and returns; `anew` as of `estimate`."""
+        needed = ("logp", "value", "final_value") if self.needs_values else ("logp",)
+        estimates = []
+        for rollout in self._rollouts:
+            check_rollout(self.algorithm, rollout, needed)
+            estimates.append(self.estimate(rollout, anew))
+            check_estimate(self, estimates[-1], rollout.reward.shape)
         advantages, returns = map(list, zip(*estimates, strict=True))
-        if self._actor.is_recurrent:
+        if self.actor.is_recurrent:
             samples = sequences(self._rollouts, advantages, returns, self.options.sequence_length)
         else:
             samples = single_steps(self._rollouts, advantages, returns)
@@ -186,10 +198,10 @@ class VanillaOnPolicyBuffer(Storage):
 
     def _check_number_of_sequences(self, num_envs: int) -> None:
         size, length = self.options.size, self.options.sequence_length
-        if length is not None and not self._actor.is_recurrent:
+        if length is not None and not self.actor.is_recurrent:
             raise ConfigError(f"sequence_length={length} needs an actor with memory; set the actor's recurrent_net")
-        if self._actor.is_recurrent:
-            count, parts = num_envs * -(-size // (length or size)), self._algorithm.num_mini_batch
+        if self.actor.is_recurrent:
+            count, parts = num_envs * -(-size // (length or size)), self.algorithm.num_mini_batch
             if count < parts:
                 raise ConfigError(
                     f"{num_envs} environments give {count} sequences a rollout, fewer than num_mini_batch={parts}; "

@@ -13,19 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorchrl.agent.contracts import check_draw
 from pytorchrl.agent.data import Obs, ReplayBatch, RolloutData
-from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.ring import Inserted, Ring
-from pytorchrl.agent.storages.rollout_rows import RolloutRows
 from pytorchrl.agent.storages.trees import MinTree, SumTree
 from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
 
     from pytorchrl.agent.algorithms import Algorithm
 
@@ -54,11 +52,6 @@ class ReplayBuffer(Storage):
             low=1)
 
     @classmethod
-    def create_factory(cls, size: int, **options: Any) -> Factory[Self]:
-        """A factory of this storage; raises `ConfigError` for a wrong option."""
-        return Factory(cls, build_options(cls, {"size": size, **options}))
-
-    @classmethod
     def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
         """See `Storage`: algorithms learn from transitions or from sequences."""
         if algorithm.learns_sequences is not cls.draws_sequences:
@@ -85,14 +78,16 @@ class ReplayBuffer(Storage):
             raise ConfigError(
                 f"size {options.size} is less than a rollout of {num_envs} environments x rollout_size "
                 f"{options.rollout_size}; raise size to {options.rollout_size * num_envs} or more, or lower rollout_size")
-        self.options = options
-        self.device = torch.device(device)
-        self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
-        self._algorithm = algorithm
-        self._rollout_rows = RolloutRows(options.rollout_size, num_envs, actor.initial_states(num_envs))
+        super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
         self._ring = Ring(options.size, options.stacked_frames)
         self._num_sampled = 0
-        self._start_parameters()
+        self._is_draw_checked = False
+
+    @property
+    def rollout_size(self) -> int:
+        """T, steps per environment of a collector's rollout."""
+        size: int = self.options.rollout_size
+        return size
 
     # Inserting
 
@@ -168,7 +163,10 @@ class ReplayBuffer(Storage):
         """Draw `batch_size` transitions, with replacement; None if there is none."""
         if not self.num_items:
             return None
-        rows, weight = self._draw(batch_size)
+        rows, weight = self.draw(batch_size)
+        if not self._is_draw_checked:
+            check_draw(self, rows, weight, batch_size, self._ring.columns["drawable"])
+            self._is_draw_checked = True
         self._ring.columns["used"][rows] = True
         self._ring.note_draw(rows)
         self._num_sampled += batch_size
@@ -176,7 +174,7 @@ class ReplayBuffer(Storage):
 
     def _batch(self, ring: Ring, rows: np.ndarray, weight: np.ndarray) -> ReplayBatch:
         """The transitions from rows of a ring, (B,) places, with these weights."""
-        window = ring.window(rows, self.options.n_step, self._algorithm.gamma)
+        window = ring.window(rows, self.options.n_step, self.algorithm.gamma)
         following = ring.columns["link"][window.last]
         mask, next_mask = ring.take_mask(rows), ring.take_mask(following)
         return ReplayBatch(
@@ -259,8 +257,21 @@ class ReplayBuffer(Storage):
     def _inserted(self, inserted: Inserted) -> None:
         """Rows were written, and can be drawn where they are valid."""
 
-    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Places and weights of `count` rows that can be drawn; there is at least one."""
+    def drawable_rows(self) -> np.ndarray:
+        """Return all rows that can be drawn, (N,) int64, from the oldest to the newest; takes time in proportion to `size`."""
+        rows: np.ndarray = np.flatnonzero(self._ring.columns["drawable"])
+        oldest = np.searchsorted(rows, self._ring.first % self._ring.capacity)
+        return np.roll(rows, -int(oldest))
+
+    def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Choose what a batch is made of; a subclass may choose otherwise. There is at least one row that can be drawn.
+
+        Args:
+            count: B.
+
+        Returns:
+            (B,) int64 rows, of those in `drawable_rows()`, with repetitions; and (B,) float weights of their losses.
+        """
         ring = self._ring
         if 2 * ring.num_drawable < ring.total - ring.first:
             rows = np.flatnonzero(ring.columns["drawable"])
@@ -372,7 +383,7 @@ class PERBuffer(ReplayBuffer):
         rows = ring.insert(rollout, None).rows
         rows = rows[ring.columns["drawable"][rows]]
         errors = np.zeros(ring.capacity, np.float32)
-        errors[rows] = _array(self._algorithm.td_errors(self._batch(ring, rows, np.ones(len(rows)))))
+        errors[rows] = _array(self.algorithm.td_errors(self._batch(ring, rows, np.ones(len(rows)))))
         rollout.other[_ERROR] = torch.from_numpy(errors.reshape(rollout.num_envs, rollout.num_steps).T.copy())
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
@@ -441,7 +452,8 @@ class PERBuffer(ReplayBuffer):
         self._max_priority = max(self._max_priority, float(priorities.max(initial=0.0)))
         return priorities
 
-    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `ReplayBuffer`: by priority, with importance weights."""
         share = torch.rand(count, dtype=torch.float64, generator=self.generator).numpy()
         if self.options.stratified:
             share = (np.arange(count) + share) / count

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pytorchrl.agent.contracts import check_acting_step
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step, show_reward
 
 ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
@@ -44,9 +45,16 @@ class RolloutRows:
     out without copying are therefore still until then.
     """
 
-    def __init__(self, size: int, num_envs: int, rhs: Obs) -> None:
-        """Prepare for `size` steps of `num_envs` environments; `rhs` is the memory's initial state, net -> (E, H)."""
-        self.size, self._num_envs = size, num_envs
+    def __init__(self, size: int, num_envs: int, rhs: Obs, algorithm: Any = None) -> None:
+        """Prepare for `size` steps of `num_envs` environments.
+
+        Args:
+            size: T.
+            num_envs: E.
+            rhs: Network -> (E, H), the memory's initial state.
+            algorithm: Whose acting steps come; errors name its class.
+        """
+        self.size, self._num_envs, self._algorithm = size, num_envs, algorithm
         self._initial_rhs: Arrays = {name: state.cpu().numpy() for name, state in rhs.items()}
         self._t = 0
         self._taken = False
@@ -149,6 +157,7 @@ class RolloutRows:
 
     def _allocate_transitions(self, acting: ActingStep) -> None:
         size, num_envs = self.size, self._num_envs
+        check_acting_step(self._algorithm, acting, num_envs)
         self._action = torch.from_numpy(np.zeros((size, *acting.action.shape), acting.action.dtype))
         self._other = {
             name: torch.from_numpy(np.zeros((size, *row.shape), row.dtype)) for name, row in acting.other.items()}

@@ -88,7 +88,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
             self._ring.note_draw(self._place(drawn[-1]))
         states = {name: np.concatenate([kept.states[name] for kept in drawn]) for name in drawn[0].states}
         ids = np.concatenate([kept.rows[0] for kept in drawn])
-        batch = take_sequences(self._ring, self._walk(drawn), states, np.ones(len(ids)), ids, self._algorithm.gamma, self._tensor)
+        batch = take_sequences(self._ring, self._walk(drawn), states, np.ones(len(ids)), ids, self.algorithm.gamma, self._tensor)
         self._num_sampled += batch.num_samples
         return batch
 

@@ -280,11 +280,11 @@ class SequenceBuffer(PERBuffer):
         if not self.num_items:
             return None
         ring = self._ring
-        starts, weight = self._draw(batch_size)
+        starts, weight = self.draw(batch_size)
         ring.note_draw(starts)
         batch = take_sequences(
             ring, self._walk(starts, int(self._book.num_warm[starts].max())), self._states_before(self._book.warm[starts]), weight,
-            ring.ids(starts), self._algorithm.gamma, self._tensor)
+            ring.ids(starts), self.algorithm.gamma, self._tensor)
         self._num_sampled += batch.num_samples
         return batch
 

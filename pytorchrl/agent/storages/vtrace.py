@@ -34,14 +34,14 @@ class VTraceBuffer(VanillaOnPolicyBuffer):
         vtrace_lambda: float = option(1.0, help="Bias-variance trade-off of the targets.", low=0.0, high=1.0)
 
     needs_values: ClassVar[bool] = False
-    _algorithm: VTraceAlgorithm
+    algorithm: VTraceAlgorithm
 
-    def _estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Advantages and targets of a rollout by the present weights, (T, E) each."""
         options = self.options
-        logp, value, final_value = self._algorithm.evaluate_rollout(rollout, options.sequence_length)
+        logp, value, final_value = self.algorithm.evaluate_rollout(rollout, options.sequence_length)
         if not anew:  # a clipped value loss counts from the values when the item was opened
             rollout.other["value"] = value
         return vtrace(
-            rollout, logp, value, final_value, self._algorithm.gamma, rho_bar=options.rho_bar, c_bar=options.c_bar,
-            vtrace_lambda=options.vtrace_lambda, reward=self._reward_to_learn_from(rollout))
+            rollout, logp, value, final_value, self.algorithm.gamma, rho_bar=options.rho_bar, c_bar=options.c_bar,
+            vtrace_lambda=options.vtrace_lambda, reward=self.rewards_of(rollout))

@@ -159,7 +159,7 @@ def test_vtrace_sees_the_log_probabilities_of_the_policy_that_acted(make_impala,
     def keys(rollout):
         return [tuple(int(x) for x in row[:3]) for row in rollout.obs["obs"][:rollout.num_steps].flatten(0, 1)]
 
-    finish, estimate = algo.cls.finish_rollout, VTraceBuffer._estimate
+    finish, estimate = algo.cls.finish_rollout, VTraceBuffer.estimate
 
     def finish_rollout(self, rollout):
         finish(self, rollout)
@@ -167,12 +167,12 @@ def test_vtrace_sees_the_log_probabilities_of_the_policy_that_acted(make_impala,
 
     def estimated(self, rollout, anew=False):
         recorded = zip(keys(rollout), rollout.other["logp"].flatten().tolist(), strict=True)
-        present = self._algorithm.evaluate_rollout(rollout)[0].flatten().tolist()
+        present = self.algorithm.evaluate_rollout(rollout)[0].flatten().tolist()
         seen.extend((*pair, now) for pair, now in zip(recorded, present, strict=True))
         return estimate(self, rollout, anew)
 
     monkeypatch.setattr(algo.cls, "finish_rollout", finish_rollout)
-    monkeypatch.setattr(VTraceBuffer, "_estimate", estimated)
+    monkeypatch.setattr(VTraceBuffer, "estimate", estimated)
     scheme = make_impala(algo, **settings)
     make_updates(scheme, 80)
     assert len(seen) > 20 * 32

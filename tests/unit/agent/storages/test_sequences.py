@@ -81,7 +81,7 @@ def test_a_window_can_be_drawn_once_its_targets_are_there(build):
 def test_n_step_targets_on_golden_values(build):
     storage = build(n_step=3, length=6, period=6, burn_in=0)
     storage.insert_data_slice([rollout_of(6, reward=[1.0, 2, 3, 4, 5, 6])])
-    storage._algorithm.gamma = 0.5
+    storage.algorithm.gamma = 0.5
     batch = storage.sample(1)
     assert batch.ret[:, 0].tolist() == [2.75, 4.5, 6.25, 8.0, 8.0, 6.0]
     assert batch.discount[:, 0].tolist() == [0.125, 0.125, 0.125, 0.0, 0.0, 0.0]
