@@ -7,7 +7,6 @@ Nothing in such a file is executed when it is read, and one that was damaged is 
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import zipfile
@@ -19,12 +18,13 @@ import torch
 
 from pytorchrl.errors import CheckpointError
 from pytorchrl.run_directory import put_in_place
+from pytorchrl.terminal import get_logger
 
 # One more than is needed, for the newest may be damaged.
 _KEPT = 2
 _NAME = re.compile(r"step-(\d{12,})\.pt")
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def write(directory: Path, env_steps: int, checkpoint: Mapping[str, Any]) -> int:

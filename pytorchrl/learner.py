@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -31,11 +30,12 @@ from pytorchrl.reporting import (
 )
 from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock, prepare_log_dir
 from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.terminal import get_logger
 
 if TYPE_CHECKING:
     from pytorchrl.scheme import Evaluation, Scheme
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # A terminal line four times a second looks alive; drawing one costs up to 5 ms.
 _LOOK_INTERVAL_S = 0.25

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import logging
 import math
 import platform
 import statistics
@@ -17,8 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from pytorchrl.run_directory import METRICS_FILE, open_no_follow, put_in_place
+from pytorchrl.terminal import get_logger, printable
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Text from environments and exceptions is data: it is cut here, and JSON escapes what a terminal would obey.
 _MAX_TEXT = 1000
@@ -283,7 +283,7 @@ def progress_text(status: Mapping[str, Any]) -> str:
         parts.insert(4, f"eval {status['eval_return']:.1f}")
     if missing:
         parts.append(f"workers {workers - missing}/{workers}")
-    return "  ".join(parts)
+    return printable("  ".join(parts))
 
 
 def by_policy(returns: Mapping[str, float] | None) -> str:
@@ -317,6 +317,7 @@ class Progress:
         """Show a line of text before training begins; in a terminal the next line takes its place unless it `stays`."""
         if self._stream is None:
             return
+        text = printable(text)
         try:
             if self._terminal:
                 self._stream.write("\r" + text.ljust(self._width) + "\n" * stays)

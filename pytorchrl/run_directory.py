@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import IO
 
 from pytorchrl.errors import ConfigError
+from pytorchrl.terminal import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 RUN_FILE, METRICS_FILE, RESULT_FILE, MODEL_NAME = "run.json", "metrics.jsonl", "result.json", "model"
 CHECKPOINTS = "checkpoints"

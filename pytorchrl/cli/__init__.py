@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from pytorchrl.cli.output import show, tell
+
 _COMMANDS = {
     "train": "train an agent",
     "profile": "train for some seconds, and say where the time goes",
@@ -63,16 +65,16 @@ def _run(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
         lines = [f"  {name:<8}{text}" for name, text in _COMMANDS.items()]
-        print(_USAGE, "", *lines, "", "`pytorchrl COMMAND --help` lists the flags of a command.", sep="\n")
+        show(_USAGE, "", *lines, "", "`pytorchrl COMMAND --help` lists the flags of a command.")
         return 0
     if command == "--version":
         from pytorchrl import __version__
-        print(f"pytorchrl {__version__}")
+        show(f"pytorchrl {__version__}")
         return 0
     if command not in _COMMANDS:
         near = difflib.get_close_matches(command, _COMMANDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(_COMMANDS)}"
-        print(_USAGE, f"pytorchrl: error: no command {command!r}{hint}", sep="\n", file=sys.stderr)
+        tell(_USAGE, f"pytorchrl: error: no command {command!r}{hint}")
         return 2
     module = importlib.import_module(f"pytorchrl.cli.{command}")
     return int(module.run(arguments[1:]))
@@ -83,17 +85,17 @@ def _report(error: Exception, *, debug: bool) -> int:
     from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, StartError
 
     if debug:
-        traceback.print_exception(error)
+        tell(*"".join(traceback.format_exception(error)).rstrip("\n").split("\n"))
     if not isinstance(error, PyTorchRLError):
         text = f"internal error, {type(error).__name__}: {error}; --debug shows where"
     else:
         text = str(error)
-    print(f"pytorchrl: error: {text}", file=sys.stderr)
+    tell(f"pytorchrl: error: {text}")
     return 2 if isinstance(error, (CheckpointError, ConfigError, StartError)) else 1
 
 
 def _show_warning(message: Warning | str, *_args: Any, **_kwargs: Any) -> None:
-    print(f"pytorchrl: warning: {message}", file=sys.stderr)
+    tell(f"pytorchrl: warning: {message}")
 
 
 def _catch_signals(*, end_at_once: bool) -> dict[int, Any]:
@@ -121,5 +123,5 @@ def _code_of(ended: SystemExit) -> int:
         return 0
     if isinstance(ended.code, int):
         return ended.code
-    print(ended.code, file=sys.stderr)
+    tell(str(ended.code))
     return 1

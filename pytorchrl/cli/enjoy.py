@@ -6,6 +6,7 @@ import argparse
 import statistics
 from collections.abc import Sequence
 
+from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.reporting import by_policy, to_json
 from pytorchrl.run_directory import MODEL_NAME
@@ -26,12 +27,12 @@ def run(arguments: Sequence[str]) -> int:
     mean, deviation = statistics.fmean(returns), statistics.pstdev(returns)
     policies = {policy: statistics.fmean(values) for policy, values in evaluation.policy_returns.items()}
     if given.json:
-        print(to_json({"return_mean": mean, "return_std": deviation, "episodes": len(returns),
-                       "length_mean": statistics.fmean(lengths), "returns": returns,
-                       **({"policy_return_means": policies} if policies else {})}), flush=True)
+        show(to_json({"return_mean": mean, "return_std": deviation, "episodes": len(returns),
+                      "length_mean": statistics.fmean(lengths), "returns": returns,
+                      **({"policy_return_means": policies} if policies else {})}))
     else:
-        print(f"mean return of {len(returns)} evaluation episodes: {mean:.2f} "
-              f"(standard deviation {deviation:.2f}, from {min(returns):.1f} to {max(returns):.1f}){by_policy(policies)}")
+        show(f"mean return of {len(returns)} evaluation episodes: {mean:.2f} "
+             f"(standard deviation {deviation:.2f}, from {min(returns):.1f} to {max(returns):.1f}){by_policy(policies)}")
     return 0
 
 

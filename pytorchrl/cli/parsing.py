@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.cli.values import form_of, parser_for
+from pytorchrl.terminal import printable
 
 if TYPE_CHECKING:
     from pytorchrl.composition import OptionSpec
@@ -52,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Usage and message on stderr, exit code 2."""
         self.print_usage(sys.stderr)
-        self.exit(2, f"pytorchrl: error: {message}\n")
+        self.exit(2, f"pytorchrl: error: {printable(message)}\n")
 
 
 def add_option_flags(parser: argparse.ArgumentParser, specs: Mapping[str, OptionSpec], preset: Mapping[str, Any],

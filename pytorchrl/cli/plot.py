@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.plotting import plot_runs
 
@@ -15,7 +16,7 @@ def run(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
     output = Path(given.output) if given.output else Path(given.run_dirs[0]) / "curve.png"
     plot_runs([Path(run_dir) for run_dir in given.run_dirs], output, x=given.x, y=given.y)
-    print(f"wrote {output}")
+    show(f"wrote {output}")
     return 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pytorchrl import profiling
+from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.train import learner_of, parse, refusing_broken_envs
 from pytorchrl.learner import Learner
@@ -66,11 +67,11 @@ def _show(measured: dict[str, Any], learner: Learner, *, as_json: bool) -> None:
     finding = profiling.explain(measured, profiling.options_of(learner.scheme))
     if as_json:
         names = ("seconds", "env_steps", "env_steps_per_s", "updates", "time_s")
-        print(to_json({
+        show(to_json({
             **{name: measured[name] for name in names}, "shares": profiling.shares(measured["time_s"]),
             "bottleneck": finding.part, "share": finding.share, "sentence": finding.sentence, "option": finding.option,
-            "advice": finding.advice, "seed": learner.scheme.seed, "scheme": learner.scheme.settings}), flush=True)
+            "advice": finding.advice, "seed": learner.scheme.seed, "scheme": learner.scheme.settings}))
         return
-    print(f"{measured['env_steps']:,} env steps, {measured['updates']:,} updates in {measured['seconds']:.1f} s "
-          f"({measured['env_steps_per_s']:,.0f} steps/s)", "", profiling.table(measured["time_s"]), "",
-          f"Bottleneck: {finding.sentence}.", f"Try: {finding.advice}.", sep="\n", flush=True)
+    show(f"{measured['env_steps']:,} env steps, {measured['updates']:,} updates in {measured['seconds']:.1f} s "
+         f"({measured['env_steps_per_s']:,.0f} steps/s)", "", *profiling.table(measured["time_s"]).split("\n"), "",
+         f"Bottleneck: {finding.sentence}.", f"Try: {finding.advice}.")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pytorchrl.agent.schedules import FORMS
+from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser, add_option_flags, flag_of
 from pytorchrl.composition import ALGORITHMS, SYNONYMS, option_specs
 from pytorchrl.errors import EnvError, StartError
@@ -76,16 +77,16 @@ def _show(learner: Learner, *, as_json: bool) -> None:
     """The figures of the run on standard output; with `--json` as one line, the last."""
     summary = learner.summary()
     if as_json:
-        print(to_json(summary), flush=True)
+        show(to_json(summary))
         return
     returns = summary["return_mean"]
-    print(f"{summary['env_steps']:,} env steps, {summary['updates']:,} updates in {summary['seconds']:.1f} s "
-          f"({summary['env_steps_per_s']:,.0f} steps/s), seed {summary['seed']}")
+    show(f"{summary['env_steps']:,} env steps, {summary['updates']:,} updates in {summary['seconds']:.1f} s "
+         f"({summary['env_steps_per_s']:,.0f} steps/s), seed {summary['seed']}")
     if returns is not None:
-        print(f"mean return of the last {summary['return_episodes']} training episodes: {returns:.1f}"
-              f"{by_policy(summary.get('policy_return_means'))}")
+        show(f"mean return of the last {summary['return_episodes']} training episodes: {returns:.1f}"
+             f"{by_policy(summary.get('policy_return_means'))}")
     if learner.log_dir is not None and (learner.log_dir / f"{MODEL_NAME}.pt").exists():
-        print(f"saved in {learner.log_dir}: try `pytorchrl enjoy {learner.log_dir}`")
+        show(f"saved in {learner.log_dir}: try `pytorchrl enjoy {learner.log_dir}`")
 
 
 def parse(command: str, verb: str, arguments: Sequence[str],
@@ -95,7 +96,7 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     algorithm = next((word for word in arguments if word in ALGORITHMS), None)
     if algorithm is None:
         if not arguments or "-h" in arguments or "--help" in arguments:
-            print(f"usage: {usage}", "", f"Flags differ a little: `pytorchrl {command} ppo --help`.", sep="\n")
+            show(f"usage: {usage}", "", f"Flags differ a little: `pytorchrl {command} ppo --help`.")
             raise SystemExit(0 if arguments else 2)
         parser = Parser(prog=f"pytorchrl {command}", usage=usage)
         word = arguments[0] if not arguments[0].startswith("-") else ""

@@ -26,8 +26,9 @@ from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.room import RAY_KEYS, group_of, room_for, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
+from pytorchrl.terminal import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
 # What is shared goes along with each request up to this size: a reference costs each reader 0.7 ms, this a tenth of that. From

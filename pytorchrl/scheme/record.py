@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import logging
 import operator
 import os
 import platform
@@ -29,13 +28,14 @@ import torch
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Event, Part, WorkersPart
+from pytorchrl.terminal import get_logger
 
 FORMAT = "pytorchrl record 1"
 
 # One line at each update would cost two percent of fast ones: each write lets other threads go first.
 _WRITE_INTERVAL_S = 0.25
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import os
 import secrets
@@ -41,11 +40,12 @@ from pytorchrl.scheme.record import RecordWriter, as_json, describe, differences
 from pytorchrl.scheme.replay.r_worker_set import FREE, RWorkerSet
 from pytorchrl.scheme.replay.storage_options import batch_steps, kept_by_shards, with_options
 from pytorchrl.scheme.updates.u_worker import UWorker
+from pytorchrl.terminal import get_logger, printable
 
 # One evaluation is begun anew so often.
 _MAX_EVALUATORS_LOST = 2
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Scheme(NamedSchemes):
@@ -224,7 +224,7 @@ class Scheme(NamedSchemes):
             self._replay.check(self.settings, self._agent)
             checks.warnings.extend(filter(None, [self._replay.warning()]))
         for text in checks.warnings:
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(printable(text), stacklevel=2)
         self._runtime: Runtime | None = None
         self._worker: UWorker | None = None
         self._evaluator: Handle[Evaluator] | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 from collections import defaultdict, deque
@@ -19,6 +18,7 @@ from pytorchrl.errors import (
     WorkerLostError,
 )
 from pytorchrl.runtime import Future, Handle, Journal, Outcome, Runtime
+from pytorchrl.terminal import get_logger
 
 R = TypeVar("R")
 
@@ -39,7 +39,7 @@ _MAX_STARTING = 4
 # A worker hangs if it takes this many times as long as the longest call so far; its start counts in its own first call.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def check_policy(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +11,9 @@ import numpy as np
 from gymnasium import spaces
 
 from pytorchrl.errors import EnvError, NonFiniteDataError
+from pytorchrl.terminal import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Of the text of an exception; some environments put whole states into theirs.
 _MAX_CHARS = 2000

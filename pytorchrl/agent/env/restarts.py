@@ -8,7 +8,6 @@ that raises. Worker processes of `backend="async"` import this, so it does witho
 from __future__ import annotations
 
 import copy
-import logging
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,8 +18,9 @@ import numpy as np
 
 from pytorchrl.agent.env.guard import GuardedEnv, hint_for
 from pytorchrl.errors import EnvError, PyTorchRLError
+from pytorchrl.terminal import Lines, get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 CUT = "pytorchrl_cut"
 """Key of `info` in the step that raised."""
@@ -85,7 +85,7 @@ class Restarts:
         self.total += 1
         if self._logs:
             logger.warning("%s; restarted, at step %d of the worker, restart %d of its environments\n%s",
-                           fault.message, now, self.total, fault.trace)
+                           fault.message, now, self.total, Lines(fault.trace))
         else:
             self.untold.append(fault)
 

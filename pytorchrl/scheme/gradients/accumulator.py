@@ -6,7 +6,6 @@ B = samples of a batch, L = steps of a sequence, P = scalars of a group's parame
 from __future__ import annotations
 
 import dataclasses
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
@@ -18,10 +17,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorchrl.agent.data import map_tensors
 from pytorchrl.agent.multi.data import MultiBatch, samples_by_policy
+from pytorchrl.terminal import get_logger
 
 REDUCTIONS = ("mean", "sum")
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class GradAccumulator:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
-import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -18,11 +17,12 @@ from torch import Tensor
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import ConfigError
+from pytorchrl.terminal import get_logger
 
 # Enough to see what they have in common, too few to fill a disk.
 _MAX_FILES = 5
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 def check_directory(name: str, value: object) -> str:

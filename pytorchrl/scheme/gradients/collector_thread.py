@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from typing import Any
@@ -22,8 +21,9 @@ from pytorchrl.scheme.parking import Parking
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch
+from pytorchrl.terminal import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class HeldError(StoppedError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +26,7 @@ from pytorchrl.scheme.messages import Gradients, Moments, Parameters, Weights, W
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervisor import Supervisor
+from pytorchrl.terminal import get_logger
 
 # A replaced GWorker's collection workers count their incarnations from a multiple of this, so that none is used twice.
 _INCARNATIONS = 64
@@ -35,7 +35,7 @@ _STOP_TIMEOUT_S = 5.0
 
 __all__ = ["CollectorThread", "GWorker"]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class GWorker(Worker):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 import threading
 import time
@@ -22,6 +21,7 @@ from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 from pytorchrl.scheme.messages import Gradients
 from pytorchrl.scheme.timing import OPERATIONS, Seconds, Stopwatch, add_seconds, with_idle
 from pytorchrl.scheme.window_stat import WindowStat
+from pytorchrl.terminal import get_logger
 
 # A rare bad batch is survived. So many in a row are no accident, and the parameters that made them do not change.
 _MAX_SKIPPED_IN_A_ROW = 5
@@ -40,7 +40,7 @@ _SAVED_COUNTS = ("updates", "updates_skipped_nan", "samples_skipped_nan")
 _SAVED_LAGS = ("lags", "lag_parts", "grad_lags")
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Accounts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +16,12 @@ from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.messages import Gradients, Parameters, WholeState
 from pytorchrl.scheme.updates.means import mean_info
 from pytorchrl.scheme.updates.rounds import RemoteRound, book, take_empty
+from pytorchrl.terminal import get_logger
 
 # Ranks that break off so often in a row, though none is lost, will not do better the next time.
 _MAX_BROKEN_OFF = 3
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class DecentralisedRound(RemoteRound):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -30,12 +29,13 @@ from pytorchrl.scheme.updates.rounds import (
     Round,
     SyncRound,
 )
+from pytorchrl.terminal import get_logger
 
 # stop() gives running calls this long to end before their workers are killed.
 _STOP_TIMEOUT_S = 4.0
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class UpdaterThread(threading.Thread):

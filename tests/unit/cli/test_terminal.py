@@ -1,0 +1,228 @@
+"""Texts of others never reach a terminal raw: no colours, no lines of their own, no overwriting; files keep them as they are."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import importlib
+import io
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+import pytorchrl
+from pytorchrl import Scheme
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
+from pytorchrl.cli import main
+from pytorchrl.cli.parsing import Parser
+from pytorchrl.envs.testing import CountingEnv, MatchingGame
+from pytorchrl.reporting import Progress
+from pytorchrl.terminal import Lines, get_logger, printable
+
+# Clears the screen, returns to the start of the line, begins another, and turns the direction of what follows.
+NASTY = "a\x1b[2J\x1b]0;b\x07c\rd\ne\tf\x7fg\x9b31mh\u202ei\u2066j\u2028k"
+SHOWN = r"a\x1b[2J\x1b]0;b\x07c\rd\ne\tf\x7fg\x9b31mh\u202ei\u2066j\u2028k"
+ONE_LINE, ONE_LINE_SHOWN = NASTY.replace("\n", ""), SHOWN.replace(r"\n", "")
+TINY = ["--target-steps", "64", "--num-envs", "1", "--num-steps", "16", "--num-epochs", "1", "--num-mini-batch", "1", "--no-tensorboard"]
+PACKAGE = Path(pytorchrl.__file__).parent
+
+
+def run(capsys, *arguments):
+    """Exit code, standard output and standard error of a command; neither output has anything but printable lines."""
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    for line in (captured.out + captured.err).split("\n"):
+        assert line.isprintable(), repr(line)
+    return code, captured.out, captured.err
+
+
+class Nasty(CountingEnv):
+    """Raises its text in its third step, or reports it as an entry of each info."""
+
+    def __init__(self, text=NASTY, fails=True):
+        super().__init__(episode_length=4)
+        self._text, self._fails = text, fails
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        if self._fails and self._num_steps == 3:
+            raise RuntimeError(self._text)
+        return observation, reward, terminated, truncated, {self._text: 1.5}
+
+
+@pytest.fixture
+def register(monkeypatch):
+    """A function that registers an environment under an id until the test ends."""
+    def register_(env_id, entry_point, **kwargs):
+        monkeypatch.setitem(gym.registry, env_id, gym.envs.registration.EnvSpec(id=env_id, entry_point=entry_point, kwargs=kwargs))
+    return register_
+
+
+@pytest.mark.parametrize(("text", "shown"), [
+    ("plain text, läuft gut: 你好 \N{SNOWMAN}", "plain text, läuft gut: 你好 \N{SNOWMAN}"), (NASTY, SHOWN), ("", ""), ("\0", r"\x00"), ("\ud800", r"\ud800"),
+    ("no\N{NO-BREAK SPACE}break", r"no\xa0break"), (ValueError("a\nb"), r"a\nb"), (7, "7")])
+def test_what_is_not_printable_is_escaped_as_by_repr(text, shown):
+    assert printable(text) == shown
+    assert printable(shown) == shown
+
+
+def test_an_error_of_an_environment_is_one_line(capsys, register):
+    register("Nasty-v0", Nasty)
+    code, out, err = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--no-progress", "--on-env-error", "raise")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert SHOWN in err
+
+
+def test_debug_keeps_the_lines_of_the_traceback_alone(capsys, register):
+    register("Nasty-v0", Nasty, text=ONE_LINE)
+    _, _, err = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--no-progress", "--debug", "--on-env-error", "raise")
+    lines = err.split("\n")
+    assert lines[0] == "Traceback (most recent call last):"
+    assert f"RuntimeError: {ONE_LINE_SHOWN}" in lines
+
+
+@pytest.mark.parametrize("arguments", [
+    ("train", "ppo", "--env", NASTY), ("train", "ppo", "--env", "CartPole-v1", "--nonsense", NASTY),
+    ("train", "ppo", "--env", "CartPole-v1", "--lr", NASTY), ("train", NASTY), (NASTY,), ("enjoy", NASTY), ("plot", NASTY),
+    ("train", "ppo", "--env", "CartPole-v1", "--info-keywords", NASTY),
+    ("train", "ppo", "--env", "CartPole-v1", f"--{NASTY}=1"),
+], ids=["id", "argument", "value", "algorithm", "command", "enjoy", "plot", "info", "flag"])
+def test_words_of_the_command_line_are_echoed_escaped(capsys, arguments):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert "pytorchrl: error: " in err
+
+
+def test_what_a_parser_refuses_is_one_line(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        Parser(prog="pytorchrl", usage="pytorchrl").error(NASTY)
+    assert capsys.readouterr().err.splitlines()[-1] == f"pytorchrl: error: {SHOWN}"
+
+
+def test_an_internal_error_and_a_warning_are_one_line(capsys, monkeypatch):
+    def fail(arguments):
+        warnings.warn_explicit(NASTY, UserWarning, "plot.py", 1, module="pytorchrl.cli.plot")
+        raise RuntimeError(NASTY)
+    monkeypatch.setattr("pytorchrl.cli.plot.run", fail)
+    code, _, err = run(capsys, "plot", "x")
+    assert code == 1
+    assert err.splitlines() == [f"pytorchrl: warning: {SHOWN}", f"pytorchrl: error: internal error, RuntimeError: {SHOWN}; --debug shows where"]
+
+
+def test_entries_of_infos_are_exact_in_the_monitor(capsys, register, tmp_path):
+    register("Nasty-v0", Nasty, fails=False)
+    code, out, _ = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--log-dir", tmp_path / NASTY, "--info-keywords", NASTY)
+    assert code == 0
+    assert f"saved in {tmp_path}/{SHOWN}: try" in out
+    (monitor,) = (tmp_path / NASTY).glob("monitor_*.csv")
+    with open(monitor, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[0][NASTY]) == 1.5
+    assert json.loads((tmp_path / NASTY / "run.json").read_text())["recipe"]["options"]["info_keywords"] == [NASTY]
+
+
+class NastyGame(MatchingGame):
+    """Its agents are called as nobody should be."""
+
+    def __init__(self):
+        super().__init__()
+        self.possible_agents = [f"{agent}{NASTY}" for agent in self.possible_agents]
+
+
+@pytest.fixture
+def nasty_game(tmp_path, monkeypatch):
+    """The name of a module whose environment is `NastyGame`."""
+    (tmp_path / "nasty_game.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("nasty_game").parallel_env = NastyGame
+    yield "nasty_game"
+    del sys.modules["nasty_game"]
+
+
+def test_names_of_policies_are_escaped_in_progress_and_results_and_exact_in_files(capsys, nasty_game, tmp_path):
+    code, out, err = run(capsys, "train", "ppo", "--env", nasty_game, *TINY, "--policies", "independent", "--log-dir", tmp_path / "run")
+    assert code == 0, err
+    assert f"agent_0{SHOWN}" in out
+    assert f"agent_0{SHOWN}" in err
+    _, out, _ = run(capsys, "enjoy", tmp_path / "run", "--episodes", 2)
+    assert f"agent_0{SHOWN}" in out
+    _, out, _ = run(capsys, "enjoy", tmp_path / "run", "--episodes", 2, "--json")
+    names = {f"agent_{index}{NASTY}" for index in (0, 1)}
+    assert set(json.loads(out)["policy_return_means"]) == names
+    assert set(json.loads((tmp_path / "run" / "result.json").read_text())["policy_return_means"]) == names
+
+
+def test_the_progress_line_is_one_line():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+    status = {"env_steps": 1, "target_steps": 2, "env_steps_per_s": 3.0, "return_mean": 4.0, "lag": 0.0, "workers": 0,
+              "workers_missing": 0, "policy_returns": {NASTY: 5.0}}
+    for stream in (io.StringIO(), Terminal()):
+        progress = Progress(stream)
+        progress._live = None
+        progress.tell(NASTY, stays=True)
+        progress.show(status, last=True)
+        printed = stream.getvalue()
+        assert f"({SHOWN} 5.0)" in printed
+        assert all(line.isprintable() for line in printed.replace("\r", "\n").split("\n"))
+        assert printed.replace("\r", "\n").count(SHOWN) == 2
+
+
+def test_logs_are_escaped_whoever_handles_them(caplog):
+    logger = get_logger("pytorchrl.of_this_test")
+    assert get_logger("pytorchrl.of_this_test") is logger
+    logger.warning("%s broke: %r, %d times, %s\n%s", NASTY, NASTY, 2, ValueError(NASTY), Lines(f"one\n{ONE_LINE}\nthree"))
+    assert caplog.messages == [f"{SHOWN} broke: {NASTY!r}, 2 times, {SHOWN}\none\n{ONE_LINE_SHOWN}\nthree"]
+    assert caplog.records[0].args[2] == 2
+
+
+def test_logs_without_such_text_keep_their_arguments(caplog):
+    error = ValueError("plain")
+    get_logger("pytorchrl.of_this_test").warning("%s %s", error, "text")
+    assert caplog.records[0].args == (error, "text")
+
+
+def test_the_exception_of_a_log_is_escaped(caplog):
+    caplog.handler.setFormatter(logging.Formatter("%(message)s"))
+    try:
+        raise RuntimeError(ONE_LINE)
+    except RuntimeError:
+        get_logger("pytorchrl.of_this_test").warning("failed", exc_info=True)
+    lines = caplog.text.rstrip("\n").split("\n")
+    assert lines[:2] == ["failed", "Traceback (most recent call last):"]
+    assert lines[-1] == f"RuntimeError: {ONE_LINE_SHOWN}"
+
+
+def test_a_restart_is_logged_with_its_traceback(caplog, register):
+    register("Nasty-v0", Nasty, text=ONE_LINE)
+    pytorchrl.train("ppo", "Nasty-v0", target_steps=16, num_envs=1, num_steps=16, num_mini_batch=1, num_epochs=1, progress=False,
+                    on_env_error="restart", max_env_restarts=100)
+    text = next(message for message in caplog.messages if "restarted" in message)
+    assert f"RuntimeError: {ONE_LINE_SHOWN}" in text.split("\n")
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+def test_a_warning_of_a_scheme_is_escaped():
+    algo, *others = synthetic_agent()
+    nasty = Factory(type(NASTY, (SyntheticAlgorithm,), {}), algo.options)
+    with pytest.warns(UserWarning, match="has no effect with") as caught:
+        Scheme(nasty, *others, runtime="simulated", train_batch_size=8, microbatch_size=4, norm_over="microbatch")
+    assert f"has no effect with {SHOWN}, " in str(caught[0].message)
+
+
+@pytest.mark.parametrize(("name", "homes"), [("print", {"cli/output.py"}), ("getLogger", {"terminal.py"})])
+def test_prints_and_loggers_have_one_home(name, homes):
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and name in (getattr(node.func, "id", None), getattr(node.func, "attr", None)):
+                found.add(path.relative_to(PACKAGE).as_posix())
+    assert found == homes
