@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 
-from pytorchrl import A2C, ASYNC, SYNC, OnPolicyActor, Scheme, VecEnv
+from pytorchrl import A2C, ASYNC, PPO, SYNC, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import SyntheticAlgorithm, SyntheticStorage, synthetic_agent
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv
 from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
@@ -219,6 +219,41 @@ def test_a_dropped_item_teaches_normalisers_nothing(make_scheme):
     merged, dropped = seen(actor=actor, envs=envs, max_grad_lag=0, lag_policy="drop")
     assert dropped > 0
     assert merged == 30
+
+
+NOTHING_LATE = {"max_grad_lag": 0, "lag_policy": "drop"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("settings", "options"), [
+    ({"max_grad_lag": 1, "lag_policy": "drop", "num_grad_workers": 3}, {}), (NOTHING_LATE, {}), (NOTHING_LATE, {"target_kl": 1e-6}),
+    ({"faults": "kill grad.2 @ grad 6; kill grad.1 @ grad 11"}, {})], ids=["lag 1", "lag 0", "early stop", "lost"])
+def test_normalisers_learn_an_item_once_and_with_its_last_gradient(make_scheme, monkeypatch, settings, options, seed):
+    """Where that gradient is applied: some of the others may have been dropped, or a worker lost with an item half used."""
+    envs = VecEnv.create_factory(CountingEnv, None, 2)
+    scheme = make_scheme(
+        algo=PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-2, **options), envs=envs, size=4, runtime="simulated",
+        actor=OnPolicyActor.create_factory(envs.observation_space, envs.action_space, normalize_obs=True), schedule_seed=seed,
+        costs={"grad": ("exponential", 0.1)}, grad_communication=ASYNC, **{"num_grad_workers": 2} | settings)
+    accounts = scheme.start(10**6).accounts
+    learner = scheme.update_worker.local_worker.local_worker
+    apply, merge, ends, merged = accounts.apply, learner.merge_moments, [], []
+
+    def watch_apply(parts, version, info):
+        ends.extend(part for part in parts if part.last or part.info.get("skip_remaining"))
+        apply(parts, version, info)
+
+    def watch_merge(moments):
+        moments = list(moments)
+        merged.extend(moments)
+        merge(moments)
+    monkeypatch.setattr(accounts, "apply", watch_apply)
+    monkeypatch.setattr(learner, "merge_moments", watch_merge)
+    for _ in range(60):
+        scheme.step()
+    assert len(merged) == len(ends) > 5
+    assert (scheme.metrics()["workers_restarted"] == 2) == ("faults" in settings)
+    assert (scheme.metrics()["grads_dropped"] > 15) == ("lag_policy" in settings)
 
 
 # Aggregates

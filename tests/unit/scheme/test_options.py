@@ -443,6 +443,16 @@ def test_schedules_follow_collected_steps(make_scheme):
     np.testing.assert_allclose(rates, [1e-2 * max(0.0, 1 - 16 * n / 160) for n in range(12)])
 
 
+def test_schedules_follow_the_steps_that_updates_have_used_not_those_that_wait(make_scheme):
+    """Collection is far ahead of a slow learner, whose items are rollouts of 16 steps."""
+    scheme = make_scheme(algo=A2C.create_factory(lr=linear(1e-2, 0.0)), num_envs=2, size=8, num_col_workers=2, col_communication=ASYNC,
+                         runtime="simulated", costs={"grad": 1.0})
+    scheme.start(160)
+    rates = [scheme.step()["lr"] for _ in range(8)]
+    np.testing.assert_allclose(rates, [1e-2 * (1 - 16 * n / 160) for n in range(8)])
+    assert scheme.ledger()["collected"] > 2 * 8 * 16
+
+
 # Evaluation and saving
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 
 import pytest
@@ -49,6 +50,33 @@ def test_a_worker_that_is_always_slow_is_stopped_in_each_round_and_nobody_else(m
     assert final["consumed_unique"] == 6 * (3 * 20 + 5) * NUM_ENVS
     assert final["dropped"] == dict.fromkeys(final["dropped"], 0)
     assert seconds == pytest.approx(6 * 5 * SLOW_S)
+
+
+@pytest.mark.parametrize(("fraction", "num_enough"), [(0.25, 1), (0.3, 2), (0.5, 2), (0.6, 3), (0.75, 3), (0.76, 4)])
+def test_the_share_of_workers_that_ends_a_round_is_rounded_up(make, fraction, num_enough):
+    """Each worker is half as fast as the one before, so that they finish one by one."""
+    costs = {**COSTS, **{f"step@*/CWorker {1 + number}": STEP_S * 2**number for number in range(4)}}
+    metrics, _, seconds = make(3, num_col_workers=4, col_fraction_workers=fraction, fraction_samples=0.05, costs=costs)
+    assert metrics["preempted_by_worker"] == {f"0.{number}": 3 for number in range(num_enough + 1, 5)}
+    # Those told to stop end their running step; the slowest makes one in eight of the fastest.
+    assert seconds == pytest.approx(3 * NUM_STEPS * STEP_S * 2**(num_enough - 1), abs=3 * 8 * STEP_S + 1e-9)
+
+
+def test_a_product_that_is_a_whole_number_but_for_rounding_is_not_rounded_up(make):
+    """3 x 0.2 of five workers are three (3.0000000000000004 in floating point): the other two, which are slow, are told to stop."""
+    fraction = 3 * 0.2
+    assert math.ceil(5 * fraction) == 4
+    costs = {**COSTS, "step@*/CWorker 4": SLOW_S, "step@*/CWorker 5": SLOW_S}
+    metrics, *_ = make(3, num_col_workers=5, col_fraction_workers=fraction, costs=costs)
+    assert metrics["preempted_by_worker"] == {"0.4": 3, "0.5": 3}
+
+
+def test_the_replacement_of_a_slow_worker_is_told_to_stop_as_well(make):
+    """Lost in the third round, which its replacement begins anew; rounds last as long as its five steps."""
+    metrics, _, seconds = make(6, **SETTINGS, **THIRD_IS_SLOW, faults="kill col.3 @ step 12")
+    assert metrics["workers_restarted"] == 1
+    assert metrics["preempted_by_worker"] == {"0.3": 6}
+    assert seconds < 8 * 5 * SLOW_S
 
 
 def test_all_are_waited_for_where_nobody_is_told_to_stop(make):

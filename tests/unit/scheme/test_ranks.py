@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl import DQN, PPO, SAC, GAEBuffer, OffPolicyActor, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv
+from pytorchrl import DQN, PPO, SAC, GAEBuffer, OffPolicyActor, OnPolicyActor, PERBuffer, QActor, ReplayBuffer, Scheme, VecEnv
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, NoWorkersLeft, RankLostError, RanksDifferError, WorkerLostError
 from pytorchrl.runtime import ThreadRuntime
@@ -36,7 +36,12 @@ def dqn(envs):
             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)), ReplayBuffer.create_factory(200, rollout_size=4))
 
 
-AGENTS = {"ppo": (ppo, CountingEnv), "sac": (sac, "Pendulum-v1"), "dqn": (dqn, CountingEnv)}
+def per(envs):
+    algo, actor, _ = dqn(envs)
+    return algo, actor, PERBuffer.create_factory(200, rollout_size=4)
+
+
+AGENTS = {"ppo": (ppo, CountingEnv), "sac": (sac, "Pendulum-v1"), "dqn": (dqn, CountingEnv), "per": (per, CountingEnv)}
 
 
 @pytest.fixture
@@ -408,6 +413,22 @@ def test_signals_are_for_one_generation(monkeypatch):
     assert not groups[2].closed
     rank.leave()
     assert groups[2].closed
+
+
+def test_parameters_changed_here_stay_when_weights_are_pulled_from_a_rank(make):
+    """Those of the algorithm and of the storage: the ranks are told both with the next step."""
+    scheme = make("per")
+    while scheme.version < 3:
+        scheme.step()
+    local = scheme.update_worker.local_worker
+    local.update_algorithm_parameter("lr", 0.125)
+    local.storage.update_storage_parameter("beta", 0.75)
+    before, after = local.get_weights().state["q"].copy(), scheme.acting_state()["q"]
+    assert not np.array_equal(before, after)  # weights were pulled
+    assert (local.algo.parameters["lr"], local.storage.parameters["beta"]) == (0.125, 0.75)
+    scheme.step()
+    for worker in workers(scheme):
+        assert (worker.algo.parameters["lr"], worker.storage.parameters["beta"]) == (0.125, 0.75)
 
 
 def test_moments_are_told_once_also_if_the_exchange_breaks_off(monkeypatch):
