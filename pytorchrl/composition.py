@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytorchrl import presets
-from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, Algorithm
+from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.compose import multi_agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
@@ -97,7 +97,7 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None,
         help="Of an environment of several agents, who decides for them: one policy for all (shared, which also holds if nothing is "
              "given), one for each agent (independent), or a mapping from agent to policy."))
-    if algorithm_class(algorithm).off_policyness == "corrected":  # others have it among the options of their storage
+    if algorithm_class(algorithm).learns_from is DataKind.OLDER_ROLLOUTS:  # others have it among the options of their storage
         found.append(OptionSpec(
             name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
             help="Env steps of rollouts that all shards keep together; with num_replay_workers."))
@@ -109,7 +109,7 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
 
 
 def _actor_class(algorithm: str) -> Any:
-    return getattr(algorithm_class(algorithm), "actor_class", OnPolicyActor)
+    return algorithm_class(algorithm).actor_class
 
 
 def _storage_factory(algorithm: str, options: dict[str, Any], kind: str | None = None) -> Factory[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,6 +24,23 @@ PREVIOUS = "q/previous"
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
+
+
+class DataKind(Enum):
+    """The kind of data that an algorithm learns from and a storage gives; of parts that fit together it is the same.
+
+    The order is from data that must be fresh to data of any age.
+    """
+
+    ROLLOUTS = "rollouts with advantages"
+    OLDER_ROLLOUTS = "rollouts of older policies with V-trace targets"
+    TRANSITIONS = "single transitions of any policy"
+    SEQUENCES = "sequences of steps of any policy"
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the storage is replay: transitions stay, to be drawn again, until newer ones take their place."""
+        return self in (DataKind.TRANSITIONS, DataKind.SEQUENCES)
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm, copy_tensors
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, RolloutData, Step
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, RolloutData, Step
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -103,13 +103,15 @@ class SyntheticAlgorithm(Algorithm):
 
         num_epochs: int = option(1, help="Passes over each rollout.", low=1)
         num_mini_batch: int = option(1, help="Parts of a pass, one update each.", low=1)
+        learns_from: DataKind = option(DataKind.OLDER_ROLLOUTS, help="Kind of data, which is that of its storage.")
 
-    off_policyness = "any"
+    actor_class = SyntheticActor
     advantage_normalization = "none"
     gamma = 1.0
 
     def __init__(self, options: Any, *, actor: SyntheticActor, seed: int, device: str = "cpu") -> None:
         self.options, self.actor, self.device = options, actor, torch.device(device)
+        self.learns_from = options.learns_from
         self.num_epochs, self.num_mini_batch = options.num_epochs, options.num_mini_batch
         self.schedules, self.parameters = {}, {}
         self.count = torch.zeros(1, dtype=torch.float64)
@@ -186,9 +188,10 @@ class SyntheticStorage(Storage):
         """Settings."""
 
         size: int = option(help="Steps of each environment in a rollout.", low=1)
+        gives: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS  # not of the class, so that nobody is advised to take it
 
     def __init__(self, options: Any, *, device: str, actor: Any, algorithm: Any, num_envs: int, seed: int) -> None:
-        self.options = options
+        self.options, self.gives = options, options.gives
         self.generator = torch.Generator().manual_seed(seed % 2**63)
         self._done = np.zeros(num_envs, bool)
         self._rows: list[np.ndarray] = []
@@ -286,8 +289,7 @@ class SyntheticReplay(SyntheticStorage):
 
         rollout_size: int = option(4, help="Steps of each environment in a rollout.", low=1)
         learning_starts: int = option(0, help="Steps that must have come before any is handed out.", low=0)
-
-    keeps: ClassVar[bool] = True
+        gives: ClassVar[DataKind] = DataKind.TRANSITIONS
 
     def __init__(self, options: Any, **context: Any) -> None:
         super().__init__(options, **context)
@@ -382,5 +384,5 @@ def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_m
     storage: Factory[Any] = SyntheticStorage.create_factory(size)
     if capacity is not None:
         storage = SyntheticReplay.create_factory(capacity, rollout_size=size, learning_starts=learning_starts)
-    return (SyntheticAlgorithm.create_factory(num_epochs=num_epochs, num_mini_batch=num_mini_batch),
+    return (SyntheticAlgorithm.create_factory(num_epochs=num_epochs, num_mini_batch=num_mini_batch, learns_from=storage.options.gives),
             SyntheticActor.create_factory(), storage, SyntheticEnvs.create_factory(num_envs))

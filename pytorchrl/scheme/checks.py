@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import VecEnv
+from pytorchrl.agent.fit import check_fit, given_kind
 from pytorchrl.agent.multi.storage import MultiAgentReplay
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import check_seed
@@ -218,24 +220,25 @@ class Checks:
     def _replay_level(self, algo: Any, storage: Any, train_envs: Any) -> None:
         """Refuse shards that nothing can be drawn from; settle what is left to the algorithm."""
         options, num_shards = self._options, self._options["num_replay_workers"]
-        if storage.cls.keeps or num_shards is not None:
-            keeper = storage.cls.__name__ if storage.cls.keeps else "replay"
+        is_kept = given_kind(storage).is_kept
+        if is_kept or num_shards is not None:
+            keeper = storage.cls.__name__ if is_kept else "replay"
             for name in self._changed(_NOT_WITH_REPLAY):
                 raise ConfigError(f"{name}={options[name]} is for rollouts that are used and forgotten; {keeper} keeps and draws "
                                   "them, so leave it out")
         if num_shards is None:
             return
-        options["kind"] = check_kind(options["kind"], algo, storage, options["size"])
-        self._check_priorities(algo, storage)
-        size = storage.options.size if storage.cls.keeps else options["size"]
+        options["kind"] = check_kind(options["kind"], storage, options["size"])
+        self._check_priorities(storage)
+        size = storage.options.size if is_kept else options["size"]
         own, rollout = size // num_shards, rollout_steps(storage, train_envs.num_envs)
         if options["train_batch_size"] is None:
             options["train_batch_size"] = getattr(algo.options, "mini_batch_size", rollout)
         if options["learning_starts"] is None:  # else the first batches would be the same few rollouts over and over
-            options["learning_starts"] = getattr(algo.options, "start_steps", 0) if storage.cls.keeps else options["train_batch_size"]
+            options["learning_starts"] = getattr(algo.options, "start_steps", 0) if is_kept else options["train_batch_size"]
         options["prefetch"] = options["prefetch"] or _PREFETCH
         for wrong, text in (
-                (own < options["train_batch_size"] and not storage.cls.draws_sequences,
+                (own < options["train_batch_size"] and given_kind(storage) is not DataKind.SEQUENCES,
                  f"size {size} over {num_shards} shards is {own} each, less than train_batch_size {options['train_batch_size']}"),
                 (own < rollout, f"a shard must hold a rollout of {rollout} steps, size {size} over {num_shards} shards is {own} each"),
                 (options["learning_starts"] > size, f"learning_starts {options['learning_starts']} exceeds size {size}")):
@@ -259,10 +262,10 @@ class Checks:
         if options["num_replay_workers"] is not None:
             options["routing"] = "by_stream"
 
-    def _check_priorities(self, algo: Any, storage: Any) -> None:
+    def _check_priorities(self, storage: Any) -> None:
         """Refuse priorities that nothing would set."""
         by_worker = self._options["initial_priority"] == "worker"
-        if by_worker and storage.cls.draws_sequences:
+        if by_worker and given_kind(storage) is DataKind.SEQUENCES:
             raise ConfigError(f"initial_priority='worker' is for single transitions; {storage.cls.__name__} draws sequences, so "
                               "leave it out")
         if by_worker and storage.cls is MultiAgentReplay:
@@ -271,10 +274,6 @@ class Checks:
         if by_worker and not storage.cls.has_priorities:
             raise ConfigError(f"initial_priority='worker' needs a storage with priorities, such as PERBuffer, got "
                               f"{storage.cls.__name__}")
-        if storage.cls.has_priorities and not hasattr(algo.cls, "td_errors"):
-            option = "initial_priority='worker'" if by_worker else "prioritized=True" if self._options["prioritized"] \
-                else storage.cls.__name__
-            raise ConfigError(f"{option} needs an algorithm whose info has errors, {algo.cls.__name__} has none")
 
     def _check_runtime(self) -> None:
         runtime = self._options["runtime"]
@@ -463,8 +462,7 @@ class Checks:
             if not isinstance(factory, Factory) or not issubclass(factory.cls, kind):
                 raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {factory!r}")
         self._policies(algo, actor, storage, train_envs)
-        storage.cls.check_algorithm(algo.cls)
-        algo.cls.check_actor(actor)
+        check_fit(algo, actor, storage)
         _check_actor_fits(actor, train_envs)
         if test_envs is not None:
             for what in ("observation_space", "action_space"):
@@ -504,7 +502,7 @@ class Checks:
 
     def _check_batch(self, algo: Any, storage: Any, train_envs: Any) -> None:
         size, num_envs = getattr(storage.options, "size", None), train_envs.num_envs
-        if storage.cls.keeps:
+        if given_kind(storage).is_kept:
             return
         parts = getattr(algo.options, "num_mini_batch", 1)
         if size is None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.fit import algorithms_for, learned_kind
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.worker import ASYNC, SYNC
-from pytorchrl.scheme.replay.storage_options import has_priorities, kind_of
+from pytorchrl.scheme.replay.storage_options import has_priorities
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,7 +27,7 @@ class Preset:
         defaults: Settings that hold where nothing else is given.
         least: Setting -> (smallest count, why a smaller one contradicts the name).
         learner: Whether one gradient worker learns in a thread of its own (asynchronous gradients), and several in step.
-        off_policyness: What the algorithm may declare: "on", "corrected" or "any".
+        kinds: Kinds of data that the algorithm may learn from.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Preset:
     defaults: Mapping[str, Any]
     least: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     learner: bool = False
-    off_policyness: tuple[str, ...] = ("on", "corrected", "any")
+    kinds: tuple[DataKind, ...] = tuple(DataKind)
 
     def settings(self, algo_factory: Factory[Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of `Scheme`, those `given` among them.
@@ -50,11 +52,10 @@ class Preset:
                      for name, (low, why) in self.least.items() if isinstance(settings[name], int) and settings[name] < low]
         # What is no factory is refused by the scheme itself.
         if isinstance(algo_factory, Factory):
-            # Of several policies the options know.
-            found = getattr(algo_factory.options, "off_policyness", getattr(algo_factory.cls, "off_policyness", None))
-            if found not in self.off_policyness:
-                problems.append(f"{self.name} needs an algorithm whose off_policyness is {' or '.join(map(repr, self.off_policyness))}"
-                                f", that of {algo_factory.cls.__name__} is {found!r}")
+            found = learned_kind(algo_factory)
+            if found not in self.kinds:
+                problems.append(f"{self.name} gives {', '.join(kind.value for kind in self.kinds)}, and {algo_factory.cls.__name__} "
+                                f"learns from {found.value}; algorithms for {self.name}: {algorithms_for(*self.kinds)}")
         if problems:
             raise ConfigError("; ".join(problems))
         return settings
@@ -64,7 +65,7 @@ def _shown(value: Any) -> str:
     return repr(str(value)) if isinstance(value, str) else repr(value)
 
 
-_LAGGING = ("corrected", "any")
+_LAGGING = (DataKind.OLDER_ROLLOUTS, DataKind.TRANSITIONS, DataKind.SEQUENCES)
 _NO_REMOTE_WORKER = "asynchronous gradients need a remote worker, and num_grad_workers=1 means none"
 
 _WITH_SHARDS = {"num_col_workers": 2, "num_replay_workers": 1, "queue_timeout_s": 300.0, "col_in_flight": 2, "add_in_flight": 2,
@@ -89,20 +90,20 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
         name=name, fixed={"col_communication": ASYNC},
         defaults={"num_col_workers": 2, "num_grad_workers": 1, "train_batch_size": 500, "queue_size": 16, "queue_timeout_s": 300.0,
                   "minibatch_buffer_size": 1, "num_passes": 1, "col_in_flight": 2, "broadcast_interval": 1},
-        learner=True, off_policyness=_LAGGING) for name in ("impala", "appo")),
+        learner=True, kinds=_LAGGING) for name in ("impala", "appo")),
     Preset(
         name="apex", fixed={"col_communication": ASYNC},
         defaults={**_WITH_SHARDS, "routing": "round_robin"},
-        learner=True, least={"num_replay_workers": (1, "replay is in shards")}, off_policyness=("any",)),
+        learner=True, least={"num_replay_workers": (1, "replay is in shards")}, kinds=_LAGGING),
     Preset(
         name="r2d2", fixed={"col_communication": ASYNC, "routing": "by_stream"},
         defaults={**_WITH_SHARDS, "queue_size": 4},
-        learner=True, least={"num_replay_workers": (1, "replay is in shards")}, off_policyness=("any",)),
+        learner=True, least={"num_replay_workers": (1, "replay is in shards")}, kinds=(DataKind.SEQUENCES,)),
     Preset(
         name="rapid", fixed={"col_communication": ASYNC, "grad_communication": SYNC},
         defaults={"num_grad_workers": 2, "num_col_workers": 2, "queue_size": 4, "col_in_flight": 2, "broadcast_interval": 1,
                   "num_passes": 1, "distribute_gradients": True},
-        least={"num_grad_workers": (2, "every learner is a gradient worker")}, off_policyness=_LAGGING),
+        least={"num_grad_workers": (2, "every learner is a gradient worker")}, kinds=_LAGGING),
 )}
 
 
@@ -184,13 +185,10 @@ class NamedSchemes:
         the algorithm corrects for lag, such as `IMPALA`, the storage is `VTraceBuffer`, and `size` is that of the replay; or the
         algorithm is `R2D2`, and the storage `RolloutSequenceBuffer`.
         """
-        preset = PRESETS["apex"]
         if has_priorities(storage_factory, settings):
             settings.setdefault("initial_priority", "worker")
-        if isinstance(storage_factory, Factory) and kind_of(storage_factory) == "batch":
-            preset = replace(preset, off_policyness=_LAGGING)
         return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
-                   **preset.settings(algo_factory, settings))
+                   **PRESETS["apex"].settings(algo_factory, settings))
 
     @classmethod
     def r2d2(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
@@ -201,10 +199,8 @@ class NamedSchemes:
         `SequenceBuffer`, or, with `kind="batch"`, `RolloutSequenceBuffer`, which replays whole rollouts.
 
         Raises:
-            ConfigError: A setting is wrong, or the storage draws single transitions.
+            ConfigError: A setting is wrong, or the algorithm learns from single transitions.
         """
-        if isinstance(storage_factory, Factory) and not storage_factory.cls.draws_sequences:
-            raise ConfigError(f"r2d2 needs a storage of sequences, such as SequenceBuffer, got {storage_factory.cls.__name__}")
         return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
                    **PRESETS["r2d2"].settings(algo_factory, settings))
 

@@ -7,7 +7,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +18,8 @@ from pytorchrl.agent.actors.extractors import is_image
 from pytorchrl.agent.actors.normalisers import RunningMoments, moments
 from pytorchrl.agent.contracts import NUM_EXAMPLES
 from pytorchrl.agent.data import Obs, RolloutData
+from pytorchrl.agent.env.spaces import LEAF_SPACES, flatten_action_space
+from pytorchrl.agent.fit import check_action_space
 from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.options import Factory, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, global_draws, torch_generator
@@ -40,6 +42,8 @@ class Actor(nn.Module, ABC):
         reward_moments: Those of discounted returns, or None where rewards are not normalised.
     """
 
+    action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = LEAF_SPACES
+    """Kinds of action space that it acts in; see also `action_space_problem`."""
     is_recurrent = False
 
     @classmethod
@@ -50,8 +54,18 @@ class Actor(nn.Module, ABC):
             ConfigError: An unknown or wrong option.
             SpaceError: A space that it cannot use; the message names the leaf.
         """
+        check_action_space(cls, flatten_action_space(action_space))
         spaces = {"observation_space": observation_space, "action_space": action_space}
         return Factory(cls, build_options(cls, {**spaces, **options}))
+
+    @classmethod
+    def action_space_problem(cls, space: gym.Space[Any]) -> str | None:
+        """Return what such actors need that an action space lacks, as in "a Box of floats"; None if they act in it."""
+        if not isinstance(space, cls.action_spaces):
+            return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
+        if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):
+            return "a Box of floats"
+        return None
 
     def __init__(self, options: Any, device: str | torch.device) -> None:
         """Take options and device over; a subclass then sets what its networks are built from, and calls `build`."""

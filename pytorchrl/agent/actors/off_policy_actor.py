@@ -49,6 +49,8 @@ class OffPolicyActor(ReplayActor):
     high: Tensor
     """Upper bounds of a Box, float32, with the shape of an action."""
 
+    action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = (gym.spaces.Box, gym.spaces.Discrete)
+
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayActor.Options):
         """Settings of the actor."""
@@ -64,21 +66,23 @@ class OffPolicyActor(ReplayActor):
         recurrent_net: ClassVar[None] = None  # it has no memory
 
         def __post_init__(self) -> None:
-            """Refuse action spaces that it has no policy for, and options without effect."""
+            """Refuse a policy that the action space has none of, and options without effect."""
             super().__post_init__()
             space = self.action_space
-            is_box = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
-            if not is_box and not isinstance(space, gym.spaces.Discrete):
-                raise SpaceError(f"OffPolicyActor needs a Box of floats or a Discrete action space, got {space}")
-            if is_box and not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
-                raise SpaceError(
-                    f"squashed actions need finite bounds, got {space}; wrap the environment with gymnasium's "
-                    "RescaleAction or ClipAction")
+            is_box = isinstance(space, gym.spaces.Box)
             is_gaussian = is_box and self.policy == "stochastic"
             if not is_box and self.policy == "deterministic":
                 raise ConfigError("policy='deterministic' needs a Box of actions, got a Discrete space; use QActor and DQN")
             if self.log_std_bound != "clip" and not is_gaussian:
                 raise ConfigError("log_std_bound needs policy='stochastic' over a Box: no other policy has a deviation")
+
+    @classmethod
+    def action_space_problem(cls, space: gym.Space[Any]) -> str | None:
+        """See `Actor`; tanh squashes actions into bounds, which must be finite."""
+        problem = super().action_space_problem(space)
+        if problem is None and isinstance(space, gym.spaces.Box) and not np.isfinite([space.low, space.high]).all():
+            return "a Box with finite bounds"
+        return problem
 
     def __init__(self, options: OffPolicyActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
         """Build the networks from `seed`, then load the checkpoint if there is one.

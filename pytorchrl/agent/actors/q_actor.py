@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import torch
@@ -15,7 +16,7 @@ from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
 from pytorchrl.agent.contracts import check_attributes, check_output
 from pytorchrl.agent.data import PREVIOUS, Obs
 from pytorchrl.agent.options import option
-from pytorchrl.errors import ConfigError, SpaceError
+from pytorchrl.errors import ConfigError
 
 _LOWEST = torch.finfo(torch.float32).min
 
@@ -30,6 +31,8 @@ class QActor(ReplayActor):
         q: The network, from normalised observations to values (B, n).
     """
 
+    action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = (gym.spaces.Discrete,)
+
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayActor.Options):
         """Settings of the actor."""
@@ -42,16 +45,12 @@ class QActor(ReplayActor):
             False, help="Show the memory the action and the reward of the step before, too; zeros where an episode begins.")
 
         def __post_init__(self) -> None:
-            """Refuse other action spaces."""
+            """Refuse options of a memory that is not there."""
             super().__post_init__()
             if self.recurrent_size is not None and self.recurrent_net is None:
                 raise ConfigError(f"recurrent_size={self.recurrent_size} needs recurrent_net='gru' or 'lstm', got None")
             if self.prev_action_reward and self.recurrent_net is None:
                 raise ConfigError("prev_action_reward=True needs recurrent_net='gru' or 'lstm', got None")
-            if not isinstance(self.action_space, gym.spaces.Discrete):
-                raise SpaceError(
-                    f"QActor needs a Discrete action space, got {self.action_space}; OffPolicyActor takes a Box, "
-                    "OnPolicyActor the others")
 
     def __init__(self, options: QActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
         """Build the network from `seed`, then load the checkpoint if there is one.

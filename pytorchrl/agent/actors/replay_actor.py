@@ -188,4 +188,4 @@ class ContinuousQNet(nn.Module):
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
         """(B,) values of actions (B, ...) in [-1, 1]; observations leaf -> (B, ...), normalised."""
         features, _ = self.trunk.forward(obs, None, None)
-        return self.head(self.layers.forward(torch.cat((features, action.flatten(1)), -1))).squeeze(-1)
+        return self.head(self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))).squeeze(-1)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,9 @@ from pytorchrl.agent.algorithms.optimizers import (
     check_optimizer,
     make_optimizer,
 )
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, RolloutData
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, RolloutData
+from pytorchrl.agent.env.spaces import LEAF_SPACES
+from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -70,23 +73,23 @@ class Algorithm(Updatable, ABC):
                 if self.optimizer not in kinds:
                     self._refuse_changed((name,), f"optimizer={' or '.join(map(repr, kinds))}, got optimizer={self.optimizer!r}")
 
-    off_policyness: ClassVar[str]
-    """Which data it may learn from: "on" (of the present policy), "corrected" (a few updates old) or "any"."""
+    learns_from: DataKind
+    """The kind of data that it learns from; storages that give this kind fit. Each class declares or inherits it."""
+    actor_class: ClassVar[type[nn.Module]]
+    """The class of actor that it trains; subclasses fit too. Each class declares or inherits it."""
+    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Option of the actor -> values that the algorithm can learn with; the first one is suggested. Other options are free."""
+    action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = LEAF_SPACES
+    """Kinds of action space that it learns in, as far as its class of actor takes them."""
     advantage_normalization: str = "none"
     loss_reduction: ClassVar[str] = "mean"
     """What the loss is over the valid samples of a batch, "mean" or "sum": how gradients of its parts become its own."""
-    learns_sequences: ClassVar[bool] = False
-    """Whether it learns from sequences of steps with the memory before them, as some storages draw them."""
     _gradients: list[Any] | None = None  # of the last `compute_gradients`
 
     @classmethod
     def create_factory(cls, **options: Any) -> Factory[Self]:
         """A factory of this algorithm; raises `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, options))
-
-    @classmethod
-    def check_actor(cls, actor: Factory[Any]) -> None:
-        """Raise `ConfigError` if actors of this factory are not what the algorithm can learn with."""
 
     def __init__(self, options: Any, *, actor: Any, seed: int, device: str = "cpu") -> None:
         """Use `create_factory`.
@@ -96,7 +99,11 @@ class Algorithm(Updatable, ABC):
             actor: The actor whose parameters it moves.
             seed: Of the actions drawn.
             device: Where the actor lives.
+
+        Raises:
+            ConfigError: The algorithm cannot learn with such an actor.
         """
+        check_actor(type(self), type(actor), getattr(actor, "options", None))
         self.options = options
         self.actor, self.device = actor, torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.ACTING), self.device)

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
-from pytorchrl.agent.actors.replay_actor import ReplayActor
 from pytorchrl.agent.algorithms.noise import NOISES, OrnsteinUhlenbeck
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs, ReplayBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.errors import ConfigError
 
 _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
 
@@ -50,20 +49,15 @@ class DDPG(ReplayAlgorithm):
             if self.noise != "gaussian":
                 self._refuse_changed(("noise_std",), f"noise='gaussian', got noise={self.noise!r}")
 
-    actor_class: ClassVar[type[ReplayActor]] = OffPolicyActor
+    actor_class: ClassVar[type[nn.Module]] = OffPolicyActor
+    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ReplayAlgorithm.actor_options, "policy": ("deterministic",)}
+    action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = (gym.spaces.Box,)
     target_groups: ClassVar[tuple[str, ...]] = ("q", "pi")
     actor: OffPolicyActor
 
     def __init__(self, options: Any, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:
-        """Use `create_factory`; arguments as of `Algorithm`.
-
-        Raises:
-            ConfigError: The actor's policy is not deterministic.
-        """
+        """Use `create_factory`; arguments as of `Algorithm`."""
         super().__init__(options, actor=actor, seed=seed, device=device)
-        if not actor.is_deterministic:
-            raise ConfigError(
-                f"{type(self).__name__} needs an actor with policy='deterministic', got {actor.options.policy!r}")
         self._drift = OrnsteinUhlenbeck(options.ou_theta, options.ou_sigma, options.ou_dt)
 
     # Acting

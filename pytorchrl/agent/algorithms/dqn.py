@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from torch import Tensor
+from torch import Tensor, nn
 
 from pytorchrl.agent.actors.q_actor import QActor, best_action
-from pytorchrl.agent.actors.replay_actor import ReplayActor
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs, ReplayBatch
 from pytorchrl.agent.options import option
@@ -71,7 +70,7 @@ class DQN(ReplayAlgorithm):
             if self.epsilon_per_worker:
                 self._refuse_changed(("initial_epsilon", "final_epsilon", "epsilon_steps"), "epsilon_per_worker=False")
 
-    actor_class: ClassVar[type[ReplayActor]] = QActor
+    actor_class: ClassVar[type[nn.Module]] = QActor
     target_groups: ClassVar[tuple[str, ...]] = ("q",)
     actor: QActor
 

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from pytorchrl.agent.actors.on_policy_actor import OnPolicyActor
 from pytorchrl.agent.actors.small_policy import SmallPolicy
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.constants import Constants
 from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, Evaluated, Obs, RolloutData
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, Evaluated, Obs, RolloutData
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pytorchrl.agent.actors import OnPolicyActor
     from pytorchrl.agent.storages.base import Storage
 
 _CHUNK_BYTES = 2**25
@@ -55,9 +55,8 @@ class OnPolicyAlgorithm(Algorithm):
         compile: bool = option(False, help="Compile loss and gradient into one kernel graph (slow first update).")
         mixed_precision: bool = option(False, help="Run networks in bfloat16; parameters stay float32.")
 
-    off_policyness: ClassVar[str] = "on"
-    stores_values: ClassVar[bool] = True
-    """Whether rollouts come with the values of the weights that acted."""
+    learns_from = DataKind.ROLLOUTS
+    actor_class: ClassVar[type[nn.Module]] = OnPolicyActor
     info_names: tuple[str, ...] = ()
     """Names of what a gradient reports: "loss", the terms and the measures; empty before the first batch."""
     recompute_advantages: bool = False
@@ -82,8 +81,10 @@ class OnPolicyAlgorithm(Algorithm):
         self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params, self.device) if options.compile else None
         self._weights = Constants(self.device)
         self._term_names: tuple[str, ...] = ()
-        # Only who does without values says so: actors of one's own need not know the argument.
-        self._act_options: dict[str, Any] = {} if self.stores_values else {"with_value": False}
+        # V-trace values rollouts by the learner's weights, so that those of the policy that acted would be computed in vain.
+        self._stores_values = self.learns_from is DataKind.ROLLOUTS
+        # Passed only where it is False: an actor of the user's own need not know the argument.
+        self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
         self.advantage_normalization = options.advantage_normalization
@@ -113,8 +114,8 @@ class OnPolicyAlgorithm(Algorithm):
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,), by the weights that acted; all in few passes.
 
-        Values are left out if not `stores_values`. To be called once a rollout, in the collector, before its weights
-        change.
+        An algorithm that learns from rollouts of older policies leaves the values out. To be called once a rollout, in the
+        collector, before its weights change.
         """
         dist_params = rollout.other.pop("dist_params").flatten(0, 1)
         num_steps, num_envs = rollout.reward.shape
@@ -122,7 +123,7 @@ class OnPolicyAlgorithm(Algorithm):
             mask = None if rollout.mask is None else rollout.mask[:num_steps].flatten(0, 1)
             logp = self.actor.log_prob_from_params(dist_params, rollout.action.flatten(0, 1), mask)
         rollout.other["logp"] = logp.view(num_steps, num_envs)
-        if self.stores_values:
+        if self._stores_values:
             rollout.other["value"], rollout.other["final_value"] = self.compute_values(
                 rollout, rollout.other.get("value"))
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.distributions import check_mask
+from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.q_actor import best_action
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet
 from pytorchrl.agent.algorithms.dqn import DQN
 from pytorchrl.agent.algorithms.replay import START
-from pytorchrl.agent.data import ActingStep, Arrays, Obs, SequenceBatch
+from pytorchrl.agent.data import ActingStep, Arrays, DataKind, Obs, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 
@@ -64,7 +66,8 @@ class R2D2(DQN):
         max_grad_norm: float | None = option(
             80.0, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
 
-    learns_sequences: ClassVar[bool] = True
+    learns_from = DataKind.SEQUENCES
+    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {**DQN.actor_options, "recurrent_net": tuple(MEMORIES)}
 
     # Acting
 

@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.contracts import check_choice, check_losses
-from pytorchrl.agent.data import ActingStep, Arrays, Obs, ReplayBatch, RolloutData
+from pytorchrl.agent.data import ActingStep, Arrays, DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
-from pytorchrl.agent.options import Factory, option
+from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pytorchrl.agent.actors.replay_actor import ReplayActor
     from pytorchrl.agent.storages.base import Storage
 
 START = "random_actions"
@@ -72,34 +71,14 @@ class ReplayAlgorithm(Algorithm):
             if self.polyak == 1.0:
                 raise ConfigError("polyak=1.0 would never move the target networks; give a share below 1, such as 0.995")
 
-    off_policyness: ClassVar[str] = "any"
-    actor_class: ClassVar[type[ReplayActor]]
-    """What `actor` has to be."""
+    learns_from = DataKind.TRANSITIONS
+    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {"recurrent_net": (None,)}
     target_groups: ClassVar[tuple[str, ...]]
     """Groups whose network has a target."""
     actor: Any
 
-    @classmethod
-    def check_actor(cls, actor: Factory[Any]) -> None:
-        """See `Algorithm`: whether it has memory is what an algorithm learns with, or cannot."""
-        net = getattr(actor.options, "recurrent_net", None)
-        if cls.learns_sequences and net is None:
-            raise ConfigError(f"{cls.__name__} needs an actor with memory; give recurrent_net='lstm' or 'gru'")
-        if not cls.learns_sequences and net is not None:
-            raise ConfigError(f"{cls.__name__} learns from single transitions, without what an actor with memory "
-                              f"(recurrent_net={net!r}) remembers; use R2D2 and SequenceBuffer, or recurrent_net=None")
-
     def __init__(self, options: Any, *, actor: Any, seed: int, device: str = "cpu") -> None:
-        """Use `create_factory`; arguments as of `Algorithm`.
-
-        Raises:
-            ConfigError: The actor is of another kind than this algorithm needs.
-        """
-        if not isinstance(actor, self.actor_class):
-            raise ConfigError(
-                f"{type(self).__name__} needs a {self.actor_class.__name__}, got {type(actor).__name__}; make it with "
-                f"{self.actor_class.__name__}.create_factory")
-        self.check_actor(Factory(type(actor), actor.options))
+        """Use `create_factory`; arguments as of `Algorithm`."""
         super().__init__(options, actor=actor, seed=seed, device=device)
         # Of noise in losses: apart from that of acting, which another thread may use at the same time.
         self.update_generator = torch_generator(derive_seed(seed, Stream.BATCHES), self.device)

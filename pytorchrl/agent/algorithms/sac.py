@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
-from pytorchrl.agent.actors.replay_actor import ReplayActor
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs, ReplayBatch
 from pytorchrl.agent.options import option
@@ -54,7 +54,8 @@ class SAC(ReplayAlgorithm):
             if not self.learn_alpha:
                 self._refuse_changed(("lr_alpha", "target_entropy_scale"), "learn_alpha=True")
 
-    actor_class: ClassVar[type[ReplayActor]] = OffPolicyActor
+    actor_class: ClassVar[type[nn.Module]] = OffPolicyActor
+    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ReplayAlgorithm.actor_options, "policy": ("stochastic",)}
     target_groups: ClassVar[tuple[str, ...]] = ("q",)
     actor: OffPolicyActor
     log_alpha: Tensor
@@ -63,11 +64,9 @@ class SAC(ReplayAlgorithm):
         """Use `create_factory`; arguments as of `Algorithm`.
 
         Raises:
-            ConfigError: The actor's policy is deterministic, or `target_entropy_scale` is given without discrete actions.
+            ConfigError: `target_entropy_scale` is given without discrete actions.
         """
         super().__init__(options, actor=actor, seed=seed, device=device)
-        if actor.is_deterministic:
-            raise ConfigError("SAC needs an actor with policy='stochastic', got 'deterministic'")
         default_scale = SAC.Options.target_entropy_scale
         if options.target_entropy_scale != default_scale and (not actor.is_discrete or options.target_entropy is not None):
             raise ConfigError("target_entropy_scale needs discrete actions and target_entropy=None")

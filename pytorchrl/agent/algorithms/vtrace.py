@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, rows_at_once
-from pytorchrl.agent.data import Obs, RolloutData
+from pytorchrl.agent.data import DataKind, Obs, RolloutData
 
 
 class VTraceAlgorithm(OnPolicyAlgorithm):
@@ -17,8 +15,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     Collectors compute no values: those of the weights that acted are of no use to the learner.
     """
 
-    off_policyness: ClassVar[str] = "corrected"
-    stores_values: ClassVar[bool] = False
+    learns_from = DataKind.OLDER_ROLLOUTS
 
     def evaluate_rollout(
         self, rollout: RolloutData, sequence_length: int | None = None,

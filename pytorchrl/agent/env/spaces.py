@@ -15,7 +15,8 @@ from pytorchrl.errors import SpaceError
 MASK_LEAF = "action_mask"
 """Observation leaf, or entry of `info`, with the actions allowed next; lifted out of the observation."""
 
-_LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+LEAF_SPACES: tuple[type[gym.Space[Any]], ...] = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Spaces of an action, and of each leaf of an observation."""
 _NUM_CHANNELS = (1, 3, 4)
 
 
@@ -47,7 +48,7 @@ def flatten_action_space(space: gym.Space[Any]) -> gym.Space[Any]:
     Raises:
         SpaceError: Neither Box, Discrete, MultiDiscrete nor MultiBinary.
     """
-    if not isinstance(space, _LEAF_SPACES):
+    if not isinstance(space, LEAF_SPACES):
         raise SpaceError(
             f"the action space is {space}; allowed are Box, Discrete, MultiDiscrete and MultiBinary; "
             "a wrapper can flatten other spaces")
@@ -77,7 +78,7 @@ class ObservationReader:
                 self._mask_path = path
             else:
                 self._leaves.append((path, _name(path), _conversion(leaf)))
-        self.is_plain = isinstance(space, _LEAF_SPACES) and self._leaves[0][2] is None
+        self.is_plain = isinstance(space, LEAF_SPACES) and self._leaves[0][2] is None
         """Whether `{"obs": observations}` is all there is to do."""
         self.has_mask = self._mask_path is not None
 
@@ -123,7 +124,7 @@ def _walk(
     elif isinstance(space, spaces.Tuple):
         for index, child in enumerate(space.spaces):
             yield from _walk(child, (*path, index))
-    elif isinstance(space, _LEAF_SPACES):
+    elif isinstance(space, LEAF_SPACES):
         yield path, space
     else:
         raise SpaceError(

@@ -6,13 +6,15 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.fit import freshest, learned_kind
 from pytorchrl.agent.multi.data import SEPARATOR, MultiActingStep, MultiBatch, joined, own_names
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 _SHARED = ("num_epochs", "num_mini_batch", "mini_batch_size", "start_steps", "update_every", "num_updates")
 """Options that decide when there is an update, and of how much: all policies have the same, as their updates are made together."""
-_STRICTEST_FIRST = ("on", "corrected", "any")
 TRAINABLE = "trainable"
 """Parameter `policy/trainable`: 0 while a policy acts only."""
 
@@ -87,17 +88,16 @@ class MultiAgentAlgorithm(Algorithm):
             return any(getattr(factory.options, "mixed_precision", False) for factory in self.policies.values())
 
         @property
-        def off_policyness(self) -> str:
-            """Which data all of them may learn from."""
-            found = {factory.cls.off_policyness for factory in self.policies.values()}
-            return next(kind for kind in _STRICTEST_FIRST if kind in found)
+        def learns_from(self) -> DataKind:
+            """The kind of data that policies learn from; where they differ, the one that must be freshest."""
+            return freshest(map(learned_kind, self.policies.values()))
 
-    off_policyness: ClassVar[str] = "on"  # of an instance, that of its options
     actor: MultiAgentActor
 
     def __init__(self, options: Any, *, actor: Any, seed: int, device: str = "cpu") -> None:
         """Arguments as of `Algorithm`."""
         self.options, self.actor, self.device = options, actor, torch.device(device)
+        self.learns_from = options.learns_from
         self.algorithms: dict[str, Algorithm] = {
             policy: factory(device=device, actor=actor.actors[policy], seed=derive_seed(seed, Stream.ACTING, index))
             for index, (policy, factory) in enumerate(options.policies.items())}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from pytorchrl.agent.fit import check_policies
 from pytorchrl.agent.multi.actor import MultiAgentActor
 from pytorchrl.agent.multi.algorithm import MultiAgentAlgorithm
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
@@ -45,13 +46,7 @@ def multi_agent(
     of_actor = _by_policy("actors", actors, envs.policies)
     of_algorithm = _by_policy("algorithms", algorithms, envs.policies)
     of_storage = _by_policy("storages", storages, envs.policies)
-    for policy in envs.policies:
-        of_storage[policy].cls.check_algorithm(of_algorithm[policy].cls)
-    keeping = [policy for policy in envs.policies if of_storage[policy].cls.keeps]
-    wrong = [policy for policy in envs.policies if (of_algorithm[policy].cls.off_policyness == "any") is not (policy in keeping)]
-    if wrong:
-        raise ConfigError(f"policies {wrong}: an algorithm that learns from replay needs a storage that keeps transitions, others one "
-                          "that does not")
+    check_policies(of_algorithm, of_actor, of_storage)
     storage = MultiAgentStorage.create_factory(of_storage, envs.agents)
     algorithm = MultiAgentAlgorithm.create_factory(of_algorithm, envs.agents, None if trainable is None else tuple(trainable))
     return algorithm, MultiAgentActor.create_factory(of_actor, envs.agents, checkpoint), storage

@@ -6,14 +6,13 @@ import dataclasses
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from pytorchrl.agent.algorithms.base import Algorithm
-from pytorchrl.agent.data import RolloutData
-from pytorchrl.agent.multi.algorithm import MultiAgentAlgorithm
+from pytorchrl.agent.data import DataKind, RolloutData
+from pytorchrl.agent.fit import freshest, given_kind
 from pytorchrl.agent.multi.data import MultiActingStep, MultiBatch, MultiRollout, MultiStep, joined, own_names
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -40,6 +39,11 @@ class MultiAgentStorage(Storage):
         size: int = option(help="Of rollouts the steps of each environment, of replay its env steps.", low=1)
 
         @property
+        def gives(self) -> DataKind:
+            """The kind of data that storages give; where they differ, the one that must be freshest."""
+            return freshest(map(given_kind, self.policies.values()))
+
+        @property
         def rollout_size(self) -> int:
             """Steps of each environment in a rollout."""
             return int(next(getattr(f.options, "rollout_size", self.size) for f in self.policies.values()))
@@ -53,30 +57,24 @@ class MultiAgentStorage(Storage):
         Raises:
             ConfigError: Some keep transitions and others do not, or their rollouts differ.
         """
-        keep = {policy: factory.cls.keeps for policy, factory in policies.items()}
+        keep = {policy: given_kind(factory).is_kept for policy, factory in policies.items()}
         if len(set(keep.values())) > 1:
             raise ConfigError(f"storages of all policies must keep transitions, or none, got {keep}; use replay for all or none")
         for name in ("size", "rollout_size"):
             values = {policy: getattr(factory.options, name, None) for policy, factory in policies.items()}
             if len(set(values.values())) > 1:
                 raise ConfigError(f"{name} of the storages must be the same for all policies, which collect together, got {values}")
-        if odd := [factory.cls.__name__ for factory in policies.values() if factory.cls.keeps
-                  and (factory.cls.draws_sequences or not issubclass(factory.cls, ReplayBuffer))]:
+        if odd := [factory.cls.__name__ for factory in policies.values() if given_kind(factory).is_kept
+                  and (given_kind(factory) is not DataKind.TRANSITIONS or not issubclass(factory.cls, ReplayBuffer))]:
             raise ConfigError(f"replay of several policies is for ReplayBuffer and PERBuffer, got {', '.join(odd)}")
         size = next(iter(policies.values())).options.size
         return Factory(MultiAgentReplay if any(keep.values()) else MultiAgentStorage,
                        cls.Options(policies=dict(policies), agents=dict(agents), size=size))
 
-    @classmethod
-    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
-        """See `Storage`."""
-        if not issubclass(algorithm, MultiAgentAlgorithm):
-            raise ConfigError(f"storages of several policies need algorithms of several policies, got {algorithm.__name__}; make "
-                              "both with multi_agent(...)")
-
     def __init__(self, options: Any, *, actor: Any, algorithm: Any, num_envs: int, seed: int, device: str = "cpu") -> None:
         """Arguments as of the storages."""
         self.options, self._num_envs = options, num_envs
+        self.gives = options.gives
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
         self.storages: dict[str, Any] = {}
         for index, (policy, factory) in enumerate(options.policies.items()):
@@ -280,8 +278,6 @@ class MultiAgentReplay(MultiAgentStorage):
 
     An id in a batch is that of the policy's own storage, times the number of policies, plus the policy's place.
     """
-
-    keeps: ClassVar[bool] = True
 
     def __init__(self, options: Any, **context: Any) -> None:
         super().__init__(options, **context)

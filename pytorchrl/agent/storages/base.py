@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import ActingStep, RolloutData, Step
+from pytorchrl.agent.data import ActingStep, DataKind, RolloutData, Step
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.options import Factory, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
@@ -18,8 +18,6 @@ from pytorchrl.agent.updatable import Updatable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from pytorchrl.agent.algorithms import Algorithm
 
 __all__ = ["ActingRow", "Storage"]
 
@@ -42,14 +40,16 @@ class Storage(Updatable, ABC):
         generator: What to draw from, on the CPU; part of `state_dict`.
     """
 
-    keeps: ClassVar[bool] = False
-    """Whether transitions stay, to be drawn again, until newer ones take their place: replay. `counters` then has `evicted`."""
-    draws_sequences: ClassVar[bool] = False
-    """Whether what is drawn are sequences of steps, of one environment each; else single transitions."""
+    gives: DataKind
+    """The kind of data that its batches are; algorithms that learn from this kind fit. Each class declares or inherits it.
+
+    Where `gives.is_kept`, `counters` also has `evicted`.
+    """
     draws_rollouts: ClassVar[bool] = False
     """Whether a storage that keeps transitions keeps and draws whole rollouts."""
     has_priorities: ClassVar[bool] = False
-    """Whether what it draws depends on errors; it then has `add_errors` and `update_priorities`."""
+    """Whether what it draws depends on errors, which needs an algorithm with `td_errors`; it then has `add_errors` and
+    `update_priorities`."""
     num_learned_from: int = 0
     """Of what has been inserted, how much an algorithm has already made its batches for; replay algorithms write it."""
     options: Any
@@ -82,10 +82,6 @@ class Storage(Updatable, ABC):
         # The collector's half.
         self._rollout_rows = RolloutRows(self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
         self._start_parameters()
-
-    @classmethod
-    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
-        """Raise `ConfigError` if this storage does not fit that class of algorithm."""
 
     # Collector
 

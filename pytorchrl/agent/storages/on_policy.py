@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pytorchrl.agent.contracts import check_estimate, check_rollout
-from pytorchrl.agent.data import Batch, RolloutData
+from pytorchrl.agent.data import Batch, DataKind, RolloutData
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
@@ -21,9 +21,8 @@ from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
 from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
-
     from pytorchrl.agent.actors import OnPolicyActor
-    from pytorchrl.agent.algorithms import Algorithm, OnPolicyAlgorithm
+    from pytorchrl.agent.algorithms import OnPolicyAlgorithm
 
 _REWARD_CLIP = 10.0
 """Largest absolute value of a normalised reward."""
@@ -40,17 +39,7 @@ class VanillaOnPolicyBuffer(Storage):
         sequence_length: int | None = option(
             None, help="Steps of a training sequence, for actors with memory; None takes whole rollouts.", low=1)
 
-    needs_values: ClassVar[bool] = True
-    """Whether it takes the values with which a rollout was collected; else it has its own computed."""
-
-    @classmethod
-    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
-        """See `Storage`: rollouts have the values of the policy that acted, or they have not."""
-        if getattr(algorithm, "stores_values", True) is not cls.needs_values:
-            lacking, fitting = ("no", "VTraceBuffer") if cls.needs_values else ("the", "GAEBuffer")
-            raise ConfigError(
-                f"{cls.__name__} does not fit {algorithm.__name__}, whose rollouts come with {lacking} values of the "
-                f"policy that acted; use {fitting}")
+    gives = DataKind.ROLLOUTS
 
     def __init__(
         self, options: Any, *, actor: OnPolicyActor, algorithm: OnPolicyAlgorithm, num_envs: int, seed: int,
@@ -183,7 +172,7 @@ class VanillaOnPolicyBuffer(Storage):
 
     def _lay_out(self, anew: bool) -> Samples:
         """Samples with their advantages and returns; `anew` as of `estimate`."""
-        needed = ("logp", "value", "final_value") if self.needs_values else ("logp",)
+        needed = ("logp", "value", "final_value") if self.gives is DataKind.ROLLOUTS else ("logp",)
         estimates = []
         for rollout in self._rollouts:
             check_rollout(self.algorithm, rollout, needed)

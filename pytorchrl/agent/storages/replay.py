@@ -7,14 +7,14 @@ import functools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pytorchrl.agent.contracts import check_draw
-from pytorchrl.agent.data import Obs, ReplayBatch, RolloutData
+from pytorchrl.agent.data import DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
@@ -22,10 +22,6 @@ from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.agent.storages.trees import MinTree, SumTree
 from pytorchrl.errors import ConfigError
-
-if TYPE_CHECKING:
-
-    from pytorchrl.agent.algorithms import Algorithm
 
 _FIRST_PRIORITY = 1.0
 _ERROR = "error"
@@ -38,7 +34,7 @@ class ReplayBuffer(Storage):
     Rows that are no transitions (the reset step of NEXT_STEP) take room, and are never drawn.
     """
 
-    keeps: ClassVar[bool] = True
+    gives = DataKind.TRANSITIONS
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -50,13 +46,6 @@ class ReplayBuffer(Storage):
         stacked_frames: int | None = option(
             None, help="Pictures stacked in an observation, of which each is kept once; None finds out, 1 keeps stacks.",
             low=1)
-
-    @classmethod
-    def check_algorithm(cls, algorithm: type[Algorithm]) -> None:
-        """See `Storage`: algorithms learn from transitions or from sequences."""
-        if algorithm.learns_sequences is not cls.draws_sequences:
-            drawn, fitting = ("sequences", "PERBuffer") if cls.draws_sequences else ("single transitions", "SequenceBuffer")
-            raise ConfigError(f"{cls.__name__} draws {drawn}, which {algorithm.__name__} does not learn from; use {fitting}")
 
     def __init__(
         self, options: Any, *, actor: Any, algorithm: Any, num_envs: int, seed: int, device: str = "cpu",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from pytorchrl.agent.data import Arrays, RolloutData, SequenceBatch
+from pytorchrl.agent.data import Arrays, DataKind, RolloutData, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.agent.storages.ring import Ring
@@ -45,7 +45,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
     A rollout goes as soon as a newer one needs one of its rows. Rollouts without a transition are not kept.
     """
 
-    draws_sequences: ClassVar[bool] = True
+    gives = DataKind.SEQUENCES
     draws_rollouts: ClassVar[bool] = True
 
     @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ import itertools
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytorchrl.agent.data import RolloutData, SequenceBatch
+from pytorchrl.agent.data import DataKind, RolloutData, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages.leaves import Slots, write_extras
@@ -130,7 +130,7 @@ class SequenceBuffer(PERBuffer):
     (because its worker is lost) is not drawn.
     """
 
-    draws_sequences: ClassVar[bool] = True
+    gives = DataKind.SEQUENCES
 
     @dataclass(frozen=True, kw_only=True)
     class Options(PERBuffer.Options):

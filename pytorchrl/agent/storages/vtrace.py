@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytorchrl.agent.data import RolloutData
+from pytorchrl.agent.data import DataKind, RolloutData
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
 from pytorchrl.agent.storages.returns import vtrace
@@ -33,7 +33,7 @@ class VTraceBuffer(VanillaOnPolicyBuffer):
             1.0, help="Largest importance weight of what comes back from later steps.", low=0.0, exclusive=True)
         vtrace_lambda: float = option(1.0, help="Bias-variance trade-off of the targets.", low=0.0, high=1.0)
 
-    needs_values: ClassVar[bool] = False
+    gives = DataKind.OLDER_ROLLOUTS
     algorithm: VTraceAlgorithm
 
     def estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -166,7 +166,7 @@ class GWorker(Worker):
 
         With a replay level, the next one drawn from it.
         """
-        if self.shards is not None and self.storage.keeps:
+        if self.shards is not None and self.storage.gives.is_kept:
             self._batch = self._draw(self.shards)
             return self._batch
         batch = None if self._batches is None else next(self._batches, None)
@@ -201,7 +201,7 @@ class GWorker(Worker):
         self.storage.insert_from(*zip(*((part.rollout.data, part.rollout.source) for part in item.parts), strict=True))
         self.storage.before_gradients()
         self._item_open = True
-        if self.storage.keeps:
+        if self.storage.gives.is_kept:
             self._book_as_resident()
 
     def _book_as_resident(self) -> None:
@@ -554,7 +554,7 @@ class GWorker(Worker):
             Its incarnation and its account, in which nothing is in flight or queued.
         """
         self.collector.drain(number, timeout_s)
-        if not self.storage.keeps:  # what replay has given is a copy, and may wait
+        if not self.storage.gives.is_kept:  # what replay has given is a copy, and may wait
             self._batches = self._batch = self._item = None
             self._item_open, self._unused_steps = False, 0
             self._rank.forget()

@@ -194,7 +194,7 @@ class Report:
         self.counters["bytes_out"] = collector.bytes_out
         self.traffic[WEIGHTS] += collector.local_worker.take_weights_traffic()
         storage = collector.local_worker.storage
-        self.counters["stale_priorities"] = storage.counters.get("stale_priorities", 0) if storage.keeps else 0
+        self.counters["stale_priorities"] = storage.counters.get("stale_priorities", 0) if storage.gives.is_kept else 0
         if shards is not None:
             self.counters["replay_items_dropped"] = shards.items_dropped
             self.counters["stale_priorities"] = sum(state.contents["stale_priorities"] for state in shards.states)

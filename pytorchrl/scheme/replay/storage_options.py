@@ -6,48 +6,50 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.fit import given_kind, known_storages, names
 from pytorchrl.agent.options import Factory
-from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
 
-KINDS = ("transition", "sequence", "batch")
+_DRAWN = {DataKind.TRANSITIONS: "transition", DataKind.SEQUENCES: "sequence", DataKind.OLDER_ROLLOUTS: "batch"}
+KINDS = tuple(_DRAWN.values())
 """What is drawn from shards: single transitions, sequences of steps, or whole rollouts."""
-_STORAGES = {"transition": "ReplayBuffer or PERBuffer", "sequence": "SequenceBuffer", "batch": "VTraceBuffer (IMPALA, APPO) or RolloutSequenceBuffer (R2D2)"}
 STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
 """Those of the storage's own that are taken over as they are."""
 
 
-def kind_of(factory: Factory[Any]) -> str:
-    """Return what shards draw for an agent with this storage; one that keeps nothing makes its batches of whole rollouts."""
-    if factory.cls.draws_rollouts or not factory.cls.keeps:
-        return "batch"
-    return "sequence" if factory.cls.draws_sequences else "transition"
+def kind_of(factory: Factory[Any]) -> str | None:
+    """Return what shards draw for an agent with this storage: one of `KINDS`, or None where its data must be fresh."""
+    return _drawn(given_kind(factory), factory.cls)
 
 
-def check_kind(kind: str | None, algo: Factory[Any], storage: Factory[Any], size: int | None) -> str:
-    """What shards draw for this agent.
+def _drawn(given: DataKind, storage: type[Storage]) -> str | None:
+    return "batch" if storage.draws_rollouts else _DRAWN.get(given)
+
+
+def check_kind(kind: str | None, storage: Factory[Any], size: int | None) -> str:
+    """Return what shards draw for this agent.
 
     Args:
         kind: What the user wants; None leaves it to the storage.
-        algo: The agent's algorithm.
         storage: The agent's storage.
         size: What the user gives as the size of replay.
 
     Raises:
-        ConfigError: The storage is for another kind, the algorithm cannot learn from old rollouts, or there is no such size.
+        ConfigError: The storage is for another kind or for none, or there is no such size.
     """
     found = kind_of(storage)
+    if found is None:
+        fitting = [cls for cls in known_storages() if cls.gives in _DRAWN]
+        raise ConfigError(f"replay cannot have the {given_kind(storage).value} that {storage.cls.__name__} gives: they must be of the "
+                          f"present policy; storages whose data may be older: {names(fitting)}")
     if kind not in (None, found):
-        raise ConfigError(f"kind={kind!r} needs a storage such as {_STORAGES[str(kind)]}, got {storage.cls.__name__}, which is for "
-                          f"kind={found!r}; give that storage, or leave kind out")
-    if not storage.cls.keeps:
-        off_policyness = getattr(algo.options, "off_policyness", algo.cls.off_policyness)
-        if off_policyness == "on":
-            raise ConfigError(
-                f"num_replay_workers with {storage.cls.__name__} draws rollouts of older policies, and the off_policyness of "
-                f"{algo.cls.__name__} is 'on'; give an algorithm that corrects for that, such as IMPALA or APPO, or a storage that "
-                "keeps transitions, such as ReplayBuffer")
+        fitting = [cls for cls in known_storages() if _drawn(cls.gives, cls) == kind]
+        raise ConfigError(f"kind={kind!r} needs one of these storages: {names(fitting)}; got {storage.cls.__name__}, which is for "
+                          f"kind={found!r}; give another storage, or leave kind out")
+    if not given_kind(storage).is_kept:
         if size is None:
             raise ConfigError(f"replay of whole rollouts needs size, the env steps that all shards keep together; the size of "
                               f"{storage.cls.__name__} is that of a rollout")
@@ -57,7 +59,7 @@ def check_kind(kind: str | None, algo: Factory[Any], storage: Factory[Any], size
 
 def kept_by_shards(factory: Factory[Any], size: int | None) -> Factory[Any]:
     """What shards are made of: the agent's own storage, or, where that keeps nothing, replay of whole rollouts."""
-    return factory if factory.cls.keeps or size is None else RolloutReplay.create_factory(size)
+    return factory if given_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 
 def batch_steps(factory: Factory[Any], train_envs: Any, size: int) -> int:
@@ -69,7 +71,7 @@ def batch_steps(factory: Factory[Any], train_envs: Any, size: int) -> int:
         size: Transitions, sequences, or of rollouts that the learner makes its batches of the least size, see `RolloutData.size`.
     """
     kind, options, num_envs = kind_of(factory), factory.options, train_envs.num_envs
-    if not factory.cls.keeps:  # the last rollout may be in it for one step of its
+    if not given_kind(factory).is_kept:  # the last rollout may be in it for one step of its
         return int(size + rollout_steps(factory, num_envs) - 1)
     if kind == "batch":  # or for one sequence of its
         return int((size + num_envs - 1) * options.rollout_size)
@@ -109,7 +111,7 @@ def with_options(factory: Factory[Any], given: Mapping[str, Any]) -> Factory[Any
         factory = kind.create_factory(**{
             field.name: getattr(factory.options, field.name) for field in dataclasses.fields(factory.options)
             if field.name in names})
-    own = [name for name in STORAGE_OPTIONS if name != "size" or getattr(factory.cls, "keeps", True)]
+    own = [name for name in STORAGE_OPTIONS if name != "size" or given_kind(factory).is_kept]
     values = {name: given[name] for name in own if given.get(name) is not None}
     names = {field.name for field in dataclasses.fields(factory.options)}
     if unknown := [name for name in values if name not in names]:

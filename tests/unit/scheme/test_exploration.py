@@ -74,7 +74,7 @@ class Watch:
         names = [actor.name for actor in self.scheme.runtime._actors]
         hold(len(names) == len(set(names)), "two live workers in one place", names)
         for worker in self.grad_workers():
-            if worker.storage.keeps:
+            if worker.storage.gives.is_kept:
                 resident, kept = worker.ledger.snapshot().resident, worker.storage.counters["resident"]
                 hold(resident == kept, "resident steps are not those that replay keeps:", resident, "instead of", kept)
         for worker in self.workers():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pytorchrl import ASYNC, DQN, SAC, TD3, OffPolicyActor, PERBuffer, QActor, ReplayBuffer, Scheme, VecEnv
+from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
@@ -183,16 +184,18 @@ def test_compressed_rollouts_bring_them_too(make_apex, added):
 class WithoutErrors(SyntheticAlgorithm):
     """Learns from transitions, and says nothing of single ones."""
 
+    actor_class = QActor
+
 
 @pytest.mark.parametrize(("settings", "text"), [
     ({"initial_priority": "first"}, "initial_priority must be one of max, worker, got 'first'"),
     ({"storage": ReplayBuffer.create_factory(400, rollout_size=7), "initial_priority": "worker"},
      "initial_priority='worker' needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
     ({"prioritized": False, "initial_priority": "worker"}, "needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
-    ({"algo": WithoutErrors.create_factory()},
-     "initial_priority='worker' needs an algorithm whose info has errors, WithoutErrors has none"),
-    ({"algo": WithoutErrors.create_factory(), "prioritized": True, "initial_priority": "max"},
-     "prioritized=True needs an algorithm whose info has errors, WithoutErrors has none"),
+    ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS)},
+     "PERBuffer draws by errors, and WithoutErrors has no td_errors to tell them; storages for WithoutErrors: ReplayBuffer"),
+    ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS), "prioritized": True, "initial_priority": "max"},
+     "PERBuffer draws by errors, and WithoutErrors has no td_errors"),
 ])
 def test_what_nothing_would_set_is_refused(make_apex, settings, text):
     with pytest.raises(ConfigError, match=text):

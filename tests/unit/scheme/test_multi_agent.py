@@ -365,11 +365,11 @@ def test_a_learner_thread_takes_items_of_all_policies(make_multi, check_ledger, 
 
 
 def test_schemes_with_a_name_ask_what_all_policies_can_learn_from(make_multi):
-    with pytest.raises(ConfigError, match=r"impala needs an algorithm whose off_policyness is 'corrected' or 'any'.* 'on'"):
+    with pytest.raises(ConfigError, match=r"impala gives rollouts of older policies .*learns from rollouts with advantages"):
         make_multi(preset=Scheme.impala)
     mixed = {"early": PPO.create_factory(num_epochs=1, num_mini_batch=1), "shared": IMPALA.create_factory()}
     storages = {"early": GAEBuffer.create_factory(6), "shared": VTraceBuffer.create_factory(6)}
-    with pytest.raises(ConfigError, match="off_policyness"):
+    with pytest.raises(ConfigError, match="MultiAgentAlgorithm learns from rollouts with advantages"):
         make_multi(mixed, storages, preset=Scheme.impala)
     assert {"loss/early", "loss/shared"} <= set(make_multi(mixed, storages).step())
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from pytorchrl import ASYNC, DQN, R2D2, SYNC, A2C, PERBuffer, QActor, Scheme, SequenceBuffer, VecEnv, train
+from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
 from pytorchrl.cli import main
 from pytorchrl.envs.testing import CountingEnv
@@ -104,14 +105,14 @@ def test_r2d2_is_apex_with_sequences():
     assert differing == {"queue_size", "routing", "kind"}
     assert [scheme.settings[name] for name in ("queue_size", "routing", "kind")] == [4, "by_stream", "sequence"]
     _, actor, _, envs = small_r2d2()
-    with pytest.raises(ConfigError, match="r2d2 needs a storage of sequences, such as SequenceBuffer, got PERBuffer"):
+    with pytest.raises(ConfigError, match=r"r2d2 gives sequences of steps .*, and DQN learns from single .*; algorithms for r2d2: R2D2"):
         Scheme.r2d2(DQN.create_factory(), actor, PERBuffer.create_factory(1000), envs)
 
 
 @pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
 def test_on_policy_algorithms_are_refused_where_data_are_old(named, name):
     _, actor, storage, envs = synthetic_agent(4)
-    with pytest.raises(ConfigError, match=f"{name} needs an algorithm whose off_policyness is"):
+    with pytest.raises(ConfigError, match=f"{name} gives .*, and A2C learns from rollouts with advantages; algorithms for {name}: APPO, "):
         named(name, (A2C.create_factory(), actor, storage, envs))
 
 
@@ -147,20 +148,18 @@ def test_a_part_that_is_no_factory_is_refused_as_by_any_scheme(named):
         named("a3c", agent=("ppo", *others))
 
 
-class OnPolicy(SyntheticAlgorithm):
-    off_policyness = "on"
-
-
 @pytest.mark.parametrize(("allowed", "algo", "is_refused"), [
-    (("any",), OnPolicy, True), (("any",), SyntheticAlgorithm, False), (("corrected", "any"), A2C, True),
-    (("on", "corrected", "any"), A2C, False)])
+    ((DataKind.TRANSITIONS,), A2C.create_factory(), True),
+    ((DataKind.OLDER_ROLLOUTS,), SyntheticAlgorithm.create_factory(), False),
+    ((DataKind.OLDER_ROLLOUTS, DataKind.TRANSITIONS), A2C.create_factory(), True), (tuple(DataKind), A2C.create_factory(), False)])
 def test_the_algorithm_must_be_able_to_learn_so(allowed, algo, is_refused):
-    preset = Preset(name="replay", fixed={}, defaults={}, off_policyness=allowed)
+    preset = Preset(name="replay", fixed={}, defaults={}, kinds=allowed)
     if is_refused:
-        with pytest.raises(ConfigError, match=f"replay needs .* {allowed[0]!r}.*that of {algo.__name__} is 'on'"):
-            preset.settings(algo.create_factory(), {})
+        text = f"replay gives {allowed[0].value}.*, and {algo.cls.__name__} learns from rollouts with advantages"
+        with pytest.raises(ConfigError, match=text):
+            preset.settings(algo, {})
     else:
-        assert preset.settings(algo.create_factory(), {"seed": 1}) == {"seed": 1}
+        assert preset.settings(algo, {"seed": 1}) == {"seed": 1}
 
 
 # train() and the command line

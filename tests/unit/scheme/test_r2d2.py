@@ -214,5 +214,5 @@ def test_replay_in_which_no_sequence_is_ever_complete_is_refused(make_r2d2, sett
 def test_parts_that_do_not_fit_are_refused_before_anything_starts():
     envs = VecEnv.create_factory(CountingEnv)
     actor = QActor.create_factory(envs.observation_space, envs.action_space)
-    with pytest.raises(ConfigError, match="R2D2 needs an actor with memory"):
+    with pytest.raises(ConfigError, match="R2D2 needs QActor with recurrent_net='gru' or 'lstm', got recurrent_net=None"):
         Scheme(R2D2.create_factory(), actor, SequenceBuffer.create_factory(1000, rollout_size=10), envs)

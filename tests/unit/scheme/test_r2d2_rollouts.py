@@ -225,8 +225,8 @@ def test_it_learns_to_recall():
 
 
 @pytest.mark.parametrize(("storage", "settings", "text"), [
-    (SequenceBuffer, {"kind": "batch"}, "kind='batch' needs a storage such as .* or RolloutSequenceBuffer .*, got SequenceBuffer"),
-    (RolloutSequenceBuffer, {"kind": "sequence"}, "kind='sequence' needs .* SequenceBuffer, got RolloutSequenceBuffer, .* kind='batch'"),
+    (SequenceBuffer, {"kind": "batch"}, "kind='batch' needs one of .*: .*RolloutSequenceBuffer.*VTraceBuffer.*; got SequenceBuffer"),
+    (RolloutSequenceBuffer, {"kind": "sequence"}, "kind='sequence' needs .* SequenceBuffer.*; got RolloutSequenceBuffer, .* kind='batch'"),
     (RolloutSequenceBuffer, {"alpha": 0.5}, "alpha would be ignored: RolloutSequenceBuffer has no such option"),
     (RolloutSequenceBuffer, {"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer; RolloutSequenceBuffer cannot"),
     (RolloutSequenceBuffer, {"initial_priority": "worker"}, "initial_priority='worker' is for single transitions"),
@@ -239,6 +239,7 @@ def test_what_would_be_ignored_or_cannot_work_is_refused(make, storage, settings
 
 
 def test_algorithms_of_single_transitions_are_refused():
-    with pytest.raises(ConfigError, match="RolloutSequenceBuffer draws sequences, which DQN does not learn from; use PERBuffer"):
-        RolloutSequenceBuffer.check_algorithm(DQN)
+    parts = make_agent()
+    with pytest.raises(ConfigError, match=r"DQN learns from single .*, RolloutSequenceBuffer gives sequences .*; storages for DQN: "):
+        Scheme(DQN.create_factory(), *parts[1:])
     assert not PERBuffer.draws_rollouts

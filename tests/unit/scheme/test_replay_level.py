@@ -120,8 +120,8 @@ def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, t
 
 
 def test_a_storage_of_rollouts_needs_an_algorithm_that_corrects_for_their_age(make_scheme):
-    with pytest.raises(ConfigError, match="GAEBuffer draws rollouts of older policies, and the off_policyness of PPO is 'on'; give an "
-                                          "algorithm that corrects for that, such as IMPALA or APPO, or a storage that keeps trans"):
+    with pytest.raises(ConfigError, match=r"replay cannot have the rollouts with advantages that GAEBuffer gives: .*; storages whose data may "
+                                          r"be older: .*\bPERBuffer, .*VTraceBuffer"):
         make_scheme(algo=PPO.create_factory(), num_replay_workers=2, col_communication=ASYNC)
 
 

@@ -138,8 +138,8 @@ def test_factory_prints_and_pickles(cls):
 
 
 @pytest.mark.parametrize(("cls", "actions", "options", "error", "message"), [
-    (QActor, BOX, {}, SpaceError, "needs a Discrete action space"),
-    (OffPolicyActor, gym.spaces.MultiBinary(3), {}, SpaceError, "Box of floats or a Discrete"),
+    (QActor, BOX, {}, SpaceError, "QActor needs Discrete actions, got Box.*; actors for such Box actions: .*OffPolicyActor"),
+    (OffPolicyActor, gym.spaces.MultiBinary(3), {}, SpaceError, "OffPolicyActor needs Box or Discrete actions.*; actors for such MultiBinary actions: .*OnPolicyActor"),
     (OffPolicyActor, gym.spaces.Box(-np.inf, np.inf, (2,)), {}, SpaceError, "finite bounds"),
     (OffPolicyActor, FOUR, {"policy": "deterministic"}, ConfigError, "needs a Box"),
     (OffPolicyActor, FOUR, {"log_std_bound": "tanh"}, ConfigError, "log_std_bound needs"),

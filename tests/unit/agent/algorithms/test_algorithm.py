@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.algorithms import A2C, PPO
+from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
@@ -49,7 +50,7 @@ def test_every_option_changes_what_is_learned(train, name):
 @pytest.mark.parametrize("cls", [PPO, A2C])
 def test_algorithm_builds_from_defaults_and_learns(train, cls):
     parts, infos = train(cls)
-    assert parts.algorithm.off_policyness == "on"
+    assert parts.algorithm.learns_from is DataKind.ROLLOUTS
     assert len(infos) == 2 * parts.algorithm.num_epochs * parts.algorithm.num_mini_batch
     assert all(math.isfinite(value) for info in infos for value in info.values())
 

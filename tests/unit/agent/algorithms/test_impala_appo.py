@@ -10,6 +10,7 @@ import torch
 from torch import distributions
 
 from pytorchrl.agent.algorithms import A2C, APPO, IMPALA, PPO
+from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.storages import VanillaOnPolicyBuffer
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError, WeightsError
@@ -196,7 +197,7 @@ def test_defaults_are_those_that_are_documented():
     assert (impala.num_epochs, impala.num_mini_batch, impala.value_loss_coef, impala.entropy_coef) == (1, 1, 0.5, 0.01)
     assert (appo.clip_param, appo.kl_coef, appo.kl_target) == (0.2, 0.0, 0.01)
     assert (appo.target_network, appo.target_update_interval, appo.is_clip) == (False, 2, 2.0)
-    assert IMPALA.off_policyness == APPO.off_policyness == "corrected"
+    assert IMPALA.learns_from is APPO.learns_from is DataKind.OLDER_ROLLOUTS
 
 
 # option -> (settings that make it matter, another value)

@@ -15,6 +15,7 @@ from pytorchrl.agent.actors import OffPolicyActor, QActor
 from pytorchrl.agent.algorithms import DQN, R2D2, SAC
 from pytorchrl.agent.algorithms.r2d2 import rescale, unrescale
 from pytorchrl.agent.data import PREVIOUS, SequenceBatch
+from pytorchrl.agent.fit import check_fit
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, SequenceBuffer
 from pytorchrl.errors import ConfigError, NonFiniteDataError
 
@@ -261,16 +262,17 @@ def test_every_option_is_an_option_of_dqn_or_tested_here(name):
 def test_algorithms_storages_and_actors_that_do_not_fit_are_refused():
     discrete = gym.spaces.Discrete(NUM_ACTIONS)
     plain, recurrent = (QActor.create_factory(SPACE, discrete, recurrent_net=net) for net in (None, "gru"))
-    with pytest.raises(ConfigError, match="R2D2 needs an actor with memory; give recurrent_net='lstm' or 'gru'"):
+    with pytest.raises(ConfigError, match=r"R2D2 needs QActor with recurrent_net='gru' or 'lstm', got recurrent_net=None; .*: .*DQN"):
         R2D2.create_factory()(actor=plain(seed=1), seed=1)
-    with pytest.raises(ConfigError, match=r"DQN learns from single transitions, .* use R2D2 and SequenceBuffer"):
+    with pytest.raises(ConfigError, match=r"DQN needs QActor with recurrent_net=None, got recurrent_net='gru'; algorithms for this QActor: .*R2D2"):
         DQN.create_factory()(actor=recurrent(seed=1), seed=1)
+    policy = OffPolicyActor.create_factory(SPACE, discrete)
     for cls in (ReplayBuffer, PERBuffer):
-        with pytest.raises(ConfigError, match=f"{cls.__name__} draws single transitions, which R2D2 does not .*use SequenceBuffer"):
-            cls.check_algorithm(R2D2)
-        cls.check_algorithm(DQN)
-    with pytest.raises(ConfigError, match="SequenceBuffer draws sequences, which SAC does not learn from; use PERBuffer"):
-        SequenceBuffer.check_algorithm(SAC)
+        with pytest.raises(ConfigError, match=f"R2D2 learns from sequences .*, {cls.__name__} gives single .*for R2D2: .*SequenceBuffer"):
+            check_fit(R2D2.create_factory(), recurrent, cls.create_factory(100))
+        check_fit(DQN.create_factory(), plain, cls.create_factory(100))
+    with pytest.raises(ConfigError, match=r"SAC learns from single .*, SequenceBuffer gives seq.*; storages for SAC: .*PERBuffer.*Repl"):
+        check_fit(SAC.create_factory(), policy, SequenceBuffer.create_factory(1000))
     with pytest.raises(ConfigError, match="recurrent_size=8 needs recurrent_net"):
         QActor.create_factory(SPACE, discrete, recurrent_size=8)
     assert OffPolicyActor.create_factory(SPACE, discrete)(seed=1).initial_states(3) == {}

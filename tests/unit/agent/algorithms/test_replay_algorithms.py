@@ -16,7 +16,7 @@ import torch
 from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor
 from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3, ladder_epsilon
 from pytorchrl.agent.algorithms.noise import OrnsteinUhlenbeck
-from pytorchrl.agent.data import ReplayBatch
+from pytorchrl.agent.data import DataKind, ReplayBatch
 from pytorchrl.agent.schedules import linear
 from pytorchrl.errors import ConfigError, NonFiniteDataError, NonFiniteUpdateError, WeightsError
 
@@ -160,7 +160,7 @@ def test_batches_of_a_stage():
 @pytest.mark.parametrize("kind", KINDS)
 def test_algorithm_builds_from_defaults_acts_and_learns(kind):
     algorithm = make(kind)
-    assert algorithm.off_policyness == "any"
+    assert algorithm.learns_from is DataKind.TRANSITIONS
     step = algorithm.acting_step(OBS, {}, ROWS)
     space = algorithm.actor.options.action_space
     assert all(space.contains(row) for row in step.clipped_action)
@@ -197,11 +197,11 @@ def test_wrong_options_are_refused(cls, options, message):
 
 def test_actors_of_another_kind_are_refused():
     on_policy = OnPolicyActor.create_factory(SPACE, DISCRETE)(device="cpu", seed=0)
-    with pytest.raises(ConfigError, match="DQN needs a QActor, got OnPolicyActor"):
+    with pytest.raises(ConfigError, match="DQN cannot train OnPolicyActor; actors for DQN: QActor"):
         DQN.create_factory()(actor=on_policy, seed=0)
-    with pytest.raises(ConfigError, match="SAC needs an actor with policy='stochastic'"):
+    with pytest.raises(ConfigError, match="SAC needs OffPolicyActor with policy='stochastic', got policy='deterministic'"):
         SAC.create_factory()(actor=make("td3").actor, seed=0)
-    with pytest.raises(ConfigError, match="TD3 needs an actor with policy='deterministic'"):
+    with pytest.raises(ConfigError, match="TD3 needs OffPolicyActor with policy='deterministic', got policy='stochastic'"):
         TD3.create_factory()(actor=make("sac").actor, seed=0)
     with pytest.raises(ConfigError, match="target_entropy_scale needs discrete"):
         make("sac", target_entropy_scale=0.5)

@@ -13,6 +13,7 @@ from pytorchrl import (
     A2C, APPO, DQN, IMPALA, PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, PERBuffer, QActor, ReplayBuffer, VecEnv, VTraceBuffer,
     linear, multi_agent,
 )
+from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.multi.data import MultiBatch, joined, own_names
 from pytorchrl.envs.testing import ComingAndGoing, CountingEnv, MatchingGame
 from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteUpdateError, WeightsError
@@ -329,15 +330,22 @@ def ppo(**options):
     return PPO.create_factory(**options)
 
 
+def by_agent(*actors):
+    envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
+    return {policy: cls.create_factory(envs.observation_space[policy], envs.action_space[policy])
+            for policy, cls in zip(envs.policies, actors, strict=True)}
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"algorithms": {"agent_0": ppo()}}, "algorithms must be a factory for each of the policies"),
     ({"algorithms": {"agent_0": ppo(), "agent_1": ppo(num_epochs=9)}}, "num_epochs must be the same for all policies"),
     ({"algorithms": ppo(target_kl=0.1)}, "target_kl=0.1 of policy 'agent_0'"),
-    ({"algorithms": DQN.create_factory()}, "needs a storage that keeps transitions"),
+    ({"algorithms": DQN.create_factory()}, r"policy 'agent_0': DQN learns from single transitions .*; storages for DQN: .*\bPERBuffer\b"),
     ({"storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": GAEBuffer.create_factory(9)}}, "size of the storages must be the same"),
-    ({"algorithms": {"agent_0": ppo(), "agent_1": DQN.create_factory()},
+    ({"algorithms": {"agent_0": ppo(), "agent_1": DQN.create_factory()}, "actors": by_agent(OnPolicyActor, QActor),
       "storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": ReplayBuffer.create_factory(80)}}, "must keep transitions, or none"),
-    ({"storages": VTraceBuffer.create_factory(8)}, "VTraceBuffer does not fit PPO"),
+    ({"storages": VTraceBuffer.create_factory(8)}, "policy 'agent_0': PPO learns from rollouts with advantages, VTraceBuffer gives"),
+    ({"actors": by_agent(OnPolicyActor, QActor)}, r"policy 'agent_1': PPO cannot train QActor; actors for PPO: .*\bOnPolicyActor"),
     ({"trainable": ["agent_2"]}, r"trainable has \['agent_2'\]"),
     ({"trainable": []}, "trainable is empty"),
     ({"envs": VecEnv.create_factory(CountingEnv)}, "envs must be a factory such as MultiAgentVecEnv"),
@@ -351,7 +359,7 @@ def test_parts_that_do_not_go_together_are_refused(arguments, message):
 
 
 class OtherReplay(GAEBuffer):
-    keeps = True
+    gives = DataKind.TRANSITIONS
 
 
 def test_replay_of_another_kind_is_refused():

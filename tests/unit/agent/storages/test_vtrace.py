@@ -10,6 +10,7 @@ import torch
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms import APPO, IMPALA, PPO
 from pytorchrl.agent.data import RolloutData, Step
+from pytorchrl.agent.fit import check_fit
 from pytorchrl.agent.storages import GAEBuffer, VTraceBuffer
 from pytorchrl.agent.storages.returns import gae, vtrace
 from pytorchrl.errors import ConfigError
@@ -316,14 +317,18 @@ def test_wrong_options_raise(options, message):
         VTraceBuffer.create_factory(**{"size": 5, **options})
 
 
+def actor_factory():
+    return OnPolicyActor.create_factory(gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2))
+
+
 @pytest.mark.parametrize(("storage", "algorithm", "message"), [
-    (VTraceBuffer, PPO, "VTraceBuffer does not fit PPO.*use GAEBuffer"),
-    (GAEBuffer, IMPALA, "GAEBuffer does not fit IMPALA.*use VTraceBuffer")])
+    (VTraceBuffer, PPO, "PPO learns from rollouts with advantages, VTraceBuffer gives .*; storages for PPO: GAEBuffer"),
+    (GAEBuffer, IMPALA, "IMPALA learns from .*, GAEBuffer gives rollouts with advantages; storages for IMPALA: VTraceBuffer")])
 def test_storage_that_does_not_fit_the_algorithm_is_refused(storage, algorithm, message):
     with pytest.raises(ConfigError, match=message):
-        storage.check_algorithm(algorithm)
+        check_fit(algorithm.create_factory(), actor_factory(), storage.create_factory(size=4))
 
 
 @pytest.mark.parametrize(("storage", "algorithm"), [(VTraceBuffer, APPO), (GAEBuffer, PPO)])
 def test_storage_that_fits_the_algorithm_is_not(storage, algorithm):
-    storage.check_algorithm(algorithm)
+    check_fit(algorithm.create_factory(), actor_factory(), storage.create_factory(size=4))

@@ -1,0 +1,253 @@
+"""Whether the parts of an agent fit together: one check of what their classes declare.
+
+An algorithm declares the kind of data that it learns from (`learns_from`), its class of actor (`actor_class`), values of that
+actor's options (`actor_options`) and kinds of action space (`action_spaces`). A storage declares the kind of data that it gives
+(`gives`), an actor its kinds of action space (`action_spaces`). Messages list what fits among all classes that are imported,
+users' own included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+from torch import nn
+
+from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.options import Factory
+from pytorchrl.errors import ConfigError, SpaceError
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.algorithms.base import Algorithm
+    from pytorchrl.agent.storages.base import Storage
+
+
+def learned_kind(algorithm: Factory[Any]) -> DataKind:
+    """Return the kind of data that an algorithm learns from; of several policies, the freshest that one of them needs.
+
+    Raises:
+        ConfigError: Neither its options nor its class declare `learns_from`.
+    """
+    return _declared_kind(algorithm, "learns_from", "the kind of data that it learns from")
+
+
+def given_kind(storage: Factory[Any]) -> DataKind:
+    """Return the kind of data that a storage gives; of several policies, the freshest that one of them gives.
+
+    Raises:
+        ConfigError: Neither its options nor its class declare `gives`.
+    """
+    return _declared_kind(storage, "gives", "the kind of data that its batches are")
+
+
+def freshest(kinds: Iterable[DataKind]) -> DataKind:
+    """Return the kind among `kinds`, of which there is one at least, whose data must be freshest."""
+    found = set(kinds)
+    return next(kind for kind in DataKind if kind in found)
+
+
+def algorithms_for(*kinds: DataKind) -> str:
+    """Return the names of all known algorithms that learn from one of these kinds of data."""
+    return names(cls for cls in _known_algorithms() if cls.learns_from in kinds)
+
+
+def check_fit(algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any]) -> None:
+    """Refuse an agent whose algorithm cannot learn with its actor or from its storage.
+
+    Args:
+        algorithm: Factory of the algorithm, or of the algorithms of several policies.
+        actor: Factory of the actor, or of the actors of the same policies.
+        storage: Factory of the storage, or of the storages of the same policies.
+
+    Raises:
+        SpaceError: The algorithm does not act in the actor's action space.
+        ConfigError: Other parts do not fit, or a class lacks a declaration; the message names the parts and what fits.
+    """
+    parts = (algorithm, actor, storage)
+    if hasattr(algorithm.options, "policies"):
+        check_policies(*(part.options.policies for part in parts))
+        return
+    problems = [problem for problem in (_data_problem(algorithm, storage), _actor_problem(algorithm.cls, actor.cls, actor.options))
+                if problem]
+    if not problems:
+        return
+    for problem in problems:
+        if isinstance(problem, SpaceError):  # no storage would help
+            raise problem
+    fitting = [cls for cls in _algorithms_for(actor.cls, actor.options) if _takes(cls, given_kind(storage), storage.cls)]
+    hint = f"algorithms for this {actor.cls.__name__} and {storage.cls.__name__}: {names(fitting)}" if fitting else ""
+    raise ConfigError("; ".join(filter(None, [*map(str, problems), hint])))
+
+
+def check_policies(
+    algorithms: Mapping[str, Factory[Any]], actors: Mapping[str, Factory[Any]], storages: Mapping[str, Factory[Any]],
+) -> None:
+    """Refuse several policies, policy -> factory, if the parts of one of them do not fit; errors as of `check_fit`."""
+    for policy, algorithm in algorithms.items():
+        _check_policy(policy, algorithm, actors[policy], storages[policy])
+
+
+def check_actor(algorithm: type[Algorithm], actor: type[nn.Module], options: Any) -> None:
+    """Refuse an actor that the algorithm cannot learn with.
+
+    Args:
+        algorithm: Class of the algorithm.
+        actor: Class of the actor.
+        options: The actor's options.
+
+    Raises:
+        SpaceError: The algorithm does not act in the actor's action space.
+        ConfigError: The actor is of another class, or has options that the algorithm cannot learn with.
+    """
+    problem = _actor_problem(algorithm, actor, options)
+    if problem:
+        raise problem
+
+
+def check_action_space(actor: type[Any], space: gym.Space[Any]) -> None:
+    """Refuse an action space that a class of actor does not act in.
+
+    Raises:
+        SpaceError: The message lists the actors for that space.
+    """
+    problem = _space_problem(actor, space)
+    if problem:
+        others = {cls for algorithm in _known_algorithms() for cls in _with_subclasses(algorithm.actor_class)}
+        fitting = [cls for cls in others if not _space_problem(cls, space)]
+        raise SpaceError(f"{actor.__name__} needs {problem}, got {space}; {_for_space('actors', fitting, space)}")
+
+
+def _check_policy(policy: str, *parts: Factory[Any]) -> None:
+    try:
+        check_fit(*parts)
+    except ConfigError as error:
+        raise type(error)(f"policy {policy!r}: {error}") from error
+
+
+def _declared_kind(factory: Factory[Any], name: str, what: str) -> DataKind:
+    kind = getattr(factory.options, name, None) or getattr(factory.cls, name, None)  # of several policies the options know
+    if not isinstance(kind, DataKind):
+        allowed = ", ".join(f"DataKind.{kind.name} ({kind.value})" for kind in DataKind)
+        raise ConfigError(f"{factory.cls.__name__} must declare {name}, {what}, got {kind!r}; set it in the class to one of {allowed}")
+    return kind
+
+
+def _data_problem(algorithm: Factory[Any], storage: Factory[Any]) -> ConfigError | None:
+    wanted, given = learned_kind(algorithm), given_kind(storage)
+    name = algorithm.cls.__name__
+    if wanted is not given:
+        text = f"{name} learns from {wanted.value}, {storage.cls.__name__} gives {given.value}"
+    elif not _takes(algorithm.cls, given, storage.cls, wanted):
+        text = f"{storage.cls.__name__} draws by errors, and {name} has no td_errors to tell them"
+    else:
+        return None
+    fitting = [cls for cls in known_storages() if _takes(algorithm.cls, cls.gives, cls, wanted)]
+    return ConfigError(f"{text}; storages for {name}: {names(fitting)}")
+
+
+def _takes(algorithm: type[Algorithm], given: DataKind, storage: type[Storage], learned: DataKind | None = None) -> bool:
+    """Whether an algorithm can learn from what a storage gives; `learned` where not the class but its options know the kind."""
+    return (learned or algorithm.learns_from) is given and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
+
+
+def _actor_problem(algorithm: type[Algorithm], actor: type[nn.Module], options: Any) -> ConfigError | None:
+    wanted, name = getattr(algorithm, "actor_class", None), algorithm.__name__
+    if not isinstance(wanted, type):
+        return ConfigError(f"{name} must declare actor_class, the class of actor that it trains, got {wanted!r}; set it in the class, "
+                           "for instance to OnPolicyActor")
+    space = getattr(options, "action_space", None)
+    if space is not None and (problem := _unusable(algorithm, space)):
+        fitting = [cls for cls in _known_algorithms() if not _unusable(cls, space)]
+        return SpaceError(f"{name} needs {problem}, got {space}; {_for_space('algorithms', fitting, space)}")
+    if not issubclass(actor, wanted):
+        recipes = [_recipe(algorithm, cls) for cls in _sorted(_with_subclasses(wanted))]
+        texts = [f"{name} cannot train {actor.__name__}; actors for {name}: {', '.join(dict.fromkeys(recipes))}"]
+    else:
+        texts = [f"{name} needs {actor.__name__} with {_allowed(algorithm, option)}, got {option}={value!r}"
+                 for option, value in _wrong_options(algorithm, options).items()]
+    if texts and (fitting := _algorithms_for(actor, options)):
+        texts.append(f"algorithms for this {actor.__name__}: {names(fitting)}")
+    return ConfigError("; ".join(texts)) if texts else None
+
+
+def _unusable(algorithm: type[Algorithm], space: gym.Space[Any]) -> str | None:
+    """What the algorithm, or the actor that it trains, needs of an action space in place of this one."""
+    if not isinstance(space, algorithm.action_spaces):
+        return f"{' or '.join(kind.__name__ for kind in algorithm.action_spaces)} actions"
+    return _space_problem(algorithm.actor_class, space)
+
+
+def _space_problem(actor: Any, space: gym.Space[Any]) -> str | None:
+    find = getattr(actor, "action_space_problem", None)  # an actor need not derive from `Actor`
+    return find(space) if find else None
+
+
+def _for_space(parts: str, fitting: list[type[Any]], space: gym.Space[Any]) -> str:
+    if not fitting:
+        return "wrap the environment with one of gymnasium's action wrappers, such as RescaleAction or TransformAction"
+    return f"{parts} for such {type(space).__name__} actions: {names(fitting)}"
+
+
+def _wrong_options(algorithm: type[Algorithm], options: Any) -> dict[str, Any]:
+    """Option -> value, of those options of the actor that the algorithm cannot learn with."""
+    values = {name: getattr(options, name, None) for name in algorithm.actor_options}
+    return {name: value for name, value in values.items() if value not in algorithm.actor_options[name]}
+
+
+def _allowed(algorithm: type[Algorithm], option: str) -> str:
+    return f"{option}={' or '.join(map(repr, algorithm.actor_options[option]))}"
+
+
+def _recipe(algorithm: type[Algorithm], actor: type[Any]) -> str:
+    """The actor's name, with the options that the algorithm needs other than by default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(actor.Options)} if hasattr(actor, "Options") else {}
+    needed = [_allowed(algorithm, name) for name, values in algorithm.actor_options.items()
+              if name in defaults and defaults[name] not in values]
+    return f"{actor.__name__} with {', '.join(needed)}" if needed else actor.__name__
+
+
+def _algorithms_for(actor: type[nn.Module], options: Any) -> list[type[Algorithm]]:
+    """Known algorithms that can learn with an actor."""
+    space = getattr(options, "action_space", None)
+    return [cls for cls in _known_algorithms() if issubclass(actor, cls.actor_class) and not _wrong_options(cls, options)
+            and (space is None or not _unusable(cls, space))]
+
+
+# What there is: every class that is imported, is not abstract and declares what it needs.
+
+
+def _known_algorithms() -> list[type[Algorithm]]:
+    from pytorchrl.agent.algorithms import Algorithm  # not sooner: its classes use this module
+
+    return [cls for cls in _concrete(Algorithm) if isinstance(getattr(cls, "learns_from", None), DataKind)
+            and isinstance(getattr(cls, "actor_class", None), type)]
+
+
+def known_storages() -> list[type[Storage]]:
+    """Return every storage that is imported, is not abstract and declares what it gives, users' own included."""
+    from pytorchrl.agent.storages import Storage  # not sooner: see above
+
+    return [cls for cls in _concrete(Storage) if isinstance(getattr(cls, "gives", None), DataKind)]
+
+
+def _concrete(base: Any) -> list[type[Any]]:
+    return [cls for cls in _with_subclasses(base) if cls is not base and not inspect.isabstract(cls)]
+
+
+def _with_subclasses(cls: type[Any]) -> list[type[Any]]:
+    found = {cls: None}
+    for subclass in cls.__subclasses__():
+        found |= dict.fromkeys(_with_subclasses(subclass))
+    return list(found)
+
+
+def _sorted(classes: Iterable[type[Any]]) -> list[type[Any]]:
+    return sorted(classes, key=lambda cls: cls.__name__)
+
+
+def names(classes: Iterable[type[Any]]) -> str:
+    """Return the names of classes in the order of the alphabet, each once, as messages list them."""
+    return ", ".join(dict.fromkeys(cls.__name__ for cls in _sorted(classes))) or "none"

@@ -1,0 +1,235 @@
+"""Every algorithm with every storage, actor and action space: it is refused at construction with what fits, or it trains."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from pytorchrl import (
+    A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor, PERBuffer, QActor,
+    ReplayBuffer, RolloutSequenceBuffer, Scheme, SequenceBuffer, VecEnv, VTraceBuffer, multi_agent,
+)
+from pytorchrl.agent.algorithms import Algorithm
+from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.storages import Storage
+from pytorchrl.envs.testing import CountingEnv, MatchingGame
+from pytorchrl.errors import ConfigError
+
+ON_POLICY, REPLAY = {"num_epochs": 1, "num_mini_batch": 1}, {"start_steps": 0, "mini_batch_size": 4, "update_every": 4, "num_updates": 1}
+ALGORITHMS = {
+    **{cls.__name__: cls.create_factory(**ON_POLICY) for cls in (PPO, A2C, IMPALA, APPO)},
+    **{cls.__name__: cls.create_factory(**REPLAY) for cls in (DQN, R2D2, DDPG, TD3, SAC)}}
+STORAGES = {
+    **{cls.__name__: cls.create_factory(4) for cls in (GAEBuffer, VTraceBuffer)},
+    **{cls.__name__: cls.create_factory(64, rollout_size=4) for cls in (ReplayBuffer, PERBuffer)},
+    "RolloutSequenceBuffer": RolloutSequenceBuffer.create_factory(64, rollout_size=4, n_step=1),
+    "SequenceBuffer": SequenceBuffer.create_factory(128, rollout_size=4, length=4, burn_in=2, period=4, n_step=1)}
+MEMORY = {"recurrent_net": "gru", "recurrent_size": 3}
+ACTORS = {
+    "OnPolicyActor": (OnPolicyActor, {}),
+    "OnPolicyActor with memory": (OnPolicyActor, MEMORY),
+    "QActor": (QActor, {}),
+    "QActor with memory": (QActor, MEMORY),
+    "OffPolicyActor": (OffPolicyActor, {}),
+    "OffPolicyActor, deterministic": (OffPolicyActor, {"policy": "deterministic"})}
+SPACES = {
+    "Discrete": gym.spaces.Discrete(3),
+    "Discrete from 2": gym.spaces.Discrete(3, start=2),
+    "MultiDiscrete": gym.spaces.MultiDiscrete([2, 3]),
+    "MultiBinary": gym.spaces.MultiBinary(3),
+    "Box": gym.spaces.Box(-2.0, 3.0, (2,), np.float32),
+    "Box of float64": gym.spaces.Box(-2.0, 3.0, (1, 2), np.float64),
+    "Box of shape ()": gym.spaces.Box(-2.0, 3.0, (), np.float32),
+    "Box of whole numbers": gym.spaces.Box(-2, 3, (2,), np.int64),
+    "Box without bounds": gym.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    "Tuple": gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Discrete(2))),
+    "Dict": gym.spaces.Dict({"a": gym.spaces.Discrete(2)}),
+    "Text": gym.spaces.Text(3)}
+BOXES = ("Box", "Box of float64", "Box of shape ()")
+DISCRETE = ("Discrete", "Discrete from 2")
+KEPT = ("ReplayBuffer", "PERBuffer")
+# Written down once more and not derived from what the classes declare.
+TRAINING = {
+    *itertools.product(("PPO", "A2C"), ("GAEBuffer",), ("OnPolicyActor", "OnPolicyActor with memory"),
+                       (*DISCRETE, "MultiDiscrete", "MultiBinary", *BOXES, "Box without bounds")),
+    *itertools.product(("IMPALA", "APPO"), ("VTraceBuffer",), ("OnPolicyActor", "OnPolicyActor with memory"),
+                       (*DISCRETE, "MultiDiscrete", "MultiBinary", *BOXES, "Box without bounds")),
+    *itertools.product(("DQN",), KEPT, ("QActor",), DISCRETE),
+    *itertools.product(("R2D2",), ("RolloutSequenceBuffer", "SequenceBuffer"), ("QActor with memory",), DISCRETE),
+    *itertools.product(("DDPG", "TD3"), KEPT, ("OffPolicyActor, deterministic",), BOXES),
+    *itertools.product(("SAC",), KEPT, ("OffPolicyActor",), (*DISCRETE, *BOXES))}
+UNUSABLE = ("Box of whole numbers", "Tuple", "Dict", "Text")
+"""Action spaces that no actor takes."""
+
+
+class TinyEnv(gym.Env):
+    """Episodes of five steps, with any action space."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self, action_space):
+        self.action_space = action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._num_steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        # Of an action without axes, vectors of environments make a scalar, at which Gymnasium's Box would warn.
+        assert self.action_space.contains(np.asarray(action) if self.action_space.shape == () else action)
+        self._num_steps += 1
+        return np.full(2, self._num_steps / 5, np.float32), 1.0, self._num_steps == 5, False, {}
+
+
+@functools.cache
+def outcome(algorithm, storage, actor, space):
+    """The error at construction; None if three updates were made instead."""
+    cls, options = ACTORS[actor]
+    try:
+        envs = VecEnv.create_factory(TinyEnv, {"action_space": SPACES[space]}, 2)
+        actor = cls.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,), **options)
+        scheme = Scheme(ALGORITHMS[algorithm], actor, STORAGES[storage], envs, seed=1)
+    except ConfigError as error:
+        return error
+    for _ in range(50):
+        scheme.step()
+        if scheme.version >= 3:
+            break
+    scheme.stop()
+    assert scheme.version >= 3
+    return None
+
+
+def listed(text, pattern):
+    """Names that a message lists after a pattern; of actors, the keys in `ACTORS`."""
+    found = re.search(pattern + r": ([^;]+)", text)
+    return [] if found is None else re.split(r", (?=[A-Z])", found[1])
+
+
+def actor_called(recipe):
+    if "with recurrent_net" in recipe and "None" not in recipe:
+        return "QActor with memory"
+    return "OffPolicyActor, deterministic" if "deterministic" in recipe else recipe.split()[0]
+
+
+def suggestions(combination, text):
+    """Combinations that a message leads to; those of one list each."""
+    algorithm, storage, actor, space = combination
+    storages = [name for name in listed(text, f"storages for {algorithm}") if name in STORAGES]
+    actors = [actor_called(name) for name in listed(text, f"actors for {algorithm}") if name.split()[0] in ACTORS]
+    needed = re.search(rf"{algorithm} needs (\w+ with \w+=[^,]+), got", text)
+    if needed:
+        actors = [actor_called(needed[1])]
+    yield [(algorithm, new_storage, new_actor, space) for new_storage in storages or [storage] for new_actor in actors or [actor]
+           if storages or actors]
+    yield [(name, storage, actor, space) for name in listed(text, r"algorithms for this \w+ and \w+") if name in ALGORITHMS]
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_parts_train_or_are_refused_with_what_fits(algorithm, space):
+    refused = trained = 0
+    for storage, actor in itertools.product(STORAGES, ACTORS):
+        combination = (algorithm, storage, actor, space)
+        error = outcome(*combination)
+        assert (error is None) is (combination in TRAINING), (combination, error)
+        trained, refused = trained + (error is None), refused + (error is not None)
+        if error is None or space in UNUSABLE:
+            continue
+        found = [each for each in suggestions(combination, str(error)) if each]
+        assert found or re.search(r"(algorithms|actors) for such \w+ actions: \w|use QActor and DQN", str(error)), error
+        for each in itertools.chain(*found):
+            assert outcome(*each) is None, (combination, error, each)
+    assert trained + refused == len(STORAGES) * len(ACTORS) == 36
+    assert trained == sum(1 for name, *_, of in TRAINING if (name, of) == (algorithm, space))
+
+
+def test_no_combination_is_left_out():
+    table = set(itertools.product(ALGORITHMS, STORAGES, ACTORS, SPACES))
+    assert len(table) == 3888
+    assert len(TRAINING & table) == len(TRAINING) == 94
+
+
+# Classes of the user's own
+
+
+def parts(**changed):
+    envs = VecEnv.create_factory(CountingEnv)
+    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space)
+    return {"algo_factory": PPO.create_factory(), "actor_factory": actor, "storage_factory": GAEBuffer.create_factory(8),
+            "train_envs_factory": envs, **changed}
+
+
+class OwnPPO(PPO):
+    """Declares nothing, and has what PPO has."""
+
+
+class OwnBuffer(GAEBuffer):
+    """Declares nothing, and has what GAEBuffer has."""
+
+
+class OwnActor(OnPolicyActor):
+    """Declares nothing, and has what OnPolicyActor has."""
+
+
+def test_a_subclass_inherits_what_fits_and_is_listed():
+    envs = VecEnv.create_factory(CountingEnv)
+    own = OwnActor.create_factory(envs.observation_space, envs.action_space)
+    for algorithm, actor, storage in itertools.product((PPO, OwnPPO), (parts()["actor_factory"], own), (GAEBuffer, OwnBuffer)):
+        Scheme(algorithm.create_factory(), actor, storage.create_factory(8), envs)
+    with pytest.raises(ConfigError, match=r"storages for OwnPPO: .*\bOwnBuffer\b.*; algorithms for this OnPolicyActor and V.*: APPO, IMPALA"):
+        Scheme(**parts(algo_factory=OwnPPO.create_factory(), storage_factory=VTraceBuffer.create_factory(8)))
+    with pytest.raises(ConfigError, match=r"algorithms for this OnPolicyActor and OwnBuffer: A2C,.*\bOwnPPO, PPO"):
+        Scheme(**parts(algo_factory=IMPALA.create_factory(), storage_factory=OwnBuffer.create_factory(8)))
+    with pytest.raises(ConfigError, match=r"OwnPPO cannot train QActor; actors for OwnPPO: .*\bOwnActor\b"):
+        Scheme(**parts(algo_factory=OwnPPO.create_factory(),
+                       actor_factory=QActor.create_factory(envs.observation_space, envs.action_space)))
+
+
+class Undeclared(Algorithm):
+    """Derives from the base alone."""
+
+    acting_step = finish_rollout = batches = compute_gradients = None
+
+
+class OnlyKind(Undeclared):
+    """Says what it learns from, and not whom it trains."""
+
+    learns_from = DataKind.ROLLOUTS
+
+
+class UndeclaredStorage(Storage):
+    """Derives from the base alone."""
+
+    Options = GAEBuffer.Options
+    create_factory = classmethod(GAEBuffer.create_factory.__func__)
+    insert_data_slice = generate_batches = reset = counters = None
+
+
+@pytest.mark.parametrize(("changed", "text"), [
+    ({"algo_factory": Undeclared.create_factory()},
+     r"Undeclared must declare learns_from, .* got None; .* DataKind.ROLLOUTS \(rollouts with advantages\), DataKind.OLDER_ROLLOUTS"),
+    ({"algo_factory": OnlyKind.create_factory()}, "OnlyKind must declare actor_class, the class of actor that it trains, got None"),
+    ({"storage_factory": UndeclaredStorage.create_factory(8)}, r"UndeclaredStorage must declare gives, .* got None; .* DataKind.ROLLOUTS"),
+])
+def test_a_class_without_a_declaration_is_refused(changed, text):
+    with pytest.raises(ConfigError, match=text):
+        Scheme(**parts(**changed))
+
+
+def test_the_scheme_checks_the_parts_of_each_policy():
+    """Parts of several policies that were not made by `multi_agent`, which checks them too."""
+    envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
+    algorithms, actors, storages = multi_agent(envs, PPO.create_factory(), OnPolicyActor.create_factory, GAEBuffer.create_factory(8))
+    Scheme(algorithms, actors, storages, envs)
+    wrong = type(algorithms)(algorithms.cls, type(algorithms.options)(
+        policies={**algorithms.options.policies, "agent_1": IMPALA.create_factory(num_epochs=4, num_mini_batch=4)},
+        agents=algorithms.options.agents, trainable=algorithms.options.trainable))
+    with pytest.raises(ConfigError, match=r"policy 'agent_1': IMPALA learns from .*, GAEBuffer gives .*; storages for IMPALA: VTraceBuffer"):
+        Scheme(wrong, actors, storages, envs)
