@@ -329,7 +329,7 @@ class Shards:
         return asked + self._batch_steps <= self._max_ratio * (added - self._learning_starts)
 
     def _take_draw(self) -> Any:
-        """The batch of the oldest draw; None if it has not come yet, or will not."""
+        """Return the batch of the oldest draw; None if it has not come yet, or will not."""
         draw = self._draws[0]
         if not self._runtime.wait([draw.future], POLL_INTERVAL_S):
             if self._runtime.now() - draw.asked > self._worker_timeout_s:
@@ -339,7 +339,11 @@ class Shards:
             return None
         self._draws.popleft()
         with self.watch.part("fetch"):
-            outcome = self._runtime.outcome(draw.future, POLL_INTERVAL_S)
+            return self._fetch(draw)
+
+    def _fetch(self, draw: _Draw) -> Any:
+        """Take over what a shard has answered: its batch, copied where it came from elsewhere, and the shard's state."""
+        outcome = self._runtime.outcome(draw.future, POLL_INTERVAL_S)
         if isinstance(outcome.error, WorkerDiedError):
             self._report(draw.shard, draw.incarnation, outcome.error)
             return None

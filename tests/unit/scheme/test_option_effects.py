@@ -115,6 +115,13 @@ def test_another_value_makes_another_run(name):
     assert outcome(others) != outcome({**others, name: value})
 
 
+def test_random_routing_is_another_run_by_the_seed():
+    random = {**SHARDS, "routing": "random"}
+    assert outcome(random) == outcome(random)
+    others = [outcome({**SHARDS, "routing": routing}) for routing in ("round_robin", "least_loaded", "by_stream")]
+    assert outcome(random) not in [*others, outcome({**random, "seed": 2})]
+
+
 def test_resources_reach_the_shards(monkeypatch):
     asked = {}
     start_actor = SimulatedRuntime.start_actor
