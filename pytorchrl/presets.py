@@ -142,6 +142,8 @@ def preset(algorithm: str, env: str | Callable[..., Any], options: Mapping[str, 
     found = dict(_PRESETS.get((algorithm, family(env)), {}))
     if options.get("epsilon_per_worker"):
         found = {name: value for name, value in found.items() if name not in ("initial_epsilon", "final_epsilon", "epsilon_steps")}
+    if options.get("mini_batch_size") is not None:
+        found.pop("num_mini_batch", None)
     if options.get("kind") == "batch":  # a rollout is a sequence, so it is as long as one
         found |= {"num_steps": found["length"]} if "length" in found else {}
         found = {name: value for name, value in found.items() if name not in ("length", "burn_in", "period")}

@@ -97,7 +97,9 @@ def _above(name: str, limit: int) -> Callable[[Mapping[str, Any]], bool]:
 def _fewer_updates(part: str) -> tuple[Rule, ...]:
     return (
         Rule(part, "num_mini_batch", "fewer and larger batches make fewer updates: lower {flag}, now {value}",
-             _above("num_mini_batch", 1)),
+             lambda options: _above("num_mini_batch", 1)(options) and not options.get("mini_batch_size")),
+        Rule(part, "mini_batch_size", "fewer and larger batches make fewer updates: raise {flag}, now {value}",
+             lambda options: bool(options.get("mini_batch_size") and "num_mini_batch" in options)),
         Rule(part, "num_epochs", "fewer passes make fewer updates: lower {flag}, now {value}", _above("num_epochs", 1)),
         Rule(part, "num_envs", "more data an update make fewer updates: raise {flag}, now {value}"),
     )

@@ -233,7 +233,7 @@ class Checks:
         size = storage.options.size if is_kept else options["size"]
         own, rollout = size // num_shards, rollout_steps(storage, train_envs.num_envs)
         if options["train_batch_size"] is None:
-            options["train_batch_size"] = getattr(algo.options, "mini_batch_size", rollout)
+            options["train_batch_size"] = getattr(algo.options, "mini_batch_size", rollout) if storage.cls.keeps else rollout
         if options["learning_starts"] is None:  # else the first batches would be the same few rollouts over and over
             options["learning_starts"] = getattr(algo.options, "start_steps", 0) if is_kept else options["train_batch_size"]
         options["prefetch"] = options["prefetch"] or _PREFETCH
@@ -504,16 +504,16 @@ class Checks:
         size, num_envs = getattr(storage.options, "size", None), train_envs.num_envs
         if given_kind(storage).is_kept:
             return
-        parts = getattr(algo.options, "num_mini_batch", 1)
         if size is None:
             return
         asynchronous = self._options["col_communication"] is ASYNC
         workers = 1 if asynchronous else self._options["num_col_workers"]
         batch = size * num_envs * workers
         wanted, slots = self._options["train_batch_size"] or 0, self._options["replay_slots"]
-        if parts > max(batch, wanted):
-            raise ConfigError(f"num_mini_batch must not exceed the batch: batch {batch} = {workers} collection workers "
-                              f"x {num_envs} environments x {size} steps, num_mini_batch {parts}")
+        name = "num_mini_batch" if getattr(algo.options, "mini_batch_size", None) is None else "mini_batch_size"
+        if (parts := getattr(algo.options, name, 1)) > max(batch, wanted):
+            raise ConfigError(f"{name} must not exceed the batch: batch {batch} = {workers} collection workers "
+                              f"x {num_envs} environments x {size} steps, {name} {parts}")
         if slots and slots * batch <= (wanted or batch):
             raise ConfigError(f"replay_slots {slots} · rollout {batch} = {slots * batch} must exceed train_batch_size "
                               f"{wanted or batch}")

@@ -24,11 +24,13 @@ from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.constants import Constants
 from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, Evaluated, Obs, RolloutData
-from pytorchrl.agent.options import option
+from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from pytorchrl.agent.storages.base import Storage
 
 _CHUNK_BYTES = 2**25
@@ -48,6 +50,8 @@ class OnPolicyAlgorithm(Algorithm):
         lr: float | Schedule = option(3e-4, help="Learning rate.", low=0.0, updatable=True)
         num_epochs: int = option(4, help="Passes over each rollout.", low=1)
         num_mini_batch: int = option(4, help="Parts of a pass, one update each.", low=1)
+        mini_batch_size: int | None = option(
+            None, help="Steps of a part at most, in place of num_mini_batch: a pass has as few parts as that takes, of equal size.", low=1)
         value_loss_coef: float = option(0.5, help="Weight of the value loss.", low=0.0, updatable=True)
         entropy_coef: float | Schedule = option(0.01, help="Weight of the entropy bonus.", low=0.0, updatable=True)
         advantage_normalization: str = option(
@@ -61,6 +65,14 @@ class OnPolicyAlgorithm(Algorithm):
     """Names of what a gradient reports: "loss", the terms and the measures; empty before the first batch."""
     recompute_advantages: bool = False
     actor: OnPolicyActor
+
+    @classmethod
+    def create_factory(cls, **options: Any) -> Factory[Self]:
+        """See `Algorithm`; of `num_mini_batch` and `mini_batch_size` one may be given."""
+        if options.get("num_mini_batch") is not None and options.get("mini_batch_size") is not None:
+            raise ConfigError(f"num_mini_batch={options['num_mini_batch']} and mini_batch_size={options['mini_batch_size']} both say how "
+                              "a pass is cut into batches; give one of them")
+        return super().create_factory(**options)
 
     def __init__(self, options: Any, *, actor: OnPolicyActor, seed: int, device: str = "cpu") -> None:
         """Use `create_factory`; arguments as of `Algorithm`.
@@ -87,6 +99,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
+        self.mini_batch_size: int | None = options.mini_batch_size  # if given, the storage sets num_mini_batch by it
         self.advantage_normalization = options.advantage_normalization
 
     # Acting

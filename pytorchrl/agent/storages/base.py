@@ -132,6 +132,9 @@ class Storage(Updatable, ABC):
         """Take rollouts to learn from, knowing who made each; most storages do not care."""
         self.insert_data_slice(list(rollouts))
 
+    def plan_batches(self, num_rollouts: int) -> None:
+        """Learn that `num_rollouts` full rollouts are used at once, by which some algorithms size their batches."""
+
     def before_gradients(self) -> None:
         """Prepare what was inserted for `generate_batches`."""
 

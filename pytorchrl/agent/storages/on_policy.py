@@ -60,6 +60,7 @@ class VanillaOnPolicyBuffer(Storage):
         """
         super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
         self._check_number_of_sequences(num_envs)
+        self.plan_batches(1)
         self._rollouts: list[RolloutData] = []
         self._samples: Samples | None = None
         self._normalized = False
@@ -69,6 +70,27 @@ class VanillaOnPolicyBuffer(Storage):
     def gae_lambda(self) -> float:
         """Lambda of the advantage estimate."""
         return 1.0
+
+    def plan_batches(self, num_rollouts: int) -> None:
+        """Set the number of parts of a pass over `num_rollouts` full rollouts, where the algorithm has a `mini_batch_size`.
+
+        It is the same for every pass, also where fewer steps have come: workers that average their gradients make their
+        updates together, and must agree on how many those are.
+
+        Raises:
+            ConfigError: A sequence of an actor with memory is longer than that.
+        """
+        wanted = getattr(self.algorithm, "mini_batch_size", None)
+        if wanted is None:
+            return
+        length, size = 1, self.options.size
+        if self.actor.is_recurrent:  # only whole sequences are drawn
+            length = min(self.options.sequence_length or size, size)
+        if wanted < length:
+            raise ConfigError(f"mini_batch_size={wanted} is less than a sequence, which has {length} steps; set sequence_length to "
+                              f"{wanted} or less, or mini_batch_size to {length} or more")
+        count = num_rollouts * self.num_envs * -(-size // length)
+        self.algorithm.num_mini_batch = -(-count // (wanted // length))
 
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
         """Replace what is held by these rollouts, of any lengths, with what `finish_rollout` has added to them."""
@@ -189,7 +211,7 @@ class VanillaOnPolicyBuffer(Storage):
         size, length = self.options.size, self.options.sequence_length
         if length is not None and not self.actor.is_recurrent:
             raise ConfigError(f"sequence_length={length} needs an actor with memory; set the actor's recurrent_net")
-        if self.actor.is_recurrent:
+        if self.actor.is_recurrent and getattr(self.algorithm, "mini_batch_size", None) is None:
             count, parts = num_envs * -(-size // (length or size)), self.algorithm.num_mini_batch
             if count < parts:
                 raise ConfigError(

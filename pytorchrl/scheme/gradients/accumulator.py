@@ -222,12 +222,28 @@ def why_all_is_kept(options: Any, norm_over: str) -> str:
         norm_over: "batch" or "microbatch", the option of the scheme.
     """
     epochs, parts = getattr(options, "num_epochs", 1), getattr(options, "num_mini_batch", 1)
+    if (size := getattr(options, "mini_batch_size", None)) is not None:
+        return f"mini_batch_size={size} cuts the train batch into parts drawn from it"
     if epochs * parts > 1:
         return f"num_epochs={epochs} and num_mini_batch={parts} use the train batch more than once, or in parts drawn from it"
     normalization = getattr(options, "advantage_normalization", "none")
     if normalization != "none" and norm_over == "batch":
         return f"advantage_normalization={normalization!r} needs the whole train batch with norm_over='batch'"
     return ""
+
+
+def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None] | None) -> int:
+    """Return how many full rollouts a train batch has.
+
+    Args:
+        rollout: Env steps of a full rollout.
+        wanted: Steps of a train batch, at least; None: what comes together.
+        rounds: Of synchronous collection the rollouts of a round, and the least steps of a microbatch, if a larger train batch is
+            made of those; None: rollouts come one by one.
+    """
+    per_round, microbatch = rounds or (1, None)
+    together = -(-(microbatch or 1) // (rollout * per_round)) if wanted else 1  # rounds of a microbatch
+    return per_round * together * -(-(wanted or 1) // (rollout * per_round * together))
 
 
 class Used(NamedTuple):

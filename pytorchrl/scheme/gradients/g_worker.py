@@ -108,7 +108,11 @@ class GWorker(Worker):
             self.shards = Shards(
                 self.replay_workers, self.ledger, on_worker_failure, timeout_s=queue_timeout_s, worker_timeout_s=worker_timeout_s,
                 seed=self.storage.generator.initial_seed(), version=lambda: self.actor_version, **(replay_options or {}))
-        items_are_batches = self.col_communication is ASYNC and self.shards is None
+        is_async = self.col_communication is ASYNC
+        in_rounds, items_are_batches = not is_async and self.shards is None, is_async and self.shards is None
+        self.storage.plan_batches(accumulator.num_rollouts(
+            self.storage.rollout_size * self.local_worker.num_envs, train_batch_size,
+            (max(1, len(self.remote_workers)), microbatch_size) if in_rounds else None))
         self.collector = CollectorThread(
             index_worker, self.local_worker, self.remote_workers, col_fraction_workers, col_communication,
             col_execution, broadcast_interval, runtime=self.col_workers.runtime, ledger=self.ledger,

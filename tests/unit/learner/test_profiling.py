@@ -62,7 +62,7 @@ CASES = [
         ("gradients/average", DISTRIBUTED | {"col_fraction_workers": 0.5}), ("gradients/apply", DISTRIBUTED), ("gradients/encode", {}),
         ("gradients/send", DISTRIBUTED), ("gradients/idle", FREE_GRADS), ("update/decode", FREE_GRADS),
         ("update/apply", {}), ("update/push", DISTRIBUTED))
-      for options, option in ((BATCHES, "num_mini_batch"), (PASSES, "num_epochs"), ({}, "num_envs"))),
+      for options, option in ((BATCHES, "num_mini_batch"), (BATCHES | {"mini_batch_size": 64}, "mini_batch_size"), (PASSES, "num_epochs"), ({}, "num_envs"))),
 ]
 
 

@@ -23,7 +23,7 @@ TINY = {"num_envs": 2, "num_steps": 32, "num_epochs": 1, "num_mini_batch": 2, "t
 OTHER = {
     "lr": 0.5, "optimizer": "sgd", "adam_eps": 1e-3, "rmsprop_eps": 1e-3, "rmsprop_decay": 0.5, "max_grad_norm": 3.0,
     "weight_decay": 0.5, "momentum": 0.5,
-    "gamma": 0.5, "num_epochs": 3, "num_mini_batch": 2, "value_loss_coef": 0.7, "entropy_coef": 0.3,
+    "gamma": 0.5, "num_epochs": 3, "num_mini_batch": 2, "mini_batch_size": 100, "value_loss_coef": 0.7, "entropy_coef": 0.3,
     "advantage_normalization": "batch", "compile": True, "mixed_precision": True, "clip_param": 0.7,
     "use_clipped_value_loss": True, "clip_param_vf": 0.6, "target_kl": 0.3, "recompute_advantages": True,
     "dual_clip": 4.0, "num_steps": 17, "sequence_length": 5, "gae_lambda": 0.33, "feature_extractor": "mlp",

@@ -289,10 +289,11 @@ def test_nothing_of_a_microbatch_is_held_while_the_next_is_collected(make_scheme
     ({"advantage_normalization": "batch"}, "microbatch", False), ({"advantage_normalization": "none"}, "batch", False),
     ({"advantage_normalization": "none", "num_epochs": 2}, "batch", True),
     ({"advantage_normalization": "none", "num_mini_batch": 2}, "batch", True),
+    ({"advantage_normalization": "none", "num_mini_batch": None, "mini_batch_size": 160}, "batch", True),
 ])
 def test_the_train_batch_is_kept_where_it_is_needed_again(train, options, norm_over, is_kept):
     watch = Watch(PPO)
-    train(watch.algo.create_factory(**(ONE_PASS | options)), updates=1, storage=watch.storage, train_batch_size=160,
+    train(watch.algo.create_factory(**{name: value for name, value in (ONE_PASS | options).items() if value is not None}), updates=1, storage=watch.storage, train_batch_size=160,
           microbatch_size=30, norm_over=norm_over)
     assert len(watch.items) == (1 if is_kept else 4)
     assert sum(watch.items) == 160

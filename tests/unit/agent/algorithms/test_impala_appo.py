@@ -205,7 +205,7 @@ CHANGES = {
     "lr": ({}, 1e-2), "optimizer": ({}, "sgd"), "adam_eps": ({}, 1e-2),
     "rmsprop_eps": ({"optimizer": "rmsprop"}, 1e-2), "rmsprop_decay": ({"optimizer": "rmsprop"}, 0.5),
     "weight_decay": ({"optimizer": "adamw"}, 0.5), "momentum": ({"optimizer": "sgd"}, 0.5),
-    "max_grad_norm": ({"optimizer": "sgd"}, 1e-3), "gamma": ({}, 0.5), "num_epochs": ({}, 2), "num_mini_batch": ({}, 2),
+    "max_grad_norm": ({"optimizer": "sgd"}, 1e-3), "gamma": ({}, 0.5), "num_epochs": ({}, 2), "num_mini_batch": ({}, 2), "mini_batch_size": ({}, 16),
     "value_loss_coef": ({}, 2.0), "entropy_coef": ({}, 0.5), "advantage_normalization": ({}, "batch"),
     "mixed_precision": ({}, True), "clip_param": ({"lr": 1e-2}, 0.01), "use_clipped_value_loss": ({"lr": 1e-2}, True),
     "clip_param_vf": ({"lr": 1e-2, "use_clipped_value_loss": True}, 0.01), "recompute_advantages": ({"lr": 1e-2}, True),
