@@ -50,7 +50,19 @@ def _obedient(algorithm):
     return Obedient
 
 
+class Predicting(A2C):
+    """A2C with a term of its own: the mean of the features predicts a number of the observation."""
+
+    def terms(self, evaluated, batch, parameters):
+        terms, measures = super().terms(evaluated, batch, parameters)
+        return {**terms, "prediction": (evaluated.features.mean(-1) - batch.obs["obs"][..., 0]).square()}, measures
+
+    def loss_weights(self, parameters):
+        return {**super().loss_weights(parameters), "prediction": 5.0}
+
+
 ALGORITHMS = {
+    "auxiliary loss": (Predicting, {"lr": 1e-2}),
     "ppo": (PPO, {"num_epochs": 3, "num_mini_batch": 1, "lr": 1e-3}),
     "a2c": (A2C, {"lr": 1e-2}),
 }

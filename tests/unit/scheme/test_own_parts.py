@@ -1,0 +1,131 @@
+"""Parts of the user's own in schemes: what they measure is reported, workers agree, and their mistakes reach the user."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from torch import nn
+
+from pytorchrl import ASYNC, DQN, PPO, GAEBuffer, Learner, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv
+from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.errors import ContractError
+
+TWO_WORKERS = {"num_col_workers": 2, "col_communication": ASYNC}
+SCHEMES = {
+    "central": {}, "async collection": TWO_WORKERS, "two gradient workers": {"num_grad_workers": 2},
+    "decentralised": {"num_grad_workers": 2, "distribute_gradients": True},
+    "async gradients": {"num_grad_workers": 2, "grad_communication": ASYNC}, "microbatches": {"microbatch_size": 5},
+}
+
+
+class Decoding(OnPolicyActor):
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.decoder = nn.Linear(self.policy.out_features, 2)
+
+
+class Reconstructing(PPO):
+    def terms(self, evaluated, batch, parameters):
+        terms, measures = super().terms(evaluated, batch, parameters)
+        wanted = 0.1 * batch.obs["obs"][:, 2:]  # the step of the episode, and the last action
+        error = (self.actor.decoder(evaluated.features) - wanted).square().mean(-1)
+        return {**terms, "reconstruction": error}, measures
+
+    def loss_weights(self, parameters):
+        return {**super().loss_weights(parameters), "reconstruction": 0.5}
+
+
+@pytest.fixture
+def make_own(make_scheme):
+    """A function that makes schemes of an algorithm and an actor class."""
+    def make(algo=Reconstructing, actor=Decoding, num_envs=2, **settings):
+        envs = VecEnv.create_factory(CountingEnv, None, num_envs)
+        return make_scheme(
+            envs=envs, algo=algo.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-2),
+            actor=actor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)), **settings)
+    return make
+
+
+@pytest.mark.parametrize("settings", SCHEMES.values(), ids=SCHEMES.keys())
+def test_a_term_is_reported_by_name_and_trains_its_head(make_own, settings):
+    scheme = make_own(**settings)
+    first = next(info for _ in range(20) if (info := scheme.step()).get("reconstruction"))
+    before = scheme.acting_state()["all"].clone()
+    for _ in range(10):
+        info = scheme.step()
+    assert math.isfinite(info["reconstruction"])
+    assert first["reconstruction"] > 0
+    moved = (scheme.acting_state()["all"] - before)[-2:]
+    assert float(moved.abs().min()) > 0  # the decoder's biases, which lie at the end
+
+
+def test_the_name_is_a_column_of_the_metrics(make_own, tmp_path):
+    with Learner(make_own(), target_steps=64, log_dir=tmp_path, progress=False) as learner:
+        learner.train()
+    files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".csv", ".jsonl", ".json")]
+    assert any("reconstruction" in text for text in files)
+
+
+# Mistakes
+
+
+class WrongStep(PPO):
+    def acting_step(self, *args, **kwargs):
+        step = super().acting_step(*args, **kwargs)
+        return step._replace(other={name: row[:1] for name, row in step.other.items()})
+
+
+class WrongTerm(Reconstructing):
+    def terms(self, *args):
+        terms, measures = super().terms(*args)
+        return {**terms, "reconstruction": terms["reconstruction"].mean()}, measures
+
+
+class WrongEstimate(GAEBuffer):
+    def estimate(self, rollout, anew=False):
+        return tuple(array.astype(np.float64) for array in super().estimate(rollout, anew))
+
+
+WRONG = {
+    "an acting step": ({"algo": WrongStep}, r"WrongStep.acting_step\(\) returned 'dist_params'"),
+    "a term": ({"algo": WrongTerm}, r"WrongTerm.terms\(\) returned 'reconstruction' as a tensor of shape \(\)"),
+    "an estimate": ({"storage": WrongEstimate}, r"WrongEstimate.estimate\(\) returned advantages .*float64"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("settings", [{}, TWO_WORKERS, {"num_grad_workers": 2, "grad_communication": ASYNC}], ids=str)
+@pytest.mark.parametrize(("parts", "message"), WRONG.values(), ids=WRONG.keys())
+def test_a_mistake_reaches_the_user_with_its_class(make_own, parts, message, settings):
+    scheme = make_own(**parts, **settings)
+
+    def go_on():
+        for _ in range(100):
+            scheme.step()
+    with pytest.raises(ContractError, match=message):
+        go_on()
+
+
+class WrongLoss(DQN):
+    def losses(self, batch):
+        losses, measures, _ = super().losses(batch)
+        return losses, measures
+
+
+@pytest.mark.timeout(60)
+def test_a_mistake_in_a_replay_algorithm_reaches_the_user():
+    envs = VecEnv.create_factory(CountingEnv, None, 2)
+    scheme = Scheme(
+        WrongLoss.create_factory(start_steps=8), QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+        ReplayBuffer.create_factory(64, rollout_size=4), envs, runtime="threads", seed=1, **TWO_WORKERS)
+
+    def go_on():
+        for _ in range(100):
+            scheme.step()
+    try:
+        with pytest.raises(ContractError, match=r"WrongLoss.losses\(\) returned a tuple; expected three things"):
+            go_on()
+    finally:
+        scheme.stop()
