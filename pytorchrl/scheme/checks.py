@@ -233,7 +233,7 @@ class Checks:
         size = storage.options.size if is_kept else options["size"]
         own, rollout = size // num_shards, rollout_steps(storage, train_envs.num_envs)
         if options["train_batch_size"] is None:
-            options["train_batch_size"] = getattr(algo.options, "mini_batch_size", rollout) if storage.cls.keeps else rollout
+            options["train_batch_size"] = getattr(algo.options, "mini_batch_size", rollout) if is_kept else rollout
         if options["learning_starts"] is None:  # else the first batches would be the same few rollouts over and over
             options["learning_starts"] = getattr(algo.options, "start_steps", 0) if is_kept else options["train_batch_size"]
         options["prefetch"] = options["prefetch"] or _PREFETCH
