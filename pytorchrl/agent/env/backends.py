@@ -25,6 +25,11 @@ from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 
 AnyVectorEnv = VectorEnv[Any, Any, Any]
 
+# A step of Gymnasium's vector environments in numpy takes 40 us for any number, that of one environment about 13 us
+# (benchmarks/env_backends.py): from this number on the vector is faster.
+_FEWEST_FOR_NUMPY = 4
+_NUMPY_VECTORS = "gymnasium.envs.classic_control."
+
 _ASKED_MODES = {"same_step": AutoresetMode.SAME_STEP, "next_step": AutoresetMode.NEXT_STEP}
 
 
@@ -180,8 +185,10 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> Callable[..., A
 
 
 def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: Callable[..., Any] | None) -> bool:
-    """Whether the native vector environment can do all that is asked."""
+    """Return whether `backend="auto"` takes the native vector environment: if it can do all that is asked, and is the fastest."""
     if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
+        return False
+    if spec is not None and native.__module__.startswith(_NUMPY_VECTORS) and blueprint.num_envs < _FEWEST_FOR_NUMPY:
         return False
     if spec is None:
         return True

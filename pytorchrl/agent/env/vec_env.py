@@ -63,7 +63,8 @@ class VecEnv:
             default_factory=dict, help="Keyword arguments that replace those of env_kwargs when testing.")
         vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
         backend: str = option(
-            "auto", help="What steps them; auto takes the native vector environment, else sync.",
+            "auto", help="What steps them; auto takes the native vector environment, else sync, also for fewer than 4 environments of "
+            "Gymnasium's own (CartPole), where sync is faster.",
             choices=("auto", "vector", "sync", "async", "envpool"))
         autoreset: str = option(
             "auto", help="When a new episode starts; auto takes same_step where offered, else next_step.",

@@ -157,7 +157,7 @@ def test_shared_metadata_says_nothing(monkeypatch):
 
 
 def test_a_second_vector_does_not_change_the_mode_of_the_first():
-    cart = VecEnv.create_factory("CartPole-v1")
+    cart = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
     atari = VecEnv.create_factory("ALE/Pong-v5", autoreset="next_step")(seed=0)
     other = VecEnv.create_factory("ALE/Pong-v5")(seed=0)
     assert atari.autoreset_mode is AutoresetMode.NEXT_STEP

@@ -16,13 +16,53 @@ from pytorchrl.envs.testing import CountingEnv, FaultyEnv
 from pytorchrl.errors import ConfigError, EnvError
 
 
-def test_auto_takes_the_native_vector_else_sync():
+@pytest.mark.parametrize(("num_envs", "is_native"), [(1, False), (3, False), (4, True), (16, True)])
+def test_auto_takes_the_native_vector_of_numpy_from_four_environments_on(num_envs, is_native):
     from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-    assert isinstance(VecEnv.create_factory("CartPole-v1")(seed=0)._envs, CartPoleVectorEnv)
+    env = VecEnv.create_factory("CartPole-v1", vec_env_size=num_envs)(seed=0)
+    assert isinstance(env._envs, CartPoleVectorEnv if is_native else SyncVectorEnv)
+
+
+def test_auto_takes_any_other_native_vector_whatever_its_size():
+    class Native(SyncVectorEnv):
+        def __init__(self, num_envs):
+            super().__init__([CountingEnv] * num_envs)
+
+    gym.register("NativeCounting-v0", entry_point=CountingEnv, vector_entry_point=Native)
+    try:
+        assert isinstance(VecEnv.create_factory("NativeCounting-v0")(seed=0)._envs, Native)
+    finally:
+        del gym.registry["NativeCounting-v0"]
+
+
+def cartpole(**options):
+    """What 300 steps of one CartPole give: the observation and mask of a reset, then a row a step."""
+    env = VecEnv.create_factory("CartPole-v1", **options)(seed=5)
+    rows = [(env.reset()[0]["obs"].tolist(),)]
+    for k in range(300):
+        step = env.step(np.array([k // 3 % 2]))
+        rows.append((step.obs["obs"].tolist(), step.reward.tolist(), step.terminated.tolist(), step.truncated.tolist(),
+                     step.valid.tolist(), step.first.tolist(), step.final_index.tolist(), dict(step.final_obs),
+                     [(episode.env_return, episode.length, episode.terminated) for episode in step.episodes]))
+    return type(env._envs), env.autoreset_mode, rows
+
+
+def test_one_environment_gives_what_the_native_vector_gives():
+    """To the bit: seeds, generators, ends and statistics; where nothing is asked for, without steps that only reset."""
+    cls, mode, rows = cartpole(autoreset="next_step", max_episode_steps=20)
+    native_cls, native_mode, native_rows = cartpole(backend="vector", max_episode_steps=20)
+    assert cls is not native_cls
+    assert mode is native_mode is AutoresetMode.NEXT_STEP
+    assert rows == native_rows
+    assert sum(len(row[-1]) for row in rows[1:]) > 10
+    assert cartpole()[1] is AutoresetMode.SAME_STEP
+
+
+def test_auto_takes_sync_where_there_is_no_native_vector_or_it_lacks_something():
     assert isinstance(VecEnv.create_factory("Pendulum-v1")(seed=0)._envs, SyncVectorEnv)
-    assert isinstance(VecEnv.create_factory("CartPole-v1", backend="sync")(seed=0)._envs, SyncVectorEnv)
-    assert isinstance(VecEnv.create_factory("CartPole-v1", frame_stack=2)(seed=0)._envs, SyncVectorEnv)
+    assert isinstance(VecEnv.create_factory("CartPole-v1", vec_env_size=8, backend="sync")(seed=0)._envs, SyncVectorEnv)
+    assert isinstance(VecEnv.create_factory("CartPole-v1", vec_env_size=8, frame_stack=2)(seed=0)._envs, SyncVectorEnv)
 
 
 def test_spec_and_id_of_the_newest_version_are_accepted():
@@ -30,7 +70,7 @@ def test_spec_and_id_of_the_newest_version_are_accepted():
 
 
 def test_native_cartpole_draws_all_environments_from_one_generator():
-    two, three = (VecEnv.create_factory("CartPole-v1", vec_env_size=n)(seed=0).reset()[0]["obs"] for n in (2, 3))
+    two, three = (VecEnv.create_factory("CartPole-v1", vec_env_size=n, backend="vector")(seed=0).reset()[0]["obs"] for n in (2, 3))
     assert two.dtype == np.float32
     assert not np.array_equal(two, three[:2])
 
@@ -184,7 +224,7 @@ def test_envpool_refuses_what_it_cannot_do(options, match):
 
 
 def test_actions_of_a_native_vector_environment_are_checked_as_gymnasium_does():
-    env = VecEnv.create_factory("CartPole-v1", vec_env_size=3)(seed=0)
+    env = VecEnv.create_factory("CartPole-v1", vec_env_size=3, backend="vector")(seed=0)
     quick, own = env._envs.unwrapped.action_space, gym.spaces.MultiDiscrete([2, 2, 2])
     assert quick.contains != own.contains.__func__
     for action in (

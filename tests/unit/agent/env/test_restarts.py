@@ -528,7 +528,7 @@ def test_native_vectors_always_raise_and_say_so_when_asked_to_restart():
         VecEnv.create_factory("CartPole-v1", None, 2, backend="vector", on_env_error="restart")
     with pytest.raises(ConfigError, match="on_env_error='restart' needs single environments"):
         VecEnv.create_factory("CartPole-v1", None, 2, backend="envpool", on_env_error="restart")
-    native, single = (VecEnv.create_factory("CartPole-v1", None, 2, on_env_error=policy)(seed=0)
+    native, single = (VecEnv.create_factory("CartPole-v1", None, 4, on_env_error=policy)(seed=0)
                       for policy in ("auto", "restart"))
     assert not isinstance(native._envs, SyncVectorEnv)
     assert isinstance(single._envs, SyncVectorEnv)
