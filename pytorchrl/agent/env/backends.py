@@ -19,6 +19,7 @@ from gymnasium.vector.utils import iterate
 
 from pytorchrl.agent.env.autoreset import autoreset_mode_of
 from pytorchrl.agent.env.guard import describe
+from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
@@ -152,6 +153,7 @@ def _check_quickly(envs: AnyVectorEnv) -> None:
 
 
 def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode) -> AnyVectorEnv:
+    check_main_guard("backend='async'")
     restarts = blueprint.restarts
     if restarts is not None:  # each process has a budget of its own; here they are added up
         blueprint = dataclasses.replace(blueprint, restarts=Restarts(restarts.limit, logs=False))

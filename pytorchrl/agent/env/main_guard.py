@@ -1,0 +1,61 @@
+"""Find out whether the processes of `backend="async"` would run the user's script once more."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import threading
+from types import FrameType
+
+from pytorchrl.errors import ConfigError
+
+# Names in the test of an `if` by which a script tells its own run from its import by a new process.
+_GUARDS = {"__name__", "current_process"}
+
+
+def check_main_guard(setting: str) -> None:
+    """Refuse to start processes from a line of the script that those processes would run as well.
+
+    A process that is spawned imports the main script first. If the line that leads here is not under
+    `if __name__ == "__main__":`, the new process comes to the same line and fails, and this one waits for it.
+
+    Args:
+        setting: The setting that needs processes, for the message.
+
+    Raises:
+        ConfigError: The line is not guarded; the message names it and the guard.
+    """
+    frame = _main_frame()
+    if frame is None:
+        return
+    path = frame.f_code.co_filename
+    try:
+        tree = ast.parse("".join(linecache.getlines(path)))
+    except SyntaxError:  # the file has changed since it was started
+        return
+    if not _is_guarded(tree, frame.f_lineno):
+        raise ConfigError(
+            f"{setting} starts processes that import the script again, and line {frame.f_lineno} of {path}, which starts them, is not "
+            'under `if __name__ == "__main__":`; move what trains into a function, and call the function under that line, or use '
+            "backend='sync'")
+
+
+def _main_frame() -> FrameType | None:
+    """Return the frame of the main script if a spawned process would run it: not of `python -m`, `-c` or a notebook."""
+    main = sys.modules.get("__main__")
+    spec = getattr(main, "__spec__", None)
+    if main is None or getattr(main, "__file__", None) is None or (spec is not None and spec.name.split(".")[-1] == "__main__"):
+        return None
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    return frame
+
+
+def _is_guarded(tree: ast.Module, line: int) -> bool:
+    """Return whether an `if` that tells a script's own run from its import encloses the line."""
+    return any(
+        isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line)
+        and any(name in _GUARDS for part in ast.walk(node.test) for name in (getattr(part, "id", None), getattr(part, "attr", None)))
+        for node in ast.walk(tree))

@@ -1,0 +1,70 @@
+"""`backend="async"` in scripts with and without `if __name__ == "__main__"`."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from pytorchrl.agent.env.main_guard import _is_guarded
+
+HEAD = """
+import pytorchrl
+from pytorchrl.envs.testing import CountingEnv
+open("imported", "a").write("x")
+
+def main():
+    agent = pytorchrl.train("ppo", CountingEnv, target_steps=16, num_envs=2, num_steps=4, backend="async", progress=False, seed=1)
+    print("trained", agent.summary["env_steps"])
+
+"""
+
+
+@pytest.mark.parametrize("call", ["main()", "for _ in range(1):\n    main()", "with open('imported'):\n    main()"])
+def test_a_script_without_guard_is_refused_before_any_process_starts(run_python, tmp_path, call):
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + call)
+    result = run_python(script)
+    assert result.returncode == 1
+    line = HEAD.count("\n") + call.count("\n") + 1
+    message = result.stderr.splitlines()[-1]
+    assert f"ConfigError: backend='async' starts processes that import the script again, and line {line} of {script}" in message
+    assert 'if __name__ == "__main__":' in message
+    assert (tmp_path / "imported").read_text() == "x"
+    assert "trained" not in result.stdout
+
+
+@pytest.mark.parametrize("call", [
+    'if __name__ == "__main__":\n    main()',
+    'import multiprocessing\nif multiprocessing.current_process().name == "MainProcess":\n    main()',
+    'try:\n    if __name__ == "__main__":\n        main()\nfinally:\n    pass',
+    # In a thread, as the workers of a scheme are.
+    'import threading\nif __name__ == "__main__":\n    thread = threading.Thread(target=main)\n    thread.start()\n    thread.join()'])
+def test_a_script_with_guard_trains(run_python, tmp_path, call):
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + call)
+    result = run_python(script, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "trained 16\n"
+    assert (tmp_path / "imported").read_text() == "xxx"  # each process imports it
+
+
+@pytest.mark.parametrize("arguments", [["-c", HEAD + "main()"], ["-m", "package"]], ids=["-c", "-m"])
+def test_what_processes_do_not_import_needs_no_guard(run_python, tmp_path, arguments):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(HEAD + "main()")
+    result = run_python(*arguments, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "trained 16\n"
+    assert (tmp_path / "imported").read_text() == "x"
+
+
+@pytest.mark.parametrize(("text", "line", "is_guarded"), [
+    ('if __name__ == "__main__":\n    f()\n', 2, True),
+    ('if __name__ == "__main__":\n    f()\n', 1, True),
+    ('if __name__ == "__main__" and x:\n    f(\n 1)\n', 3, True),
+    ('if x == "__main__":\n    f()\n', 2, False),
+    ('if __name__ == "__main__":\n    pass\nf()\n', 3, False),
+])
+def test_lines_under_a_guard(text, line, is_guarded):
+    assert _is_guarded(ast.parse(text), line) == is_guarded
