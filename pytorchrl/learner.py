@@ -31,6 +31,7 @@ from pytorchrl.reporting import (
 from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock, prepare_log_dir
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.terminal import get_logger
+from pytorchrl.tracebacks import brief_errors_of
 
 if TYPE_CHECKING:
     from pytorchrl.scheme import Evaluation, Scheme
@@ -45,6 +46,7 @@ _LAGS = ("mean", "max", "p50", "p90")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
+@brief_errors_of("__init__", "start", "step", "train", "evaluate", "save_model")
 class Learner:
     """Drives a scheme until `target_steps` env steps have reached the learner.
 

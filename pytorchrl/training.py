@@ -24,6 +24,7 @@ from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.evaluation import Evaluator
 from pytorchrl.scheme.messages import Weights
 from pytorchrl.scheme.named import PRESETS
+from pytorchrl.tracebacks import brief_errors
 
 
 def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) -> tuple[Learner, Agent]:
@@ -64,6 +65,7 @@ def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
     return dataclasses.replace(envs, options=dataclasses.replace(envs.options, log_dir=path))
 
 
+@brief_errors
 def train(
     algorithm: str, env: str | Callable[..., Any], *, target_steps: int | None = None,
     log_dir: str | os.PathLike[str] | None = None, **options: Any,
@@ -101,6 +103,7 @@ def train(
         agent=agent, acting_state=acting_state, seed=learner.scheme.seed, summary=learner.summary(), log_dir=learner.log_dir)
 
 
+@brief_errors
 def load(run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME) -> TrainedAgent:
     """The agent that a run of `train` (or `pytorchrl train`) with a `log_dir` has saved.
 

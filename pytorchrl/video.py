@@ -13,6 +13,7 @@ import gymnasium as gym
 
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.errors import ConfigError, install_hint
+from pytorchrl.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from pytorchrl.scheme import Evaluation
@@ -25,6 +26,7 @@ _OF_GAMES = ("repeat_action_probability", "full_action_space", "difficulty", "mo
 _OF_LEARNING = {"reward_clipping", "reward_clip", "episodic_life", "life_loss_info"}
 
 
+@brief_errors
 def record_video(
     agent: TrainedAgent, video_dir: str | os.PathLike[str], *, num_episodes: int = 1, deterministic: bool = True,
     seed: int | None = None,

@@ -5,6 +5,7 @@ Exit codes: 0 done as asked; 1 failed after training began; 2 refused before; 13
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import os
@@ -18,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from pytorchrl.cli.output import show, tell
+from pytorchrl.tracebacks import full_tracebacks
 
 _COMMANDS = {
     "train": "train an agent",
@@ -45,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Ours are for the user, whatever Python was told to do with those of programs.
             warnings.filterwarnings("always", category=UserWarning, module="pytorchrl")
             warnings.showwarning = _show_warning
-            return _run(arguments)
+            with full_tracebacks() if debug else contextlib.nullcontext():
+                return _run(arguments)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SystemExit as ended:

@@ -12,6 +12,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.worker import ASYNC, SYNC
 from pytorchrl.scheme.replay.storage_options import has_priorities
+from pytorchrl.tracebacks import brief_errors_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -107,6 +108,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
 )}
 
 
+@brief_errors_of(*PRESETS)
 class NamedSchemes:
     """A constructor for each name; what it returns is an ordinary scheme, and printing it shows every setting."""
 

@@ -41,13 +41,14 @@ from pytorchrl.scheme.replay.r_worker_set import FREE, RWorkerSet
 from pytorchrl.scheme.replay.storage_options import batch_steps, kept_by_shards, with_options
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.terminal import get_logger, printable
+from pytorchrl.tracebacks import brief_errors_of
 
-# One evaluation is begun anew so often.
-_MAX_EVALUATORS_LOST = 2
+_MAX_EVALUATORS_LOST = 2  # retries of one evaluation after its worker was lost
 
 logger = get_logger(__name__)
 
 
+@brief_errors_of("__init__", "start", "resume")
 class Scheme(NamedSchemes):
     """An agent, and where its three operations run. Everything is checked here; nothing starts before `start`.
 
@@ -224,7 +225,7 @@ class Scheme(NamedSchemes):
             self._replay.check(self.settings, self._agent)
             checks.warnings.extend(filter(None, [self._replay.warning()]))
         for text in checks.warnings:
-            warnings.warn(printable(text), stacklevel=2)
+            warnings.warn(printable(text), stacklevel=3)
         self._runtime: Runtime | None = None
         self._worker: UWorker | None = None
         self._evaluator: Handle[Evaluator] | None = None
@@ -300,8 +301,7 @@ class Scheme(NamedSchemes):
 
     def _check_target(self, target_steps: int) -> None:
         if self._replay is not None and self._replay.target_steps != target_steps:
-            raise ConfigError(f"replay {self._replay.path!r} is of a run of {self._replay.target_steps} target steps, now they "
-                              f"are {target_steps}; schedules would differ")
+            raise ConfigError(f"replay {self._replay.path!r} has target_steps={self._replay.target_steps}, got {target_steps}; give the same")
 
     def _build(self, runtime: Runtime, target_steps: int, record: RecordWriter | None) -> UWorker:
         options = self._options

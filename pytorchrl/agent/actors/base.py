@@ -24,6 +24,7 @@ from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.options import Factory, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, global_draws, torch_generator
 from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,6 +48,7 @@ class Actor(nn.Module, ABC):
     is_recurrent = False
 
     @classmethod
+    @brief_errors
     def create_factory(cls, observation_space: Any, action_space: Any, **options: Any) -> Factory[Self]:
         """A factory of this actor; see its `Options`.
 

@@ -35,6 +35,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.returns import discounted_sums
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, WeightsError
+from pytorchrl.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -87,6 +88,7 @@ class Algorithm(Updatable, ABC):
     _gradients: list[Any] | None = None  # of the last `compute_gradients`
 
     @classmethod
+    @brief_errors
     def create_factory(cls, **options: Any) -> Factory[Self]:
         """A factory of this algorithm; raises `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, options))

@@ -26,6 +26,7 @@ from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
+from pytorchrl.tracebacks import brief_errors
 
 # Environments see the upper 31 bits of a seed: some keep seeds as signed 32-bit integers (ALE, EnvPool).
 _SEED_SHIFT = 32
@@ -102,6 +103,7 @@ class VecEnv:
                 raise ConfigError(f"info_keywords must differ from the monitor's own columns, got {sorted(clash)}")
 
     @classmethod
+    @brief_errors
     def create_factory(
         cls, env_fn: Any, env_kwargs: dict[str, Any] | None = None, vec_env_size: int = 1, **options: Any,
     ) -> EnvFactory:

@@ -12,8 +12,10 @@ from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.multi.storage import MultiAgentStorage
 from pytorchrl.agent.options import Factory
 from pytorchrl.errors import ConfigError
+from pytorchrl.tracebacks import brief_errors
 
 
+@brief_errors
 def multi_agent(
     envs: Any, algorithms: Factory[Any] | Mapping[str, Factory[Any]],
     actors: Callable[..., Factory[Any]] | Mapping[str, Factory[Any]], storages: Factory[Any] | Mapping[str, Factory[Any]], *,

@@ -26,6 +26,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.agent.seeding import Stream
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError, install_hint
+from pytorchrl.tracebacks import brief_errors
 
 _SINGLE_POLICY, _OWN_POLICIES = "shared", "independent"
 _METHODS = ("reset", "step", "observation_space", "action_space", "possible_agents")
@@ -116,6 +117,7 @@ class MultiAgentVecEnv(VecEnv):
             check_shared_options(self)
 
     @classmethod
+    @brief_errors
     def create_factory(
         cls, env_fn: Any, env_kwargs: dict[str, Any] | None = None, vec_env_size: int = 1, *,
         policy_of: Callable[[str], str] | Mapping[str, str] | str | None = None, **options: Any,

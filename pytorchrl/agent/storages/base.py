@@ -15,6 +15,7 @@ from pytorchrl.agent.options import Factory, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
+from pytorchrl.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,6 +60,7 @@ class Storage(Updatable, ABC):
     generator: torch.Generator
 
     @classmethod
+    @brief_errors
     def create_factory(cls, size: int, **options: Any) -> Factory[Self]:
         """Return a factory of this storage; raises `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, {"size": size, **options}))

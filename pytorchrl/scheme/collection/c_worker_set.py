@@ -14,6 +14,7 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.compression import DATA, Compression, Wanted
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.messages import Weights
+from pytorchrl.tracebacks import brief_errors
 
 
 class CWorkerSet(WorkerSet[CWorker]):
@@ -75,6 +76,7 @@ class CWorkerSet(WorkerSet[CWorker]):
             remote_params={"device": col_device, **({} if twin else {"num_threads": num_threads})})
 
     @classmethod
+    @brief_errors
     def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],  # noqa: PLR0913
                        storage_factory: Factory[Any], train_envs_factory: Factory[Any],
                        worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,

@@ -11,6 +11,7 @@ from pytorchrl.scheme.base.worker import Communication, Execution, check_count, 
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.compression import GRADS, Compression, Wanted
 from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.tracebacks import brief_errors
 
 
 class GWorkerSet(WorkerSet[GWorker]):
@@ -60,6 +61,7 @@ class GWorkerSet(WorkerSet[GWorker]):
             remote_params={"device": local_device if grad_device is None else grad_device, "num_threads": num_threads})
 
     @classmethod
+    @brief_errors
     def create_factory(cls, num_workers: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913
                        col_fraction_workers: float = 1.0, col_execution: Execution | str = "Central",
                        col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,

@@ -11,6 +11,7 @@ from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import check_count
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.replay.r_worker import RWorker
+from pytorchrl.tracebacks import brief_errors
 
 FREE = {"num_cpus": 0}
 """A shard works only when it is asked."""
@@ -49,6 +50,7 @@ class RWorkerSet(WorkerSet[RWorker]):
             first_incarnation=first_incarnation)
 
     @classmethod
+    @brief_errors
     def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],
                        storage_factory: Factory[Any], worker_resources: Mapping[str, float], seed: int = 0,
                        num_threads: int | None = 1, debug: bool = False) -> Callable[..., RWorkerSet]:

@@ -163,6 +163,7 @@ def test_debug_shows_where_and_keeps_the_code(capsys):
     code, _, err = run(capsys, *TRAIN, "--lr", "-1", "--debug")
     assert code == 2
     assert "Traceback" in err
+    assert "in create_factory" in err
 
 
 @pytest.mark.parametrize(("error", "code"), [

@@ -14,11 +14,12 @@ PACKAGE = Path(pytorchrl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What every layer may import.
-EVERYWHERE = ("errors", "terminal")
+EVERYWHERE = ("errors", "terminal", "tracebacks")
 # What each layer may import of the package: itself, what is written here, and what every layer may.
 ALLOWED = {
     "errors": set(),
     "terminal": set(),
+    "tracebacks": set(),
     "agent": set(),
     "envs": {"agent"},
     "runtime": set(),

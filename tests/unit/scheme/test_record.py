@@ -432,7 +432,7 @@ def test_a_record_is_of_its_run_only(runs, make_scheme):
     with pytest.raises(ConfigError, match="seed was 1, now it is 2"):
         make_scheme(runtime=None, replay=runs.path, seed=2, **ALL_ASYNC)
     assert make_scheme(runtime=None, replay=runs.path, seed=None, **ALL_ASYNC).seed == 1
-    with pytest.raises(ConfigError, match="1 target steps, now they are 500"):
+    with pytest.raises(ConfigError, match="has target_steps=1, got 500; give the same"):
         make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC).start(500)
 
 

@@ -1,0 +1,83 @@
+"""Tracebacks of wrong settings: the caller's line and the message, without the frames of this package in between."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from pytorchrl.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=type)
+
+VARIABLE = "PYTORCHRL_FULL_TRACEBACKS"
+"""Environment variable that, set to anything but 0, keeps all frames."""
+
+# Packages whose frames say nothing about a wrong setting, besides the standard library.
+_LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "pettingzoo", "ray", "torch"}
+
+
+def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a `ConfigError` of a public function point at the line that called it.
+
+    The message of a `ConfigError` says what is wrong; the frames in which a check found it are left out, and so are errors from
+    which it was made. Both stay where a frame of the user's own code is among them: an environment, say, or an algorithm.
+    """
+    @functools.wraps(function)
+    def entry(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except ConfigError as error:
+            if os.environ.get(VARIABLE, "0") != "0" or _has_users_frame(error.__traceback__):
+                raise
+            brief, cause = error.with_traceback(None), _users_cause(error)
+        raise brief from cause  # PYTORCHRL_FULL_TRACEBACKS=1 shows where
+    return entry
+
+
+def brief_errors_of(*names: str) -> Callable[[C], C]:
+    """Return a class decorator that makes errors of these methods and class methods brief; see `brief_errors`."""
+    def decorate(cls: C) -> C:
+        for name in names:
+            method = vars(cls)[name]
+            setattr(cls, name, classmethod(brief_errors(method.__func__)) if isinstance(method, classmethod) else brief_errors(method))
+        return cls
+    return decorate
+
+
+@contextlib.contextmanager
+def full_tracebacks() -> Iterator[None]:
+    """Keep all frames of errors inside the `with` block."""
+    found = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        if found is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = found
+
+
+def _has_users_frame(traceback: TracebackType | None) -> bool:
+    """Return whether a function that belongs neither to a library nor to Python is among the frames."""
+    while traceback is not None:
+        package = str(traceback.tb_frame.f_globals.get("__name__", "")).split(".")[0]
+        if package not in _LIBRARIES and package not in sys.stdlib_module_names:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _users_cause(error: BaseException) -> BaseException | None:
+    """Return the first error in the chain of causes that the user's own code raised, or None."""
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    while cause is not None and not _has_users_frame(cause.__traceback__):
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    return cause

@@ -1,0 +1,151 @@
+"""What a wrong setting shows: the caller's line and the message."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+import typing
+
+import pytest
+
+import pytorchrl
+from pytorchrl import PPO, A2C, GAEBuffer, Learner, MultiAgentVecEnv, OnPolicyActor, PERBuffer, ReplayBuffer, Scheme, VecEnv, multi_agent
+from pytorchrl.agent.actors import OffPolicyActor
+from pytorchrl.errors import ConfigError, EnvError
+from pytorchrl.tracebacks import VARIABLE, brief_errors, full_tracebacks
+
+SCRIPT = """import pytorchrl
+
+def main():
+    pytorchrl.train("ppo", "CartPole-v1", lr=-1)
+
+main()
+"""
+
+
+def frames_of(error):
+    """The names of the files and functions that an uncaught error shows, of the error itself and of its causes."""
+    shown = []
+    while error is not None:
+        shown.append([(frame.filename.split("/")[-1], frame.name) for frame in traceback.extract_tb(error.__traceback__)])
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return shown
+
+
+def test_a_script_shows_its_own_line_and_the_message(run_python, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    lines = run_python(script).stderr.splitlines()
+    assert lines[-1] == "pytorchrl.errors.ConfigError: lr must be >= 0.0, got -1"
+    assert lines[0] == "Traceback (most recent call last):"
+    files = [line for line in lines if line.startswith("  File")]
+    assert [file.split(", ")[-1] for file in files] == ["in <module>", "in main", "in entry"]
+    assert [file for file in files if "script.py" in file] == files[:2]
+    assert len(lines) <= 11  # with marks under each line of code, where Python makes them
+    assert VARIABLE in "\n".join(lines)
+
+
+def test_an_environment_variable_shows_all_frames(run_python, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "1")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    lines = run_python("script.py").stderr.splitlines()
+    assert lines[-1] == "pytorchrl.errors.ConfigError: lr must be >= 0.0, got -1"
+    assert len([line for line in lines if "in __post_init__" in line]) > 0
+
+
+@pytest.fixture(scope="module")
+def agent():
+    envs = VecEnv.create_factory("CartPole-v1")
+    return PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(8), envs
+
+
+CALLS = {
+    "train": lambda agent: pytorchrl.train("ppo", "CartPole-v1", num_stps=3),
+    "train, unknown environment": lambda agent: pytorchrl.train("ppo", "CartPoel-v1"),
+    "train, unknown algorithm": lambda agent: pytorchrl.train("pop", "CartPole-v1"),
+    "Scheme": lambda agent: Scheme(*agent, num_col_workers=-1),
+    "Scheme.a3c": lambda agent: Scheme.a3c(*agent, num_grad_workers=1),
+    "Learner": lambda agent: Learner(Scheme(*agent), target_steps=-1),
+    "Learner.evaluate": lambda agent: Learner(Scheme(*agent), target_steps=1).evaluate(0),
+    "multi_agent": lambda agent: multi_agent(agent[-1], agent[0], agent[1], agent[2]),
+    "VecEnv": lambda agent: VecEnv.create_factory("CartPoel-v1"),
+    "MultiAgentVecEnv": lambda agent: MultiAgentVecEnv.create_factory(3),
+    "PPO": lambda agent: PPO.create_factory(lr=-1),
+    "A2C": lambda agent: A2C.create_factory(learn=1),
+    "OnPolicyActor": lambda agent: OnPolicyActor.create_factory(1, 2),
+    "OffPolicyActor": lambda agent: OffPolicyActor.create_factory(1, 2),
+    "GAEBuffer": lambda agent: GAEBuffer.create_factory(0),
+    "ReplayBuffer": lambda agent: ReplayBuffer.create_factory(0),
+    "PERBuffer": lambda agent: PERBuffer.create_factory(0),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_public_calls_show_one_frame_of_the_package_and_no_cause(agent, call):
+    with pytest.raises(ConfigError) as caught:
+        call(agent)
+    (*_, last), *causes = frames_of(caught.value)
+    assert frames_of(caught.value)[0][-2:] == [("test_tracebacks.py", "<lambda>"), ("tracebacks.py", "entry")]
+    assert last == ("tracebacks.py", "entry")
+    assert causes == []
+    with full_tracebacks(), pytest.raises(ConfigError) as caught:
+        call(agent)
+    assert len(frames_of(caught.value)[0]) > 3
+
+
+def users(kind):
+    raise kind("of the user")
+
+
+# As functions of the package that call a function of the user's.
+OURS: dict[str, typing.Any] = {"__name__": "pytorchrl.part", "ConfigError": ConfigError}
+exec("""
+def caused(function):
+    try:
+        function()
+    except Exception as error:
+        raise ConfigError("made of it") from error
+
+def caused_twice(function):
+    try:
+        caused(function)
+    except ConfigError as error:
+        raise ConfigError("made of that") from error
+
+def caused_by_library(function):
+    try:
+        [].index(0)
+    except ValueError as error:
+        raise ConfigError("made of that") from error
+
+def called(function):
+    function()
+""", OURS)
+
+
+@pytest.mark.parametrize(("name", "kind", "shown"), [
+    ("caused", KeyError, ["entry", "users"]),
+    ("caused_twice", KeyError, ["entry", "users"]),
+    ("caused_by_library", KeyError, ["entry"]),
+    ("called", ConfigError, ["users"]),
+])
+def test_frames_and_causes_of_the_users_code_stay(name, kind, shown):
+    with pytest.raises(ConfigError) as caught:
+        brief_errors(OURS[name])(lambda: users(kind))
+    assert [frames[-1][1] for frames in frames_of(caught.value)] == shown
+
+
+def test_other_errors_keep_their_frames():
+    def broken():
+        raise OSError("no license here")
+    with pytest.raises(EnvError) as caught:
+        pytorchrl.train("ppo", broken, target_steps=1)
+    shown = frames_of(caught.value)
+    assert len(shown[0]) > 3
+    assert shown[-1][-1][1] == "broken"
+
+
+def test_signatures_and_annotations_of_public_calls_stay():
+    assert "num_col_workers" in inspect.signature(Scheme).parameters
+    assert typing.get_type_hints(Scheme.__init__)["num_col_workers"] is int
+    assert pytorchrl.train.__doc__.startswith("Train an agent")
