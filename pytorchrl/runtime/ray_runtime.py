@@ -23,8 +23,9 @@ import torch
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, W, is_default
 from pytorchrl.runtime.faults import FaultPlan
+from pytorchrl.runtime.machine import check_machine, this_machine
 from pytorchrl.runtime.reaper import start_reaper
-from pytorchrl.runtime.room import RAY_KEYS, group_of, room_for, shown, shrunk_to
+from pytorchrl.runtime.room import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
 from pytorchrl.terminal import get_logger
 
@@ -340,7 +341,7 @@ class RayRuntime(Runtime):
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
         """Check explicit requests against the cluster; shrink the default to what is left. Asks before any actor."""
         if self._starts_a_local_ray():
-            _check_this_machine(requests)  # seconds sooner than Ray, which has to start before it can be asked
+            check_machine(requests, this_machine())  # seconds sooner than Ray, which has to start before it can be asked
         nodes = [node["Resources"] for node in self._connect().nodes() if node["Alive"]]
         total: dict[str, float] = {}
         for node in nodes:
@@ -373,38 +374,13 @@ class RayRuntime(Runtime):
         """The most that each can have of those that ask for the default; raises if they are to share a GPU and there is none."""
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
-            count = sum(_sharing(requests, key).values())
+            count = sum(sharing_of(requests, key).values())
             num_places = requests[0][1] if self._placement == "colocate" else max(1, count)
             share[key] = room_for(key, nodes, spare, num_places, max(1, count / num_places))
-        if (sharing := _sharing(requests, "num_gpus")) and not share["num_gpus"]:
+        if (sharing := sharing_of(requests, "num_gpus")) and not share["num_gpus"]:
             present, free = sum(node.get("GPU", 0.0) for node in nodes), max(0.0, spare.get("GPU", 0.0))
-            raise _no_gpu(sharing, f"the cluster has {present:g}, of which {free:g} free")
+            raise no_gpu(sharing, f"the cluster has {present:g}, of which {free:g} free")
         return share
-
-
-def _check_this_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> None:
-    """Raise `InsufficientResourcesError` for more CPUs or GPUs than this machine has."""
-    sharing = _sharing(requests, "num_gpus")
-    if sharing and not torch.cuda.device_count():
-        raise _no_gpu(sharing, "this machine has none")
-    for key, present in (("num_cpus", os.cpu_count() or 1), ("num_gpus", torch.cuda.device_count())):
-        asked = [(name, count, resources[key]) for name, count, resources in requests
-                 if not is_default(resources) and resources.get(key)]
-        if sum(count * amount for _, count, amount in asked) > present:
-            wanted = " and ".join(f"{count} {name} x {key}={amount:g}" for name, count, amount in asked)
-            raise InsufficientResourcesError(
-                f"{wanted} were asked for; this machine has {present}; ask for less or use fewer workers")
-
-
-def _sharing(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
-    """Name -> count of those that ask for the default, if that has any of this."""
-    return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
-
-
-def _no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
-    wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
-    return InsufficientResourcesError(f"{wanted} compute on a GPU, a share of one each, and {present}; give them the device 'cpu', or "
-                                      "nodes with GPUs")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 
 from pytorchrl.errors import InsufficientResourcesError
+from pytorchrl.runtime.base import is_default
 
 _MOST = 1.2  # equal machines differ a little in memory
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
@@ -74,3 +75,15 @@ def group_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: S
 def shown(resources: Mapping[str, float]) -> str:
     """As text."""
     return ", ".join(f"{key}={amount:g}" for key, amount in resources.items())
+
+
+def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
+    """Return name -> count of the workers that ask for the default, where the default has this resource."""
+    return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
+
+
+def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
+    """Return the error for workers that share GPUs where there is none; `present` says what there is."""
+    wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
+    return InsufficientResourcesError(f"{wanted} compute on a GPU, a share of one each, and {present}; give them the device 'cpu', or "
+                                      "nodes with GPUs")
