@@ -30,19 +30,19 @@ class _Kept(NamedTuple):
 
     @property
     def rows(self) -> np.ndarray:
-        """(T, E) int64 ids."""
+        """Ids of its rows, (T, E) int64."""
         return self.first + np.arange(self.num_envs) * self.num_steps + np.arange(self.num_steps)[:, None]
 
 
 class RolloutSequenceBuffer(ReplayBuffer):
-    """The newest whole rollouts, drawn uniformly and with replacement, as sequences with the memory's state as it was stored.
+    """Keep the newest whole rollouts; draw them uniformly, with replacement, as sequences with the memory's stored state.
 
     Each environment's T steps of a drawn rollout are one sequence of `SequenceBatch`. It begins with the stored state, and the
     memory is reset where an episode begins within it. The true last observation of an episode is a row of its own, which
     belongs to no trained step. Targets end with the rollout: a step shortly before its end sums fewer than `n_step` rewards, and
     bootstraps from the rollout's last observation. There is no warm-up, so that all steps are trained on.
 
-    A rollout goes as soon as a newer one needs one of its rows. Rollouts without a transition are not kept.
+    A rollout is evicted as a whole as soon as a newer one needs one of its rows. Rollouts without a transition are not kept.
     """
 
     gives = DataKind.SEQUENCES
@@ -75,7 +75,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
         self._kept.append(kept)
 
     def _place(self, kept: _Kept) -> np.ndarray:
-        """(1,) place of a rollout's first row."""
+        """Return the place of a rollout's first row, (1,)."""
         return np.array([kept.first]) % self._ring.capacity
 
     def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # its batches are sequences
@@ -93,7 +93,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
         return batch
 
     def _walk(self, drawn: list[_Kept]) -> Walk:
-        """Follow each environment through its steps, and through the observations that only `link` knows."""
+        """Return the rows of each environment's steps, in order, with the last observations of episodes that no step shows."""
         column, capacity, n_step = self._ring.columns, self._ring.capacity, self.options.n_step
         found = []
         for kept in drawn:
