@@ -56,7 +56,7 @@ def on_policy_agent():
 
 def replay_agent():
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=1)
-    return DQN.create_factory(), QActor.create_factory(envs.observation_space, envs.action_space), ReplayBuffer.create_factory(2000), envs
+    return DQN.create_factory(), QActor.create_factory(envs.observation_space, envs.action_space), ReplayBuffer.create_factory(100_000), envs
 
 
 @pytest.mark.parametrize(("agent", "settings", "wanted"), [
