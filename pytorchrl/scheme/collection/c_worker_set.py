@@ -75,6 +75,20 @@ class CWorkerSet(WorkerSet[CWorker]):
                           "collects": collects and not parallel and not asynchronous},
             remote_params={"device": col_device, **({} if twin else {"num_threads": num_threads})})
 
+    def close(self, timeout_s: float) -> tuple[int | None, int]:
+        """End all collection workers; those that give no answer within `timeout_s` seconds are killed.
+
+        Returns:
+            Env steps that all of them made by their own count, None where one gave no answer and its count is lost; and
+            those that were made and that no rollout delivered.
+        """
+        outcomes = self.runtime.get_all([handle.submit(CWorker.close) for handle in self.remote_workers()], timeout_s)
+        counts = [self.local_worker().close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
+        for handle in self.remote_workers():
+            self.runtime.kill(handle)
+        made = sum(steps for steps, _ in counts) if len(counts) == 1 + len(outcomes) else None
+        return made, sum(undelivered for _, undelivered in counts)
+
     @classmethod
     @brief_errors
     def create_factory(cls, num_workers: int, algo_factory: Factory[Any], actor_factory: Factory[Any],  # noqa: PLR0913

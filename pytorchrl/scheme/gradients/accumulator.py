@@ -137,9 +137,10 @@ def log_microbatch(number: int, num_samples: int, target: int) -> None:
     logger.debug("Computing gradients for microbatch %d (%d/%d samples)", number, num_samples, target)
 
 
-def log_update(num_samples: int) -> None:
-    """Log at debug level that an update is made of the gradients of microbatches of so many samples together."""
-    logger.debug("Applying accumulated gradients (%d samples)", num_samples)
+def log_update(microbatch_size: int | None, num_samples: int) -> None:
+    """Log at debug level that an update is made of the gradients of microbatches with so many samples together, if it is."""
+    if microbatch_size is not None and num_samples:
+        logger.debug("Applying accumulated gradients (%d samples)", num_samples)
 
 
 def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: MutableMapping[str, int],

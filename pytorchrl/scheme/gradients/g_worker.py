@@ -137,8 +137,7 @@ class GWorker(Worker):
         self._used = accumulator.Used(0, 0, True)
         self._microbatch_size = None if microbatch_size is None else check_count("microbatch_size", microbatch_size)
         self._train_batch_size = None if train_batch_size is None else check_count("train_batch_size", train_batch_size)
-        self._prefetch = prefetch
-        self._forgets = False  # each microbatch as soon as it has been differentiated
+        self._prefetch, self._forgets = prefetch, False  # whether each microbatch is forgotten once it has been differentiated
         if microbatch_size is not None:
             self.storage.device = torch.device("cpu")  # one slice at a time goes to the device
             self._forgets = train_batch_size is not None and not accumulator.why_all_is_kept(self.algo.options, norm_over)
@@ -166,10 +165,7 @@ class GWorker(Worker):
 
     @timed("copy")
     def get_data(self) -> Batch:
-        """Take the next batch; when the last item is used up, wait for the next one from `collector.queue`.
-
-        With a replay level, the next one drawn from it.
-        """
+        """Take the next batch; once the last item is used up, wait for the next of `collector.queue`, or for a draw from replay."""
         if self.shards is not None and self.storage.gives.is_kept:
             self._batch = self._draw(self.shards)
             return self._batch
@@ -218,11 +214,7 @@ class GWorker(Worker):
 
     @timed("wait")
     def _collect(self) -> Item:
-        """The next item.
-
-        It is what the collector queued as one. Where synchronous collection makes larger train batches, it is whole
-        rounds: a microbatch where it is forgotten after its use, else as many of those as the train batch takes.
-        """
+        """Wait for the next item: one of the queue, or, of larger synchronous train batches, a microbatch or all that is kept."""
         if self._train_batch_size is None or self.col_communication is ASYNC:
             return self.collector.get()
         microbatch = self._microbatch_size or self._train_batch_size
@@ -285,8 +277,7 @@ class GWorker(Worker):
             CallOrderError: There is no batch, or its gradients were computed before.
         """
         if self._batch is None:
-            raise CallOrderError("get_grads() computes gradients of the batch that get_data() took, once; call get_data() first, or "
-                                 "step(), which does both")
+            raise CallOrderError("get_grads() uses the batch that get_data() took, once; call get_data() first, or step() for both")
         batch: Any = self._batch
         self._fault = ""
         if not (any(samples_by_policy(batch).values()) or batch.num_samples):
@@ -362,8 +353,7 @@ class GWorker(Worker):
         self._fault = self._fault or fault
         if distribute_gradients:
             grads = self._mean_of_ranks(grads, batch.num_samples, samples_by_policy(batch), batch.last)
-        self.iter += 1
-        self._grads = grads
+        self.iter, self._grads = self.iter + 1, grads
         return grads, info
 
     @timed("average")
@@ -387,10 +377,9 @@ class GWorker(Worker):
             CallOrderError: `gradients` is None, and this worker has computed none, or its last batch had no sample.
         """
         if gradients is None and not (gradients := self._grads):
-            raise CallOrderError("apply_gradients() without gradients applies those that this worker computed last, and it has none; "
-                                 "call step(), get_grads() or compute_gradients() first, or give gradients")
-        if self._microbatch_size is not None and self._used.num_samples:
-            accumulator.log_update(self._used.num_samples)
+            raise CallOrderError("apply_gradients() applies the gradients that this worker computed last, and it has none; call step(), "
+                                 "get_grads() or compute_gradients() first, or give gradients")
+        accumulator.log_update(self._microbatch_size, self._used.num_samples)
         if self._point is not None and self._point("update"):
             gradients = not_finite(gradients)
         info: dict[str, float] | None = None
@@ -598,19 +587,13 @@ class GWorker(Worker):
         """
         if self._final is None:
             self.collector.close(_STOP_TIMEOUT_S)
-            closing = [handle.submit(CWorker.close) for handle in self.remote_workers]
-            outcomes = self.col_workers.runtime.get_all(closing, _STOP_TIMEOUT_S)
+            made, undelivered = self.col_workers.close(_STOP_TIMEOUT_S)
             if self.shards is not None:
                 self.shards.close(_STOP_TIMEOUT_S)
-            counts = [self.local_worker.close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
-            self.ledger.collect(sum(undelivered for _, undelivered in counts))
+            self.ledger.collect(undelivered)
             self.ledger.drop_all(DropReason.SHUTDOWN)
-            # What the collectors counted themselves, so that the equation can fail; a lost one's count is lost with it.
-            is_complete = len(counts) == 1 + len(outcomes)
             before = self._collected_before + self.collector.delivered_by_lost
-            collected = before + sum(made for made, _ in counts) if is_complete else None
-            for handle in self.remote_workers:
-                self.col_workers.runtime.kill(handle)
             self._rank.leave()
-            self._final = self.ledger.snapshot(collected)
+            # The collectors' own count, so that the equation can fail.
+            self._final = self.ledger.snapshot(None if made is None else before + made)
         return self._final
