@@ -118,10 +118,10 @@ class MaskedReset:
     def settle(self, done: np.ndarray, observations: Any, info: dict[str, Any]) -> Settled:
         """See `Autoreset`."""
         index = np.flatnonzero(done)
-        # A copy: the vector environment may write the new observations into the same memory.
-        final_obs = {leaf: array[index].copy() for leaf, array in self._reader.read(observations).items()}
+        # Indexing with an array copies, so that the vector environment may write the new observations into the same memory.
+        final_obs = {leaf: array[index] for leaf, array in self._reader.read(observations).items()}
         mask = self._reader.mask(observations)
-        final_mask = None if mask is None else mask[index].copy()
+        final_mask = None if mask is None else mask[index]
         # Both copies: the receiver takes the mask out of the dictionary, wrappers look for it there.
         observations, reset_info = self._envs.reset(options={"reset_mask": done.copy()})
         new_info = dict(info)

@@ -127,6 +127,21 @@ def test_forbidden_actions_are_never_drawn(space):
     assert set(first.tolist()) == {0, 2}
 
 
+def test_a_mask_that_allows_everything_changes_nothing_where_parts_have_different_sizes():
+    """What fills up the shorter parts is never an action of theirs."""
+    distribution = distribution_of(gym.spaces.MultiDiscrete([2, 5, 3]))
+    params, mask = _params(distribution, 2000), torch.ones(2000, 10, dtype=torch.bool)
+    action = distribution.sample(params, None, _generator())
+    assert torch.equal(distribution.sample(params, mask, _generator()), action)
+    assert (action.amax(0) == torch.tensor([1, 4, 2])).all()
+    for masked, plain in zip(distribution.log_prob_entropy(params, action, mask), distribution.log_prob_entropy(params, action, None),
+                             strict=True):
+        assert torch.equal(masked, plain)
+    mask[:, :2] = False
+    with pytest.raises(NonFiniteDataError):
+        distribution.check_mask(mask)
+
+
 def test_samples_follow_their_probabilities():
     logits = torch.tensor([0.0, 1.0, -1.0, 0.5])
     drawn = distribution_of(gym.spaces.Discrete(4)).sample(logits.expand(40_000, 4), None, _generator())

@@ -84,6 +84,18 @@ def test_goes_on_exactly_from_its_state(action, num_steps):
     assert len(np.unique(np.array(expected), axis=0)) > 10
 
 
+@pytest.mark.parametrize("action", ACTIONS)
+def test_another_number_of_environments_gets_noise_of_its_own(action):
+    algo, other = make(action=action), make(action=action)
+    for each in (algo, other):
+        act(each, rows(1))
+    other._small_policy.noise = torch.zeros(0)
+    same = {"obs": np.repeat(rows(1)["obs"], 6, 0)}
+    drawn = act(algo, same).action
+    np.testing.assert_array_equal(drawn, act(other, same).action)
+    assert len(np.unique(drawn, axis=0)) > 1
+
+
 def test_sees_new_parameters_at_once():
     algo, other = make(), make()
     before = act(algo, rows(), True).other["dist_params"].copy()

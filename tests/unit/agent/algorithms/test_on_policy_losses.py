@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl.agent.algorithms import A2C, PPO
+from pytorchrl.agent.algorithms import A2C, APPO, PPO
 from pytorchrl.agent.data import Batch, Evaluated
 from pytorchrl.errors import ConfigError
 
@@ -101,6 +101,34 @@ def test_first_batch_has_ratio_1(train, settings):
     assert infos[0]["kl"] == pytest.approx(0.0, abs=1e-6)
     assert infos[0]["clip_fraction"] == 0.0
     assert infos[-1]["kl"] > 1e-6
+
+
+@pytest.mark.parametrize("cls", [PPO, APPO])
+def test_what_was_recorded_where_there_is_no_step_does_not_reach_the_gradient(build, collect, made_up_steps, cls):
+    """Even where its probability ratio would be infinite, whose gradient is NaN after any masking."""
+    options = {"kl_coef": 0.5} if cls is APPO else {}
+    parts = build(cls, actor={"recurrent_net": "gru", "recurrent_size": 5}, storage={"sequence_length": 3}, num_mini_batch=1, **options)
+    parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
+    parts.storage.before_gradients()
+    batch = next(parts.storage.generate_batches(1))
+    assert not batch.valid.all()
+    expected = [gradient.clone() for gradient in parts.algorithm.compute_gradients(batch)[0]]
+    batch.logp = torch.where(batch.valid, batch.logp, -1e4)
+    for gradient, other in zip(parts.algorithm.compute_gradients(batch)[0], expected, strict=True):
+        assert torch.equal(gradient, other)
+
+
+@pytest.mark.parametrize("net", ["gru", "lstm"])
+def test_what_follows_a_cut_is_valued_with_the_memory_after_the_last_observation(build, collect, made_up_steps, net):
+    parts = build(PPO, actor={"recurrent_net": net, "recurrent_size": 5}, size=20)
+    rollout = collect(parts, made_up_steps(4))
+    assert len(rollout.final_index) > 3
+    for (t, e), final, value in zip(rollout.final_index.tolist(), rollout.final_obs["obs"], rollout.other["final_value"], strict=True):
+        with torch.no_grad():
+            _, after = parts.actor.get_value({"obs": rollout.obs["obs"][t, e:e + 1]}, {
+                name: state[t, e:e + 1] for name, state in rollout.rhs.items()}, rollout.done[t, e:e + 1])
+            expected = parts.actor.get_value({"obs": final[None]}, after, torch.zeros(1, dtype=torch.bool))[0]["value"]
+        torch.testing.assert_close(value, expected[0])
 
 
 def test_stored_values_are_those_of_the_batch(build, collect, made_up_steps):

@@ -208,6 +208,23 @@ def test_acting_keeps_its_input_and_obeys_the_mask():
         algorithm.acting_step(rows_of(), rhs, np.zeros(COUNT, bool), mask=np.zeros_like(mask))
 
 
+def test_tested_actions_are_the_best_ones_also_while_others_are_random_and_networks_noisy():
+    algorithm = make(actor={"noisy": True}, start_steps=1000, test_epsilon=0.0)
+    rhs, done = {"q": np.ones((COUNT, 6), np.float32)}, np.zeros(COUNT, bool)
+    with torch.no_grad():
+        for parameter in algorithm.actor.q.parameters():  # so that noise would change actions
+            parameter.mul_(3.0)
+    scores, _ = algorithm.actor.unroll(
+        {"obs": torch.as_tensor(rows_of()["obs"])}, {"q": torch.ones(COUNT, 6)}, torch.zeros(COUNT, dtype=torch.bool))
+    best = scores.argmax(-1).tolist()
+    before = algorithm.generator.get_state()
+    for _ in range(20):
+        assert algorithm.acting_step(rows_of(), rhs, done, deterministic=True).action.tolist() == best
+    assert torch.equal(algorithm.generator.get_state(), before)
+    drawn = [algorithm.acting_step(rows_of(), rhs, done).action.tolist() for _ in range(20)]
+    assert any(actions != best for actions in drawn)
+
+
 def test_epsilon_is_a_ladder_over_collectors_and_greedy_when_tested():
     algorithm = make()
     algorithm.take_place(0, 1)

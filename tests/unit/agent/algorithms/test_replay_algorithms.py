@@ -332,6 +332,26 @@ def test_drifting_noise_has_known_spread_and_starts_at_zero():
 # Learning
 
 
+class Averaged(torch.nn.Linear):
+    """An extractor of one's own that keeps a number which no gradient moves."""
+
+    out_features = 2
+
+    def __init__(self, space):
+        super().__init__(space.shape[0], 2)
+        self.register_buffer("seen", torch.zeros(()))
+
+
+@pytest.mark.parametrize("polyak", [0.0, 0.9])
+def test_target_networks_take_buffers_over_at_their_interval(polyak):
+    algorithm = make("dqn", actor={"feature_extractor": Averaged}, polyak=polyak, target_update_interval=3)
+    (mine,), (target,) = algorithm.actor.q.buffers(), algorithm.targets["q"].buffers()
+    for number in range(1, 7):
+        mine.fill_(number)
+        update(algorithm, first=number)
+        assert (float(mine), float(target)) == (number, number - number % 3)
+
+
 def test_target_networks_follow_polyak_and_interval():
     for polyak, interval in itertools.product((0.0, 0.9), (1, 3)):
         algorithm = make("sac", polyak=polyak, target_update_interval=interval)
@@ -502,3 +522,14 @@ def test_the_entropy_aimed_at_is_that_of_allowed_actions():
     for _ in range(20):
         given.apply_gradients(given.compute_gradients(batch)[0])
     assert float(given.log_alpha.detach()) > 0
+
+
+def test_a_row_that_forbids_every_action_aims_at_the_entropy_of_all():
+    """No action was ever taken there, and the logarithm of none is infinite."""
+    algorithm = make("discrete_sac", target_entropy_scale=0.5)
+    mask = torch.tensor([[True, False, False, True]] * 7 + [[False] * 4])
+    batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask, next_mask=mask)
+    assert float(algorithm._target_entropy_of(batch)) == pytest.approx(0.5 * (7 * math.log(2) + math.log(4)) / 8)
+    gradients, info = algorithm.compute_gradients(batch)
+    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+    assert math.isfinite(info["loss_alpha"])

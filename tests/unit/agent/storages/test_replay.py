@@ -182,6 +182,18 @@ def test_counters_tell_what_was_never_drawn(build_replay):
         "inserted": 8, "evicted": 4, "evicted_unused": 4 - len(drawn), "resident": 4, "sampled": 2}
 
 
+def test_a_place_that_is_written_again_counts_as_never_drawn(build_replay):
+    storage = build_replay(ReplayBuffer, 4)
+    for unused in (0, 0, 4):  # drawn whole, drawn whole, never drawn
+        storage.insert_data_slice([rollout_of([1] * 4)])
+        assert storage.counters["evicted_unused"] == 0
+        if not unused:
+            while not storage._ring.columns["used"].all():
+                storage.sample(4)
+    storage.insert_data_slice([rollout_of([1] * 4)])
+    assert storage.counters["evicted_unused"] == 4
+
+
 def test_batches_are_copies_and_rollouts_are_copied(build_replay):
     storage = build_replay(ReplayBuffer, 4)
     rollout = rollout_of([1] * 4)
