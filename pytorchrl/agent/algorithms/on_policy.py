@@ -27,6 +27,7 @@ from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, Evaluated,
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
+from pytorchrl.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -67,6 +68,7 @@ class OnPolicyAlgorithm(Algorithm):
     actor: OnPolicyActor
 
     @classmethod
+    @brief_errors
     def create_factory(cls, **options: Any) -> Factory[Self]:
         """See `Algorithm`; of `num_mini_batch` and `mini_batch_size` one may be given."""
         if options.get("num_mini_batch") is not None and options.get("mini_batch_size") is not None:

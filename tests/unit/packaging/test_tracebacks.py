@@ -93,6 +93,13 @@ def test_public_calls_show_one_frame_of_the_package_and_no_cause(agent, call):
     assert len(frames_of(caught.value)[0]) > 3
 
 
+def test_every_public_factory_is_brief():
+    factories = {name: getattr(getattr(pytorchrl, name), "create_factory", None) for name in pytorchrl.__all__}
+    found = {name: factory.__func__.__code__ is PPO.create_factory.__func__.__code__ for name, factory in factories.items() if factory}
+    assert found["SAC"]
+    assert [name for name, is_brief in found.items() if not is_brief] == []
+
+
 def users(kind):
     raise kind("of the user")
 
@@ -143,6 +150,12 @@ def test_other_errors_keep_their_frames():
     shown = frames_of(caught.value)
     assert len(shown[0]) > 3
     assert shown[-1][-1][1] == "broken"
+
+
+def test_a_warning_of_a_scheme_is_of_the_callers_line(agent):
+    with pytest.warns(UserWarning, match="col_fraction_workers < 1 has no effect") as caught:
+        Scheme(*agent, col_fraction_workers=0.5)
+    assert caught[0].filename == __file__
 
 
 def test_signatures_and_annotations_of_public_calls_stay():
