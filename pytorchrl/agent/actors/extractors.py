@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
+from pytorchrl.agent.env.spaces import MIN_IMAGE_SIZE, has_image_values
 from pytorchrl.errors import SpaceError
 
 HIDDEN_GAIN = math.sqrt(2.0)
@@ -66,11 +67,13 @@ def orthogonal(layer: Layer, gain: float, generator: torch.Generator | None) -> 
 
 
 def is_image(space: gym.Space[Any]) -> bool:
-    """Whether a leaf is an image (C, H, W) of unsigned bytes that is large enough for `CNN`."""
-    return (
-        isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
-        and min(space.shape[1:]) >= CNN.MIN_SIZE
-    )
+    """Return whether a leaf, as `flatten_space` gives it, is an image, for which `auto` takes a network of convolutions.
+
+    An image is a Box (C, H, W) of unsigned bytes, or of floats whose bounds are 0 and 1 everywhere, with 16 pixels or more each
+    way.
+    """
+    return (isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and min(space.shape[1:]) >= MIN_IMAGE_SIZE
+            and has_image_values(space))
 
 
 def image_shape(space: gym.Space[Any], min_size: int, leaf: str = "obs") -> tuple[int, int, int]:

@@ -9,6 +9,8 @@ from pytorchrl.agent.moments import Moments, merge_moments
 
 _CLIP = 10.0
 _EPSILON = 1e-8
+_WIDE = (torch.float64, torch.int64, torch.int32, torch.uint32, torch.uint64)
+"""Dtypes whose numbers float32 may round."""
 
 
 def moments(samples: Tensor) -> Moments:
@@ -57,5 +59,9 @@ class RunningMoments(nn.Module):
         self.scale.copy_((m2 / count + _EPSILON).rsqrt())
 
     def normalise(self, x: Tensor) -> Tensor:
-        """(x - mean) / std within +-10, float32; a new tensor."""
+        """Return (x - mean) / std within +-10, float32, as a new tensor; numbers that float32 would round are shifted in float64."""
+        if x.dtype in _WIDE:
+            return ((x - self.mean) * self.scale).clamp_(-_CLIP, _CLIP).float()
+        if x.dtype is torch.bool:  # which cannot be subtracted from
+            x = x.float()
         return ((x - self.shift) * self.scale).clamp_(-_CLIP, _CLIP)

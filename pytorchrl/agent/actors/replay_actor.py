@@ -39,7 +39,7 @@ class ReplayActor(Actor):
         observation_space: Any = option(help="Leaf -> space, as environment factories give it, or a gymnasium space.")
         action_space: Any = option(help="Space of the actions.")
         feature_extractor: str | Callable[..., Any] = option(
-            "auto", help="auto, mlp, cnn, impala or fixup; or a callable from a space (a dictionary of spaces, where "
+            "auto", help="auto (cnn for images of 36 pixels or more, impala from 16, else mlp), mlp, cnn, impala or fixup; or a callable from a space (a dictionary of spaces, where "
             "there are several leaves) to a module with out_features.")
         hidden_sizes: tuple[int, ...] = option((256, 256), help="Units of each fully connected layer.", low=1)
         activation: str = option("relu", help="Activation between those layers.", choices=tuple(ACTIVATIONS))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, image_shape, is
 from pytorchrl.agent.actors.memory import DEFAULT_SIZES, MEMORIES, Memory
 from pytorchrl.agent.actors.resnets import FixupCNN, ImpalaCNN
 from pytorchrl.agent.data import OBS_LEAF, Obs
+from pytorchrl.agent.env.spaces import MIN_IMAGE_SIZE
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import global_draws
 from pytorchrl.errors import ConfigError, SpaceError
@@ -72,6 +75,8 @@ class Trunk(nn.Module):
 def check_extractor(name: str | Callable[..., Any], spaces: Spaces) -> None:
     """Find what is wrong with an extractor and spaces before a worker builds them.
 
+    Warns where `auto` takes a leaf with the shape of an image for numbers without an order, because its values may be no pixels.
+
     Raises:
         ConfigError: No extractor has this name.
         SpaceError: Its layers do not fit the images, or there are none; the message names the leaf.
@@ -82,6 +87,9 @@ def check_extractor(name: str | Callable[..., Any], spaces: Spaces) -> None:
         near = difflib.get_close_matches(name, _EXTRACTORS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "; or give a callable from a space to a module"
         raise ConfigError(f"feature_extractor must be one of {list(_EXTRACTORS)}, got {name!r}{hint}")
+    if name == "auto":
+        for leaf, space in spaces.items():
+            _warn_of_unlikely_image(leaf, space)
     if name not in _IMAGE_EXTRACTORS:
         return
     images = {leaf: space for leaf, space in spaces.items() if _has_image_axes(space)}
@@ -90,6 +98,18 @@ def check_extractor(name: str | Callable[..., Any], spaces: Spaces) -> None:
             f"feature_extractor {name!r} needs an image leaf (C, H, W), got {dict(spaces)}; use 'mlp' or 'auto'")
     for leaf, space in images.items():
         image_shape(space, _IMAGE_EXTRACTORS[name].MIN_SIZE, leaf)
+
+
+def _warn_of_unlikely_image(leaf: str, space: gym.Space[Any]) -> None:
+    # Whatever the order of its axes, an image has two long ones.
+    if _has_image_axes(space) and sorted(space.shape or ())[1] >= MIN_IMAGE_SIZE and not is_image(space):
+        assert isinstance(space, gym.spaces.Box)
+        warnings.warn(
+            f"leaf {leaf!r} has the shape of an image, {space.shape}, and goes into fully connected layers over {math.prod(space.shape)} "
+            f"numbers: feature_extractor='auto' takes unsigned bytes, or floats with bounds of 0 and 1, for images, got {space.dtype} "
+            f"from {space.low.min()} to {space.high.max()}; give feature_extractor='cnn' or 'impala' for an image (C, H, W), "
+            "else 'mlp'",
+            stacklevel=2)
 
 
 def _has_image_axes(space: gym.Space[Any]) -> bool:
@@ -107,8 +127,10 @@ def _build_extractor(options: Any, generator: torch.Generator) -> nn.Module:
         return module
 
     def build(space: gym.Space[Any]) -> nn.Module:
-        if (chosen == "auto" and is_image(space)) or (chosen in _IMAGE_EXTRACTORS and _has_image_axes(space)):
-            return _IMAGE_EXTRACTORS.get(chosen, CNN)(space, generator=generator)
+        if chosen == "auto" and is_image(space):
+            return (CNN if min(space.shape[1:]) >= CNN.MIN_SIZE else ImpalaCNN)(space, generator=generator)  # type: ignore[index]
+        if chosen in _IMAGE_EXTRACTORS and _has_image_axes(space):
+            return _IMAGE_EXTRACTORS[chosen](space, generator=generator)
         return MLP(space, options.hidden_sizes, options.activation, generator)
 
     if is_single:

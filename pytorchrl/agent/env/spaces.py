@@ -18,17 +18,22 @@ MASK_LEAF = "action_mask"
 LEAF_SPACES: tuple[type[gym.Space[Any]], ...] = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces of an action, and of each leaf of an observation."""
 _NUM_CHANNELS = (1, 3, 4)
+MIN_IMAGE_SIZE = 16
+"""Smallest height and width, in pixels, of what is taken for an image without being asked to."""
 
 
 def flatten_space(space: gym.Space[Any] | Mapping[str, gym.Space[Any]]) -> dict[str, gym.Space[Any]]:
     """Leaf -> space, as observations of `space` look to actors and storages.
 
     Nested names are joined (`"camera/left"`), the leaf of a plain space is called `"obs"`. float64 becomes float32,
-    images of unsigned bytes become (C, H, W), Discrete and MultiDiscrete count from 0. A leaf `action_mask` is left
+    images of unsigned bytes, or of floats from 0 to 1, become (C, H, W), Discrete and MultiDiscrete count from 0. A leaf `action_mask` is left
     out: it is no part of what networks see. Flattening twice gives the same.
 
+    Images of unsigned bytes have three axes, of which the last one is 1, 3 or 4 long and the first one is not; images of floats
+    also have bounds of 0 and 1 everywhere, and 16 pixels or more each way.
+
     Raises:
-        SpaceError: A leaf that is neither Box, Discrete, MultiDiscrete nor MultiBinary, or no leaf at all.
+        SpaceError: A leaf that is neither Box, Discrete, MultiDiscrete nor MultiBinary or has no number, or no leaf at all.
     """
     leaves: dict[str, gym.Space[Any]] = {}
     for path, leaf in _walk(space, ()):
@@ -36,6 +41,7 @@ def flatten_space(space: gym.Space[Any] | Mapping[str, gym.Space[Any]]) -> dict[
         if name in leaves:
             raise SpaceError(f"two leaves of the observation space are called {name!r}; rename one, without '/'")
         if path[-1:] != (MASK_LEAF,):
+            _refuse_empty(leaf, f"observation leaf {name!r}", "a wrapper can drop it")
             leaves[name] = _seen_as(leaf)
     if not leaves:
         raise SpaceError(f"the observation space {space} has no leaf to observe")
@@ -46,12 +52,13 @@ def flatten_action_space(space: gym.Space[Any]) -> gym.Space[Any]:
     """The action space as actors see it: Discrete and MultiDiscrete count from 0.
 
     Raises:
-        SpaceError: Neither Box, Discrete, MultiDiscrete nor MultiBinary.
+        SpaceError: Neither Box, Discrete, MultiDiscrete nor MultiBinary, or no number in an action.
     """
     if not isinstance(space, LEAF_SPACES):
         raise SpaceError(
             f"the action space is {space}; allowed are Box, Discrete, MultiDiscrete and MultiBinary; "
             "a wrapper can flatten other spaces")
+    _refuse_empty(space, "the action space", "there would be nothing to decide")
     return space if isinstance(space, spaces.Box) else _seen_as(space)
 
 
@@ -142,10 +149,22 @@ def _at(nested: Any, path: tuple[Any, ...]) -> Any:
     return nested
 
 
+def _refuse_empty(space: gym.Space[Any], what: str, remedy: str) -> None:
+    if 0 in (space.shape or ()):
+        raise SpaceError(f"{what} is {space}, whose shape {space.shape} holds no number; {remedy}")
+
+
+def has_image_values(space: spaces.Box) -> bool:
+    """Return whether values may be pixels: unsigned bytes, or floats whose bounds are 0 and 1 everywhere."""
+    return space.dtype == np.uint8 or (
+        np.issubdtype(space.dtype, np.floating) and not np.any(space.low) and bool(np.all(space.high == 1)))
+
+
 def _has_channels_last(space: gym.Space[Any]) -> bool:
     return (
-        isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
+        isinstance(space, spaces.Box) and len(space.shape) == 3
         and space.shape[2] in _NUM_CHANNELS and space.shape[0] not in _NUM_CHANNELS
+        and (space.dtype == np.uint8 or min(space.shape[:2]) >= MIN_IMAGE_SIZE) and has_image_values(space)
     )
 
 
@@ -156,12 +175,12 @@ def _seen_as(space: gym.Space[Any]) -> gym.Space[Any]:
         return spaces.MultiDiscrete(space.nvec) if np.any(space.start) else space
     if not isinstance(space, spaces.Box):
         return space
+    if _has_channels_last(space):
+        space = spaces.Box(np.moveaxis(space.low, -1, 0), np.moveaxis(space.high, -1, 0), dtype=space.dtype)
     if space.dtype == np.float64:
         # Bounds beyond float32 become infinite on purpose.
         with np.errstate(over="ignore"):
             return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
-    if _has_channels_last(space):
-        return spaces.Box(np.moveaxis(space.low, -1, 0), np.moveaxis(space.high, -1, 0), dtype=np.uint8)
     return space
 
 
@@ -169,8 +188,11 @@ def _conversion(space: gym.Space[Any]) -> Callable[[np.ndarray], np.ndarray] | N
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
         start = np.asarray(space.start)
         return lambda array: array - start
-    if space.dtype == np.float64:
+    is_wide, has_channels_last = space.dtype == np.float64, _has_channels_last(space)
+    if is_wide and has_channels_last:
+        return lambda array: np.moveaxis(array.astype(np.float32), -1, 1)
+    if is_wide:
         return lambda array: array.astype(np.float32)
-    if _has_channels_last(space):
+    if has_channels_last:
         return lambda array: np.moveaxis(array, -1, 1)
     return None

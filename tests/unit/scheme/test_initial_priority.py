@@ -193,7 +193,7 @@ class WithoutErrors(SyntheticAlgorithm):
      "initial_priority='worker' needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
     ({"prioritized": False, "initial_priority": "worker"}, "needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
     ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS)},
-     "PERBuffer draws by errors, and WithoutErrors has no td_errors to tell them; storages for WithoutErrors: ReplayBuffer"),
+     "PERBuffer draws by errors, and WithoutErrors has no td_errors to tell them; storages for WithoutErrors: .*ReplayBuffer"),
     ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS), "prioritized": True, "initial_priority": "max"},
      "PERBuffer draws by errors, and WithoutErrors has no td_errors"),
 ])

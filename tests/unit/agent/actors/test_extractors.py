@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import math
 
 import gymnasium as gym
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from pytorchrl.agent.actors import OnPolicyActor, QActor
 from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, Embedding, encode, is_image
 from pytorchrl.agent.actors.resnets import FixupBlock, FixupCNN, ImpalaCNN
 from pytorchrl.errors import SpaceError
@@ -135,12 +137,40 @@ def test_embedding_checks_indices():
         Embedding(IMAGE)
 
 
-def test_images_are_bytes_with_three_axes_and_large_enough():
+def test_images_are_bytes_or_floats_from_0_to_1_with_three_axes_and_large_enough():
     assert is_image(IMAGE)
     assert is_image(SMALL)
-    assert not is_image(gym.spaces.Box(0, 255, (3, 35, 84), np.uint8))
-    assert not is_image(gym.spaces.Box(0, 1, (3, 84, 84), np.float32))
+    assert is_image(gym.spaces.Box(0, 255, (3, 16, 84), np.uint8))
+    assert is_image(gym.spaces.Box(0, 1, (3, 84, 84), np.float32))
+    assert not is_image(gym.spaces.Box(0, 255, (3, 15, 84), np.uint8))
+    assert not is_image(gym.spaces.Box(-1, 1, (3, 84, 84), np.float32))
+    assert not is_image(gym.spaces.Box(0, 1, (3, 84, 84), np.int64))
     assert not is_image(gym.spaces.Box(0, 255, (128,), np.uint8))
+
+
+@pytest.mark.parametrize(("space", "network"), [
+    (gym.spaces.Box(0, 255, (24, 24, 1), np.uint8), ImpalaCNN), (gym.spaces.Box(0.0, 1.0, (84, 84, 3), np.float64), CNN),
+    (gym.spaces.Box(0.0, 1.0, (84, 84, 3), np.float32), CNN), (gym.spaces.Box(0, 255, (35, 84, 3), np.uint8), ImpalaCNN),
+    (gym.spaces.Box(0, 255, (36, 36, 4), np.uint8), CNN), (gym.spaces.Box(0, 255, (15, 15, 3), np.uint8), MLP),
+    (gym.spaces.Box(0.0, 1.0, (7, 7, 3), np.float32), MLP)])
+def test_images_go_into_networks_for_images(space, network):
+    for cls, parts in ((OnPolicyActor, ("policy",)), (QActor, ("q", "trunk"))):
+        actor = cls.create_factory(space, gym.spaces.Discrete(2))(seed=1)
+        trunk = functools.reduce(getattr, parts, actor)
+        assert type(trunk.extractor) is network
+        obs = {leaf: torch.zeros(2, *of.shape, dtype=torch.uint8 if of.dtype == np.uint8 else torch.float32)
+               for leaf, of in actor.options.observation_space.items()}
+        features, _ = trunk.forward(obs, None, None)
+        assert features.shape == (2, trunk.out_features)
+
+
+def test_what_looks_like_an_image_and_is_none_by_the_rule_warns():
+    for shape in ((84, 84, 3), (3, 84, 84)):
+        text = rf"leaf 'obs' has the shape of an image, \({', '.join(map(str, shape))}\).* over 21168 numbers: .* got float32 from -inf to inf"
+        with pytest.warns(UserWarning, match=text):
+            OnPolicyActor.create_factory(gym.spaces.Box(-np.inf, np.inf, shape, np.float32), gym.spaces.Discrete(2))
+    for chosen in ("mlp", "cnn", "impala"):
+        OnPolicyActor.create_factory(gym.spaces.Box(-1, 1, (3, 84, 84), np.float32), gym.spaces.Discrete(2), feature_extractor=chosen)
 
 
 def test_images_too_small_for_the_layers_raise():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from pytorchrl.agent.actors.normalisers import RunningMoments, moments
@@ -54,3 +55,27 @@ def test_all_of_it_travels_in_the_state():
     for running in (first, second):
         running.merge(moments(_samples(9, 2)))
     assert torch.equal(first.m2, second.m2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
+def test_numbers_around_1e9_keep_their_spread(dtype):
+    """Which float32 would round to multiples of 64: the mean and the deviation are kept, and what networks see."""
+    generator = torch.Generator().manual_seed(0)
+    samples = (1e9 + torch.randn(4000, 2, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 3.0])).round(decimals=3).to(dtype)
+    running = RunningMoments((2,))
+    for part in samples.split(700):
+        running.merge(moments(part))
+    exact = samples.double().numpy()
+    np.testing.assert_allclose(running.mean.numpy(), exact.mean(0), rtol=1e-15)
+    np.testing.assert_allclose(running.scale.numpy(), 1 / exact.std(0), rtol=1e-6)
+    seen = running.normalise(samples)
+    assert seen.dtype == torch.float32
+    np.testing.assert_allclose(seen.numpy(), (exact - exact.mean(0)) / exact.std(0), atol=1e-6)
+
+
+def test_truth_values_are_normalised_as_0_and_1():
+    flags = torch.tensor([[True, False], [True, True], [False, True], [True, True]])
+    running = RunningMoments((2,))
+    running.merge(moments(flags))
+    np.testing.assert_array_equal(running.normalise(flags).numpy(), running.normalise(flags.float()).numpy())
+    assert running.normalise(flags).std(0, correction=0).tolist() == pytest.approx([1.0, 1.0])

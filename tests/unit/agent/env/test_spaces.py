@@ -41,6 +41,22 @@ def test_flatten_space_calls_a_plain_leaf_obs_and_keeps_it():
 def test_flatten_space_keeps_images_with_channels_first():
     assert flatten_space(spaces.Box(0, 255, (4, 84, 84), np.uint8))["obs"].shape == (4, 84, 84)
     assert flatten_space(spaces.Box(0, 255, (84, 84, 4), np.uint8))["obs"].shape == (4, 84, 84)
+    for dtype in (np.float32, np.float64):
+        image = flatten_space(spaces.Box(0.0, 1.0, (20, 16, 3), dtype))["obs"]
+        assert (image.shape, image.dtype) == ((3, 20, 16), np.float32)
+        for no_image in (spaces.Box(0.0, 1.0, (20, 15, 3), dtype), spaces.Box(-1.0, 1.0, (20, 16, 3), dtype)):
+            assert flatten_space(no_image)["obs"].shape == no_image.shape
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_reader_puts_the_channels_of_images_of_floats_first(dtype):
+    space = spaces.Box(0.0, 1.0, (20, 16, 3), dtype)
+    observations = batch(space, 2)
+    seen = ObservationReader(space).read(observations)["obs"]
+    assert seen.dtype == np.float32
+    np.testing.assert_array_equal(seen, np.moveaxis(observations, -1, 1).astype(np.float32))
+    rows = ObservationReader(space).read_rows(list(observations))["obs"]
+    np.testing.assert_array_equal(rows, seen)
 
 
 def test_flatten_space_names_the_leaf_that_it_refuses():
@@ -50,6 +66,10 @@ def test_flatten_space_names_the_leaf_that_it_refuses():
         flatten_space(spaces.Sequence(spaces.Discrete(3)))
     with pytest.raises(SpaceError, match="no leaf"):
         flatten_space(spaces.Dict({"action_mask": spaces.MultiBinary(2)}))
+    with pytest.raises(SpaceError, match=r"leaf 'obs' is Box.*, whose shape \(0,\) holds no number; a wrapper can drop it"):
+        flatten_space(spaces.Box(-1, 1, (0,)))
+    with pytest.raises(SpaceError, match=r"leaf 'a/b' is Box.*\(2, 0\)"):
+        flatten_space(spaces.Dict({"a": spaces.Dict({"b": spaces.Box(-1, 1, (2, 0))}), "c": spaces.Discrete(2)}))
     with pytest.raises(SpaceError, match="two leaves"):
         flatten_space(spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})}))
 
@@ -61,6 +81,8 @@ def test_action_spaces_count_from_zero():
     assert action_start(spaces.MultiDiscrete([2, 3], start=[1, 0])).tolist() == [1, 0]
     assert action_start(spaces.Discrete(3)) is None
     assert action_start(spaces.Box(-1, 1, (2,))) is None
+    with pytest.raises(SpaceError, match=r"the action space is Box.*shape \(3, 0\) holds no number; there would be nothing to decide"):
+        flatten_action_space(spaces.Box(-1, 1, (3, 0)))
     with pytest.raises(SpaceError, match="action space is Dict"):
         flatten_action_space(spaces.Dict({"a": spaces.Discrete(2)}))
 
