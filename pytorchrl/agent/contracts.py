@@ -71,6 +71,11 @@ def check_weights(algorithm: Any, weights: Any) -> None:
         raise violation(algorithm, "loss_weights()", repr(weights), "a dictionary, name of a term -> finite number")
 
 
+def check_per_sample(part: Any, method: str, value: Any, like: Tensor) -> None:
+    """Raise `ContractError` unless a method returned a real number for each sample, in a tensor with the shape of `like`."""
+    _check_tensor(part, method, "", value, like.shape, None, "one number a sample")
+
+
 def check_losses(algorithm: Any, returned: Any, batch: Any) -> None:
     """Check what `losses` of a replay algorithm returned for its first batch.
 
@@ -242,7 +247,7 @@ def _check_tensor(part: Any, method: str, name: str, value: Any, shape: Sequence
     fits = isinstance(value, Tensor) and value.shape == torch.Size(shape)
     if not fits or (value.dtype != dtype if dtype is not None else not value.is_floating_point()):
         wanted = "a real dtype" if dtype is None else f"dtype {_plain(dtype)}"
-        raise violation(part, method, f"{name!r} as {_described(value)}",
+        raise violation(part, method, f"{name!r} as {_described(value)}" if name else _described(value),
                         f"a tensor of shape {tuple(shape)} and {wanted}: {meaning}")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.actors.q_actor import QActor, best_action
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
+from pytorchrl.agent.contracts import check_per_sample
 from pytorchrl.agent.data import Obs, ReplayBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule, as_schedule, linear
@@ -150,6 +151,8 @@ class DQN(ReplayAlgorithm):
         """See `ReplayAlgorithm`."""
         with torch.no_grad():
             target = self.target_values(batch)
+        if not self._is_loss_checked:
+            check_per_sample(self, "target_values()", target, batch.ret)
         score = self.actor.get_q_scores(batch.obs, batch.action, batch.mask, self.update_generator)
         loss = (batch.weight * self._loss(score, target, reduction="none")).mean()
         return {"q": loss}, {"q": score.detach().mean()}, (score.detach() - target).abs()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm, rows_at_once
+from pytorchrl.agent.contracts import check_per_sample
 from pytorchrl.agent.data import DataKind, Obs, RolloutData
 
 
@@ -45,6 +46,8 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
                     {name: state[start] for name, state in rollout.rhs.items()},
                     rollout.done[part], None if rollout.mask is None else rollout.mask[part])
                 logp, value = self.evaluate_target(*inputs[:3], rollout.action[part].to(self.device), inputs[3])
+                for row in (logp, value):
+                    check_per_sample(self, "evaluate_target()", row, rollout.reward[part])
                 logps.append(logp.float().cpu())
                 values.append(value.float().cpu())
         return torch.cat(logps), *self.compute_values(rollout, torch.cat(values))

@@ -29,7 +29,7 @@ class Storage(Updatable, ABC):
     A collector fills its storage row by row and takes the rollout out; a learner puts rollouts in and draws batches.
     One object may do both when collector and learner take turns. Memory is allocated at the first transition only.
 
-    A subclass defines `Options`, with `size`, and the learner's half: `insert_data_slice`, `generate_batches`, `reset` and
+    A subclass defines `Options`, with `size`, `gives`, and the learner's half: `insert_data_slice`, `generate_batches`, `reset` and
     `counters`. One that has options that may change while training defines `update_storage_parameter` too.
 
     Attributes:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from pytorchrl import ASYNC, DQN, PPO, GAEBuffer, Learner, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv
@@ -66,6 +67,38 @@ def test_the_name_is_a_column_of_the_metrics(make_own, tmp_path):
         learner.train()
     files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".csv", ".jsonl", ".json")]
     assert any("reconstruction" in text for text in files)
+
+
+class Oldest(ReplayBuffer):
+    """Draws the older half of what is there."""
+
+    def draw(self, count):
+        rows = self.drawable_rows()
+        chosen = torch.randint(-(-len(rows) // 2), (count,), generator=self.generator).numpy()
+        return rows[chosen], np.ones(count)
+
+
+@pytest.mark.parametrize("settings", [{}, TWO_WORKERS, {**TWO_WORKERS, "num_replay_workers": 2}], ids=str)
+def test_a_replay_of_ones_own_is_drawn_from(settings):
+    """Observation 2 is the step of an episode that never ends: its mean says how old what is drawn is."""
+    means = {}
+    for storage in (Oldest, ReplayBuffer):
+        envs = VecEnv.create_factory(CountingEnv, {"episode_length": 10**6}, 1)
+        drawn = []
+
+        class Watching(DQN):
+            def losses(self, batch, drawn=drawn):
+                drawn.extend(batch.obs["obs"][:, 2].tolist())
+                return super().losses(batch)
+        scheme = Scheme(
+            Watching.create_factory(start_steps=64, update_every=8, mini_batch_size=16),
+            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+            storage.create_factory(4000, rollout_size=8), envs, runtime="simulated", seed=1, **settings)
+        for _ in range(60):
+            scheme.step()
+        scheme.stop()
+        means[storage] = sum(drawn) / len(drawn)
+    assert means[Oldest] < 0.7 * means[ReplayBuffer]
 
 
 # Mistakes

@@ -194,6 +194,15 @@ def test_mistakes_are_named_when_compiled(make_batch):
         parts.algorithm.compute_gradients(batch)
 
 
+def test_a_wrong_target_policy_is_named(build, collect, made_up_steps):
+    cls = type("MyImpala", (IMPALA,), {"evaluate_target": lambda self, obs, rhs, done, action, mask: [
+        row[..., None] for row in IMPALA.evaluate_target(self, obs, rhs, done, action, mask)]})
+    parts = build(cls)
+    parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
+    with pytest.raises(ContractError, match=r"MyImpala.evaluate_target\(\) returned a tensor of shape \(8, 4, 1\)"):
+        parts.storage.before_gradients()
+
+
 def test_only_the_first_batch_is_examined(make_batch, monkeypatch):
     calls = []
     for name in ("check_terms", "check_evaluated"):

@@ -144,6 +144,13 @@ def test_mistakes_are_named(cls, message):
         make(cls).compute_gradients(batch_of())
 
 
+@pytest.mark.parametrize("target", [torch.zeros(SIZE, 1), torch.zeros(()), torch.zeros(SIZE, dtype=torch.int64), None])
+def test_a_wrong_target_is_named(target):
+    cls = type("MyDQN", (DQN,), {"target_values": lambda self, batch: target})
+    with pytest.raises(ContractError, match=r"MyDQN.target_values\(\) returned .*; expected a tensor of shape \(16,\)"):
+        make(cls).compute_gradients(batch_of())
+
+
 @pytest.mark.parametrize("action", [None, torch.zeros(2, dtype=torch.int64), np.zeros(5, np.int64)])
 def test_a_wrong_choice_is_named(action):
     cls = type("MyDQN", (Greedy,), {"choose": lambda self, *args: action})
