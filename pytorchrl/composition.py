@@ -22,6 +22,7 @@ from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.compose import multi_agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
+from pytorchrl.agent.names import Known, refuse_unknown
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages import (
     GAEBuffer,
@@ -50,8 +51,6 @@ _STORAGES_OF_ROLLOUTS: dict[str, type[ReplayBuffer]] = {"r2d2": RolloutSequenceB
 # What the user's options are called where a part has another name for it, or the same name for something else.
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
 _RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
-# Names from elsewhere, and the nearest here.
-SYNONYMS = {"learning_rate": "lr", **{own: name for names in _RENAMED.values() for own, name in names.items()}}
 _NOT_OPTIONS = {
     "environments": {"env_fn", "log_dir", "num_threads"},
     "actor": {"observation_space", "action_space"},
@@ -106,6 +105,14 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
             raise AssertionError(f"{spec.name} is an option of {spec.part} and of {specs[spec.name].part}")
         specs[spec.name] = spec
     return specs
+
+
+def known_names(algorithm: str) -> Known:
+    """Return the options of `train(algorithm, ...)` with their homes and own names, for suggestions in errors."""
+    of_storage = _STORAGES.get(algorithm, PERBuffer).home
+    specs = option_specs(algorithm).values()
+    return {"env": ("environments", "env_fn"),
+            **{spec.name: (of_storage if spec.part == "storage" else spec.part, spec.own_name) for spec in specs}}
 
 
 def _actor_class(algorithm: str) -> Any:
@@ -210,7 +217,7 @@ def compose(
         ConfigError: An option is unknown or wrong; unknown ones are named with the nearest known one.
     """
     specs = option_specs(algorithm)
-    _refuse_unknown(options, specs)
+    refuse_unknown(options, known_names(algorithm))
     parts: dict[str, dict[str, Any]] = {spec.part: {} for spec in specs.values()}
     for name, value in {**presets.preset(algorithm, env, options), **options}.items():
         parts[specs[name].part][specs[name].own_name] = value
@@ -238,13 +245,3 @@ def _in_users_words(text: str) -> str:
         for own_name, name in names.items():
             text = re.sub(rf"\b{own_name}(?= must\b)", name, text)
     return text
-
-
-def _refuse_unknown(options: Mapping[str, Any], specs: Mapping[str, OptionSpec]) -> None:
-    problems = []
-    for name in options:
-        if name not in specs:
-            near = [SYNONYMS[name]] if name in SYNONYMS else difflib.get_close_matches(name, specs, n=1)
-            problems.append(f"there is no option {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    if problems:
-        raise ConfigError("; ".join(problems))

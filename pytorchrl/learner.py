@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from pytorchrl import checkpoints
+from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, StoppedError, WorkerLostError
@@ -62,13 +63,14 @@ class Learner:
             as "runs/", is a directory of runs: this run gets a new numbered directory in it, whose path is `self.log_dir`.
         recipe: What `run.json` says about how the agent can be built again.
         run_name: Name of a numbered run: "runs/" becomes "runs/<run_name>-1"; None: "run".
-        **options: `eval_every`, `eval_episodes`, `log_every`, `tensorboard`, `overwrite`, `progress`, `checkpoint_every`,
-            `resume`; see `Options`.
+        **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
     Raises:
         ConfigError: An option is wrong, or `log_dir` is a file, cannot be written, or holds a run.
         CheckpointError: The run is to be resumed, and its checkpoints are of another run or cannot be read.
     """
+
+    home: ClassVar[str] = "learner"
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -103,6 +105,7 @@ class Learner:
             if self.checkpoint_every is not None and self.log_dir is None:
                 raise ConfigError("checkpoint_every needs a log_dir, where checkpoints are kept")
 
+    @checked_names
     def __init__(
         self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
         recipe: Mapping[str, Any] | None = None, run_name: str | None = None, **options: Any,
@@ -309,10 +312,9 @@ class Learner:
             self.save_model()
 
     def _stop_after_failure(self) -> None:
-        """Stop, without hiding the error that is on its way to the user."""
         try:
             self.stop()
-        except Exception as error:  # noqa: BLE001 - the first error matters more; this one is told
+        except Exception as error:  # noqa: BLE001 - the error on its way to the user matters more; this one is logged
             logger.warning("stopping after a failure failed too: %s", error)
 
     # -- what is known -----------------------------------------------------------------------------------------------
@@ -446,10 +448,8 @@ class Learner:
     def save_checkpoint(self) -> None:
         """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` goes on; the two newest are kept.
 
-        Nothing is in flight or queued then, environments begin new episodes, and all draws new sequences; so training that
-        goes on and training that is resumed are the same, see `Scheme.checkpoint`. That it cannot be written ends no run: it
-        is logged, and tried again when the next one is due. The metrics' `checkpoint` tells env steps, bytes and seconds of
-        the last.
+        Nothing is in flight or queued then, environments begin new episodes and generators are reseeded, so that a resumed
+        run equals one that goes on, see `Scheme.checkpoint`. A failure to write is logged, and the next due one is tried.
 
         Raises:
             ConfigError: There is no `log_dir`, or the run is recorded or replayed.

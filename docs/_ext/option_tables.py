@@ -2,6 +2,7 @@
 
 `{option-table} PPO` lists the fields of `pytorchrl.PPO.Options` and `{option-table} Scheme` the keyword arguments of
 `Scheme`, whose texts are in its docstring. `{flag-table} ppo` lists the flags of `pytorchrl train ppo`, part by part.
+`{names-table}` lists the names that other libraries give to options, as errors know them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
 import pytorchrl
+from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, OF_OTHER_LIBRARIES, Here
 from pytorchrl.cli.values import form_of, parser_for
 from pytorchrl.composition import OptionSpec, documented_arguments, option_specs
 
@@ -55,6 +57,35 @@ class FlagTable(Directive):
             rows = [_flag_row(spec) for spec in specs if spec.part == part]
             found += [nodes.rubric(text=title), _table(("Flag", "Value", "Meaning"), (25, 25, 50), rows)]
         return found
+
+
+class NamesTable(Directive):
+    """The names that other libraries give to options, and the options here."""
+
+    def run(self) -> list[nodes.Node]:
+        """The table."""
+        rows = [((name,), _meaning(here), _marked(_sentence(here.note)) if here.note else "")
+                for name in OF_OTHER_LIBRARIES for here in ELSEWHERE[name]]
+        return [_table(("Elsewhere", "Here", "Remark"), (25, 40, 35), rows)]
+
+
+def _meaning(here: Here) -> nodes.paragraph:
+    """Return the options of a meaning, each with the part that has it."""
+    paragraph = nodes.paragraph()
+    for number, (home, name) in enumerate(here.options):
+        if number:
+            paragraph += nodes.Text(" and " if here.needs_all else " or ")
+        paragraph += [nodes.literal(text=name), nodes.Text(f" of the {HOMES[home]}")]
+    return paragraph
+
+
+def _marked(text: str) -> nodes.paragraph:
+    """Return a paragraph of a text in which code is between backticks."""
+    paragraph = nodes.paragraph()
+    for number, piece in enumerate(text.split("`")):
+        if piece:
+            paragraph += nodes.literal(text=piece) if number % 2 else nodes.Text(piece)
+    return paragraph
 
 
 def _option_row(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
@@ -127,6 +158,8 @@ def _row(cells: Iterable[nodes.Node]) -> nodes.row:
 
 
 def _paragraph(cell: Any) -> nodes.paragraph:
+    if isinstance(cell, nodes.paragraph):
+        return cell
     if isinstance(cell, str):
         return nodes.paragraph(text=cell)
     paragraph = nodes.paragraph()
@@ -141,4 +174,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     app.add_directive("option-table", OptionTable)
     app.add_directive("flag-table", FlagTable)
+    app.add_directive("names-table", NamesTable)
     return {"version": pytorchrl.__version__, "parallel_read_safe": True}

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+from pytorchrl.agent.names import options_of, refuse_unknown
 from pytorchrl.agent.schedules import Schedule, as_schedule, out_of_range
-from pytorchrl.errors import ConfigError, ContractError
+from pytorchrl.errors import ConfigError, ContractError, FactoryError
 
 T = TypeVar("T")
 _UNION_TYPES = (typing.Union, types.UnionType)
+# Characters of arguments that an error repeats.
+_LONGEST_ECHO = 200
 
 
 def option(
@@ -63,17 +67,17 @@ class Options:
     """
 
     def __post_init__(self) -> None:
-        """Check each field against its annotation and its `option(...)`; report all problems at once."""
+        """Make lists of tuple options tuples, then check each field; report all problems at once."""
         hints = typing.get_type_hints(type(self))
         problems = []
         for field in dataclasses.fields(self):
-            if field.metadata and Schedule in typing.get_args(hints[field.name]):
-                try:
-                    object.__setattr__(self, field.name, _scheduled(field, getattr(self, field.name)))
-                except ConfigError as error:
-                    problems.append(str(error))
-                    continue
-            problem = _problem(field, hints[field.name], getattr(self, field.name))
+            try:
+                value = _settled(field, hints[field.name], getattr(self, field.name))
+            except ConfigError as error:
+                problems.append(str(error))
+                continue
+            object.__setattr__(self, field.name, value)  # the class is frozen for all others
+            problem = _problem(field, hints[field.name], value)
             if problem:
                 problems.append(problem)
         if problems:
@@ -89,13 +93,15 @@ class Options:
 def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None:
     if not field.metadata:
         return None
-    if not _fits(hint, value):
-        return f"{field.name} must be {_type_name(hint)}, got {value!r}"
     choices = field.metadata["choices"]
-    if choices is not None and not callable(value) and value not in choices:  # what is no text stands for itself
-        near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1)
+    if choices is not None and not (_fits(hint, value) and (callable(value) or value in choices)):  # a function stands for itself
+        # Of a class, such as torch.nn.ReLU for "relu", the name counts.
+        text = value.__name__.lower() if isinstance(value, type) else str(value)
+        near = difflib.get_close_matches(text, [str(c) for c in choices], n=1)
         return f"{field.name} must be one of {list(choices)}, got {value!r}" + (
             f"; did you mean {near[0]!r}?" if near else "")
+    if not _fits(hint, value):
+        return f"{field.name} must be {_type_name(hint)}, got {value!r}"
     # A schedule may end on a bound that a constant may not have: it is there at the last step only.
     last = value.values[-1:] if isinstance(value, Schedule) else ()
     for number, is_last in [*((number, False) for number in _numbers(value)), *((number, True) for number in last)]:
@@ -105,8 +111,12 @@ def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None
     return None
 
 
-def _scheduled(field: dataclasses.Field[Any], value: Any) -> Any:
-    return as_schedule(value, field.name, field.metadata["low"], field.metadata["high"], field.metadata["exclusive"])
+def _settled(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    """Return the value in the form that options have: a schedule where one was given in another form, a tuple for a list."""
+    members = (hint, *typing.get_args(hint))
+    if field.metadata and Schedule in members[1:]:
+        return as_schedule(value, field.name, field.metadata["low"], field.metadata["high"], field.metadata["exclusive"])
+    return tuple(value) if isinstance(value, list) and any(typing.get_origin(member) is tuple for member in members) else value
 
 
 def _numbers(value: Any) -> list[float]:
@@ -148,6 +158,8 @@ def _fits(hint: Any, value: Any) -> bool:  # noqa: C901 - one branch a kind of a
 def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) in _UNION_TYPES:
         return " or ".join(_type_name(argument) for argument in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"a tuple or list, each item {_type_name(typing.get_args(hint)[0])}"
     return {int: "a whole number", float: "a number", bool: "True or False", str: "a text",
             type(None): "None"}.get(hint) or getattr(hint, "__name__", str(hint)).replace("typing.", "")
 
@@ -190,20 +202,72 @@ def build_options(owner: type, options: dict[str, Any]) -> Any:
     """Return `owner.Options(**options)`.
 
     Raises:
-        ConfigError: An option is unknown, missing or wrong.
+        ConfigError: A name is unknown or missing, a value is not allowed, or `owner.Options` is not declared as a dataclass.
         ContractError: The class does not define every method that its base asks for.
     """
     check_is_whole(owner)
-    fields = {field.name: field for field in dataclasses.fields(owner.Options)}  # type: ignore[attr-defined]
-    for name in options:
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(sorted(fields))}"
-            raise ConfigError(f"{owner.__name__} has no option {name!r}{hint}")
+    check_declaration(owner)
+    refuse_unknown(options, options_of(owner), f"{owner.__name__} has no option")
     missing = [
-        name for name, field in fields.items() if name not in options
+        field.name for field in dataclasses.fields(owner.Options) if field.name not in options  # type: ignore[attr-defined]
         and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
     ]
     if missing:
         raise ConfigError(f"{owner.__name__} needs {', '.join(missing)}")
     return owner.Options(**options)  # type: ignore[attr-defined]
+
+
+def check_declaration(owner: type) -> None:
+    """Refuse an `Options` class, of a user's own part, whose fields Python would ignore.
+
+    Raises:
+        ConfigError: `owner.Options` does not inherit from `Options`, has fields but no @dataclass of its own, or gives an
+            option another default without an annotation. The message names the class and the fields.
+    """
+    own = getattr(owner, "Options", None)
+    if not (isinstance(own, type) and issubclass(own, Options)):
+        raise ConfigError(f"{owner.__name__}.Options must be a class that inherits from the Options of the part it extends, got {own!r}")
+    for kind in own.__mro__:
+        if kind is Options or not issubclass(kind, Options):
+            continue
+        annotated = {name for name, hint in inspect.get_annotations(kind).items() if "ClassVar" not in str(hint)}
+        if annotated and "__dataclass_fields__" not in vars(kind):
+            raise ConfigError(f"{kind.__qualname__} declares {', '.join(sorted(annotated))} but is no dataclass; write "
+                              "@dataclass(frozen=True, kw_only=True) above it")
+        inherited = {name for base in kind.__bases__ for name in getattr(base, "__dataclass_fields__", {})}
+        bare = [name for name, value in vars(kind).items() if name not in inspect.get_annotations(kind)
+                and (name in inherited or isinstance(value, dataclasses.Field))]
+        if bare:
+            raise ConfigError(f"{kind.__qualname__} sets {', '.join(bare)} without an annotation, so that nothing comes of it; write "
+                              f"`{bare[0]}: <type> = ...` under @dataclass(frozen=True, kw_only=True)")
+
+
+class Part:
+    """Base of all parts of an agent, which workers build from checked options.
+
+    A subclass has `Options` and `create_factory`. Calling the class itself without checked options, as in `PPO()` or
+    `VecEnv("CartPole-v1")`, is refused with the call that was meant.
+    """
+
+    home: ClassVar[str]
+    """Which part of an agent it is, a key of `names_elsewhere.HOMES`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls) and list(inspect.signature(cls.__init__).parameters)[1:2] == ["options"]:
+            cls.__init__ = _takes_checked_options(cls.__init__)  # type: ignore[method-assign]
+
+
+def _takes_checked_options(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that refuses to be called with anything but checked options first."""
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        options = args[0] if args else kwargs.get("options")
+        if not isinstance(options, Options):
+            name = type(self).__name__
+            given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
+            raise FactoryError(f"{name}({given[:_LONGEST_ECHO]}) needs checked options, with which workers build it; make a factory "
+                               f"by {name}.create_factory(...)")
+        init(self, *args, **kwargs)
+
+    return checked

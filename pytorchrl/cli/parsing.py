@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import re
 import sys
@@ -11,6 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pytorchrl.agent.names import Known, suggestion
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.cli.values import form_of, parser_for
 from pytorchrl.terminal import printable
@@ -25,30 +25,40 @@ _TITLES = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that names the nearest flag when it meets an unknown one, and takes no abbreviations.
+    """A parser that suggests a flag for each unknown one, and takes no abbreviations.
 
     Args:
-        synonyms: Flags that there are not -> the one that is meant.
+        known: Options of the command with their homes, by name; None: it has only flags of its own.
         options: Those of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, *, synonyms: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(self, *, known: Known | None = None, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
-        self._synonyms = dict(synonyms or {})
+        self._known = dict(known or {})
         # By default `-1e-3` and `-inf` are taken for flags, before anyone can say that they are out of range.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse; on an unknown word show the usage line and the nearest flag, and exit with 2."""
+        """Parse; on unknown words show the usage line and what was probably meant, and exit with 2."""
+        if not {"-h", "--help"} & set(arguments):
+            # Before argparse complains of what is missing: an unknown flag may stand for it, as --env-id does for --env.
+            self._refuse([word for word in arguments if word.startswith("--") and word.split("=")[0] not in {
+                "--", *self._option_string_actions}])
         namespace, unknown = self.parse_known_args(list(arguments))
-        if unknown:
-            word = next((word for word in unknown if word.startswith("-")), unknown[0])
-            name = word.split("=")[0]
-            near = [self._synonyms[name]] if name in self._synonyms else difflib.get_close_matches(
-                name, self._option_string_actions, n=1)
-            kind = "flag" if word.startswith("-") else "argument"
-            self.error(f"no {kind} {word!r}" + (f"; did you mean {near[0]}?" if near else "; see --help"))
+        self._refuse(unknown)
         return namespace
+
+    def _refuse(self, words: Sequence[str]) -> None:
+        """Exit with an error that names every unknown flag, or else the first of these words; pass if there are none."""
+        flags = {name_of(flag): ("", name_of(flag)) for flag in self._option_string_actions if flag.startswith("--")}
+        known = {**flags, **self._known}
+        unknown = [word for word in words if word.startswith("-")]
+        if unknown:
+            self.error("; ".join(f"no flag {word!r}" + (suggestion(
+                name_of(word.split("=")[0]), known, lambda name: flag_of(name) if name in flags else f"{name} in Python") or "; see --help")
+                for word in unknown))
+        if words:
+            self.error(f"no argument {words[0]!r}; see --help")
 
     def error(self, message: str) -> NoReturn:
         """Usage and message on stderr, exit code 2."""
@@ -79,6 +89,8 @@ def add_option_flags(parser: argparse.ArgumentParser, specs: Mapping[str, Option
             group.add_argument(flag, nargs="?", const=True, **given)
             group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False,
                                default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        elif typing.get_origin(spec.hint) is tuple:
+            group.add_argument(flag, nargs="+", action=_Joined, **{**given, "metavar": (metavar, metavar.split(",")[0])})
         else:
             group.add_argument(flag, **given)
 
@@ -86,6 +98,18 @@ def add_option_flags(parser: argparse.ArgumentParser, specs: Mapping[str, Option
 def flag_of(name: str) -> str:
     """The flag of an option."""
     return "--" + name.replace("_", "-")
+
+
+def name_of(flag: str) -> str:
+    """Return the option of a flag; `flag_of` is the inverse."""
+    return flag.removeprefix("--").replace("-", "_")
+
+
+class _Joined(argparse.Action):
+    """Store one tuple of all that the words of a flag hold: `64 64` is the same as `64,64`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, tuple(item for value in values for item in value))
 
 
 def _shown(value: Any) -> str:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from pytorchrl.agent.schedules import FORMS
 from pytorchrl.cli.output import show
-from pytorchrl.cli.parsing import Parser, add_option_flags, flag_of
-from pytorchrl.composition import ALGORITHMS, SYNONYMS, option_specs
+from pytorchrl.cli.parsing import Parser, add_option_flags
+from pytorchrl.composition import ALGORITHMS, known_names, option_specs
 from pytorchrl.errors import EnvError, StartError
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
@@ -103,7 +103,10 @@ def parse(command: str, verb: str, arguments: Sequence[str],
         parser.error(f"the algorithm must be one of {', '.join(ALGORITHMS)}" + (f", got {word!r}" if word else ""))
     parser = _parser(command, verb, algorithm, _given(arguments, "--env"), _given(arguments, "--preset"))
     add_flags(parser)
-    return parser.parse(arguments)
+    # In front, the algorithm cannot be taken for one more value of a flag that has several.
+    others = list(arguments)
+    others.remove(algorithm)
+    return parser.parse([algorithm, *others])
 
 
 def _given(arguments: Sequence[str], flag: str) -> str:
@@ -122,7 +125,7 @@ def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str) -> P
         description=f"{verb} {algorithm.upper()}. Defaults for this environment are in brackets. "
                     f"A SCHEDULE is {FORMS}.",
         epilog="Exit codes: 0 done as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
-        synonyms={flag_of(name): flag_of(meant) for name, meant in SYNONYMS.items()})
+        known=known_names(algorithm))
     parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)
     parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; of several agents the module of a "
                         "PettingZoo environment, e.g. mpe2.simple_spread_v3")

@@ -203,7 +203,8 @@ class Checks:
         low, high = (options[name] for name in _RATIOS)
         asynchronous = options["col_communication"] is ASYNC
         self._problems += [text for wrong, text in (
-            *((num_shards is None, f"{name}={options[name]} is for a replay level; give num_replay_workers, or leave it out")
+            *((num_shards is None, f"{name}={options[name]} is for a replay level; give num_replay_workers, or "
+               + ("the algorithm's start_steps in its place" if name == "learning_starts" else "leave it out"))
               for name in self._changed(_REPLAY_ONLY)),
             *((num_shards is not None, f"{name}={options[name]} is for items of a queue; with num_replay_workers there is none")
               for name in self._changed(_QUEUE_ONLY)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.fit import algorithms_for, learned_kind
@@ -110,7 +110,9 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
 
 @brief_errors_of(*PRESETS)
 class NamedSchemes:
-    """A constructor for each name; what it returns is an ordinary scheme, and printing it shows every setting."""
+    """A constructor for each name; it returns an ordinary scheme, and printing that shows every setting."""
+
+    home: ClassVar[str] = "scheme"
 
     @classmethod
     def a3c(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pytorchrl.agent.data import Episode
+from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
@@ -173,35 +174,32 @@ class Scheme(NamedSchemes):
         ConfigError: Anything wrong or contradictory, all problems at once.
     """
 
+    @checked_names
     def __init__(self, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],  # noqa: PLR0913
                  train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, *,
-                 num_col_workers: int = 1, col_execution: Execution | str | None = None,
-                 col_communication: Communication | str = SYNC, col_fraction_workers: float = 1.0,
-                 fraction_samples: float = 0.25, compress_data_to_send: bool | str = False,
+                 num_col_workers: int = 1, col_execution: Execution | str | None = None, col_communication: Communication | str = SYNC,
+                 col_fraction_workers: float = 1.0, fraction_samples: float = 0.25, compress_data_to_send: bool | str = False,
                  num_replay_workers: int | None = None, replay_worker_resources: Mapping[str, float] = FREE,
-                 learning_starts: int | None = None, add_in_flight: int = 2, routing: str = "round_robin",
-                 kind: str | None = None, initial_priority: str = "max", size: int | None = None, prioritized: bool | None = None,
-                 alpha: float | None = None, beta: float | Schedule | None = None, epsilon: float | None = None,
-                 stratified: bool | None = None, min_replay_ratio: float | None = None, max_replay_ratio: float | None = None,
-                 replay_debug: bool = False, num_grad_workers: int = 1,
-                 grad_execution: Execution | str | None = None, grad_communication: Communication | str = SYNC,
-                 compress_grads_to_send: bool | str = False, distribute_gradients: bool = False,
-                 check_ranks_every: int | None = 100, col_in_flight: int = 2,
-                 queue_size: int = 16, queue_policy: str = "block", queue_timeout_s: float = 300.0, on_starved: str = "raise",
+                 learning_starts: int | None = None, add_in_flight: int = 2, routing: str = "round_robin", kind: str | None = None,
+                 initial_priority: str = "max", size: int | None = None, prioritized: bool | None = None, alpha: float | None = None,
+                 beta: float | Schedule | None = None, epsilon: float | None = None, stratified: bool | None = None,
+                 min_replay_ratio: float | None = None, max_replay_ratio: float | None = None, replay_debug: bool = False,
+                 num_grad_workers: int = 1, grad_execution: Execution | str | None = None,
+                 grad_communication: Communication | str = SYNC, compress_grads_to_send: bool | str = False,
+                 distribute_gradients: bool = False, check_ranks_every: int | None = 100, col_in_flight: int = 2, queue_size: int = 16,
+                 queue_policy: str = "block", queue_timeout_s: float = 300.0, on_starved: str = "raise",
                  train_batch_size: int | None = None, microbatch_size: int | None = None, prefetch: int | None = None,
-                 norm_over: str = "batch", minibatch_buffer_size: int = 1, num_passes: int = 1,
-                 ramp: bool | None = None, buffer: str = "ring", replay_proportion: float = 0.0, replay_slots: int = 0,
-                 max_policy_lag: int | None = None, on_policy_lag: str = "drop", broadcast_interval: int = 1,
-                 max_weight_sync_delay: int | None = None,
+                 norm_over: str = "batch", minibatch_buffer_size: int = 1, num_passes: int = 1, ramp: bool | None = None,
+                 buffer: str = "ring", replay_proportion: float = 0.0, replay_slots: int = 0, max_policy_lag: int | None = None,
+                 on_policy_lag: str = "drop", broadcast_interval: int = 1, max_weight_sync_delay: int | None = None,
                  updates_per_step: int = 1, aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
                  col_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
                  grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, device: str | None = None,
-                 grad_device: str | None = None, col_device: str | None = None,
-                 num_threads: int = 1, col_num_threads: int | None = None, seed: int | None = None,
-                 runtime: str | None = None, schedule_seed: int = 0,
+                 grad_device: str | None = None, col_device: str | None = None, num_threads: int = 1,
+                 col_num_threads: int | None = None, seed: int | None = None, runtime: str | None = None, schedule_seed: int = 0,
                  costs: Mapping[str, Any] | None = None, faults: str | None = None, on_worker_failure: str = "restart",
-                 worker_timeout_s: float = 60.0, compress_weights_to_send: bool | str = False,
-                 address: str | None = None, placement: str | None = None, keep_bad_batches: str | os.PathLike[str] | None = None,
+                 worker_timeout_s: float = 60.0, compress_weights_to_send: bool | str = False, address: str | None = None,
+                 placement: str | None = None, keep_bad_batches: str | os.PathLike[str] | None = None,
                  record: str | os.PathLike[str] | None = None, replay: str | os.PathLike[str] | None = None) -> None:
         given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
         self.algo_factory, self.actor_factory, self.storage_factory = algo_factory, actor_factory, storage_factory
@@ -225,7 +223,7 @@ class Scheme(NamedSchemes):
             self._replay.check(self.settings, self._agent)
             checks.warnings.extend(filter(None, [self._replay.warning()]))
         for text in checks.warnings:
-            warnings.warn(printable(text), stacklevel=3)
+            warnings.warn(printable(text), stacklevel=4)  # the caller, above two decorators of this constructor
         self._runtime: Runtime | None = None
         self._worker: UWorker | None = None
         self._evaluator: Handle[Evaluator] | None = None

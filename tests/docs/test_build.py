@@ -12,6 +12,7 @@ import sys
 import pytest
 
 import pytorchrl
+from pytorchrl.agent.names_elsewhere import OF_OTHER_LIBRARIES
 from tests.conftest import ROOT, process_environment
 
 pytest.importorskip("myst_nb")
@@ -94,6 +95,8 @@ def test_options_page_lists_every_option(site):
             assert f">{field.name}</span>" in page, f"{part}: {field.name}"
     for name in inspect.signature(pytorchrl.Scheme).parameters:
         assert (f">{name}</span>" in page) == (not name.endswith("_factory")), name
+    for name in OF_OTHER_LIBRARIES:
+        assert f">{name}</span>" in page, name
     assert ">preset</span>" not in page  # which only `train` and the command line know
 
 

@@ -21,7 +21,8 @@ from pytorchrl.agent.data import Obs, RolloutData
 from pytorchrl.agent.env.spaces import LEAF_SPACES, flatten_action_space
 from pytorchrl.agent.fit import check_action_space
 from pytorchrl.agent.moments import Moments
-from pytorchrl.agent.options import Factory, build_options
+from pytorchrl.agent.names import checked_names
+from pytorchrl.agent.options import Factory, Part, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, global_draws, torch_generator
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.tracebacks import brief_errors
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _REWARD = "reward"
 
 
-class Actor(nn.Module, ABC):
+class Actor(Part, nn.Module, ABC):
     """Base of the actors. A subclass builds its networks in `build_networks`.
 
     Attributes:
@@ -43,12 +44,14 @@ class Actor(nn.Module, ABC):
         reward_moments: Those of discounted returns, or None where rewards are not normalised.
     """
 
+    home: ClassVar[str] = "actor"
     action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = LEAF_SPACES
     """Kinds of action space that it acts in; see also `action_space_problem`."""
     is_recurrent = False
 
     @classmethod
     @brief_errors
+    @checked_names
     def create_factory(cls, observation_space: Any, action_space: Any, **options: Any) -> Factory[Self]:
         """A factory of this actor; see its `Options`.
 

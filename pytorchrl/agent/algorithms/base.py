@@ -29,7 +29,7 @@ from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, RolloutDat
 from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
-from pytorchrl.agent.options import Factory, build_options, option
+from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.returns import discounted_sums
@@ -43,12 +43,14 @@ if TYPE_CHECKING:
     from pytorchrl.agent.storages.base import Storage
 
 
-class Algorithm(Updatable, ABC):
+class Algorithm(Part, Updatable, ABC):
     """Acts, turns batches into gradients, and gradients into better weights.
 
     What it trains are `groups`, one vector and one optimiser each. The learning rate of a group is the option
     `lr_<group>` if there is one, else `lr`.
     """
+
+    home: ClassVar[str] = "algorithm"
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):

@@ -18,7 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import iterate
 
 from pytorchrl.agent.env.autoreset import autoreset_mode_of
-from pytorchrl.agent.env.guard import describe
+from pytorchrl.agent.env.guard import describe, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
 from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
@@ -125,6 +125,7 @@ def _build_native(
         raise FactoryError(
             f"env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size; "
             f"{name_of(blueprint)} returned {envs}")
+    _check_spaces(envs, blueprint.where)
     # The argument that was passed says more than the environment's metadata, which may be shared between classes.
     mode = AutoresetMode(kwargs["autoreset_mode"]) if "autoreset_mode" in kwargs else autoreset_mode_of(envs)
     if mode is not _ASKED_MODES.get(blueprint.autoreset, mode):
@@ -133,6 +134,12 @@ def _build_native(
             f"autoreset={blueprint.autoreset!r}, but {name_of(blueprint)} offers {mode.value} only; use backend='sync'")
     _check_quickly(envs)
     return envs, mode
+
+
+def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
+    """Raise `EnvError` if a native vector environment does not declare the spaces of one environment and of all together."""
+    if problem := space_problem(envs, ("single_observation_space", "single_action_space", "observation_space", "action_space")):
+        raise EnvError(f"{where}: {problem}")
 
 
 def _check_quickly(envs: AnyVectorEnv) -> None:

@@ -104,6 +104,16 @@ def _text(failure: BaseException) -> str:
         return f"its text cannot be had, {type(another).__name__}"
 
 
+def space_problem(env: Any, names: tuple[str, ...] = ("observation_space", "action_space")) -> str | None:
+    """Return which of these attributes of an environment is no `gymnasium.Space`, with what to do; None if all are."""
+    for name in names:
+        space = getattr(env, name, None)
+        if not isinstance(space, gym.Space):
+            found = f"has {name} {space!r}" if hasattr(env, name) else f"has no {name}"
+            return f"{type(env.unwrapped).__name__} {found}; set self.{name} to a gymnasium.Space in its constructor"
+    return None
+
+
 def reset_problem(space: gym.Space[Any], result: Any) -> str | None:
     """What is wrong with the result of a first `reset`, if anything."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):

@@ -15,7 +15,7 @@ import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
-from pytorchrl.agent.env.guard import GuardedEnv, describe
+from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
@@ -100,6 +100,8 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> gym.E
             raise FactoryError(f"env_fn must return a gymnasium.Env, got {type(env).__name__} from {name_of(blueprint)}" + _agents_hint(env))
         for wrapper in blueprint.wrappers:
             env = wrapper(env)
+        if problem := space_problem(env):
+            raise EnvError(f"{where}: {problem}")
         if blueprint.frame_stack > 1:
             env = FrameStack(env, blueprint.frame_stack)
     except (PyTorchRLError, gym.error.DependencyNotInstalled, ImportError) as failure:

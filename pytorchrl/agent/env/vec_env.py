@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -22,7 +23,8 @@ from pytorchrl.agent.env.restarts import Restarts, cut_in
 from pytorchrl.agent.env.single import Blueprint
 from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, action_start, flatten_action_space
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
-from pytorchrl.agent.options import Factory, build_options, option
+from pytorchrl.agent.names import checked_names
+from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
@@ -34,7 +36,7 @@ _SEED_SHIFT = 32
 _MAX_RESTARTS = 3
 
 
-class VecEnv:
+class VecEnv(Part):
     """E environments, stepped together.
 
     Args:
@@ -50,6 +52,8 @@ class VecEnv:
         ConfigError: The options do not fit the environment.
         EnvError: An environment could not be built.
     """
+
+    home: ClassVar[str] = "environments"
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -104,6 +108,7 @@ class VecEnv:
 
     @classmethod
     @brief_errors
+    @checked_names
     def create_factory(
         cls, env_fn: Any, env_kwargs: dict[str, Any] | None = None, vec_env_size: int = 1, **options: Any,
     ) -> EnvFactory:
@@ -427,6 +432,13 @@ def check_shared_options(options: Any) -> None:
         raise ConfigError(f"reward_transform must be None, 'sign', 'clip' or a number, got {options.reward_transform!r}")
     if isinstance(options.log_dir, str) and not options.log_dir:
         raise ConfigError("log_dir must be a folder or None, got an empty text")
+    for name in ("env_kwargs", "test_env_kwargs"):
+        for key, value in getattr(options, name).items():
+            try:
+                copy.deepcopy(value)
+            except Exception as failure:  # noqa: PERF203 - a few entries, and the error names the one
+                raise ConfigError(f"{name}[{key!r}] cannot be copied ({describe(failure)}), and every environment gets a copy of its own; "
+                                  "create it in the environment's constructor") from failure
     for wrapper in options.wrappers:
         if not callable(wrapper):
             raise ConfigError(f"wrappers must be functions from environment to environment, got {wrapper!r}")

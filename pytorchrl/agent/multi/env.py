@@ -22,6 +22,7 @@ from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, action_star
 from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv, check_shared_options, env_seeds, reward_function
 from pytorchrl.agent.multi.data import SEPARATOR, MultiStep
+from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.agent.seeding import Stream
@@ -118,6 +119,7 @@ class MultiAgentVecEnv(VecEnv):
 
     @classmethod
     @brief_errors
+    @checked_names
     def create_factory(
         cls, env_fn: Any, env_kwargs: dict[str, Any] | None = None, vec_env_size: int = 1, *,
         policy_of: Callable[[str], str] | Mapping[str, str] | str | None = None, **options: Any,
@@ -469,7 +471,11 @@ def _policy_function(policy_of: Any, agents: Sequence[str]) -> Callable[[str], A
 def _check_spaces(env: Any, agents: Mapping[str, tuple[str, ...]]) -> None:
     for policy, own in agents.items():
         for what in ("observation_space", "action_space"):
-            spaces = {agent: getattr(env, what)(agent) for agent in own}
+            try:
+                spaces = {agent: getattr(env, what)(agent) for agent in own}
+            except Exception as failure:
+                raise EnvError(f"{what}(agent) of {type(env).__name__} raised: {describe(failure)}; it must return the "
+                               f"gymnasium.Space of each of {list(own)}") from failure
             if any(space != spaces[own[0]] for space in spaces.values()):
                 raise ConfigError(f"agents of one policy must have one {what}, those of {policy!r} have {spaces}; policy_of must "
                                   f"give them policies of their own ({_OWN_POLICIES!r}, or a mapping), or a wrapper pad them")

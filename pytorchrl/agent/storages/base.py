@@ -11,7 +11,8 @@ import torch
 
 from pytorchrl.agent.data import ActingStep, DataKind, RolloutData, Step
 from pytorchrl.agent.moments import mean_and_std
-from pytorchrl.agent.options import Factory, build_options
+from pytorchrl.agent.names import checked_names
+from pytorchrl.agent.options import Factory, Part, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ActingRow", "Storage"]
 
 
-class Storage(Updatable, ABC):
+class Storage(Part, Updatable, ABC):
     """Holds transitions between acting and learning.
 
     A collector fills its storage row by row and takes the rollout out; a learner puts rollouts in and draws batches.
@@ -41,6 +42,7 @@ class Storage(Updatable, ABC):
         generator: What to draw from, on the CPU; part of `state_dict`.
     """
 
+    home: ClassVar[str] = "rollouts"
     gives: DataKind
     """The kind of data that its batches are; algorithms that learn from this kind fit. Each class declares or inherits it.
 
@@ -61,6 +63,7 @@ class Storage(Updatable, ABC):
 
     @classmethod
     @brief_errors
+    @checked_names
     def create_factory(cls, size: int, **options: Any) -> Factory[Self]:
         """Return a factory of this storage; raises `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, {"size": size, **options}))

@@ -34,6 +34,7 @@ class ReplayBuffer(Storage):
     Rows that are no transitions (the reset step of NEXT_STEP) take room, and are never drawn.
     """
 
+    home: ClassVar[str] = "replay"
     gives = DataKind.TRANSITIONS
 
     @dataclass(frozen=True, kw_only=True)

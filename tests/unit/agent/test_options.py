@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import pickle
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+import pytorchrl
+from pytorchrl import PPO
+from pytorchrl.agent.names_elsewhere import HOMES
 from pytorchrl.agent.options import Factory, Options, build_options, option
 from pytorchrl.agent.schedules import Schedule, linear
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import ConfigError, FactoryError
 
 
 class Part:
@@ -38,8 +43,13 @@ class Part:
     ({"size": 1, "rate": linear(0.0, 1.0)}, "rate must be > 0.0"),
     ({"size": 1, "rate": linear(1.0, 2.0)}, "<= 1.0"),
     ({"size": 1, "kind": "be"}, "did you mean 'bee'?"),
+    ({"size": 1, "kind": type("Bee", (), {})}, "kind must be one of .*'bee'.*; did you mean 'bee'?"),
+    ({"size": 1, "kind": True}, r"kind must be one of \['a', 'bee'\], got True"),
+    ({"size": 1, "kind": ["a"]}, r"kind must be one of \['a', 'bee'\], got \['a'\]"),
     ({"size": 1, "sizes": (64, 0)}, "sizes must be >= 1"),
-    ({"size": 1, "sizes": [64]}, "sizes must be"),
+    ({"size": 1, "sizes": [64, 0.5]}, r"sizes must be a tuple or list, each item a whole number, got \(64, 0.5\)"),
+    ({"size": 1, "sizes": 64}, "sizes must be a tuple or list, each item a whole number, got 64"),
+    ({"size": 1, "sizes": "64"}, "sizes must be a tuple or list"),
     ({"size": 1, "flag": 1}, "flag must be True or False"),
     ({"size": 1, "limit": "x"}, "limit must be a number or None"),
     ({"size": 1, "sise": 2}, "did you mean 'size'?"),
@@ -47,6 +57,107 @@ class Part:
 def test_bad_option_raises_with_name_and_limit(given, message):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         build_options(Part, given)
+
+
+@pytest.mark.parametrize("sizes", [[], [64], [32, 16], (8,)])
+def test_lists_are_taken_where_tuples_are_meant(sizes):
+    options = build_options(Part, {"size": 1, "sizes": sizes})
+    assert options.sizes == tuple(sizes)
+    assert options == build_options(Part, {"size": 1, "sizes": tuple(sizes)})
+    assert hash(Factory(Part, options)) == hash(Factory(Part, build_options(Part, {"size": 1, "sizes": tuple(sizes)})))
+
+
+def test_a_list_is_taken_in_an_optional_tuple_and_stays_a_list_elsewhere():
+    class Lists:
+        @dataclass(frozen=True, kw_only=True)
+        class Options(Options):
+            some: tuple[int, ...] | None = option(None, help="some numbers, or none")
+            anything: Any = option(None, help="anything")
+
+    options = build_options(Lists, {"some": [1, 2], "anything": [1, 2]})
+    assert (options.some, options.anything) == ((1, 2), [1, 2])
+
+
+# Declarations
+
+
+class Bare:
+    class Options(PPO.Options):
+        my_coef: float = option(0.1, help="a weight")
+
+
+class Deeper:
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Bare.Options):
+        own: float = option(0.1, help="a weight")
+
+
+class Unannotated:
+    class Options(PPO.Options):
+        lr = 2.0
+
+
+class UnannotatedInside:
+    @dataclass(frozen=True, kw_only=True)
+    class Options(PPO.Options):
+        gamma = 0.5
+        own: float = option(0.1, help="a weight")
+
+
+class NewUnannotated:
+    class Options(PPO.Options):
+        my_coef = option(0.1, help="a weight")
+
+
+class Unrelated:
+    class Options:
+        my_coef = 0.1
+
+
+@pytest.mark.parametrize(("owner", "options", "message"), [
+    (Bare, {"my_coef": 0.2}, r"Bare.Options declares my_coef but is no dataclass; write @dataclass\(frozen=True, kw_only=True\) above it"),
+    (Bare, {}, "Bare.Options declares my_coef but is no dataclass"), (Deeper, {}, "Bare.Options declares my_coef but is no dataclass"),
+    (Unannotated, {}, "Unannotated.Options sets lr without an annotation"),
+    (UnannotatedInside, {}, "UnannotatedInside.Options sets gamma without an annotation"),
+    (NewUnannotated, {"my_coef": 0.2}, "NewUnannotated.Options sets my_coef without an annotation"),
+    (Unrelated, {}, "Unrelated.Options must be a class that inherits from the Options of the part it extends"),
+])
+def test_an_options_class_whose_fields_python_would_ignore_is_refused(owner, options, message):
+    with pytest.raises(ConfigError, match=message):
+        build_options(owner, options)
+
+
+def test_a_part_with_such_a_class_says_so_when_its_factory_is_made():
+    class Mine(PPO):
+        class Options(PPO.Options):
+            my_coef: float = option(0.1, help="a weight")
+
+    with pytest.raises(ConfigError, match=r"Mine.Options declares my_coef but is no dataclass"):
+        Mine.create_factory(my_coef=0.2)
+
+
+@pytest.mark.parametrize("part", [
+    pytorchrl.PPO, pytorchrl.A2C, pytorchrl.IMPALA, pytorchrl.APPO, pytorchrl.DQN, pytorchrl.R2D2, pytorchrl.DDPG, pytorchrl.TD3, pytorchrl.SAC,
+    pytorchrl.OnPolicyActor, pytorchrl.QActor, pytorchrl.OffPolicyActor, pytorchrl.VanillaOnPolicyBuffer, pytorchrl.GAEBuffer,
+    pytorchrl.VTraceBuffer, pytorchrl.ReplayBuffer, pytorchrl.PERBuffer, pytorchrl.SequenceBuffer, pytorchrl.VecEnv,
+    pytorchrl.MultiAgentVecEnv])
+def test_a_part_called_without_options_points_to_its_factory(part):
+    name = part.__name__
+    assert part.home in HOMES
+    for arguments, options, shown in (((), {}, ""), (("CartPole-v1",), {}, "'CartPole-v1'"), ((), {"lr": 1}, "lr=1")):
+        with pytest.raises(FactoryError) as caught:
+            part(*arguments, **options)
+        assert str(caught.value).startswith(f"{name}({shown}) needs checked options")
+        assert str(caught.value).endswith(f"{name}.create_factory(...)")
+
+
+def test_a_part_of_a_users_own_with_another_constructor_is_called_as_it_says():
+    class Own(pytorchrl.GAEBuffer):
+        def __init__(self, number):
+            self.number = number
+
+    assert Own(3).number == 3
+    assert next(iter(inspect.signature(pytorchrl.GAEBuffer).parameters)) == "options"
 
 
 def test_all_problems_are_reported_at_once():

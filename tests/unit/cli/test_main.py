@@ -11,6 +11,7 @@ import pytest
 import pytorchrl
 from pytorchrl import errors
 from pytorchrl.cli import enjoy, main
+from pytorchrl.cli.train import parse
 from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.errors import install_hint
 from pytorchrl.training import load
@@ -62,7 +63,15 @@ def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
     ([*TRAIN, "--num-col-worker=2"], "did you mean --num-col-workers?"),
     ([*TRAIN, "--learning-rate", "1e-3"], "did you mean --lr?"),
     ([*TRAIN, "--size=5"], "did you mean --num-steps?"),
+    ([*TRAIN, "--buffer-size", "5"], "no flag '--buffer-size'; here that is 'size' of the replay storage or"),
+    ([*TRAIN, "--config", "my.yaml"], "no flag '--config'; there are no configuration files; give the options themselves\n"),
+    ([*TRAIN, "--confg", "my.yaml"], "no flag '--confg'; see --help\n"),
+    ([*TRAIN, "--wrapper-class=x"], "no flag '--wrapper-class=x'; did you mean wrappers in Python ("),
+    ([*TRAIN, "--total-timesteps", "5", "--tau=1"],
+     "no flag '--total-timesteps'; did you mean --target-steps?; no flag '--tau=1'; here that is 'polyak' of another algorithm ("),
+    (["train", "ppo", "--env-id", "CartPole-v1"], "no flag '--env-id'; did you mean --env?"),
     ([*TRAIN, "--lr"], "--lr: expected one argument"),
+    ([*TRAIN, "--hidden-sizes"], "--hidden-sizes: expected at least one argument"),
     ([*TRAIN, "stray"], "no argument 'stray'"),
     ([*TRAIN, "--learn", "1"], "no flag '--learn'"),  # no abbreviations
     (["enjoy"], "RUN_DIR"),
@@ -77,6 +86,17 @@ def test_wrong_words_give_a_usage_line_and_a_suggestion(capsys, arguments, messa
     assert message in err + out
     assert "usage:" in err + out
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("flags", "sizes"), [
+    (["--hidden-sizes", "64", "32"], (64, 32)), (["--hidden-sizes", "64,32"], (64, 32)), (["--hidden-sizes=64,32"], (64, 32)),
+    (["--hidden-sizes", "[64,", "32]"], (64, 32)), (["--hidden-sizes", "64,32", "16"], (64, 32, 16)), (["--hidden-sizes", ""], ()),
+])
+def test_several_values_may_be_several_words(flags, sizes):
+    for words in (["ppo", "--env", "CartPole-v1", *flags], ["--env", "CartPole-v1", *flags, "ppo"], [*flags, "--env", "CartPole-v1", "ppo"]):
+        given = parse("train", "Train", words)
+        assert (given.algorithm, given.env, given.hidden_sizes) == ("ppo", "CartPole-v1", sizes)
+    assert parse("train", "Train", ["ppo", "--info-keywords", "lives", "score", "--env", "X-v0"]).info_keywords == ("lives", "score")
 
 
 @pytest.mark.parametrize(("flags", "message"), [
@@ -110,6 +130,9 @@ def test_wrong_words_give_a_usage_line_and_a_suggestion(capsys, arguments, messa
     (["--optimizer", "adm"], "did you mean 'adam'"),
     (["--compile", "maybe"], "--compile: expected yes|no, got 'maybe'"),
     (["--hidden-sizes", "64,x"], "--hidden-sizes: expected INT,..."),
+    (["--hidden-sizes", "64", "x"], "--hidden-sizes: expected INT,..., got 'x'"),
+    (["--activation", "ReLU6"], "activation must be one of ['tanh', 'relu'"),
+    (["--recurrent-net", "yes"], "recurrent_net must be one of [None, 'gru', 'lstm'], got 'yes'"),
     (["--hidden-sizes", "0"], "hidden_sizes must be >= 1"),
     (["--env-kwargs", "{"], "expected a JSON object"),
     (["--num-col-workers", "0"], "num_col_workers must be a whole number >= 1, got 0"),

@@ -89,6 +89,8 @@ def test_options_of_scheme_and_learner_reach_them(tmp_path):
     ({"info_keywords": ("lives",)}, "info_keywords needs a log_dir"),
     ({"target_steps": -5}, "target_steps"),
     ({"num_col_workers": 1.5}, "num_col_workers"),
+    ({"activation": torch.nn.ReLU}, r"activation must be one of \['tanh', 'relu', .*; did you mean 'relu'\?"),
+    ({"recurrent_net": True}, r"recurrent_net must be one of \[None, 'gru', 'lstm'\], got True"),
     ({"seed": "42"}, "seed"),
     ({"device": 0}, "device"),
     ({"log_dir": 5}, "log_dir"),

@@ -195,7 +195,7 @@ def test_several_contradictions_are_reported_at_once(parts):
 
 
 def test_a_misspelt_setting_is_refused(parts):
-    with pytest.raises(TypeError, match="num_col_worker"):
+    with pytest.raises(ConfigError, match="Scheme has no option 'num_col_worker'; did you mean 'num_col_workers'"):
         Scheme(*parts, num_col_worker=2)
 
 

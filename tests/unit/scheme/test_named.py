@@ -138,7 +138,7 @@ def test_what_contradicts_the_name_is_refused(named, name, settings, message):
 
 
 def test_an_unknown_keyword_is_an_error_of_the_call(named):
-    with pytest.raises(TypeError, match="num_workers"):
+    with pytest.raises(ConfigError, match="Scheme has no option 'num_workers'; did you mean 'num_col_workers' or 'num_grad_workers'"):
         named("a3c", num_workers=2)
 
 

@@ -1,6 +1,7 @@
 import random
 import subprocess
 import sys
+import threading
 
 import cloudpickle
 import gymnasium as gym
@@ -462,10 +463,40 @@ def test_spaces_that_cannot_be_used_are_named():
     ({"env_fn": CountingEnv, "frame_stacks": 2}, "did you mean 'frame_stack'"),
     ({"env_fn": "CartPole-v1", "backend": "vector", "frame_stack": 2}, "need single environments"),
     ({"env_fn": lambda num_envs: None, "frame_stack": 2}, "builds a vector environment"),
+    ({"env_fn": CountingEnv, "env_kwargs": {"mutex": threading.Lock()}}, r"env_kwargs\['mutex'\] cannot be copied .*; create it in the environment"),
+    ({"env_fn": CountingEnv, "test_env_kwargs": {"mutex": threading.Lock()}}, r"test_env_kwargs\['mutex'\] cannot be copied"),
 ])
 def test_bad_settings_are_refused_before_anything_starts(options, match):
     with pytest.raises(ConfigError, match=match):
         VecEnv.create_factory(**options)
+
+
+class Spaceless(gym.Env):
+    """Declares neither space."""
+
+
+class HalfSpaceless(gym.Env):
+    """Declares a shape where a space is due."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = (2,)
+
+
+class SpacelessVector(gym.vector.VectorEnv):
+    """A vector environment without spaces."""
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+
+
+@pytest.mark.parametrize(("env_fn", "match"), [
+    (Spaceless, "worker g0-c0, env 0: Spaceless has no observation_space; set self.observation_space to a gymnasium.Space in its constructor"),
+    (HalfSpaceless, r"HalfSpaceless has action_space \(2,\); set self.action_space to a gymnasium.Space"),
+    (SpacelessVector, "SpacelessVector has no single_observation_space; set"),
+])
+def test_environments_without_spaces_are_refused(env_fn, match):
+    with pytest.raises(EnvError, match=match):
+        VecEnv.create_factory(env_fn, **({} if env_fn is SpacelessVector else {"frame_stack": 2, "max_episode_steps": 3}))
 
 
 def test_wrong_keyword_arguments_of_an_environment_are_an_env_error():

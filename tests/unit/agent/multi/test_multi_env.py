@@ -331,6 +331,16 @@ def test_bad_input_is_refused_when_the_factory_is_made(arguments, message):
         MultiAgentVecEnv.create_factory(**{"env_fn": MatchingGame, **arguments})
 
 
+class Spaceless(MatchingGame):
+    def observation_space(self, agent):
+        return self.spaces[agent]
+
+
+def test_an_environment_without_spaces_is_refused():
+    with pytest.raises(EnvError, match=r"observation_space\(agent\) of Spaceless raised: AttributeError.*must return the gymnasium.Space of each of"):
+        MultiAgentVecEnv.create_factory(Spaceless)
+
+
 @pytest.mark.parametrize(("content", "error", "message"), [
     ("import nothing_like_this", ConfigError, "install the package that has nothing_like_this"),
     ("from json import nothing_like_this", ConfigError, r"pytorchrl\[pettingzoo\]"),

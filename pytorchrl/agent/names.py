@@ -1,0 +1,138 @@
+"""Errors for options that their owner does not have, with the option that was probably meant.
+
+Every owner of options reports unknown names through this module: parts of an agent, the scheme, the learner, `train` and
+the command line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, Here
+from pytorchrl.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Known = Mapping[str, tuple[str, str]]
+"""Options of an owner: name -> (home, name of the part itself); the names differ in `train` and on the command line."""
+
+# With difflib's own 0.6, `config` would be near `col_in_flight`.
+_NEAR = 0.75
+# An owner with more options than this does not list them all in an error.
+_MOST_LISTED = 30
+
+
+def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
+    """Return what an error adds after naming an unknown option: "; did you mean ...?", or nothing.
+
+    Args:
+        name: The unknown name, with `-` or `_` between words.
+        known: The options that the owner has.
+        show: Writes an option as its owner's users do.
+    """
+    name = name.replace("-", "_")
+    meanings = ELSEWHERE.get(name, ())
+    for here in meanings:
+        if found := _names_of(here, known):
+            return _did_you_mean(found, here, show)
+    if same := [shown for shown, (_, own) in known.items() if own == name]:
+        return _did_you_mean(same, None, show)
+    if meanings:
+        return f"; {_elsewhere(meanings, {home for home, _ in known.values()})}"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
+    return _did_you_mean(near, None, show) if near else ""
+
+
+def _names_of(here: Here, known: Known) -> list[str]:
+    """Return the names, at this owner, of the options of one meaning; none if it lacks what the meaning takes."""
+    found = [shown for place in here.options for shown, own in known.items() if own == place]
+    return [] if here.needs_all and len(found) < len(here.options) else found
+
+
+def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str], str]) -> str:
+    joined = (" and " if here is not None and here.needs_all else " or ").join(map(show, names))
+    return f"; did you mean {joined}{_note(here)}?"
+
+
+def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
+    """Return which part has the option that this owner lacks, or what to do where no part has it."""
+    *others, last = meanings
+    here = others[0] if others and last.at else last
+    if not here.at:
+        return _plain(here.note)
+    places = [f"{name!r} of {'another' if home in homes else 'the'} {HOMES[home]}" for home, name in here.options]
+    return f"here that is {(' and ' if here.needs_all else ' or ').join(places)}{_note(here)}"
+
+
+def _note(here: Here | None) -> str:
+    return f" ({_plain(here.note)})" if here is not None and here.note else ""
+
+
+def _plain(note: str) -> str:
+    """Return a note as a terminal shows it, without the marks of code."""
+    return note.replace("`", "")
+
+
+def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no option") -> None:
+    """Refuse names that are no options of their owner; every unknown one is in the error.
+
+    Args:
+        given: The names that the user gave.
+        known: The options that the owner has.
+        lead: What precedes a name in the message.
+
+    Raises:
+        ConfigError: Some name is unknown; the message has the option that was probably meant, else the owner's options.
+    """
+    problems = []
+    for name in given:
+        if name not in known:
+            hint = suggestion(name, known)
+            if not hint and len(known) <= _MOST_LISTED:
+                hint = f"; it has {', '.join(sorted(known))}"
+            problems.append(f"{lead} {name!r}{hint}")
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def options_of(owner: Any) -> Known:
+    """Return the options in `owner.Options`, by name; none if `owner` has no such class."""
+    options = getattr(owner, "Options", None)
+    home = getattr(owner, "home", "")
+    return {field.name: (home, field.name) for field in dataclasses.fields(options)} if dataclasses.is_dataclass(options) else {}
+
+
+def checked_names(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a method so that a wrong keyword is a `ConfigError` that says which was meant, and a missing one names it.
+
+    The decorated method keeps its signature. Its known keywords are its own parameters, and, if it takes further ones, the
+    fields of its class's `Options`.
+    """
+    signature = inspect.signature(function)
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.kind in (
+        parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)][1:]
+    takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError:
+            owner: Any = args[0] if isinstance(args[0], type) else type(args[0])
+            home = getattr(owner, "home", "")
+            known = {parameter.name: (home, parameter.name) for parameter in parameters}
+            refuse_unknown(kwargs, {**known, **(options_of(owner) if takes_more else {})}, f"{owner.__name__} has no option")
+            given = {parameter.name for parameter in parameters[:len(args) - 1]} | set(kwargs)
+            missing = [parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.name not in given]
+            if missing:
+                raise ConfigError(f"{owner.__name__} needs {', '.join(missing)}") from None
+            raise
+        return function(*args, **kwargs)
+
+    return checked
