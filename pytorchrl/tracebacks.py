@@ -77,7 +77,12 @@ def _has_users_frame(traceback: TracebackType | None) -> bool:
 
 def _users_cause(error: BaseException) -> BaseException | None:
     """Return the first error in the chain of causes that the user's own code raised, or None."""
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    while cause is not None and not _has_users_frame(cause.__traceback__):
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
-    return cause
+    seen: list[BaseException] = [error]  # an error may be its own cause, after `raise error from error`
+    while True:
+        last = seen[-1]
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None or any(cause is other for other in seen):
+            return None
+        if _has_users_frame(cause.__traceback__):
+            return cause
+        seen.append(cause)

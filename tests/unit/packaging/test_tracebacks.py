@@ -12,7 +12,7 @@ import pytorchrl
 from pytorchrl import PPO, A2C, GAEBuffer, Learner, MultiAgentVecEnv, OnPolicyActor, PERBuffer, ReplayBuffer, Scheme, VecEnv, multi_agent
 from pytorchrl.agent.actors import OffPolicyActor
 from pytorchrl.errors import ConfigError, EnvError
-from pytorchrl.tracebacks import VARIABLE, brief_errors, full_tracebacks
+from pytorchrl.tracebacks import VARIABLE, _users_cause, brief_errors, full_tracebacks
 
 SCRIPT = """import pytorchrl
 
@@ -162,3 +162,16 @@ def test_signatures_and_annotations_of_public_calls_stay():
     assert "num_col_workers" in inspect.signature(Scheme).parameters
     assert typing.get_type_hints(Scheme.__init__)["num_col_workers"] is int
     assert pytorchrl.train.__doc__.startswith("Train an agent")
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_causes_that_go_in_a_circle_come_to_an_end(length):
+    errors = [ConfigError(f"number {number}") for number in range(length)]
+    for number, error in enumerate(errors):
+        error.__cause__ = errors[(number + 1) % length]
+    assert _users_cause(errors[0]) is None
+
+
+def test_an_error_that_is_raised_from_itself_is_brief():
+    with pytest.raises(ConfigError, match=r"must return a gymnasium\.Env, got int"):
+        VecEnv.create_factory(lambda: 3)
