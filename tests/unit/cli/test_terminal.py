@@ -139,11 +139,12 @@ class NastyGame(MatchingGame):
 @pytest.fixture
 def nasty_game(tmp_path, monkeypatch):
     """The name of a module whose environment is `NastyGame`."""
-    (tmp_path / "nasty_game.py").write_text("")
+    name = "nasty_game"
+    (tmp_path / f"{name}.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("nasty_game").parallel_env = NastyGame
-    yield "nasty_game"
-    del sys.modules["nasty_game"]
+    importlib.import_module(name).parallel_env = NastyGame
+    yield name
+    del sys.modules[name]
 
 
 def test_names_of_policies_are_escaped_in_progress_and_results_and_exact_in_files(capsys, nasty_game, tmp_path):
