@@ -6,8 +6,10 @@ raises names the class, the method, what the method returned and what is expecte
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import ActingStep, Batch, Evaluated
-from pytorchrl.errors import ContractError
+from pytorchrl.errors import ConfigError, ContractError
 
 
 def violation(part: Any, method: str, got: str, expected: str) -> ContractError:
@@ -135,6 +137,43 @@ NUM_EXAMPLES = 3
 def overrides(part: Any, base: type, *methods: str) -> bool:
     """Return whether the class of `part` defines one of these methods anew."""
     return any(getattr(type(part), method) is not getattr(base, method) for method in methods)
+
+
+@contextmanager
+def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
+    """Refuse options that were given, and that networks of a subclass do not read while they are built within.
+
+    Nothing is refused where the library's networks are built too, which read `feature_extractor`: of pictures they do
+    not take all options either.
+
+    Args:
+        actor: Whose `options` are watched.
+        names: Of options that nothing else reads.
+
+    Raises:
+        ConfigError: An option differs from its default and was not read.
+    """
+    options, read = actor.options, set()
+
+    class Watched(type(options)):  # type: ignore[misc] # whatever class the options are
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    actor.options = watched = object.__new__(Watched)
+    object.__getattribute__(watched, "__dict__").update(vars(options))
+    try:
+        yield
+    finally:
+        actor.options = options
+    if "feature_extractor" in read:
+        return
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    unread = [f"{name}={getattr(options, name)!r}" for name in names if name in fields and name not in read
+              and getattr(options, name) != fields[name].default]
+    if unread:
+        raise ConfigError(f"{type(actor).__name__}.build_networks() does not read {', '.join(unread)}, which would change "
+                          "nothing; leave it out, or build the networks by it")
 
 
 def check_attributes(part: Any, **meanings: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.actors.extractors import is_image
 from pytorchrl.agent.actors.normalisers import RunningMoments, moments
-from pytorchrl.agent.contracts import NUM_EXAMPLES
+from pytorchrl.agent.contracts import NUM_EXAMPLES, reading
 from pytorchrl.agent.data import Obs, RolloutData
 from pytorchrl.agent.env.spaces import LEAF_SPACES, flatten_action_space
 from pytorchrl.agent.fit import check_action_space
@@ -47,6 +47,8 @@ class Actor(Part, nn.Module, ABC):
     home: ClassVar[str] = "actor"
     action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = LEAF_SPACES
     """Kinds of action space that it acts in; see also `action_space_problem`."""
+    network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation")
+    """Options that `build_networks` alone reads; networks of a subclass that do not read one have no such option."""
     is_recurrent = False
 
     @classmethod
@@ -109,9 +111,11 @@ class Actor(Part, nn.Module, ABC):
 
         Raises:
             CheckpointError: The checkpoint cannot be read or holds another network.
+            ConfigError: An option was given that the networks of a subclass do not read.
+            ContractError: The networks of a subclass do not fit the actor.
         """
         generator = torch_generator(seed)  # on the CPU, so that every device starts alike
-        with global_draws(torch_generator(derive_seed(seed, Stream.INIT))):
+        with global_draws(torch_generator(derive_seed(seed, Stream.INIT))), reading(self, self.network_options):
             self.build_networks(generator)
         normalised = _normalised_leaves(self.options)
         # By position: a leaf's name may hold a dot, a module's may not.

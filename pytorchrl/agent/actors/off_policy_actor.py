@@ -50,6 +50,7 @@ class OffPolicyActor(ReplayActor):
     """Upper bounds of a Box, float32, with the shape of an action."""
 
     action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = (gym.spaces.Box, gym.spaces.Discrete)
+    network_options: ClassVar[tuple[str, ...]] = (*ReplayActor.network_options, "num_critics")
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayActor.Options):

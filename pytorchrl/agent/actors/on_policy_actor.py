@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -40,6 +40,8 @@ class OnPolicyActor(Actor):
         is_shared: Whether the value head takes the policy's features, in place of those of `value_features`.
     """
 
+    network_options: ClassVar[tuple[str, ...]] = (
+        *Actor.network_options, "recurrent_net", "recurrent_size", "shared_policy_value_network", "policy_gain")
     is_shared: bool = False
 
     @dataclass(frozen=True, kw_only=True)

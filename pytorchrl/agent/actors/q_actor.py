@@ -32,6 +32,8 @@ class QActor(ReplayActor):
     """
 
     action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = (gym.spaces.Discrete,)
+    network_options: ClassVar[tuple[str, ...]] = (
+        *ReplayActor.network_options, "dueling", "noisy", "recurrent_net", "recurrent_size")
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayActor.Options):

@@ -11,7 +11,7 @@ from torch import nn
 from pytorchrl import DQN, PPO, SAC, OffPolicyActor, OnPolicyActor, QActor
 from pytorchrl.agent.actors import Actor
 from pytorchrl.agent.algorithms import OnPolicyAlgorithm
-from pytorchrl.errors import ContractError
+from pytorchrl.errors import ConfigError, ContractError
 
 SPACE = gym.spaces.Box(-1, 1, (4,), np.float32)
 ACTIONS = gym.spaces.Discrete(3)
@@ -96,7 +96,7 @@ def test_a_shared_head_takes_the_features_of_the_policy():
 
 def test_memory_of_its_own_is_unrolled_as_it_acts(build, collect, made_up_steps):
     """PPO's first batch evaluates what acting did: the ratio is 1."""
-    parts = build(PPO, actor_class=counting_of(3), num_mini_batch=1, num_epochs=1)
+    parts = build(PPO, actor_class=counting_of(3), num_mini_batch=1, num_epochs=1, actor={"hidden_sizes": (64, 64)})
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()
     batch, = parts.algorithm.batches(parts.storage)
@@ -134,6 +134,29 @@ def test_normalisers_and_checkpoints_need_nothing_of_the_subclass(tmp_path):
     torch.save({"acting_state": state}, tmp_path / "model.pt")
     loaded = make(Asymmetric, normalize_obs=True, normalize_reward=True, checkpoint=str(tmp_path / "model.pt"))
     assert torch.equal(torch.nn.utils.parameters_to_vector(loaded.parameters()), state["all"])
+
+
+@pytest.mark.parametrize(("cls", "options", "named"), [
+    (Asymmetric, {"hidden_sizes": (9,), "normalize_obs": True}, r"hidden_sizes=\(9,\)"),
+    (Asymmetric, {"recurrent_net": "gru"}, "recurrent_net='gru'"), (Asymmetric, {"policy_gain": 1.0}, "policy_gain=1.0")])
+def test_options_that_own_networks_do_not_read_are_refused(cls, options, named):
+    with pytest.raises(ConfigError, match=rf"Asymmetric.build_networks\(\) does not read {named}, which would change nothing"):
+        make(cls, **options)
+
+
+class Wide(Asymmetric):
+    """Networks as wide as an option says."""
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        width, = self.options.hidden_sizes
+        self.critic, self.value_head = nn.Linear(4, width), nn.Linear(width, 1)
+
+
+def test_options_that_own_networks_read_are_taken():
+    actor = make(Wide, hidden_sizes=(9,))
+    assert actor.value_head.in_features == 9
+    assert type(actor.options) is Wide.Options
 
 
 # Mistakes
