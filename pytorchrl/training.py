@@ -26,6 +26,11 @@ from pytorchrl.scheme.messages import Weights
 from pytorchrl.scheme.named import PRESETS
 from pytorchrl.tracebacks import brief_errors
 
+_CODE = "__code__"
+"""Key of an option in a run's file that is a class or a function: its value is `module:qualname`."""
+_ACTING = ("noise_std",)
+"""Options of algorithms that acting needs too; where others are code, an agent can be loaded without them."""
+
 
 def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) -> tuple[Learner, Agent]:
     """A learner that has not started, and its agent; options as for `train`."""
@@ -35,7 +40,7 @@ def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) 
         raise ConfigError("info_keywords needs a log_dir, whose monitor files it adds to")
     scheme = _constructor(scheme_options.pop("preset", None))(
         agent.algorithm, agent.actor, agent.storage, agent.train_envs, agent.test_envs, **scheme_options)
-    # What is no plain value (a function, a module) cannot be built again from a file.
+    # What is neither a plain value nor code with a name (an open file) cannot be described in a file.
     recorded = {name: _to_json(value) for name, value in {**presets.preset(algorithm, env, options), **options}.items()}
     recipe = {}
     if isinstance(env, str) and _is_plain(recorded):
@@ -159,7 +164,12 @@ def _read_recipe(run_dir: Path) -> tuple[dict[str, Any], int]:
             "build the same actor with checkpoint=<its model.pt>")
     try:
         specs = option_specs(recipe["algorithm"])
-        options = {name: _from_json(specs, name, value) for name, value in recipe["options"].items()}
+        code = {name: value for name, value in recipe["options"].items() if _has_code(value)}
+        if needed := [name for name in code if name not in specs or specs[name].part != "algorithm" or name in _ACTING]:
+            raise CheckpointError(
+                f"the run in {str(run_dir)!r} was composed in Python with code that load does not import: "
+                f"{', '.join(f'{name}={json.dumps(code[name])}' for name in needed)}; build the same actor with checkpoint=<its model.pt>")
+        options = {name: _from_json(specs, name, value) for name, value in recipe["options"].items() if name not in code}
         return {"algorithm": recipe["algorithm"], "env": str(recipe["env"]), "options": options}, seed
     except (KeyError, TypeError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{str(path)!r} does not describe an agent of this version: {error}") from error
@@ -181,7 +191,14 @@ def _to_json(value: Any) -> Any:
         return [_to_json(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    return value
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
+    # A lambda or a local function has "<" in its name, and cannot be imported by it.
+    return {_CODE: f"{module}:{name}"} if callable(value) and module and "<" not in name else value
+
+
+def _has_code(value: Any) -> bool:
+    """Return whether an option in a file, or an item of it, is the name of code."""
+    return any(map(_has_code, value)) if isinstance(value, list) else isinstance(value, dict) and set(value) == {_CODE}
 
 
 def _from_json(specs: Mapping[str, OptionSpec], name: str, value: Any) -> Any:

@@ -156,7 +156,9 @@ class Computed(Schedule):
 
     def __repr__(self) -> str:
         """Return the function's module and name; of an object that can be called, those of its class."""
-        named: Any = self.function if hasattr(self.function, "__qualname__") else type(self.function)
+        named: Any = self.function
+        if not hasattr(named, "__qualname__") or getattr(named, "__module__", None) is None:
+            named = type(named)
         return f"{named.__module__}.{named.__qualname__}"
 
     def value(self, env_steps: int, target_steps: int) -> float:

@@ -141,6 +141,7 @@ def test_functions_print_as_their_names():
     assert repr(Part(rate=falling).options.rate) == f"{__name__}.falling"
     assert repr(Part(rate=Callable()).options.rate) == f"{__name__}.Callable"
     assert repr(Part(rate=functools.partial(falling)).options.rate) == "functools.partial"
+    assert repr(Part(share=float.__abs__).options.share) == "builtins.wrapper_descriptor"
 
 
 # While training

@@ -220,6 +220,35 @@ def test_a_function_is_an_environment_too_but_cannot_be_loaded(tmp_path):
         load(tmp_path)
 
 
+def falling(progress_remaining):
+    return 1e-3 * progress_remaining
+
+
+def test_code_that_says_how_to_learn_is_kept_by_its_name_and_not_needed_to_load(tmp_path):
+    agent = train("ppo", "CartPole-v1", log_dir=tmp_path, lr=falling, optimizer=torch.optim.NAdam, clip_param=[(0, 0.3), (50, 0.1)], **TINY)
+    kept = json.loads((tmp_path / "run.json").read_text())["recipe"]["options"]
+    assert kept["lr"] == {"__code__": f"{__name__}:falling"}
+    assert kept["optimizer"] == {"__code__": "torch.optim.nadam:NAdam"}
+    loaded = load(tmp_path)
+    assert loaded.evaluate(2).returns == agent.evaluate(2).returns
+    assert loaded.agent.algorithm.options.clip_param == agent.agent.algorithm.options.clip_param
+
+
+def test_code_that_acting_needs_is_kept_by_its_name_and_not_imported(tmp_path):
+    train("ppo", "CartPole-v1", log_dir=tmp_path, wrappers=(gym.wrappers.RecordEpisodeStatistics,), **TINY)
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["recipe"]["options"]["wrappers"] == [{"__code__": "gymnasium.wrappers.common:RecordEpisodeStatistics"}]
+    with pytest.raises(CheckpointError, match=r"composed in Python with code that load does not import: wrappers=.*RecordEpisodeStatistics"):
+        load(tmp_path)
+
+
+def test_what_has_no_name_leaves_no_recipe(tmp_path):
+    train("ppo", "CartPole-v1", log_dir=tmp_path, lr=lambda progress_remaining: 1e-3, **TINY)
+    assert json.loads((tmp_path / "run.json").read_text())["recipe"] == {}
+    with pytest.raises(CheckpointError, match="composed in Python"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("lr", [pytorchrl.linear(1e-3, 1e-4), pytorchrl.cosine(1e-3, 0.0, 50), [(0, 1e-3), (60, 1 / 3)]], ids=str)
 def test_load_gives_the_agent_that_was_trained(tmp_path, lr):
     options = {**TINY, "lr": lr, "hidden_sizes": (8, 8), "normalize_obs": True}

@@ -264,8 +264,14 @@ def test_epsilon_can_be_set_from_outside():
     algorithm.update_algorithm_parameter("epsilon", linear(0.5, 0.0))
     algorithm.follow_schedules(50, 100)
     assert algorithm.parameters["epsilon"] == 0.25
-    with pytest.raises(ConfigError, match="from 0 to 1"):
-        algorithm.update_algorithm_parameter("epsilon", 1.5)
+    algorithm.update_algorithm_parameter("epsilon", [(0, 0.5), (100, 0.1)])
+    algorithm.follow_schedules(50, 1000)
+    assert algorithm.parameters["epsilon"] == 0.3
+    with pytest.raises(ConfigError, match="epsilon cannot become a function while training"):
+        algorithm.update_algorithm_parameter("epsilon", lambda progress_remaining: 0.1)
+    for wrong in (1.5, [(0, 0.5), (100, 1.5)]):
+        with pytest.raises(ConfigError, match="from 0 to 1"):
+            algorithm.update_algorithm_parameter("epsilon", wrong)
     with pytest.raises(KeyError):
         algorithm.update_algorithm_parameter("polyak", 0.5)
 
