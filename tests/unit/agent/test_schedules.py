@@ -158,7 +158,7 @@ def test_points_given_while_training_start_a_schedule_and_functions_are_refused(
     assert part.rate_at(500) == 0.125
 
 
-@pytest.mark.parametrize("schedule", [linear(0.5, 0.1), cosine(0.5, 0.1, 700), piecewise((0, 0.5), (600, 0.1)), falling], ids=repr)
+@pytest.mark.parametrize("schedule", [linear(0.5, 0.1), cosine(0.5, 0.1, 700), piecewise((0, 0.5), (600, 0.1)), falling], ids=["linear", "cosine", "piecewise", "function"])
 def test_a_state_restores_what_is_followed(schedule):
     part = Part(rate=schedule, share=linear(1.0, 0.0))
     state = json.loads(json.dumps(part._schedules_state()))
