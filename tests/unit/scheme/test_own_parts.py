@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -9,8 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-from pytorchrl import ASYNC, DQN, PPO, GAEBuffer, Learner, OnPolicyActor, QActor, ReplayBuffer, Scheme, VecEnv
-from pytorchrl.envs.testing import CountingEnv
+from pytorchrl import (
+    ASYNC,
+    DQN,
+    PPO,
+    GAEBuffer,
+    Learner,
+    MultiAgentVecEnv,
+    OnPolicyActor,
+    QActor,
+    ReplayBuffer,
+    Scheme,
+    VecEnv,
+    multi_agent,
+)
+from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import ContractError
 
 TWO_WORKERS = {"num_col_workers": 2, "col_communication": ASYNC}
@@ -67,6 +81,29 @@ def test_the_name_is_a_column_of_the_metrics(make_own, tmp_path):
         learner.train()
     files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".csv", ".jsonl", ".json")]
     assert any("reconstruction" in text for text in files)
+
+
+class Squeezing(PPO):
+    """The features are kept small."""
+
+    def terms(self, evaluated, batch, parameters):
+        terms, measures = super().terms(evaluated, batch, parameters)
+        return {**terms, "size": evaluated.features.square().mean(-1)}, measures
+
+    def loss_weights(self, parameters):
+        return {**super().loss_weights(parameters), "size": 10.0}
+
+
+def test_a_term_of_one_policy_among_several():
+    envs = MultiAgentVecEnv.create_factory(MatchingGame, None, vec_env_size=2, policy_of="independent")
+    first, *others = envs.policies
+    agent = multi_agent(envs, {first: Squeezing.create_factory(lr=1e-2), **dict.fromkeys(others, PPO.create_factory(lr=1e-2))},
+                        functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,)), GAEBuffer.create_factory(size=8))
+    scheme = Scheme(*agent, envs, runtime="threads", seed=1)
+    infos = [scheme.step() for _ in range(40)]
+    scheme.stop()
+    assert infos[-1][f"size/{first}"] < 0.5 * infos[0][f"size/{first}"]
+    assert not any(f"size/{other}" in infos[0] for other in others)
 
 
 class Oldest(ReplayBuffer):
