@@ -22,7 +22,7 @@ from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.compose import multi_agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
-from pytorchrl.agent.names import Known, refuse_unknown
+from pytorchrl.agent.names import Known, meaning, refuse_unknown
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.storages import (
     GAEBuffer,
@@ -129,7 +129,10 @@ def _storage_factory(algorithm: str, options: dict[str, Any], kind: str | None =
         raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")
     if is_prioritized:
         return PERBuffer.create_factory(**options)
-    return _uniform_factory(ReplayBuffer, options, "transitions are drawn uniformly; add prioritized=True")
+    # Other libraries call an option of the algorithm by the name of one of the storage, as `alpha` of SAC.
+    others = {name: place for name, place in known_names(algorithm).items() if place[0] != "replay"}
+    hints = "".join(meaning(name, others) for name in options)
+    return _uniform_factory(ReplayBuffer, options, f"transitions are drawn uniformly; add prioritized=True{hints}")
 
 
 def _uniform_factory(storage: type[ReplayBuffer], options: dict[str, Any], why: str) -> Factory[Any]:

@@ -37,16 +37,22 @@ def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> st
         show: Writes an option as its owner's users do.
     """
     name = name.replace("-", "_")
-    meanings = ELSEWHERE.get(name, ())
-    for here in meanings:
-        if found := _names_of(here, known):
-            return _did_you_mean(found, here, show)
+    if found := meaning(name, known, show):
+        return found
     if same := [shown for shown, (_, own) in known.items() if own == name]:
         return _did_you_mean(same, None, show)
-    if meanings:
+    if meanings := ELSEWHERE.get(name):
         return f"; {_elsewhere(meanings, {home for home, _ in known.values()})}"
     near = difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
     return _did_you_mean(near, None, show) if near else ""
+
+
+def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
+    """Return "; did you mean ...?" with the options that another library means by a name, if the owner has them; else nothing."""
+    for here in ELSEWHERE.get(name, ()):
+        if found := _names_of(here, known):
+            return _did_you_mean(found, here, show)
+    return ""
 
 
 def _names_of(here: Here, known: Known) -> list[str]:

@@ -125,7 +125,7 @@ class VecEnv(Part):
             EnvError: The environment raises, or breaks its contract, when built or reset.
         """
         built = build_options(cls, {
-            "env_fn": env_fn, "env_kwargs": dict(env_kwargs or {}), "vec_env_size": vec_env_size, **options})
+            "env_fn": env_fn, "env_kwargs": dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {}, "vec_env_size": vec_env_size, **options})
         probe = cls(dataclasses.replace(built, vec_env_size=1, log_dir=None, backend=_probe_backend(built)), seed=0)
         try:
             _, mask = probe.reset()

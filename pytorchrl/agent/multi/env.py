@@ -138,7 +138,7 @@ class MultiAgentVecEnv(VecEnv):
             ConfigError: A wrong option; a missing package (names the extra); agents of one policy have different spaces.
             EnvError: The environment raises, or breaks its contract.
         """
-        given = {"env_fn": env_fn, "env_kwargs": dict(env_kwargs or {}), "vec_env_size": vec_env_size, **options}
+        given = {"env_fn": env_fn, "env_kwargs": dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {}, "vec_env_size": vec_env_size, **options}
         if "agents" in options:
             raise ConfigError("agents are found by policy_of; leave them out")
         built = build_options(cls, given)

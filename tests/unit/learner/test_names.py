@@ -151,6 +151,8 @@ def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, mea
     ("ppo", "policy_kwargs", "its entries are options themselves: hidden_sizes for net_arch"),
     ("ppo", "track", "log_dir keeps metrics.jsonl and TensorBoard files"), ("ppo", "lambda", "did you mean 'gae_lambda'?"),
     ("impala", "lambda_", "did you mean 'vtrace_lambda'?"), ("dqn", "epsilon", "did you mean 'initial_epsilon' or 'priority_epsilon' ("),
+    ("sac", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True; did you mean 'initial_alpha' ("),
+    ("dqn", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True"),
     ("sac", "learning_starts", "give num_replay_workers, or the algorithm's start_steps in its place"),
 ])
 def test_train_says_which_option_was_meant(algorithm, name, message):

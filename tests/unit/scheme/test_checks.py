@@ -194,6 +194,13 @@ def test_several_contradictions_are_reported_at_once(parts):
         assert name in str(caught.value)
 
 
+def test_a_warning_points_to_the_line_that_made_the_scheme(parts):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Scheme(*parts, col_fraction_workers=0.5)
+    assert [(warning.filename, "has no effect with num_col_workers=1" in str(warning.message)) for warning in caught] == [(__file__, True)]
+
+
 def test_a_misspelt_setting_is_refused(parts):
     with pytest.raises(ConfigError, match="Scheme has no option 'num_col_worker'; did you mean 'num_col_workers'"):
         Scheme(*parts, num_col_worker=2)

@@ -463,6 +463,7 @@ def test_spaces_that_cannot_be_used_are_named():
     ({"env_fn": CountingEnv, "frame_stacks": 2}, "did you mean 'frame_stack'"),
     ({"env_fn": "CartPole-v1", "backend": "vector", "frame_stack": 2}, "need single environments"),
     ({"env_fn": lambda num_envs: None, "frame_stack": 2}, "builds a vector environment"),
+    ({"env_fn": CountingEnv, "env_kwargs": 5}, "env_kwargs must be dict, got 5"),
     ({"env_fn": CountingEnv, "env_kwargs": {"mutex": threading.Lock()}}, r"env_kwargs\['mutex'\] cannot be copied .*; create it in the environment"),
     ({"env_fn": CountingEnv, "test_env_kwargs": {"mutex": threading.Lock()}}, r"test_env_kwargs\['mutex'\] cannot be copied"),
 ])
