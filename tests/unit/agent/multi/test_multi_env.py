@@ -311,9 +311,9 @@ class TurnBased(MatchingGame):
     ({"env_fn": Unequal}, "agents of one policy must have one action_space.*'independent', or a mapping"),
     ({"env_fn": TurnBased}, "turn-based"),
     ({"env_fn": lambda: gym.make("CartPole-v1")}, "parallel API, got .* without possible_agents"),
-    ({"env_fn": "no.such.module"}, r"pytorchrl\[pettingzoo\]"),
+    ({"env_fn": "no.such.module"}, "pip install 'pettingzoo"),
     ({"env_fn": "json.decoders"}, r"did you mean 'json\.decoder'\?"),
-    ({"env_fn": "math.nothing"}, r"pytorchrl\[pettingzoo\]"),
+    ({"env_fn": "math.nothing"}, "pip install 'pettingzoo"),
     ({"env_fn": "json"}, "json has no parallel_env; give"),
     ({"env_fn": 3}, "env_fn must be"),
     ({"policy_of": {"agent_0": "a"}}, "policy_of must give a name .* got '' for 'agent_1'"),
@@ -343,7 +343,7 @@ def test_an_environment_without_spaces_is_refused():
 
 @pytest.mark.parametrize(("content", "error", "message"), [
     ("import nothing_like_this", ConfigError, "install the package that has nothing_like_this"),
-    ("from json import nothing_like_this", ConfigError, r"pytorchrl\[pettingzoo\]"),
+    ("from json import nothing_like_this", ConfigError, "pip install 'pettingzoo"),
     ("def env(): pass", ConfigError, "has no parallel_env .it is of PettingZoo's turn-based API"),
     ("nothing_like_this()", EnvError, "importing some_game raised: .*nothing_like_this"),
 ])
