@@ -120,6 +120,8 @@ class Actor(Part, nn.Module, ABC):
         normalised = _normalised_leaves(self.options)
         # By position: a leaf's name may hold a dot, a module's may not.
         self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
+        self._wide = [leaf for leaf, space in self.options.observation_space.items()
+                      if space.dtype == np.float64 and leaf not in normalised]
         self.obs_moments = nn.ModuleList(RunningMoments(tuple(space.shape or ())) for space in normalised.values())
         self.reward_moments = RunningMoments(()) if getattr(self.options, "normalize_reward", False) else None
         if self.options.checkpoint is not None:
@@ -174,16 +176,20 @@ class Actor(Part, nn.Module, ABC):
         return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
 
     def normalise(self, obs: Obs) -> Obs:
-        """Observations as the networks see them; without `normalize_obs` the very dictionary that was given."""
-        if not self._normalised:
+        """Return observations as the networks see them: normalised, if the options say so, and never of float64.
+
+        Where there is nothing to change, it is the very dictionary that was given.
+        """
+        if not self._normalised and not self._wide:
             return obs
+        narrow = {leaf: obs[leaf].float() for leaf in self._wide}
         normalised = {leaf: self.obs_moments[i].normalise(obs[leaf]) for leaf, i in self._normalised.items()}  # type: ignore[operator]
-        return {**obs, **normalised}
+        return {**obs, **narrow, **normalised}
 
 
 def _dtype_of(space: gym.Space[Any]) -> np.dtype[Any]:
-    """The dtype in which storages keep a leaf."""
-    return np.dtype(np.float32) if space.dtype == np.float64 else np.dtype(space.dtype or np.int64)
+    """Return the dtype in which storages keep a leaf."""
+    return np.dtype(space.dtype or np.int64)
 
 
 def _normalised_leaves(options: Any) -> dict[str, gym.Space[Any]]:

@@ -22,12 +22,16 @@ MIN_IMAGE_SIZE = 16
 """Smallest height and width, in pixels, of what is taken for an image without being asked to."""
 
 
-def flatten_space(space: gym.Space[Any] | Mapping[str, gym.Space[Any]]) -> dict[str, gym.Space[Any]]:
+def flatten_space(
+    space: gym.Space[Any] | Mapping[str, gym.Space[Any]], *, keep_float64: bool = False,
+) -> dict[str, gym.Space[Any]]:
     """Leaf -> space, as observations of `space` look to actors and storages.
 
     Nested names are joined (`"camera/left"`), the leaf of a plain space is called `"obs"`. float64 becomes float32,
     images of unsigned bytes, or of floats from 0 to 1, become (C, H, W), Discrete and MultiDiscrete count from 0. A leaf `action_mask` is left
     out: it is no part of what networks see. Flattening twice gives the same.
+
+    float64 stays as it is if `keep_float64`, and in a plain dictionary of leaves, which environment factories have made so.
 
     Images of unsigned bytes have three axes, of which the last one is 1, 3 or 4 long and the first one is not; images of floats
     also have bounds of 0 and 1 everywhere, and 16 pixels or more each way.
@@ -35,6 +39,7 @@ def flatten_space(space: gym.Space[Any] | Mapping[str, gym.Space[Any]]) -> dict[
     Raises:
         SpaceError: A leaf that is neither Box, Discrete, MultiDiscrete nor MultiBinary or has no number, or no leaf at all.
     """
+    keep_float64 = keep_float64 or not isinstance(space, gym.Space)
     leaves: dict[str, gym.Space[Any]] = {}
     for path, leaf in _walk(space, ()):
         name = _name(path)
@@ -42,7 +47,7 @@ def flatten_space(space: gym.Space[Any] | Mapping[str, gym.Space[Any]]) -> dict[
             raise SpaceError(f"two leaves of the observation space are called {name!r}; rename one, without '/'")
         if path[-1:] != (MASK_LEAF,):
             _refuse_empty(leaf, f"observation leaf {name!r}", "a wrapper can drop it")
-            leaves[name] = _seen_as(leaf)
+            leaves[name] = _seen_as(leaf, keep_float64)
     if not leaves:
         raise SpaceError(f"the observation space {space} has no leaf to observe")
     return leaves
@@ -74,17 +79,18 @@ class ObservationReader:
 
     Args:
         space: Observation space of a single environment.
+        keep_float64: Whether leaves of float64 stay so; else they become float32.
     """
 
-    def __init__(self, space: gym.Space[Any]) -> None:
-        self.space = flatten_space(space)
+    def __init__(self, space: gym.Space[Any], keep_float64: bool = False) -> None:
+        self.space = flatten_space(space, keep_float64=keep_float64)
         self._leaves: list[tuple[tuple[Any, ...], str, Callable[[np.ndarray], np.ndarray] | None]] = []
         self._mask_path: tuple[Any, ...] | None = None
         for path, leaf in _walk(space, ()):
             if path[-1:] == (MASK_LEAF,):
                 self._mask_path = path
             else:
-                self._leaves.append((path, _name(path), _conversion(leaf)))
+                self._leaves.append((path, _name(path), _conversion(leaf, keep_float64)))
         self.is_plain = isinstance(space, LEAF_SPACES) and self._leaves[0][2] is None
         """Whether `{"obs": observations}` is all there is to do."""
         self.has_mask = self._mask_path is not None
@@ -168,7 +174,7 @@ def _has_channels_last(space: gym.Space[Any]) -> bool:
     )
 
 
-def _seen_as(space: gym.Space[Any]) -> gym.Space[Any]:
+def _seen_as(space: gym.Space[Any], keep_float64: bool = False) -> gym.Space[Any]:
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n)) if space.start else space
     if isinstance(space, spaces.MultiDiscrete):
@@ -177,18 +183,18 @@ def _seen_as(space: gym.Space[Any]) -> gym.Space[Any]:
         return space
     if _has_channels_last(space):
         space = spaces.Box(np.moveaxis(space.low, -1, 0), np.moveaxis(space.high, -1, 0), dtype=space.dtype)
-    if space.dtype == np.float64:
+    if space.dtype == np.float64 and not keep_float64:
         # Bounds beyond float32 become infinite on purpose.
         with np.errstate(over="ignore"):
             return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
     return space
 
 
-def _conversion(space: gym.Space[Any]) -> Callable[[np.ndarray], np.ndarray] | None:
+def _conversion(space: gym.Space[Any], keep_float64: bool) -> Callable[[np.ndarray], np.ndarray] | None:
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
         start = np.asarray(space.start)
         return lambda array: array - start
-    is_wide, has_channels_last = space.dtype == np.float64, _has_channels_last(space)
+    is_wide, has_channels_last = space.dtype == np.float64 and not keep_float64, _has_channels_last(space)
     if is_wide and has_channels_last:
         return lambda array: np.moveaxis(array.astype(np.float32), -1, 1)
     if is_wide:

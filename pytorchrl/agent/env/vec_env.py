@@ -9,13 +9,13 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from pytorchrl.agent.data import OBS_LEAF, Step
+from pytorchrl.agent.data import OBS_LEAF, Arrays, Step
 from pytorchrl.agent.env.autoreset import NO_INDEX, make_autoreset
 from pytorchrl.agent.env.backends import build_vector, close_vector, reset_vector
 from pytorchrl.agent.env.guard import describe, observation_problem
@@ -30,10 +30,15 @@ from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
 from pytorchrl.tracebacks import brief_errors
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 # Environments see the upper 31 bits of a seed: some keep seeds as signed 32-bit integers (ALE, EnvPool).
 _SEED_SHIFT = 32
 # A fault that comes back more often than this in 1000 steps is taken for permanent.
 _MAX_RESTARTS = 3
+_LARGE = 2.0**17
+"""Above it float32, with a mantissa of 24 bits, keeps six binary places or fewer."""
 
 
 class VecEnv(Part):
@@ -89,6 +94,9 @@ class VecEnv(Part):
         max_env_restarts: int = option(
             _MAX_RESTARTS, help="Restarts of one worker's environments allowed within 1000 steps of its vector; needs "
             "on_env_error='restart'.", low=1)
+        keep_float64: bool | None = option(
+            None, help="Whether observations of float64 stay so in place of float32, with twice the memory; None: where the first "
+            "one has a number beyond 131072, of which float32 keeps six binary places or fewer.")
         log_dir: str | None = option(None, help="Folder for one monitor CSV a worker, of finished episodes.")
         info_keywords: tuple[str, ...] = option((), help="Entries of an episode's last info written to the monitor.")
 
@@ -126,14 +134,24 @@ class VecEnv(Part):
         """
         built = build_options(cls, {
             "env_fn": env_fn, "env_kwargs": dict(env_kwargs) if isinstance(env_kwargs, Mapping) else env_kwargs or {}, "vec_env_size": vec_env_size, **options})
-        probe = cls(dataclasses.replace(built, vec_env_size=1, log_dir=None, backend=_probe_backend(built)), seed=0)
-        try:
-            _, mask = probe.reset()
-        finally:
-            probe.close()
+        probe, obs, mask = cls._probe(built)
+        if built.keep_float64 is None and any(map(_is_large, obs.values())):
+            wide = dataclasses.replace(built, keep_float64=True)
+            found, obs, _ = cls._probe(wide)
+            if any(leaf.dtype == np.float64 and _is_large(leaf) for leaf in obs.values()):
+                built, probe = wide, found
         return EnvFactory(
             cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
             has_action_mask=mask is not None)
+
+    @classmethod
+    def _probe(cls, options: Any) -> tuple[Self, Arrays, np.ndarray | None]:
+        """Build and close a vector of one environment; returns it, and what its reset gave."""
+        probe = cls(dataclasses.replace(options, vec_env_size=1, log_dir=None, backend=_probe_backend(options)), seed=0)
+        try:
+            return probe, *probe.reset()
+        finally:
+            probe.close()
 
     def __init__(
         self,
@@ -166,7 +184,7 @@ class VecEnv(Part):
             restarts=None if options.on_env_error == "raise" else self._restarts,
             needs_restarts=options.on_env_error == "restart"))
         single_action_space = self._envs.single_action_space
-        self._reader = ObservationReader(self._envs.single_observation_space)
+        self._reader = ObservationReader(self._envs.single_observation_space, bool(options.keep_float64))
         self.observation_space = self._reader.space
         self.action_space = flatten_action_space(single_action_space)
         self._action_start = action_start(single_action_space)
@@ -419,6 +437,11 @@ class EnvFactory(Factory[VecEnv]):
                 f"{self.action_space}, got {env.observation_space}, {env.action_space}; "
                 "all workers, and tests, need the same spaces")
         return env
+
+
+def _is_large(leaf: np.ndarray) -> bool:
+    """Whether float32 keeps few binary places of a number of the leaf."""
+    return leaf.dtype.kind == "f" and bool(np.abs(leaf).max(initial=0.0) > _LARGE)
 
 
 def _probe_backend(options: VecEnv.Options) -> str:

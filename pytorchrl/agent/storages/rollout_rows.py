@@ -135,7 +135,7 @@ class RolloutRows:
     def _allocate(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
         rows, num_envs = self.size + 1, self._num_envs
         self._obs = {
-            name: torch.from_numpy(np.zeros((rows, *leaf.shape), _storage_dtype(leaf))) for name, leaf in obs.items()}
+            name: torch.from_numpy(np.zeros((rows, *leaf.shape), leaf.dtype)) for name, leaf in obs.items()}
         self._done = torch.zeros(rows, num_envs, dtype=torch.bool)
         self._mask = None if mask is None else torch.ones(rows, *mask.shape, dtype=torch.bool)
         self._rhs = {name: torch.zeros(rows, *state.shape) for name, state in self._initial_rhs.items()}
@@ -152,7 +152,7 @@ class RolloutRows:
         ]
         self._final_index = np.zeros((_FIRST_FINALS, 2), dtype=np.int64)
         self._final_obs = {
-            name: np.zeros((_FIRST_FINALS, *leaf.shape[1:]), _storage_dtype(leaf)) for name, leaf in obs.items()}
+            name: np.zeros((_FIRST_FINALS, *leaf.shape[1:]), leaf.dtype) for name, leaf in obs.items()}
         self._final_mask = None if mask is None else np.ones((_FIRST_FINALS, *mask.shape[1:]), dtype=np.bool_)
 
     def _allocate_transitions(self, acting: ActingStep) -> None:
@@ -207,10 +207,6 @@ class RolloutRows:
         tensors = [*self._obs.values(), *self._rhs.values(), self._done]
         for rows in tensors if self._mask is None else [*tensors, self._mask]:
             rows[0].copy_(rows[last])
-
-
-def _storage_dtype(leaf: np.ndarray) -> np.dtype:
-    return np.dtype(np.float32) if leaf.dtype == np.float64 else leaf.dtype
 
 
 def _doubled(array: np.ndarray) -> np.ndarray:

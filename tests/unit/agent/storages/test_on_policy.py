@@ -149,12 +149,12 @@ def test_final_observations_are_kept_however_many_there_are():
     assert len(storage.get_all_buffer_data().final_index) == 0
 
 
-def test_images_stay_bytes_and_float64_becomes_float32():
+def test_observations_keep_their_dtypes():
     storage = build()
-    storage.start({"image": np.zeros((E, 1, 2, 2), np.uint8), "vector": np.zeros((E, 2))})
+    storage.start({"image": np.zeros((E, 1, 2, 2), np.uint8), "vector": np.zeros((E, 2), np.float32), "time": np.full((E, 2), 1e9 + 0.1)})
     obs = storage.current()[0]
-    assert obs["image"].dtype == np.uint8
-    assert obs["vector"].dtype == np.float32
+    assert [obs[name].dtype for name in ("image", "vector", "time")] == [np.uint8, np.float32, np.float64]
+    assert obs["time"].tolist() == [[1e9 + 0.1] * 2] * E
 
 
 def test_full_storage_refuses_another_transition():
