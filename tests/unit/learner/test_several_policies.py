@@ -160,7 +160,7 @@ def test_schemes_with_a_name(preset):
     (MatchingGame, {"policies": {"agent_5": "a"}}, "^policies must be about the agents"),
     (MatchingGame, {"policies": "shared", "frame_stack": 2, "backend": "sync"}, "several agents have no backend, frame_stack"),
     (MatchingGame, {"policies": "shared", "target_kl": 0.1}, "target_kl"),
-    ("mpe3.simple_v3", {}, r"mpe3\.simple_v3 cannot be imported.*pytorchrl\[pettingzoo\]"),
+    ("mpe3.simple_v3", {}, r"mpe3\.simple_v3 cannot be imported.*pip install 'pettingzoo"),
     ("json", {}, "json has no parallel_env"),
 ])
 def test_contradictions_are_refused_before_anything_starts(env, options, message):
