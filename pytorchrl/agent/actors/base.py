@@ -96,10 +96,10 @@ class Actor(Part, nn.Module, ABC):
         """Run networks of a subclass once on made-up observations, and raise `ContractError` if they do not fit the actor."""
 
     def example_obs(self) -> Obs:
-        """Return observations of zeros, leaf -> (`NUM_EXAMPLES`, ...) in the dtype of the leaf, on the actor's device."""
-        return {
+        """Return observations of zeros as the networks see them, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
+        return self.normalise({
             leaf: torch.from_numpy(np.zeros((NUM_EXAMPLES, *(space.shape or ())), _dtype_of(space))).to(self.device)
-            for leaf, space in self.options.observation_space.items()}
+            for leaf, space in self.options.observation_space.items()})
 
     def build(self, seed: int) -> None:
         """Build the networks and normalisers, load the checkpoint if there is one, and go to the device.

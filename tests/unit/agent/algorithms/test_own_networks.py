@@ -159,6 +159,15 @@ def test_options_that_own_networks_read_are_taken():
     assert type(actor.options) is Wide.Options
 
 
+@pytest.mark.parametrize("normalize_obs", [False, True])
+def test_own_networks_are_given_float32_of_wide_observations(normalize_obs):
+    space = {"obs": gym.spaces.Box(-1e9, 1e9, (4,), np.float64)}
+    actor = Asymmetric.create_factory(space, ACTIONS, normalize_obs=normalize_obs)(seed=0)
+    wide = {"obs": OBS["obs"].double()}
+    expected = make(Asymmetric, normalize_obs=normalize_obs).act(OBS, {}, None, deterministic=True)[2]
+    torch.testing.assert_close(actor.act(wide, {}, None, deterministic=True)[2], expected)
+
+
 # Mistakes
 
 
