@@ -29,27 +29,28 @@ def violation(part: Any, method: str, got: str, expected: str) -> ContractError:
 
 
 def check_terms(
-    algorithm: Any, terms: Any, measures: Any, like: Tensor, weights: Mapping[str, float],
-) -> tuple[str, ...]:
+    algorithm: Any, returned: Any, like: Tensor, weights: Mapping[str, float],
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Check what `terms` of an on-policy algorithm returned for its first batch.
 
     Args:
         algorithm: The algorithm.
-        terms: Name -> term of the loss.
-        measures: Name -> further measure.
+        returned: What the method returned: name -> term of the loss, and name -> further measure.
         like: (B,) or (L, B), log-probabilities of the batch; terms and measures have this shape and dtype.
         weights: Name -> weight of each term.
 
     Returns:
-        The names of the terms, in the order of `weights`.
+        The names of the terms, in the order of `weights`, and those of the measures.
 
     Raises:
         ContractError: Names, shapes or types do not fit.
     """
-    for found in (terms, measures):
-        if not isinstance(found, Mapping):
-            raise violation(algorithm, "terms()", f"{_described(terms)} and {_described(measures)}",
-                            "two dictionaries, name -> term of the loss and name -> further measure")
+    expected = "two dictionaries, name -> term of the loss and name -> further measure"
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise violation(algorithm, "terms()", _described(returned), expected)
+    terms, measures = returned
+    if not isinstance(terms, Mapping) or not isinstance(measures, Mapping):
+        raise violation(algorithm, "terms()", f"{_described(terms)} and {_described(measures)}", expected)
     if terms.keys() != weights.keys():
         name = type(algorithm).__name__
         raise ContractError(
@@ -64,7 +65,7 @@ def check_terms(
     if like.requires_grad and not any(term.requires_grad for term in terms.values()):
         raise violation(algorithm, "terms()", "terms without a gradient",
                         "at least one term that is computed from `evaluated` or from parameters of the actor")
-    return tuple(weights)
+    return tuple(weights), tuple(measures)
 
 
 def check_weights(algorithm: Any, weights: Any) -> None:

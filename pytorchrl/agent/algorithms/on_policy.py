@@ -62,7 +62,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     learns_from = DataKind.ROLLOUTS
     actor_class: ClassVar[type[nn.Module]] = OnPolicyActor
-    info_names: tuple[str, ...] = ()
+    info_names: tuple[str, ...]
     """Names of what a gradient reports: "loss", the terms and the measures; empty before the first batch."""
     recompute_advantages: bool = False
     actor: OnPolicyActor
@@ -94,6 +94,7 @@ class OnPolicyAlgorithm(Algorithm):
             self._small_policy = SmallPolicy(actor)
         self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params, self.device) if options.compile else None
         self._weights = Constants(self.device)
+        self.info_names = ()
         self._term_names: tuple[str, ...] = ()
         # V-trace values rollouts by the learner's weights, so that those of the policy that acted would be computed in vain.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
@@ -219,10 +220,11 @@ class OnPolicyAlgorithm(Algorithm):
         Raises:
             ContractError: The first batch shows that `terms` and `loss_weights` do not fit each other or the batch.
         """
-        terms, measures = self.terms(evaluated, batch, parameters)
+        returned = self.terms(evaluated, batch, parameters)
         if not self.info_names:
-            self._term_names = check_terms(self, terms, measures, evaluated.logp, self.loss_weights(self.parameters))
-            self.info_names = ("loss", *self._term_names, *measures)
+            self._term_names, measure_names = check_terms(self, returned, evaluated.logp, self.loss_weights(self.parameters))
+            self.info_names = ("loss", *self._term_names, *measure_names)
+        terms, measures = returned
         means = batch.means([terms[name] for name in self._term_names])
         loss = torch.dot(means, weights)
         measured = [loss.detach().unsqueeze(0), means.detach()]

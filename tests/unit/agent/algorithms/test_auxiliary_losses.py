@@ -188,6 +188,26 @@ def test_mistakes_are_named(make_batch, cls, message):
         parts.algorithm.compute_gradients(batch)
 
 
+def test_a_class_that_still_names_its_numbers_is_examined_too(make_batch):
+    """`info_names` follows from `terms`; one that a class declares neither takes its place nor keeps mistakes from being found."""
+    cls = type("MyPPO", (PPO,), {"info_names": ("loss", "mine")})
+    parts, batch = make_batch(cls)
+    _, info = parts.algorithm.compute_gradients(batch)
+    assert [*info] == ["loss", "policy_loss", "value_loss", "entropy", "kl", "clip_fraction"]
+    cls.terms = lambda self, *args: PPO.terms(self, *args)[0]
+    parts, batch = make_batch(cls)
+    with pytest.raises(ContractError, match=r"MyPPO.terms\(\) returned a dict; expected two dictionaries"):
+        parts.algorithm.compute_gradients(batch)
+
+
+@pytest.mark.parametrize(("returned", "described"), [
+    (None, "None"), (torch.tensor(1.0), r"a tensor of shape \(\) and dtype float32"), ([{}, {}], "a list"), (({}, {}, {}), "a tuple")])
+def test_anything_but_a_pair_is_named(make_batch, returned, described):
+    parts, batch = make_batch(type("MyPPO", (PPO,), {"terms": lambda self, *args: returned}))
+    with pytest.raises(ContractError, match=rf"MyPPO.terms\(\) returned {described}; expected two dictionaries"):
+        parts.algorithm.compute_gradients(batch)
+
+
 def test_mistakes_are_named_when_compiled(make_batch):
     parts, batch = make_batch(returns(terms=lambda found: {**found, "entropy": found["entropy"].mean()}), compile=True)
     with pytest.raises(ContractError, match=r"MyPPO.terms\(\) returned 'entropy' as a tensor of shape \(\)"):
