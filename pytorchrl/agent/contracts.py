@@ -238,9 +238,9 @@ def _check_batch(storage: Any, batch: Any) -> None:
     method = "generate_batches()"
     if not isinstance(batch, Batch):
         raise violation(storage, method, _described(batch), "an iterator of Batch")
-    if batch.num_samples < 1:
-        raise violation(storage, method, f"a batch with num_samples={batch.num_samples}",
-                        "the number of its valid samples, at least 1")
+    num_valid = batch.done.numel() if batch.valid is None else int(batch.valid.sum())
+    if batch.num_samples != num_valid:
+        raise violation(storage, method, f"a batch with num_samples={batch.num_samples}", f"the number of its valid samples, {num_valid}")
     for name in ("logp", "value", "ret", "advantage"):
         _check_tensor(storage, method, name, getattr(batch, name), batch.done.shape, torch.float32,
                       "one number a sample, like `done`")

@@ -13,6 +13,10 @@ from pytorchrl.scheme.gradients.all_reduce import GradientGroup
 from pytorchrl.scheme.updates import accounts
 
 
+def without_samples(batch):
+    return dataclasses.replace(batch, valid=torch.zeros_like(batch.done, dtype=torch.bool), num_samples=0, num_new_samples=0)
+
+
 def with_empty(at, only_of=None):
     """A storage that gives, before the batches number so and so of an item, one without any valid sample.
 
@@ -30,7 +34,7 @@ def with_empty(at, only_of=None):
 
         def generate_batches(self, *args, **kwargs):
             for number, batch in enumerate(super().generate_batches(*args, **kwargs)):
-                empty = dataclasses.replace(batch, num_samples=0, num_new_samples=0, last=False)
+                empty = dataclasses.replace(without_samples(batch), last=False)
                 if number in at and only_of is None:
                     yield empty
                     yield batch
@@ -85,7 +89,7 @@ def test_nothing_but_empty_ones_is_an_error(make_scheme, settings, monkeypatch):
     class Empty(GAEBuffer):
         def generate_batches(self, *args, **kwargs):
             for batch in super().generate_batches(*args, **kwargs):
-                yield dataclasses.replace(batch, num_samples=0, num_new_samples=0)
+                yield without_samples(batch)
     scheme = make_scheme(storage=Empty, runtime="simulated", **settings)
     with pytest.raises(CollectionError, match="gradients in a row had no sample to learn from"):
         scheme.step()
