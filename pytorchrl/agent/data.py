@@ -27,9 +27,9 @@ Arrays = dict[str, np.ndarray]
 
 
 class DataKind(Enum):
-    """The kind of data that an algorithm learns from and a storage gives; of parts that fit together it is the same.
+    """The kind of data that an algorithm learns from and a storage provides; both must be the same.
 
-    The order is from data that must be fresh to data of any age.
+    The members are ordered from data that must be fresh to data of any age.
     """
 
     ROLLOUTS = "rollouts with advantages"
@@ -39,7 +39,7 @@ class DataKind(Enum):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the storage is replay: transitions stay, to be drawn again, until newer ones take their place."""
+        """Whether the storage is a replay, which keeps transitions for repeated draws until newer ones replace them."""
         return self in (DataKind.TRANSITIONS, DataKind.SEQUENCES)
 
 
@@ -191,20 +191,20 @@ class RolloutData:
 
 
 class Evaluated(NamedTuple):
-    """What an actor of an on-policy algorithm computes of a batch, with gradient: (B, ...), or (L, B, ...) of sequences."""
+    """The outputs of an on-policy actor for a batch, with gradient: (B, ...), or (L, B, ...) for sequences."""
 
     logp: Tensor
-    """(B,) float32 log-probability of the recorded actions by the present policy."""
+    """(B,) float32 log-probability of the recorded actions under the current policy."""
     entropy: Tensor
-    """(B,) float32 entropy of the present policy."""
+    """(B,) float32 entropy of the current policy."""
     value: Tensor
-    """(B,) float32 present value."""
+    """(B,) float32 value estimate with the current weights."""
     dist_params: Tensor
     """(B, P) parameters of the policy's distribution."""
     features: Tensor | None = None
-    """(B, F) float32: what the policy head is applied to; None where an actor's own networks return no features."""
+    """(B, F) float32 input of the policy head; None for an actor that has no such features."""
     value_features: Tensor | None = None
-    """(B, F) float32: what the value head is applied to; the same tensor as `features` where policy and value share."""
+    """(B, F) float32 input of the value head; the same tensor as `features` if policy and value share a network."""
 
 
 @dataclass(slots=True)
@@ -238,7 +238,7 @@ class Batch:
     last: bool = False
     """Whether the rollouts behind it are used up after this batch."""
     is_normalized: bool = False
-    """Whether `advantage` was normalised, over this batch or over a larger one of which this is a part."""
+    """Whether `advantage` is already normalised, over this batch or a larger one that contains this batch."""
 
     def means(self, samples: Sequence[Tensor]) -> Tensor:
         """Return the means of k measures over the valid samples.
@@ -255,9 +255,9 @@ class Batch:
         return torch.where(self.valid, stacked, 0.0).flatten(1).sum(1) / self.valid.sum()
 
     def normalized_advantage(self) -> Tensor:
-        """Return (A - mean) / (std + 1e-8) over the valid samples, with the sample standard deviation; of one sample, 0.
+        """Return (A - mean) / (std + 1e-8) over the valid samples, with the sample standard deviation; 0 for a single sample.
 
-        Advantages that were normalised before are returned as they are.
+        Advantages that are already normalised are returned unchanged.
         """
         if self.is_normalized:
             return self.advantage
@@ -310,8 +310,8 @@ class SequenceBatch:
     targets bootstrap from. Its trained steps are at rows W to W + L - 1. A shorter warm-up begins with an episode, `done`;
     rows before that, and rows after an episode's last observation, repeat what is next to them.
 
-    `SequenceBuffer` draws sequences of one episode each. In those of `RolloutSequenceBuffer`, whose W is 0, several episodes
-    follow each other, and the true last observation of an episode is a row between its last step and the next episode.
+    `SequenceBuffer` draws sequences of one episode each. A sequence of `RolloutSequenceBuffer`, whose W is 0, may contain several
+    episodes; the true last observation of an episode is a row between its last step and the next episode.
     """
 
     obs: Obs

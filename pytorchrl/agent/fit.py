@@ -1,9 +1,9 @@
-"""Whether the parts of an agent fit together: one check of what their classes declare.
+"""Check from the declarations of their classes whether the parts of an agent fit together.
 
 An algorithm declares the kind of data that it learns from (`learns_from`), its class of actor (`actor_class`), values of that
-actor's options (`actor_options`) and kinds of action space (`action_spaces`). A storage declares the kind of data that it gives
-(`gives`), an actor its kinds of action space (`action_spaces`). Messages list what fits among all classes that are imported,
-users' own included.
+actor's options (`actor_options`) and kinds of action space (`action_spaces`). A storage declares the kind of data that it provides
+(`gives`), an actor its kinds of action space (`action_spaces`). Messages list fitting classes among all that are imported,
+including the user's own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def learned_kind(algorithm: Factory[Any]) -> DataKind:
-    """Return the kind of data that an algorithm learns from; of several policies, the freshest that one of them needs.
+    """Return the kind of data that an algorithm learns from; for several policies, the freshest kind that one of them needs.
 
     Raises:
         ConfigError: Neither its options nor its class declare `learns_from`.
@@ -35,7 +35,7 @@ def learned_kind(algorithm: Factory[Any]) -> DataKind:
 
 
 def given_kind(storage: Factory[Any]) -> DataKind:
-    """Return the kind of data that a storage gives; of several policies, the freshest that one of them gives.
+    """Return the kind of data that a storage provides; for several policies, the freshest kind among their storages.
 
     Raises:
         ConfigError: Neither its options nor its class declare `gives`.
@@ -44,7 +44,7 @@ def given_kind(storage: Factory[Any]) -> DataKind:
 
 
 def freshest(kinds: Iterable[DataKind]) -> DataKind:
-    """Return the kind among `kinds`, of which there is one at least, whose data must be freshest."""
+    """Return the kind among `kinds` (at least one) whose data must be freshest."""
     found = set(kinds)
     return next(kind for kind in DataKind if kind in found)
 
@@ -63,7 +63,7 @@ def check_fit(algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any
         storage: Factory of the storage, or of the storages of the same policies.
 
     Raises:
-        SpaceError: The algorithm does not act in the actor's action space.
+        SpaceError: The algorithm does not support the actor's action space.
         ConfigError: Other parts do not fit, or a class lacks a declaration; the message names the parts and what fits.
     """
     parts = (algorithm, actor, storage)
@@ -85,7 +85,7 @@ def check_fit(algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any
 def check_policies(
     algorithms: Mapping[str, Factory[Any]], actors: Mapping[str, Factory[Any]], storages: Mapping[str, Factory[Any]],
 ) -> None:
-    """Refuse several policies, policy -> factory, if the parts of one of them do not fit; errors as of `check_fit`."""
+    """Check the parts of each policy, given as policy -> factory; raise the errors of `check_fit`."""
     for policy, algorithm in algorithms.items():
         _check_policy(policy, algorithm, actors[policy], storages[policy])
 
@@ -99,7 +99,7 @@ def check_actor(algorithm: type[Algorithm], actor: type[nn.Module], options: Any
         options: The actor's options.
 
     Raises:
-        SpaceError: The algorithm does not act in the actor's action space.
+        SpaceError: The algorithm does not support the actor's action space.
         ConfigError: The actor is of another class, or has options that the algorithm cannot learn with.
     """
     problem = _actor_problem(algorithm, actor, options)
@@ -108,7 +108,7 @@ def check_actor(algorithm: type[Algorithm], actor: type[nn.Module], options: Any
 
 
 def check_action_space(actor: type[Any], space: gym.Space[Any]) -> None:
-    """Refuse an action space that a class of actor does not act in.
+    """Refuse an action space that a class of actor does not support.
 
     Raises:
         SpaceError: The message lists the actors for that space.
@@ -128,7 +128,7 @@ def _check_policy(policy: str, *parts: Factory[Any]) -> None:
 
 
 def _declared_kind(factory: Factory[Any], name: str, what: str) -> DataKind:
-    kind = getattr(factory.options, name, None) or getattr(factory.cls, name, None)  # of several policies the options know
+    kind = getattr(factory.options, name, None) or getattr(factory.cls, name, None)  # with several policies, the options determine the kind
     if not isinstance(kind, DataKind):
         allowed = ", ".join(f"DataKind.{kind.name} ({kind.value})" for kind in DataKind)
         raise ConfigError(f"{factory.cls.__name__} must declare {name}, {what}, got {kind!r}; set it in the class to one of {allowed}")
@@ -149,7 +149,7 @@ def _data_problem(algorithm: Factory[Any], storage: Factory[Any]) -> ConfigError
 
 
 def _takes(algorithm: type[Algorithm], given: DataKind, storage: type[Storage], learned: DataKind | None = None) -> bool:
-    """Whether an algorithm can learn from what a storage gives; `learned` where not the class but its options know the kind."""
+    """Return whether an algorithm can learn from a storage; `learned` is the kind if the options determine it, not the class."""
     return (learned or algorithm.learns_from) is given and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
 
 
@@ -174,7 +174,7 @@ def _actor_problem(algorithm: type[Algorithm], actor: type[nn.Module], options: 
 
 
 def _unusable(algorithm: type[Algorithm], space: gym.Space[Any]) -> str | None:
-    """What the algorithm, or the actor that it trains, needs of an action space in place of this one."""
+    """Return the kind of action space that the algorithm or its actor needs instead of this one; None if this one fits."""
     if not isinstance(space, algorithm.action_spaces):
         return f"{' or '.join(kind.__name__ for kind in algorithm.action_spaces)} actions"
     return _space_problem(algorithm.actor_class, space)
@@ -192,7 +192,7 @@ def _for_space(parts: str, fitting: list[type[Any]], space: gym.Space[Any]) -> s
 
 
 def _wrong_options(algorithm: type[Algorithm], options: Any) -> dict[str, Any]:
-    """Option -> value, of those options of the actor that the algorithm cannot learn with."""
+    """Return option -> value of those options of the actor that the algorithm does not support."""
     values = {name: getattr(options, name, None) for name in algorithm.actor_options}
     return {name: value for name, value in values.items() if value not in algorithm.actor_options[name]}
 
@@ -202,7 +202,7 @@ def _allowed(algorithm: type[Algorithm], option: str) -> str:
 
 
 def _recipe(algorithm: type[Algorithm], actor: type[Any]) -> str:
-    """The actor's name, with the options that the algorithm needs other than by default."""
+    """Return the actor's name, with the options that must differ from their defaults for the algorithm."""
     defaults = {field.name: field.default for field in dataclasses.fields(actor.Options)} if hasattr(actor, "Options") else {}
     needed = [_allowed(algorithm, name) for name, values in algorithm.actor_options.items()
               if name in defaults and defaults[name] not in values]
@@ -210,13 +210,13 @@ def _recipe(algorithm: type[Algorithm], actor: type[Any]) -> str:
 
 
 def _algorithms_for(actor: type[nn.Module], options: Any) -> list[type[Algorithm]]:
-    """Known algorithms that can learn with an actor."""
+    """Return the known algorithms that can train an actor."""
     space = getattr(options, "action_space", None)
     return [cls for cls in _known_algorithms() if issubclass(actor, cls.actor_class) and not _wrong_options(cls, options)
             and (space is None or not _unusable(cls, space))]
 
 
-# What there is: every class that is imported, is not abstract and declares what it needs.
+# Known classes: every class that is imported, is not abstract and has its declarations.
 
 
 def _known_algorithms() -> list[type[Algorithm]]:
@@ -227,7 +227,7 @@ def _known_algorithms() -> list[type[Algorithm]]:
 
 
 def known_storages() -> list[type[Storage]]:
-    """Return every storage that is imported, is not abstract and declares what it gives, users' own included."""
+    """Return every storage that is imported, is not abstract and declares `gives`, including the user's own."""
     from pytorchrl.agent.storages import Storage  # not sooner: see above
 
     return [cls for cls in _concrete(Storage) if isinstance(getattr(cls, "gives", None), DataKind)]
@@ -249,5 +249,5 @@ def _sorted(classes: Iterable[type[Any]]) -> list[type[Any]]:
 
 
 def names(classes: Iterable[type[Any]]) -> str:
-    """Return the names of classes in the order of the alphabet, each once, as messages list them."""
+    """Return the names of classes for a message: in alphabetical order, each once, or "none"."""
     return ", ".join(dict.fromkeys(cls.__name__ for cls in _sorted(classes))) or "none"

@@ -1,4 +1,4 @@
-"""Errors for options that their owner does not have, with the option that was probably meant.
+"""Build errors for unknown options, which suggest the option that was probably meant.
 
 Every owner of options reports unknown names through this module: parts of an agent, the scheme, the learner, `train` and
 the command line.
@@ -20,21 +20,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Known = Mapping[str, tuple[str, str]]
-"""Options of an owner: name -> (home, name of the part itself); the names differ in `train` and on the command line."""
+"""Options of an owner: name -> (home, name in the part itself). The two names may differ in `train` and on the command line."""
 
-# With difflib's own 0.6, `config` would be near `col_in_flight`.
+# With difflib's default of 0.6, `config` would match `col_in_flight`.
 _NEAR = 0.75
 # An owner with more options than this does not list them all in an error.
 _MOST_LISTED = 30
 
 
 def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
-    """Return what an error adds after naming an unknown option: "; did you mean ...?", or nothing.
+    """Return the hint for an unknown option, such as "; did you mean ...?"; empty if there is none.
 
     Args:
         name: The unknown name, with `-` or `_` between words.
         known: The options that the owner has.
-        show: Writes an option as its owner's users do.
+        show: Formats an option as the user writes it, for example as a flag.
     """
     name = name.replace("-", "_")
     if found := meaning(name, known, show):
@@ -48,7 +48,7 @@ def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> st
 
 
 def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
-    """Return "; did you mean ...?" with the options that another library means by a name, if the owner has them; else nothing."""
+    """Return "; did you mean ...?" for a name of another library if the owner has the options of that meaning; else ""."""
     for here in ELSEWHERE.get(name, ()):
         if found := _names_of(here, known):
             return _did_you_mean(found, here, show)
@@ -56,7 +56,7 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the names, at this owner, of the options of one meaning; none if it lacks what the meaning takes."""
+    """Return the owner's names for the options of one meaning; an empty list if the owner lacks a required one."""
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
 
@@ -67,7 +67,7 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return which part has the option that this owner lacks, or what to do where no part has it."""
+    """Return which part has the option that this owner lacks, or a remedy if no part has it."""
     *others, last = meanings
     here = others[0] if others and last.at else last
     if not here.at:
@@ -81,20 +81,20 @@ def _note(here: Here | None) -> str:
 
 
 def _plain(note: str) -> str:
-    """Return a note as a terminal shows it, without the marks of code."""
+    """Return a note without the backticks of code, for a terminal."""
     return note.replace("`", "")
 
 
 def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no option") -> None:
-    """Refuse names that are no options of their owner; every unknown one is in the error.
+    """Refuse names that are not options of their owner; the error lists all of them.
 
     Args:
         given: The names that the user gave.
         known: The options that the owner has.
-        lead: What precedes a name in the message.
+        lead: Words before each name in the message.
 
     Raises:
-        ConfigError: Some name is unknown; the message has the option that was probably meant, else the owner's options.
+        ConfigError: A name is unknown; the message suggests the option that was probably meant, or lists the owner's options.
     """
     problems = []
     for name in given:
@@ -108,16 +108,16 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
 
 
 def options_of(owner: Any) -> Known:
-    """Return the options in `owner.Options`, by name; none if `owner` has no such class."""
+    """Return the options in `owner.Options`, by name; an empty mapping if `owner` has no such class."""
     options = getattr(owner, "Options", None)
     home = getattr(owner, "home", "")
     return {field.name: (home, field.name) for field in dataclasses.fields(options)} if dataclasses.is_dataclass(options) else {}
 
 
 def checked_names(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a method so that a wrong keyword is a `ConfigError` that says which was meant, and a missing one names it.
+    """Decorate a method to raise `ConfigError`, with a suggestion, for unknown keywords and for missing arguments.
 
-    The decorated method keeps its signature. Its known keywords are its own parameters, and, if it takes further ones, the
+    The decorated method keeps its signature. Its known keywords are its own parameters and, if it accepts `**options`, the
     fields of its class's `Options`.
     """
     signature = inspect.signature(function)

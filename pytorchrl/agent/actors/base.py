@@ -34,7 +34,7 @@ _REWARD = "reward"
 
 
 class Actor(Part, nn.Module, ABC):
-    """Base of the actors. A subclass builds its networks in `build_networks`.
+    """The base class of actors. A subclass builds its networks in `build_networks`.
 
     Attributes:
         options: Checked options.
@@ -46,9 +46,9 @@ class Actor(Part, nn.Module, ABC):
 
     home: ClassVar[str] = "actor"
     action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = LEAF_SPACES
-    """Kinds of action space that it acts in; see also `action_space_problem`."""
+    """Kinds of action space that the actor supports; see also `action_space_problem`."""
     network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation")
-    """Options that `build_networks` alone reads; networks of a subclass that do not read one have no such option."""
+    """Options that only `build_networks` reads. If a subclass's `build_networks` does not read one, setting it is refused."""
     is_recurrent = False
 
     @classmethod
@@ -67,7 +67,7 @@ class Actor(Part, nn.Module, ABC):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[Any]) -> str | None:
-        """Return what such actors need that an action space lacks, as in "a Box of floats"; None if they act in it."""
+        """Return the requirement that an action space does not meet, such as "a Box of floats"; None if it is supported."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
         if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):
@@ -75,43 +75,43 @@ class Actor(Part, nn.Module, ABC):
         return None
 
     def __init__(self, options: Any, device: str | torch.device) -> None:
-        """Take options and device over; a subclass then sets what its networks are built from, and calls `build`."""
+        """Store the options and the device. A subclass then sets the attributes that its networks need, and calls `build`."""
         super().__init__()
         self.options = options
         self.device = torch.device(device)
 
     @abstractmethod
     def build_networks(self, generator: torch.Generator) -> None:
-        """Build all networks, as attributes that are modules or parameters; a subclass defines it.
+        """Build all networks and set them as attributes; a subclass defines this method.
 
-        Every module and parameter that is an attribute is trained by algorithms with one group of parameters, saved, and
-        sent to workers. All attributes that `__init__` sets are there already, such as `options`.
+        Every attribute that is a module or a parameter is saved and sent to workers, and trained by algorithms with a single
+        parameter group. The attributes that `__init__` sets, such as `options`, exist already.
 
         Args:
-            generator: What to draw initial weights from, on the CPU. Layers of torch, which draw from the global generator,
-                follow the actor's seed as well.
+            generator: CPU generator for initial weights. The layers of torch draw from the global generator, which is
+                seeded by the actor's seed meanwhile.
         """
 
     def check_networks(self) -> None:
-        """Run networks of a subclass once on made-up observations, and raise `ContractError` if they do not fit the actor."""
+        """Run the networks of a subclass once on zero observations; raise `ContractError` if their outputs do not fit the actor."""
 
     def example_obs(self) -> Obs:
-        """Return observations of zeros as the networks see them, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
+        """Return zero observations after normalisation, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
         return self.normalise({
             leaf: torch.from_numpy(np.zeros((NUM_EXAMPLES, *(space.shape or ())), _dtype_of(space))).to(self.device)
             for leaf, space in self.options.observation_space.items()})
 
     def build(self, seed: int) -> None:
-        """Build the networks and normalisers, load the checkpoint if there is one, and go to the device.
+        """Build the networks and normalisers, load the checkpoint if there is one, and move all of them to the device.
 
-        Called once, at the end of `__init__`.
+        `__init__` calls this method once, at its end.
 
         Args:
-            seed: Of the initial weights.
+            seed: Seed of the initial weights.
 
         Raises:
             CheckpointError: The checkpoint cannot be read or holds another network.
-            ConfigError: An option was given that the networks of a subclass do not read.
+            ConfigError: An option was set that the `build_networks` of a subclass does not read.
             ContractError: The networks of a subclass do not fit the actor.
         """
         generator = torch_generator(seed)  # on the CPU, so that every device starts alike
@@ -128,7 +128,7 @@ class Actor(Part, nn.Module, ABC):
             load_checkpoint(self, self.options.checkpoint)
         self.to(self.device)
         if not type(self).__module__.startswith("pytorchrl."):
-            self.eval()  # so that nothing is drawn, and no running mean moves
+            self.eval()  # so that dropout draws nothing and batch norm updates no running mean
             with torch.no_grad():
                 self.check_networks()
             self.train()
@@ -176,9 +176,9 @@ class Actor(Part, nn.Module, ABC):
         return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
 
     def normalise(self, obs: Obs) -> Obs:
-        """Return observations as the networks see them: normalised, if the options say so, and never of float64.
+        """Return observations as the networks see them: normalised if the options say so, and never float64.
 
-        Where there is nothing to change, it is the very dictionary that was given.
+        If there is nothing to change, the same dictionary is returned.
         """
         if not self._normalised and not self._wide:
             return obs
@@ -188,7 +188,7 @@ class Actor(Part, nn.Module, ABC):
 
 
 def _dtype_of(space: gym.Space[Any]) -> np.dtype[Any]:
-    """Return the dtype in which storages keep a leaf."""
+    """Return the dtype in which storages store a leaf."""
     return np.dtype(space.dtype or np.int64)
 
 

@@ -47,7 +47,7 @@ def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN, generator: torc
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether a module computes what a linear layer with a bias does, no more."""
+    """Return whether a module computes exactly a linear layer with a bias."""
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and module.bias is not None
 
 
@@ -67,10 +67,10 @@ def orthogonal(layer: Layer, gain: float, generator: torch.Generator | None) -> 
 
 
 def is_image(space: gym.Space[Any]) -> bool:
-    """Return whether a leaf, as `flatten_space` gives it, is an image, for which `auto` takes a network of convolutions.
+    """Return whether a leaf of `flatten_space` is an image, for which `auto` uses a convolutional network.
 
-    An image is a Box (C, H, W) of unsigned bytes, or of floats whose bounds are 0 and 1 everywhere, with 16 pixels or more each
-    way.
+    An image is a Box (C, H, W) of unsigned bytes, or of floats whose bounds are 0 and 1 everywhere, with H and W of
+    at least 16 pixels.
     """
     return (isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and min(space.shape[1:]) >= MIN_IMAGE_SIZE
             and has_image_values(space))

@@ -10,7 +10,7 @@ from pytorchrl.agent.moments import Moments, merge_moments
 _CLIP = 10.0
 _EPSILON = 1e-8
 _WIDE = (torch.float64, torch.int64, torch.int32, torch.uint32, torch.uint64)
-"""Dtypes whose numbers float32 may round."""
+"""Dtypes of which float32 cannot represent all numbers exactly."""
 
 
 def moments(samples: Tensor) -> Moments:
@@ -59,9 +59,9 @@ class RunningMoments(nn.Module):
         self.scale.copy_((m2 / count + _EPSILON).rsqrt())
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Return (x - mean) / std within +-10, float32, as a new tensor; numbers that float32 would round are shifted in float64."""
+        """Return (x - mean) / std, clipped to +-10, as a new float32 tensor; wide dtypes are normalised in float64 first."""
         if x.dtype in _WIDE:
             return ((x - self.mean) * self.scale).clamp_(-_CLIP, _CLIP).float()
-        if x.dtype is torch.bool:  # which cannot be subtracted from
+        if x.dtype is torch.bool:  # torch cannot subtract from bool
             x = x.float()
         return ((x - self.shift) * self.scale).clamp_(-_CLIP, _CLIP)

@@ -67,7 +67,7 @@ class OffPolicyActor(ReplayActor):
         recurrent_net: ClassVar[None] = None  # it has no memory
 
         def __post_init__(self) -> None:
-            """Refuse a policy that the action space has none of, and options without effect."""
+            """Refuse a policy that does not exist for the action space, and options without effect."""
             super().__post_init__()
             space = self.action_space
             is_box = isinstance(space, gym.spaces.Box)
@@ -79,7 +79,7 @@ class OffPolicyActor(ReplayActor):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[Any]) -> str | None:
-        """See `Actor`; tanh squashes actions into bounds, which must be finite."""
+        """See `Actor`. A Box must have finite bounds, into which tanh squashes actions."""
         problem = super().action_space_problem(space)
         if problem is None and isinstance(space, gym.spaces.Box) and not np.isfinite([space.low, space.high]).all():
             return "a Box with finite bounds"
@@ -105,11 +105,12 @@ class OffPolicyActor(ReplayActor):
         self.build(seed)
 
     def build_networks(self, generator: torch.Generator) -> None:
-        """Build `policy` and `critics`; a subclass may build other modules, from normalised observations leaf -> (B, ...).
+        """Build `policy` and `critics`; a subclass may build other modules.
 
-        `policy(obs)` returns (B, k) float32: of a Box k = D if the policy is deterministic, else 2 D, means and log standard
-        deviations; of a Discrete space k = n logits. Each of `critics`, a ModuleList, returns values: `critic(obs, action)`
-        (B,) over a Box, `critic(obs)` (B, n) over a Discrete space.
+        The modules receive normalised observations, leaf -> (B, ...). `policy(obs)` returns (B, k) float32. For a Box,
+        k = D if the policy is deterministic, else k = 2 D (means and log standard deviations); for a Discrete space, the
+        outputs are k = n logits. `critics` is a ModuleList of networks that return values (float32): `critic(obs, action)`
+        returns (B,) for a Box, `critic(obs)` returns (B, n) for a Discrete space.
         """
         options, size = self.options, self.action_size
         self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator)
@@ -118,7 +119,7 @@ class OffPolicyActor(ReplayActor):
 
     @property
     def num_outputs(self) -> int:
-        """Outputs of the policy network for one observation."""
+        """The number of outputs of the policy network for one observation."""
         return self.action_size if self.is_discrete or self.is_deterministic else 2 * self.action_size
 
     def check_networks(self) -> None:
@@ -143,7 +144,7 @@ class OffPolicyActor(ReplayActor):
         return {"pi": self.policy}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """See `ReplayActor`: (E,) int64, or (E, ...) float32 in [-1, 1] of a Box."""
+        """See `ReplayActor`; return (E,) int64, or (E, ...) float32 in [-1, 1] for a Box."""
         if self.is_discrete:
             return best_action(torch.rand(num_envs, self.action_size, generator=generator, device=self.device), mask)
         return torch.empty((num_envs, *self.low.shape), device=self.device).uniform_(-1.0, 1.0, generator=generator)

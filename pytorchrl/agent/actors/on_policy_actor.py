@@ -32,12 +32,12 @@ class OnPolicyActor(Actor):
     may be None. Inputs are never changed. Act within `torch.inference_mode()`: entering it here would cost more than
     a small network.
 
-    A subclass may have networks of its own: it defines `build_networks`, `policy_features` and, unless the value head takes
+    A subclass with networks of its own defines `build_networks`, `policy_features` and, unless the value head is applied to
     the policy's features, `value_features`.
 
     Attributes:
-        distribution: What turns the outputs of the policy head into actions and log-probabilities.
-        is_shared: Whether the value head takes the policy's features, in place of those of `value_features`.
+        distribution: Distribution of actions that the outputs of the policy head parametrise.
+        is_shared: Whether the value head is applied to the policy's features instead of those of `value_features`.
     """
 
     network_options: ClassVar[tuple[str, ...]] = (
@@ -87,8 +87,8 @@ class OnPolicyActor(Actor):
         if isinstance(self.distribution, Gaussian):
             nn.init.constant_(self.distribution.log_std, options.log_std_init)
         self.build(seed)
-        # The same parts once more: an attribute of a module that is a module or parameter takes long to look up,
-        # which adds up to a third of the time to act with small networks.
+        # Plain tuples of the same modules: looking up a submodule or parameter of a module is slow, and the look-ups add up
+        # to a third of the time to act with small networks.
         self._trunks: tuple[Any, Any] = (getattr(self, "policy", None), getattr(self, "value", None))
         self._heads = (self.policy_head, self.value_head, self.distribution)
         self._linear = tuple(
@@ -99,10 +99,10 @@ class OnPolicyActor(Actor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build extractors, memories and heads as the options say; a subclass may build other networks.
 
-        It sets `policy_head`, a module from features (B, F) to (B, `distribution.num_outputs`), and `value_head`, a module
-        from features to (B, 1); and whatever `policy_features` and `value_features` use. Where the value head takes the
-        policy's features, it sets `is_shared` to True. Where the networks have memory, it sets `is_recurrent` to True,
-        and the subclass defines `initial_states`.
+        The method sets `policy_head`, a module from features (B, F) to (B, `distribution.num_outputs`), and `value_head`, a module
+        from features to (B, 1); and the modules that `policy_features` and `value_features` use. If the value head is applied
+        to the policy's features, the method sets `is_shared` to True. If the networks have memory, it sets `is_recurrent` to
+        True, and the subclass defines `initial_states`.
         """
         options, shared = self.options, self.options.shared_policy_value_network
         self.is_recurrent = options.recurrent_net is not None
@@ -114,10 +114,10 @@ class OnPolicyActor(Actor):
         self.value_head: nn.Module = linear(size, 1, _VALUE_GAIN, generator)
 
     def policy_features(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
-        """Return what the policy head is applied to, with gradient.
+        """Return the input of the policy head, with gradient.
 
         Args:
-            obs: Leaf -> (B, ...), or (L, B, ...) of sequences where the actor has memory; normalised.
+            obs: Leaf -> (B, ...), or (L, B, ...) for sequences of an actor with memory; normalised.
             rhs: Network -> (B, H), the memory before the first row; empty without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode, before which the memory is reset.
 
@@ -128,7 +128,7 @@ class OnPolicyActor(Actor):
         return features, {} if state is None else {"policy": state}
 
     def value_features(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
-        """Return what the value head is applied to, if not `is_shared`; arguments and result as of `policy_features`."""
+        """Return the input of the value head, unless `is_shared`; see `policy_features` for arguments and result."""
         features, state = self._trunks[1].forward(obs, rhs.get("value"), done)
         return features, {} if state is None else {"value": state}
 
@@ -236,12 +236,12 @@ class OnPolicyActor(Actor):
     def evaluate_all(
         self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
     ) -> Evaluated:
-        """Return everything that a loss may need, in one pass; arguments as of `evaluate`."""
+        """Return all outputs that a loss may need, from one forward pass; see `evaluate` for the arguments."""
         obs = self.normalise(obs)
         params, latent, _ = self._policy_params(obs, rhs, done)
         value_latent = latent if self.is_shared else self.value_features(obs, rhs, done)[0]
         logp, entropy = self._heads[2].log_prob_entropy(params, action, mask)
-        features = latent.float()  # under mixed precision, heads of the user's own are applied in float32
+        features = latent.float()  # may be bfloat16 under mixed precision; the user's terms get float32
         value_features = features if value_latent is latent else value_latent.float()
         return Evaluated(logp, entropy, self._value_of(value_latent), params, features, value_features)
 

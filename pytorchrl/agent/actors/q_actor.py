@@ -47,7 +47,7 @@ class QActor(ReplayActor):
             False, help="Show the memory the action and the reward of the step before, too; zeros where an episode begins.")
 
         def __post_init__(self) -> None:
-            """Refuse options of a memory that is not there."""
+            """Refuse options of the memory if there is none."""
             super().__post_init__()
             if self.recurrent_size is not None and self.recurrent_net is None:
                 raise ConfigError(f"recurrent_size={self.recurrent_size} needs recurrent_net='gru' or 'lstm', got None")
@@ -67,8 +67,8 @@ class QActor(ReplayActor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build `q`; a subclass may build another module.
 
-        Its `forward(obs, mask, generator)` returns the values of all actions, (B, n) float32, from normalised observations,
-        leaf -> (B, ...); `mask` is (B, n) bool or None, and `generator` is for noise, or None for none.
+        `q.forward(obs, mask, generator)` returns the values of all actions, (B, n) float32, from normalised observations,
+        leaf -> (B, ...). `mask` is (B, n) bool or None; `generator` draws the noise of the network, and None means no noise.
         """
         options = self.options
         self.is_recurrent = options.recurrent_net is not None
@@ -87,7 +87,7 @@ class QActor(ReplayActor):
         return {"q": self.q}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """See `ReplayActor`: (E,) int64."""
+        """See `ReplayActor`; return (E,) int64."""
         return best_action(torch.rand(num_envs, self.num_actions, generator=generator, device=self.device), mask)
 
     def acting_networks(self) -> dict[str, nn.Module]:

@@ -56,11 +56,11 @@ class ReplayActor(Actor):
 
     @abstractmethod
     def networks(self) -> dict[str, nn.Module]:
-        """Return group of parameters -> network, for all networks that are trained."""
+        """Return all trained networks: name of the parameter group -> network."""
 
     @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return uniformly random actions (E, ...), of those that the mask (E, n) allows, as they are stored."""
+        """Return uniformly random actions (E, ...) in the form in which they are stored, among those that the mask (E, n) allows."""
 
     def to_env(self, action: Tensor) -> Tensor:
         """Actions (E, ...) as environments take them."""

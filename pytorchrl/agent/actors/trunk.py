@@ -75,7 +75,8 @@ class Trunk(nn.Module):
 def check_extractor(name: str | Callable[..., Any], spaces: Spaces) -> None:
     """Find what is wrong with an extractor and spaces before a worker builds them.
 
-    Warns where `auto` takes a leaf with the shape of an image for numbers without an order, because its values may be no pixels.
+    With `auto`, a leaf that has the shape of an image but values that cannot be pixels causes a warning, because it gets fully
+    connected layers.
 
     Raises:
         ConfigError: No extractor has this name.
@@ -101,7 +102,7 @@ def check_extractor(name: str | Callable[..., Any], spaces: Spaces) -> None:
 
 
 def _warn_of_unlikely_image(leaf: str, space: gym.Space[Any]) -> None:
-    # Whatever the order of its axes, an image has two long ones.
+    # An image has two long axes, whatever their order.
     if _has_image_axes(space) and sorted(space.shape or ())[1] >= MIN_IMAGE_SIZE and not is_image(space):
         assert isinstance(space, gym.spaces.Box)
         warnings.warn(

@@ -103,14 +103,14 @@ class APPO(VTraceAlgorithm, PPO):
         return {**terms, "kl": slow_kl}, measures
 
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
-        """See `OnPolicyAlgorithm`; the weight of `kl` adapts and is no parameter."""
+        """See `OnPolicyAlgorithm`. The weight of `kl` adapts, so it is not among `parameters`."""
         weights = super().loss_weights(parameters)
         return {**weights, "kl": self.kl_coef} if self.options.kl_coef else weights
 
     def evaluate_target(
         self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """See `VTraceAlgorithm`: the slow policy, if there is one, is the policy to learn about."""
+        """See `VTraceAlgorithm`. The target policy is the slow policy, if there is one."""
         if self._slow is None:
             return super().evaluate_target(obs, rhs, done, action, mask)
         logp = self._slow.evaluate_actions(obs, rhs, done, action, mask)[0]

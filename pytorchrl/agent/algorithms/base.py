@@ -59,8 +59,8 @@ class Algorithm(Part, Updatable, ABC):
         optimizer: str | Callable[..., Optimizer] = option("adam", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
         adam_eps: float = option(1e-5, help="Epsilon outside Adam's root.", low=0.0, exclusive=True)
         weight_decay: float = option(
-            0.01, help="Share of the parameters that AdamW takes away at each step, times the learning rate.", low=0.0)
-        momentum: float = option(0.0, help="Share of SGD's last step that is in the next.", low=0.0, high=1.0)
+            0.01, help="Weight decay of AdamW: each step subtracts this share, times the learning rate, of the parameters.", low=0.0)
+        momentum: float = option(0.0, help="Momentum of SGD: the share of the previous step in the next one.", low=0.0, high=1.0)
         rmsprop_eps: float = option(1e-5, help="Epsilon of RMSProp.", low=0.0, exclusive=True)
         rmsprop_decay: float = option(0.99, help="Decay of RMSProp's mean square.", low=0.0, high=1.0)
         max_grad_norm: float | None = option(
@@ -68,7 +68,7 @@ class Algorithm(Part, Updatable, ABC):
         gamma: float = option(0.99, help="Discount.", low=0.0, high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse an optimiser that cannot move a vector, and settings of another than the one chosen."""
+            """Refuse an optimiser that cannot update a vector, and settings of optimisers that are not chosen."""
             super().__post_init__()
             if not isinstance(self.optimizer, str):
                 check_optimizer(self.optimizer)
@@ -77,13 +77,13 @@ class Algorithm(Part, Updatable, ABC):
                     self._refuse_changed((name,), f"optimizer={' or '.join(map(repr, kinds))}, got optimizer={self.optimizer!r}")
 
     learns_from: DataKind
-    """The kind of data that it learns from; storages that give this kind fit. Each class declares or inherits it."""
+    """The kind of data that the algorithm learns from, which its storage must provide. Each class declares or inherits it."""
     actor_class: ClassVar[type[nn.Module]]
-    """The class of actor that it trains; subclasses fit too. Each class declares or inherits it."""
+    """The class of actor that the algorithm trains, including subclasses. Each class declares or inherits it."""
     actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Option of the actor -> values that the algorithm can learn with; the first one is suggested. Other options are free."""
+    """Option of the actor -> values that the algorithm supports; errors suggest the first one. Other options may have any value."""
     action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = LEAF_SPACES
-    """Kinds of action space that it learns in, as far as its class of actor takes them."""
+    """Kinds of action space that the algorithm supports, as far as its class of actor supports them."""
     advantage_normalization: str = "none"
     loss_reduction: ClassVar[str] = "mean"
     """What the loss is over the valid samples of a batch, "mean" or "sum": how gradients of its parts become its own."""
@@ -217,7 +217,7 @@ class Algorithm(Part, Updatable, ABC):
         return info
 
     def last_gradients(self) -> list[Any]:
-        """Return what the last `compute_gradients` returned as gradients; raise `CallOrderError` before its first call."""
+        """Return the gradients of the last `compute_gradients`; raise `CallOrderError` if there was none."""
         if self._gradients is None:
             raise CallOrderError("apply_gradients() without gradients applies those of the last compute_gradients(batch), which "
                                  "was not called yet; call it first, or give gradients")

@@ -135,10 +135,10 @@ class DQN(ReplayAlgorithm):
     # Learning
 
     def target_values(self, batch: ReplayBatch) -> Tensor:
-        """Return what the values of the batch's actions are moved towards, (B,) float32; called without gradient.
+        """Return the targets for the values of the batch's actions, (B,) float32; called without gradient.
 
-        A subclass may define another target. `batch.ret` and `batch.discount` are those of up to n steps,
-        `self.targets["q"]` is the target network, and `actor.normalise` makes of observations what networks take.
+        A subclass may define other targets. `batch.ret` and `batch.discount` cover up to n steps, `self.targets["q"]` is
+        the target network, and `actor.normalise` converts observations to inputs of the networks.
         """
         actor, generator = self.actor, self.update_generator
         next_obs = actor.normalise(batch.next_obs)

@@ -1,4 +1,4 @@
-"""What on-policy algorithms share: acting, the values of a rollout, and a loss that is a weighted sum of named terms.
+"""The base of on-policy algorithms: acting, the values of a rollout, and a loss that is a weighted sum of named terms.
 
 T = steps of a rollout, E = environments, B = samples of a batch, P = scalars of the parameter vector.
 """
@@ -39,7 +39,7 @@ _CHUNK_BYTES = 2**25
 
 
 class OnPolicyAlgorithm(Algorithm):
-    """An on-policy algorithm; a subclass defines the loss by `terms` and `loss_weights`, and its options.
+    """The base class of on-policy algorithms; a subclass defines its options, and its loss by `terms` and `loss_weights`.
 
     The loss is the sum of weight * mean(term) over the named terms; each mean is taken over the valid samples of a batch.
     """
@@ -63,14 +63,14 @@ class OnPolicyAlgorithm(Algorithm):
     learns_from = DataKind.ROLLOUTS
     actor_class: ClassVar[type[nn.Module]] = OnPolicyActor
     info_names: tuple[str, ...]
-    """Names of what a gradient reports: "loss", the terms and the measures; empty before the first batch."""
+    """Names of the values that `compute_gradients` reports: "loss", the terms and the measures; empty before the first batch."""
     recompute_advantages: bool = False
     actor: OnPolicyActor
 
     @classmethod
     @brief_errors
     def create_factory(cls, **options: Any) -> Factory[Self]:
-        """See `Algorithm`; of `num_mini_batch` and `mini_batch_size` one may be given."""
+        """See `Algorithm`. Only one of `num_mini_batch` and `mini_batch_size` may be given."""
         if options.get("num_mini_batch") is not None and options.get("mini_batch_size") is not None:
             raise ConfigError(f"num_mini_batch={options['num_mini_batch']} and mini_batch_size={options['mini_batch_size']} both say how "
                               "a pass is cut into batches; give one of them")
@@ -96,9 +96,9 @@ class OnPolicyAlgorithm(Algorithm):
         self._weights = Constants(self.device)
         self.info_names = ()
         self._term_names: tuple[str, ...] = ()
-        # V-trace values rollouts by the learner's weights, so that those of the policy that acted would be computed in vain.
+        # V-trace computes values with the learner's weights, so the collector need not compute any.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
-        # Passed only where it is False: an actor of the user's own need not know the argument.
+        # Passed only if it is False: an actor of the user's own need not have the argument.
         self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
@@ -179,26 +179,27 @@ class OnPolicyAlgorithm(Algorithm):
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: Mapping[str, Any],
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute what the loss is made of, sample by sample; a subclass may add terms of its own to those of its base.
+        """Compute the terms of the loss for each sample; a subclass may add terms of its own to those of its base.
 
         Args:
-            evaluated: What the actor computes of the batch with its present weights, with gradient: log-probabilities,
-                entropies, values, and the features below the heads.
-            batch: The samples; advantages are normalised already where the option says "minibatch".
-            parameters: Name -> value in force of each updatable option, a float or (with `compile`) a tensor (). Read
-                values here and not in `self.parameters`, which a compiled loss sees as constants.
+            evaluated: The actor's outputs for the batch with its current weights, with gradient: log-probabilities,
+                entropies, values, and the features that feed the heads.
+            batch: The samples; advantages are already normalised if `advantage_normalization` is "minibatch".
+            parameters: Name -> current value of each updatable option, a float or (with `compile`) a tensor (). Read values
+                from here and not from `self.parameters`, which is constant in a compiled loss.
 
         Returns:
-            Name -> term of the loss, one for each name in `loss_weights`; and name -> further measure without gradient.
-            Each is float32 and has one number a sample, (B,) or (L, B), like `evaluated.logp`. Numbers of samples that
-            are not valid count nothing, but must be finite. `info` reports the mean of each under its name.
+            Two dictionaries: name -> term of the loss, with the names of `loss_weights`; and name -> further measure
+            without gradient. Terms and measures are float32 and have one number for each sample, (B,) or (L, B), like
+            `evaluated.logp`. Numbers of samples that are not valid are ignored, but must be finite. `info` reports the
+            mean of each term and measure under its name.
         """
 
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
         """Return the weight of each term in the loss; a subclass adds those of its own terms.
 
         Args:
-            parameters: Name -> value in force of each updatable option.
+            parameters: Name -> current value of each updatable option.
         """
         return {"policy_loss": 1.0, "value_loss": parameters["value_loss_coef"], "entropy": -parameters["entropy_coef"]}
 
@@ -214,11 +215,11 @@ class OnPolicyAlgorithm(Algorithm):
             weights: (k,) float32 weights of the terms, in the order of `loss_weights`.
 
         Returns:
-            The loss, (); and, without gradient, the numbers that `info_names` names: the loss, and the means of terms and
-            measures.
+            The loss (); and, without gradient, one value for each of `info_names`: the loss, and the means of all
+            terms and measures.
 
         Raises:
-            ContractError: The first batch shows that `terms` and `loss_weights` do not fit each other or the batch.
+            ContractError: At the first batch, the results of `terms` and `loss_weights` do not fit each other or the batch.
         """
         returned = self.terms(evaluated, batch, parameters)
         if not self.info_names:
@@ -241,15 +242,15 @@ class OnPolicyAlgorithm(Algorithm):
 
         Raises:
             ConfigError: `compile` is on, but this machine cannot.
-            ContractError: A method of a subclass, of the actor or of the storage returned the wrong thing; only the first
-                batch is examined.
+            ContractError: A method of a subclass, of the actor or of the storage returned a value of a wrong type or shape;
+                only the first batch is checked.
         """
         named_weights = self.loss_weights(self.parameters)
         if not self.info_names:
             check_weights(self, named_weights)
         weights = self._weights.of(*named_weights.values())
         if self._compiled is not None:
-            if not self.info_names:  # errors of a compiled graph name no class of the user's
+            if not self.info_names:  # uncompiled, since errors of a compiled graph do not name the user's class
                 self._evaluate_loss(batch, self.parameters, weights)
             gradient, measured = self._compiled(batch, self.parameters, weights)
         else:

@@ -15,35 +15,35 @@ from torch.optim import Optimizer
 from pytorchrl.errors import ConfigError
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
-OPTIMIZER_HELP = "Kind of optimiser; in Python also a class of torch.optim, or a function of params and lr that makes one."
+OPTIMIZER_HELP = "Optimiser; in Python also a class of torch.optim, or a function of params and lr that returns an optimiser."
 _ADAM_BETAS = 0.9, 0.999
 
 
 class VectorOptimizer(Protocol):
-    """Moves one vector of P parameters."""
+    """An optimiser of one vector of P parameters."""
 
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
-        """Move `params` (P,) in place along `scale * gradient`; `gradient` (P,) is only read."""
+        """Update `params` (P,) in place by `scale * gradient`, without changing `gradient` (P,)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of all that the next step needs, tensors on the CPU and plain values."""
+        """Return a copy of the optimiser's state: CPU tensors and plain values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy the `state_dict()` of an optimiser of the same kind and size."""
+        """Restore the `state_dict()` of an optimiser of the same kind and size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """Settings of the optimisers that have a name."""
+    """Settings of the named optimisers."""
 
     adam_eps: float
-    """Added to the root of Adam and AdamW."""
+    """Epsilon of Adam and AdamW, added to the root of the second moment."""
     weight_decay: float
-    """Share of the parameters that AdamW takes away at each step, times the learning rate."""
+    """Weight decay of AdamW: each step subtracts this share, times the learning rate, of the parameters."""
     momentum: float
-    """Share of SGD's last step that is in the next."""
+    """Momentum of SGD: the share of the previous step in the next one."""
     rmsprop_eps: float
-    """Added to RMSProp's root, or inside it."""
+    """Epsilon of RMSProp, added to the root of the mean square or inside the root."""
     rmsprop_decay: float
     """Decay of RMSProp's mean square."""
 
@@ -51,16 +51,16 @@ class OptimizerSettings:
 OPTIONS_OF = MappingProxyType({
     "adam_eps": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",), "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
     "rmsprop_decay": ("rmsprop", "rmsprop_tf")})
-"""Option of an algorithm, called as the field of `OptimizerSettings` -> optimisers that have it."""
+"""Option of an algorithm, named like the field of `OptimizerSettings` -> optimisers that use it."""
 
 
 def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings: OptimizerSettings) -> VectorOptimizer:
-    """Return the optimiser of that name, or one that steps as torch's does, for vectors like `like` (P,)."""
+    """Return an optimiser for vectors like `like` (P,): a named one, or a wrapper of one of torch's."""
     return FlatOptimizer(kind, like, settings) if isinstance(kind, str) else TorchOptimizer(kind, like)
 
 
 def check_optimizer(make: Callable[..., Optimizer]) -> None:
-    """Raise `ConfigError` unless `make(params, lr=...)` gives an optimiser that can make a step of a vector."""
+    """Raise `ConfigError` unless `make(params, lr=...)` returns an optimiser that can update a vector."""
     like = torch.zeros(2)
     try:
         TorchOptimizer(make, like).step(like, torch.ones(2), 0.1, 1.0)
@@ -71,7 +71,7 @@ def check_optimizer(make: Callable[..., Optimizer]) -> None:
 
 
 class FlatOptimizer:
-    """Adam, AdamW, SGD or RMSProp on one vector: a handful of in-place operations, and moments that are plain tensors."""
+    """Adam, AdamW, SGD or RMSProp on one vector, in a few in-place operations; the moments are plain tensors."""
 
     def __init__(self, name: str, like: Tensor, settings: OptimizerSettings) -> None:
         """Make the moments for vectors like `like` (P,).
@@ -81,7 +81,7 @@ class FlatOptimizer:
                 (epsilon outside the root, first mean square 0), or "rmsprop_tf" (TensorFlow's: epsilon inside the root, first
                 mean square 1).
             like: (P,) float32.
-            settings: Those of other optimisers are ignored.
+            settings: Settings of all optimisers; those of other ones are ignored.
         """
         self.name, self._is_adam = name, name in ("adam", "adamw")
         self._eps = settings.adam_eps if self._is_adam else settings.rmsprop_eps
@@ -134,16 +134,16 @@ class FlatOptimizer:
 
 
 class TorchOptimizer:
-    """An optimiser of torch, or one that is made like those, on one vector.
+    """An optimiser of torch, or one with the same interface, on one vector.
 
-    It sees all parameters of a group as one tensor (P,): what an optimiser does for each layer apart, it does for the whole.
+    The optimiser sees all parameters of a group as one tensor (P,), so it cannot treat layers separately.
     """
 
     def __init__(self, make: Callable[..., Optimizer], like: Tensor) -> None:
         """Make the optimiser for vectors like `like` (P,).
 
         Args:
-            make: Called with a list of one parameter and `lr`.
+            make: Function that returns the optimiser, called with a list of one parameter and `lr`.
             like: (P,) float32.
         """
         self._param = nn.Parameter(like.detach())
@@ -166,11 +166,11 @@ class TorchOptimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `VectorOptimizer`."""
-        self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy: of some values torch makes none
+        self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy, because torch keeps references to some values
 
 
 def _on_cpu(value: Any) -> Any:
-    """Return a copy of nested dictionaries and lists, their tensors on the CPU."""
+    """Return a copy of nested dictionaries and lists, with their tensors on the CPU."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, dict):

@@ -59,7 +59,7 @@ class PPO(OnPolicyAlgorithm):
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: Mapping[str, Any],
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `OnPolicyAlgorithm`; the further measures are `kl` and `clip_fraction`, whether the ratio was clipped."""
+        """See `OnPolicyAlgorithm`. The measures are `kl` and `clip_fraction`, which is 1 for samples whose ratio was clipped."""
         clip, advantage, value = parameters["clip_param"], batch.advantage, evaluated.value
         log_ratio = evaluated.logp - batch.logp
         if batch.valid is not None:  # before exp: infinity times a masked zero would be NaN in the gradient

@@ -104,17 +104,17 @@ class ReplayAlgorithm(Algorithm):
 
     @abstractmethod
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
-        """Choose actions by the present weights; draw what is random from `self.generator`.
+        """Choose actions with the current weights; random numbers come from `self.generator`.
 
         Args:
-            obs: Leaf -> (E, ...), as environments return them; the actor's `normalise` is what networks take.
+            obs: Leaf -> (E, ...), as environments return them; the actor's `normalise` converts them for networks.
             done: (E,) bool, whether an observation is the first of its episode.
-            deterministic: Take the best actions instead of exploring.
+            deterministic: Whether to choose the best actions instead of exploring.
             mask: (E, n) bool, true where an action is allowed, or None.
 
         Returns:
-            Actions (E, ...) as they are stored: int64, or float32 of a Box. The actor's `to_env` makes of them what
-            environments take.
+            Actions (E, ...) as they are stored: int64, or float32 for a Box. The actor's `to_env` converts them to actions
+            of the environments.
         """
 
     def acting_step(
@@ -136,7 +136,7 @@ class ReplayAlgorithm(Algorithm):
         return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """Return uniformly random actions (E, ...), of those that the mask (E, n) allows; see the actor's `random_actions`."""
+        """Return uniformly random actions (E, ...) among those that the mask (E, n) allows; see the actor's `random_actions`."""
         actions: Tensor = self.actor.random_actions(num_envs, mask, self.generator)
         return actions
 
@@ -163,15 +163,15 @@ class ReplayAlgorithm(Algorithm):
 
     @abstractmethod
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """Compute what to minimise; a subclass may add to the losses and measures of its base.
+        """Compute the losses of a batch; a subclass may add to the losses and measures of its base.
 
         Args:
-            batch: B transitions, with the weights that priorities give them.
+            batch: B transitions, with the weights that correct for priorities.
 
         Returns:
-            Group -> loss () that is minimised over the parameters of that group alone, each with a graph of its own; name
-            -> further measure () without gradient, which `info` reports under its name; and the absolute TD errors (B,)
-            without gradient, for priorities.
+            Three values: group -> loss (), which is minimised over the parameters of that group alone and has a graph of
+            its own; name -> further measure () without gradient, which `info` reports under that name; and the absolute TD
+            errors (B,) without gradient, for priorities.
         """
 
     def td_errors(self, batch: ReplayBatch) -> Tensor:
@@ -187,7 +187,7 @@ class ReplayAlgorithm(Algorithm):
             absolute TD errors, for priorities.
 
         Raises:
-            ContractError: `losses` of a subclass returned the wrong thing; only the first batch is examined.
+            ContractError: `losses` of a subclass returned values of a wrong type or shape; only the first batch is checked.
         """
         for group in self.groups.values():
             group.zero_grad()

@@ -55,9 +55,9 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     def evaluate_target(
         self, obs: Obs, rhs: Obs, done: Tensor, action: Tensor, mask: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities of recorded actions by the policy to learn about, and present values; (L, E) each.
+        """Return the target policy's log-probabilities of the recorded actions, and the current values; each is (L, E).
 
-        The policy to learn about is the actor's, if a subclass does not say otherwise. No gradient is taken.
+        The target policy is the actor's policy, unless a subclass chooses another. The method is called without gradient.
 
         Args:
             obs: Leaf -> (L, E, ...).

@@ -137,7 +137,7 @@ def _build_native(
 
 
 def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
-    """Raise `EnvError` if a native vector environment does not declare the spaces of one environment and of all together."""
+    """Raise `EnvError` if a native vector environment lacks one of its four spaces."""
     if problem := space_problem(envs, ("single_observation_space", "single_action_space", "observation_space", "action_space")):
         raise EnvError(f"{where}: {problem}")
 
@@ -194,7 +194,7 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> Callable[..., A
 
 
 def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: Callable[..., Any] | None) -> bool:
-    """Return whether `backend="auto"` takes the native vector environment: if it can do all that is asked, and is the fastest."""
+    """Return whether `backend="auto"` uses the native vector environment: it supports all options that are set, and is the fastest."""
     if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
         return False
     if spec is not None and native.__module__.startswith(_NUMPY_VECTORS) and blueprint.num_envs < _FEWEST_FOR_NUMPY:

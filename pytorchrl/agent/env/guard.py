@@ -105,7 +105,7 @@ def _text(failure: BaseException) -> str:
 
 
 def space_problem(env: Any, names: tuple[str, ...] = ("observation_space", "action_space")) -> str | None:
-    """Return which of these attributes of an environment is no `gymnasium.Space`, with what to do; None if all are."""
+    """Return an error text for the first of these attributes that is not a `gymnasium.Space`; None if all of them are."""
     for name in names:
         space = getattr(env, name, None)
         if not isinstance(space, gym.Space):

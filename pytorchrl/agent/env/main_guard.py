@@ -1,4 +1,4 @@
-"""Find out whether the processes of `backend="async"` would run the user's script once more."""
+"""Detect scripts that the processes of `backend="async"` would run again."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from types import FrameType
 
 from pytorchrl.errors import ConfigError
 
-# Names in the test of an `if` by which a script tells its own run from its import by a new process.
+# Names in the condition of an `if` with which a script distinguishes its own run from its import by a new process.
 _GUARDS = {"__name__", "current_process"}
 
 
 def check_main_guard(setting: str) -> None:
     """Refuse to start processes from a line of the script that those processes would run as well.
 
-    A process that is spawned imports the main script first. If the line that leads here is not under
-    `if __name__ == "__main__":`, the new process comes to the same line and fails, and this one waits for it.
+    A spawned process imports the main script first. If the line that leads here is not under
+    `if __name__ == "__main__":`, the new process reaches the same line and fails, and this process waits for it forever.
 
     Args:
-        setting: The setting that needs processes, for the message.
+        setting: The setting that starts processes, for the message.
 
     Raises:
         ConfigError: The line is not guarded; the message names it and the guard.
@@ -32,7 +32,7 @@ def check_main_guard(setting: str) -> None:
     path = frame.f_code.co_filename
     try:
         tree = ast.parse("".join(linecache.getlines(path)))
-    except SyntaxError:  # the file has changed since it was started
+    except SyntaxError:  # the file has changed since the script started
         return
     if not _is_guarded(tree, frame.f_lineno):
         raise ConfigError(
@@ -42,7 +42,7 @@ def check_main_guard(setting: str) -> None:
 
 
 def _main_frame() -> FrameType | None:
-    """Return the frame of the main script if a spawned process would run it: not of `python -m`, `-c` or a notebook."""
+    """Return the frame of the main script if a spawned process would run the script; None for `python -m`, `-c` and notebooks."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if main is None or getattr(main, "__file__", None) is None or (spec is not None and spec.name.split(".")[-1] == "__main__"):
@@ -54,7 +54,7 @@ def _main_frame() -> FrameType | None:
 
 
 def _is_guarded(tree: ast.Module, line: int) -> bool:
-    """Return whether an `if` that tells a script's own run from its import encloses the line."""
+    """Return whether the line is inside an `if` that distinguishes the script's own run from its import."""
     return any(
         isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line)
         and any(name in _GUARDS for part in ast.walk(node.test) for name in (getattr(part, "id", None), getattr(part, "attr", None)))

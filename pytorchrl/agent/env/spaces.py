@@ -19,7 +19,7 @@ LEAF_SPACES: tuple[type[gym.Space[Any]], ...] = (spaces.Box, spaces.Discrete, sp
 """Spaces of an action, and of each leaf of an observation."""
 _NUM_CHANNELS = (1, 3, 4)
 MIN_IMAGE_SIZE = 16
-"""Smallest height and width, in pixels, of what is taken for an image without being asked to."""
+"""Smallest height and width, in pixels, of an observation that is treated as an image by default."""
 
 
 def flatten_space(
@@ -31,7 +31,7 @@ def flatten_space(
     images of unsigned bytes, or of floats from 0 to 1, become (C, H, W), Discrete and MultiDiscrete count from 0. A leaf `action_mask` is left
     out: it is no part of what networks see. Flattening twice gives the same.
 
-    float64 stays as it is if `keep_float64`, and in a plain dictionary of leaves, which environment factories have made so.
+    float64 is kept if `keep_float64`, and in a plain dictionary of leaves, whose dtypes an environment factory has already chosen.
 
     Images of unsigned bytes have three axes, of which the last one is 1, 3 or 4 long and the first one is not; images of floats
     also have bounds of 0 and 1 everywhere, and 16 pixels or more each way.
@@ -79,7 +79,7 @@ class ObservationReader:
 
     Args:
         space: Observation space of a single environment.
-        keep_float64: Whether leaves of float64 stay so; else they become float32.
+        keep_float64: Whether float64 leaves stay float64; otherwise they become float32.
     """
 
     def __init__(self, space: gym.Space[Any], keep_float64: bool = False) -> None:
@@ -161,7 +161,7 @@ def _refuse_empty(space: gym.Space[Any], what: str, remedy: str) -> None:
 
 
 def has_image_values(space: spaces.Box) -> bool:
-    """Return whether values may be pixels: unsigned bytes, or floats whose bounds are 0 and 1 everywhere."""
+    """Return whether the values may be pixels: unsigned bytes, or floats whose bounds are 0 and 1 everywhere."""
     return space.dtype == np.uint8 or (
         np.issubdtype(space.dtype, np.floating) and not np.any(space.low) and bool(np.all(space.high == 1)))
 

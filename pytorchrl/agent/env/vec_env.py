@@ -38,7 +38,7 @@ _SEED_SHIFT = 32
 # A fault that comes back more often than this in 1000 steps is taken for permanent.
 _MAX_RESTARTS = 3
 _LARGE = 2.0**17
-"""Above it float32, with a mantissa of 24 bits, keeps six binary places or fewer."""
+"""For larger numbers, float32 (mantissa of 24 bits) has at most six binary places."""
 
 
 class VecEnv(Part):
@@ -73,8 +73,8 @@ class VecEnv(Part):
             default_factory=dict, help="Keyword arguments that replace those of env_kwargs when testing.")
         vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
         backend: str = option(
-            "auto", help="What steps them; auto takes the native vector environment, else sync, also for fewer than 4 environments of "
-            "Gymnasium's own (CartPole), where sync is faster.",
+            "auto", help="How environments are stepped; auto uses the native vector environment if there is one, else sync; also sync for fewer than "
+            "4 of Gymnasium's classic control environments (CartPole), where it is faster.",
             choices=("auto", "vector", "sync", "async", "envpool"))
         autoreset: str = option(
             "auto", help="When a new episode starts; auto takes same_step where offered, else next_step.",
@@ -95,8 +95,8 @@ class VecEnv(Part):
             _MAX_RESTARTS, help="Restarts of one worker's environments allowed within 1000 steps of its vector; needs "
             "on_env_error='restart'.", low=1)
         keep_float64: bool | None = option(
-            None, help="Whether observations of float64 stay so in place of float32, with twice the memory; None: where the first "
-            "one has a number beyond 131072, of which float32 keeps six binary places or fewer.")
+            None, help="Whether float64 observations stay float64, with twice the memory of float32; None: if the first "
+            "observation has a number beyond 131072, for which float32 has at most six binary places.")
         log_dir: str | None = option(None, help="Folder for one monitor CSV a worker, of finished episodes.")
         info_keywords: tuple[str, ...] = option((), help="Entries of an episode's last info written to the monitor.")
 
@@ -146,7 +146,7 @@ class VecEnv(Part):
 
     @classmethod
     def _probe(cls, options: Any) -> tuple[Self, Arrays, np.ndarray | None]:
-        """Build and close a vector of one environment; returns it, and what its reset gave."""
+        """Build and close a vector of one environment; return the vector and the result of its reset."""
         probe = cls(dataclasses.replace(options, vec_env_size=1, log_dir=None, backend=_probe_backend(options)), seed=0)
         try:
             return probe, *probe.reset()
@@ -440,7 +440,7 @@ class EnvFactory(Factory[VecEnv]):
 
 
 def _is_large(leaf: np.ndarray) -> bool:
-    """Whether float32 keeps few binary places of a number of the leaf."""
+    """Return whether the leaf has a number too large for float32 to keep more than six binary places."""
     return leaf.dtype.kind == "f" and bool(np.abs(leaf).max(initial=0.0) > _LARGE)
 
 

@@ -92,7 +92,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def learns_from(self) -> DataKind:
-            """The kind of data that policies learn from; where they differ, the one that must be freshest."""
+            """The kind of data that the policies learn from; if kinds differ, the one that must be freshest."""
             return freshest(map(learned_kind, self.policies.values()))
 
     actor: MultiAgentActor

@@ -40,7 +40,7 @@ class MultiAgentStorage(Storage):
 
         @property
         def gives(self) -> DataKind:
-            """The kind of data that storages give; where they differ, the one that must be freshest."""
+            """The kind of data that the storages provide; if kinds differ, the one that must be freshest."""
             return freshest(map(given_kind, self.policies.values()))
 
         @property
@@ -339,7 +339,7 @@ class MultiAgentReplay(MultiAgentStorage):
             storage.keep_notes()
 
     def take_notes(self) -> dict[str, np.ndarray]:
-        """See `ReplayBuffer`; `<name>` of all policies together, and `<name>/<policy>` of each."""
+        """See `ReplayBuffer`. `<name>` combines all policies, and `<name>/<policy>` covers one policy."""
         notes = {policy: storage.take_notes() for policy, storage in self.storages.items()}
         names = next(iter(notes.values()))
         return {**{name: np.concatenate([own[name] for own in notes.values()]) for name in names},
