@@ -43,7 +43,7 @@ def option(
     Args:
         default: Its only default; leave out for a required option.
         help: One sentence for users, with the unit.
-        low: Smallest value allowed; for a `Schedule`, of all its values.
+        low: Smallest value allowed, which also holds for all values of a `Schedule`.
         high: Largest value allowed.
         exclusive: Whether `low` itself is refused, except as the last value of a `Schedule`.
         choices: The closed set of allowed values.
@@ -60,14 +60,14 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Base of all `Options` classes: checks every field's type, range and choice when built.
+    """The base of all `Options` classes, which checks every field's type, range and choice when it is built.
 
-    Where a `Schedule` may be given, a function of the share of the experiment that remains, or a list of points
-    (env step, value), becomes one.
+    If an option may be a `Schedule`, a function of the remaining share of the experiment, or a list of points
+    (env step, value), is converted to one.
     """
 
     def __post_init__(self) -> None:
-        """Make lists of tuple options tuples, then check each field; report all problems at once."""
+        """Convert lists to tuples and functions to schedules, then check each field; report all problems at once."""
         hints = typing.get_type_hints(type(self))
         problems = []
         for field in dataclasses.fields(self):
@@ -76,7 +76,7 @@ class Options:
             except ConfigError as error:
                 problems.append(str(error))
                 continue
-            object.__setattr__(self, field.name, value)  # the class is frozen for all others
+            object.__setattr__(self, field.name, value)  # the class is frozen, and only this method may set a field
             problem = _problem(field, hints[field.name], value)
             if problem:
                 problems.append(problem)
@@ -94,7 +94,7 @@ def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None
     if not field.metadata:
         return None
     choices = field.metadata["choices"]
-    if choices is not None and not (_fits(hint, value) and (callable(value) or value in choices)):  # a function stands for itself
+    if choices is not None and not (_fits(hint, value) and (callable(value) or value in choices)):  # a function needs no name among the choices
         # Of a class, such as torch.nn.ReLU for "relu", the name counts.
         text = value.__name__.lower() if isinstance(value, type) else str(value)
         near = difflib.get_close_matches(text, [str(c) for c in choices], n=1)
@@ -102,7 +102,7 @@ def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None
             f"; did you mean {near[0]!r}?" if near else "")
     if not _fits(hint, value):
         return f"{field.name} must be {_type_name(hint)}, got {value!r}"
-    # A schedule may end on a bound that a constant may not have: it is there at the last step only.
+    # A schedule may end at an excluded bound, because it reaches the bound only at the last step.
     last = value.values[-1:] if isinstance(value, Schedule) else ()
     for number, is_last in [*((number, False) for number in _numbers(value)), *((number, True) for number in last)]:
         wrong = out_of_range(number, field.metadata["low"], field.metadata["high"], field.metadata["exclusive"] and not is_last)
@@ -112,7 +112,7 @@ def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None
 
 
 def _settled(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
-    """Return the value in the form that options have: a schedule where one was given in another form, a tuple for a list."""
+    """Return the value in the form that options store: a schedule for a function or points, a tuple for a list."""
     members = (hint, *typing.get_args(hint))
     if field.metadata and Schedule in members[1:]:
         return as_schedule(value, field.name, field.metadata["low"], field.metadata["high"], field.metadata["exclusive"])
@@ -190,7 +190,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def check_is_whole(cls: type) -> None:
-    """Raise `ContractError` if a class does not define every method that its base asks for."""
+    """Raise `ContractError` if a class does not define every abstract method of its base."""
     if inspect.isabstract(cls):
         missing = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined] # an abstract class has them
         base = next(base for base in cls.__mro__[1:] if missing[0] in vars(base))
@@ -203,7 +203,7 @@ def build_options(owner: type, options: dict[str, Any]) -> Any:
 
     Raises:
         ConfigError: A name is unknown or missing, a value is not allowed, or `owner.Options` is not declared as a dataclass.
-        ContractError: The class does not define every method that its base asks for.
+        ContractError: The class does not define every abstract method of its base.
     """
     check_is_whole(owner)
     check_declaration(owner)
@@ -218,11 +218,11 @@ def build_options(owner: type, options: dict[str, Any]) -> Any:
 
 
 def check_declaration(owner: type) -> None:
-    """Refuse an `Options` class, of a user's own part, whose fields Python would ignore.
+    """Refuse an `Options` class of a user's own part if Python would ignore some of its fields.
 
     Raises:
-        ConfigError: `owner.Options` does not inherit from `Options`, has fields but no @dataclass of its own, or gives an
-            option another default without an annotation. The message names the class and the fields.
+        ConfigError: `owner.Options` does not inherit from `Options`, has fields but no @dataclass of its own, or changes
+            the default of an option without an annotation. The message names the class and the fields.
     """
     own = getattr(owner, "Options", None)
     if not (isinstance(own, type) and issubclass(own, Options)):
@@ -243,14 +243,14 @@ def check_declaration(owner: type) -> None:
 
 
 class Part:
-    """Base of all parts of an agent, which workers build from checked options.
+    """The base of all parts of an agent, which workers build from checked options.
 
     A subclass has `Options` and `create_factory`. Calling the class itself without checked options, as in `PPO()` or
-    `VecEnv("CartPole-v1")`, is refused with the call that was meant.
+    `VecEnv("CartPole-v1")`, is refused, and the error shows the right call.
     """
 
     home: ClassVar[str]
-    """Which part of an agent it is, a key of `names_elsewhere.HOMES`."""
+    """The kind of part, a key of `names_elsewhere.HOMES`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -259,7 +259,7 @@ class Part:
 
 
 def _takes_checked_options(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that refuses to be called with anything but checked options first."""
+    """Return a constructor that refuses a first argument other than checked options."""
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         options = args[0] if args else kwargs.get("options")

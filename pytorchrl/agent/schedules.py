@@ -1,4 +1,4 @@
-"""Schedules: values that follow the env steps of an experiment."""
+"""Define schedules: values that change with the env steps of an experiment."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 from pytorchrl.errors import ConfigError
 
 FORMS = "linear:START:END[:STEPS], cosine or exponential in place of linear, or piecewise:STEP:VALUE:STEP:VALUE..."
-"""How a text can say a schedule; the call that makes it, such as `linear(1e-3, 0)`, is understood too."""
+"""Formats of a schedule as text; a Python call such as `linear(1e-3, 0)` is parsed too."""
 _NUM_SAMPLES = 101
-"""Values of `progress_remaining` at which a function is tried before anything starts."""
+"""Number of values of `progress_remaining` at which a function is tested before anything starts."""
 _LONGEST_ECHO = 100
 
 
 class Schedule(ABC):
-    """A number that follows the env steps of an experiment; `repr` gives the call that makes it."""
+    """A value that changes with the env steps of an experiment; `repr` returns the Python call that creates it."""
 
     @abstractmethod
     def value(self, env_steps: int, target_steps: int) -> float:
@@ -31,11 +31,11 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def values(self) -> tuple[float, ...]:
-        """Return the numbers that the schedule was made of, the last of them in force at its end."""
+        """Return the numbers that define the schedule; the last one is its final value."""
 
     @abstractmethod
     def parts(self) -> list[Any]:
-        """Return the schedule as plain values, its name first; `schedule_of` makes it again."""
+        """Return the schedule as plain values, beginning with its name; `schedule_of` is the inverse."""
 
 
 _SHAPES: Mapping[str, Callable[[float, float, float], float]] = MappingProxyType({
@@ -43,15 +43,15 @@ _SHAPES: Mapping[str, Callable[[float, float, float], float]] = MappingProxyType
     "cosine": lambda start, end, x: start + (end - start) * (1.0 - math.cos(math.pi * x)) / 2.0,
     "exponential": lambda start, end, x: start * (end / start) ** x,
 })
-"""Name -> function of start, end and the share of the way, from 0 to 1."""
+"""Name -> function of start, end and the fraction of the steps that are done, from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class Ramp(Schedule):
-    """A value that moves from `start` to `end` over `steps` env steps of the whole experiment, and stays there.
+    """A value that moves from `start` to `end` over `steps` env steps of the whole experiment, and then stays at `end`.
 
     `steps=None` means the experiment's target. `shape` is "linear", "cosine" (half a period, flat at both ends) or
-    "exponential" (by the same factor in each step).
+    "exponential" (a constant factor in each step).
     """
 
     shape: str
@@ -90,12 +90,12 @@ class Ramp(Schedule):
 
 @dataclass(frozen=True)
 class Piecewise(Schedule):
-    """A value on straight lines between points (env step, value), and that of the last point afterwards."""
+    """A value that is interpolated linearly between points (env step, value), and constant after the last point."""
 
     points: tuple[tuple[int, float], ...]
 
     def __post_init__(self) -> None:
-        """Refuse points that are not pairs, whose env steps do not grow from 0, or whose values are not finite."""
+        """Refuse points that are not pairs, env steps that do not increase from 0, and values that are not finite."""
         if len(self.points) < 2 or not all(isinstance(point, Sequence) and len(point) == 2 for point in self.points):
             raise ConfigError("a piecewise schedule needs two or more points (env_step, value), such as (0, 1e-3), (1000000, 1e-4), "
                               f"got {self.points!r}")
@@ -129,9 +129,9 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Computed(Schedule):
-    """A value that a function computes from the share of the experiment that remains, 1 at its start and 0 at its target.
+    """A value that a function computes from the remaining share of the experiment, from 1 at the start to 0 at the target.
 
-    The function is tried when the schedule is made. Each of its values is checked against the range of the option.
+    The function is tested when the schedule is created. Each of its values is checked against the range of the option.
     """
 
     function: Callable[[float], float]
@@ -143,19 +143,19 @@ class Computed(Schedule):
     """Whether `low` itself is refused, except at the end."""
 
     NAME: ClassVar[str] = "function"
-    """First of its `parts`."""
+    """The first value in its `parts`."""
 
     def __post_init__(self) -> None:
-        """Try the function at 101 places.
+        """Call the function at 101 points.
 
         Raises:
-            ConfigError: It raises, returns no number, or one out of the option's range.
+            ConfigError: The function raises, or does not return a number in the option's range.
         """
         for index in range(_NUM_SAMPLES):
             self.value(index, _NUM_SAMPLES - 1)
 
     def __repr__(self) -> str:
-        """Return the function's module and name; of an object that can be called, those of its class."""
+        """Return the function's module and name; for a callable object, those of its class."""
         named: Any = self.function
         if not hasattr(named, "__qualname__") or getattr(named, "__module__", None) is None:
             named = type(named)
@@ -165,7 +165,7 @@ class Computed(Schedule):
         """See `Schedule`.
 
         Raises:
-            ConfigError: The function raises, returns no number, or one out of the option's range.
+            ConfigError: The function raises, or does not return a number in the option's range.
         """
         remaining = 1.0 - min(1.0, env_steps / max(1, target_steps))
         where = f"{self.option}: {self!r} at progress_remaining={remaining:g}"
@@ -183,11 +183,11 @@ class Computed(Schedule):
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Return nothing: each value is checked when it is computed."""
+        """Return an empty tuple: each value is checked when it is computed."""
         return ()
 
     def parts(self) -> list[Any]:
-        """Return the function's name; the function itself is no plain value."""
+        """Return the function's name, since the function itself is not a plain value."""
         return [self.NAME, repr(self)]
 
 
@@ -197,28 +197,28 @@ def linear(start: float, end: float, steps: int | None = None) -> Schedule:
 
 
 def cosine(start: float, end: float, steps: int | None = None) -> Schedule:
-    """Return a schedule that moves from `start` to `end` as half a period of a cosine does; `steps` as of `linear`."""
+    """Return a schedule that moves from `start` to `end` along half a period of a cosine; see `linear` for `steps`."""
     return Ramp("cosine", start, end, steps)
 
 
 def exponential(start: float, end: float, steps: int | None = None) -> Schedule:
-    """Return a schedule that moves from `start` to `end`, both above 0, by the same factor in each step; `steps` as of `linear`."""
+    """Return a schedule that moves from `start` to `end`, both above 0, by a constant factor in each step; see `linear` for `steps`."""
     return Ramp("exponential", start, end, steps)
 
 
 def piecewise(*points: Sequence[float]) -> Schedule:
-    """Return a schedule on straight lines between points (env step, value), the first at env step 0.
+    """Return a schedule that interpolates linearly between points (env step, value); the first point is at env step 0.
 
-    After the last point its value stays.
+    The value is constant after the last point.
     """
     return Piecewise(tuple(points))  # type: ignore[arg-type] # checked there
 
 
 def schedule_of(parts: Sequence[Any]) -> Schedule:
-    """Return the schedule of these `Schedule.parts()`; numbers may be texts.
+    """Return the schedule with these `Schedule.parts()`; numbers may be strings.
 
     Raises:
-        ConfigError: There is no such schedule.
+        ConfigError: The parts do not describe a schedule.
     """
     name, *given = parts or [""]
     shown = ":".join(map(str, parts))[:_LONGEST_ECHO]
@@ -234,7 +234,7 @@ def schedule_of(parts: Sequence[Any]) -> Schedule:
 
 
 def as_schedule(value: Any, option: str, low: float | None, high: float | None, exclusive: bool) -> Any:
-    """Return the schedule that a function or a list of points stands for; any other value as it is.
+    """Convert a function or a list of points to a schedule; return any other value unchanged.
 
     Args:
         value: What the user gave for an option that may be a schedule.
@@ -244,7 +244,7 @@ def as_schedule(value: Any, option: str, low: float | None, high: float | None, 
         exclusive: Whether `low` itself is refused, except at the end.
 
     Raises:
-        ConfigError: The points are none, or the function does not give numbers within the range.
+        ConfigError: The points are not valid, or the function does not return numbers within the range.
     """
     if isinstance(value, (list, tuple)):
         try:
@@ -257,7 +257,7 @@ def as_schedule(value: Any, option: str, low: float | None, high: float | None, 
 
 
 def out_of_range(number: float, low: float | None, high: float | None, exclusive: bool) -> str:
-    """Return what the number should be, such as ">= 0.0 and <= 1.0"; empty if it is."""
+    """Return the violated requirement, such as ">= 0.0 and <= 1.0"; empty if the number meets it."""
     if not math.isfinite(number):
         return "finite"
     too_low = low is not None and (number <= low if exclusive else number < low)

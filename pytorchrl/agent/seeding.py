@@ -54,10 +54,10 @@ def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Gene
 
 @contextmanager
 def global_draws(generator: torch.Generator) -> Iterator[None]:
-    """Let draws from torch's global CPU generator be draws from `generator`, which goes on behind them.
+    """Redirect draws from torch's global CPU generator to `generator`, whose state advances with them.
 
-    User code draws initial weights from the global generator. Afterwards that one is as it was before. Threads that build
-    their workers at the same time wait for one another.
+    User code draws initial weights from the global generator. Its state is restored afterwards. A lock serialises threads
+    that build their workers at the same time.
     """
     with _GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
         torch.set_rng_state(generator.get_state())

@@ -30,29 +30,29 @@ class Storage(Part, Updatable, ABC):
     A collector fills its storage row by row and takes the rollout out; a learner puts rollouts in and draws batches.
     One object may do both when collector and learner take turns. Memory is allocated at the first transition only.
 
-    A subclass defines `Options`, with `size`, `gives`, and the learner's half: `insert_data_slice`, `generate_batches`, `reset` and
-    `counters`. One that has options that may change while training defines `update_storage_parameter` too.
+    A subclass defines `Options` with `size`, `gives`, and the part that the learner uses: `insert_data_slice`, `generate_batches`,
+    `reset` and `counters`. A subclass whose options may change during training also defines `update_storage_parameter`.
 
     Attributes:
         options: Checked options.
         actor: The actor of this worker.
         algorithm: The algorithm of this worker.
-        num_envs: E, environments of the collector that fills it.
-        device: Where batches are wanted.
-        generator: What to draw from, on the CPU; part of `state_dict`.
+        num_envs: E, the number of environments of the collector that fills the storage.
+        device: Device of the batches.
+        generator: CPU generator for all random draws; part of `state_dict`.
     """
 
     home: ClassVar[str] = "rollouts"
     gives: DataKind
-    """The kind of data that its batches are; algorithms that learn from this kind fit. Each class declares or inherits it.
+    """The kind of data in its batches, which the algorithm must learn from. Each class declares or inherits it.
 
-    Where `gives.is_kept`, `counters` also has `evicted`.
+    If `gives.is_kept`, `counters` also has `evicted`.
     """
     draws_rollouts: ClassVar[bool] = False
-    """Whether a storage that keeps transitions keeps and draws whole rollouts."""
+    """Whether a replay storage keeps and draws whole rollouts."""
     has_priorities: ClassVar[bool] = False
-    """Whether what it draws depends on errors, which needs an algorithm with `td_errors`; it then has `add_errors` and
-    `update_priorities`."""
+    """Whether draws depend on TD errors. If so, the storage has `add_errors` and `update_priorities`, and the algorithm must
+    have `td_errors`."""
     num_learned_from: int = 0
     """Of what has been inserted, how much an algorithm has already made its batches for; replay algorithms write it."""
     options: Any
@@ -77,14 +77,14 @@ class Storage(Part, Updatable, ABC):
             options: Checked options.
             actor: The actor of this worker.
             algorithm: The algorithm of this worker.
-            num_envs: E, environments of the collector that fills it.
-            seed: Of what is drawn.
-            device: Where batches are wanted.
+            num_envs: E, the number of environments of the collector that fills the storage.
+            seed: Seed of the random draws.
+            device: Device of the batches.
         """
         self.options, self.actor, self.algorithm, self.num_envs = options, actor, algorithm, num_envs
         self.device = torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
-        # The collector's half.
+        # Used by the collector only.
         self._rollout_rows = RolloutRows(self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
         self._start_parameters()
 
@@ -97,7 +97,7 @@ class Storage(Part, Updatable, ABC):
 
     @property
     def rollout_size(self) -> int:
-        """T, steps per environment of a whole rollout: the option `size`, if a subclass does not say otherwise."""
+        """T, steps per environment of a whole rollout: the option `size`, unless a subclass overrides this property."""
         size: int = self.options.size
         return size
 
@@ -138,7 +138,7 @@ class Storage(Part, Updatable, ABC):
         self.insert_data_slice(list(rollouts))
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Learn that `num_rollouts` full rollouts are used at once, by which some algorithms size their batches."""
+        """Prepare for passes over `num_rollouts` full rollouts, from which some algorithms derive the size of their batches."""
 
     def before_gradients(self) -> None:
         """Prepare what was inserted for `generate_batches`."""

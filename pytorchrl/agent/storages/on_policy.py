@@ -72,13 +72,13 @@ class VanillaOnPolicyBuffer(Storage):
         return 1.0
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Set the number of parts of a pass over `num_rollouts` full rollouts, where the algorithm has a `mini_batch_size`.
+        """Set the algorithm's `num_mini_batch` for passes over `num_rollouts` full rollouts, if it has a `mini_batch_size`.
 
-        It is the same for every pass, also where fewer steps have come: workers that average their gradients make their
-        updates together, and must agree on how many those are.
+        The number is the same for every pass, even if fewer steps have arrived: workers that average their gradients must
+        make the same number of updates.
 
         Raises:
-            ConfigError: A sequence of an actor with memory is longer than that.
+            ConfigError: A sequence of an actor with memory is longer than `mini_batch_size`.
         """
         wanted = getattr(self.algorithm, "mini_batch_size", None)
         if wanted is None:
@@ -161,24 +161,24 @@ class VanillaOnPolicyBuffer(Storage):
         return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
 
     def estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Compute what the policy and the value learn from; a subclass may define another estimate.
+        """Compute advantages and returns; a subclass may define another estimate.
 
         Args:
             rollout: T steps of E environments.
-            anew: Whether values are to be those of the present weights, in place of those stored with the rollout.
+            anew: Whether to compute values with the current weights instead of using those stored with the rollout.
 
         Returns:
-            Advantages and returns, (T, E) float32 numpy arrays. Steps that are not valid count nothing.
+            Advantages and returns, (T, E) float32 numpy arrays. Steps that are not valid are ignored.
         """
         value, final_value = self.values_of(rollout, anew)
         return gae(rollout, value, final_value, self.algorithm.gamma, self.gae_lambda, self.rewards_of(rollout))
 
     def values_of(self, rollout: RolloutData, anew: bool = False) -> tuple[Tensor, Tensor]:
-        """Return values of a rollout's observations, (T + 1, E), and of its final observations, (K,); float32.
+        """Return the float32 values of a rollout's observations, (T + 1, E), and of its K final observations, (K,).
 
         Args:
             rollout: T steps of E environments.
-            anew: Whether they are computed with the present weights, in place of those stored with the rollout.
+            anew: Whether to compute values with the current weights instead of using those stored with the rollout.
         """
         if anew:
             values: tuple[Tensor, Tensor] = self.algorithm.compute_values(rollout)
@@ -186,14 +186,14 @@ class VanillaOnPolicyBuffer(Storage):
         return rollout.other["value"], rollout.other["final_value"]
 
     def rewards_of(self, rollout: RolloutData) -> np.ndarray:
-        """Return the rewards to learn from, (T, E) float32: normalised if the actor normalises rewards."""
+        """Return the rewards for learning, (T, E) float32, normalised if the actor normalises rewards."""
         reward: np.ndarray = rollout.reward.numpy()
         if self.actor.options.normalize_reward:
             reward = np.clip(reward * self.actor.reward_scale(), -_REWARD_CLIP, _REWARD_CLIP)
         return reward
 
     def _lay_out(self, anew: bool) -> Samples:
-        """Samples with their advantages and returns; `anew` as of `estimate`."""
+        """Return the samples with their advantages and returns; see `estimate` for `anew`."""
         needed = ("logp", "value", "final_value") if self.gives is DataKind.ROLLOUTS else ("logp",)
         estimates = []
         for rollout in self._rollouts:

@@ -75,7 +75,7 @@ class ReplayBuffer(Storage):
 
     @property
     def rollout_size(self) -> int:
-        """T, steps per environment of a collector's rollout."""
+        """T, the number of steps per environment in a collector's rollout."""
         size: int = self.options.rollout_size
         return size
 
@@ -248,19 +248,19 @@ class ReplayBuffer(Storage):
         """Rows were written, and can be drawn where they are valid."""
 
     def drawable_rows(self) -> np.ndarray:
-        """Return all rows that can be drawn, (N,) int64, from the oldest to the newest; takes time in proportion to `size`."""
+        """Return all rows that can be drawn, (N,) int64, from the oldest to the newest, in time proportional to `size`."""
         rows: np.ndarray = np.flatnonzero(self._ring.columns["drawable"])
         oldest = np.searchsorted(rows, self._ring.first % self._ring.capacity)
         return np.roll(rows, -int(oldest))
 
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Choose what a batch is made of; a subclass may choose otherwise. There is at least one row that can be drawn.
+        """Choose the rows of a batch; a subclass may choose otherwise. The method is called only if a row can be drawn.
 
         Args:
-            count: B.
+            count: B, the number of rows.
 
         Returns:
-            (B,) int64 rows, of those in `drawable_rows()`, with repetitions; and (B,) float weights of their losses.
+            Rows, (B,) int64, from `drawable_rows()`, possibly with repetitions; and the weights of their losses, (B,) float.
         """
         ring = self._ring
         if 2 * ring.num_drawable < ring.total - ring.first:
@@ -443,7 +443,7 @@ class PERBuffer(ReplayBuffer):
         return priorities
 
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """See `ReplayBuffer`: by priority, with importance weights."""
+        """Draw rows by priority, with importance weights; see `ReplayBuffer`."""
         share = torch.rand(count, dtype=torch.float64, generator=self.generator).numpy()
         if self.options.stratified:
             share = (np.arange(count) + share) / count

@@ -165,7 +165,7 @@ class Ring:
         hits[rows] = 0
 
     def evict(self, count: int) -> np.ndarray:
-        """Give up the `count` oldest rows; return the places of later rows that can be drawn no more, as they need a part of those."""
+        """Evict the `count` oldest rows; return the places of later rows that depend on them and can no longer be drawn."""
         if count <= 0:
             return np.zeros(0, dtype=np.int64)
         column, start = self.columns, self.first % self.capacity

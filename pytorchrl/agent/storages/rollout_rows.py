@@ -49,10 +49,10 @@ class RolloutRows:
         """Prepare for `size` steps of `num_envs` environments.
 
         Args:
-            size: T.
-            num_envs: E.
+            size: T, steps per environment.
+            num_envs: E, the number of environments.
             rhs: Network -> (E, H), the memory's initial state.
-            algorithm: Whose acting steps come; errors name its class.
+            algorithm: The algorithm that acts; errors name its class.
         """
         self.size, self._num_envs, self._algorithm = size, num_envs, algorithm
         self._initial_rhs: Arrays = {name: state.cpu().numpy() for name, state in rhs.items()}

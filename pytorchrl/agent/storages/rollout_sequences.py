@@ -1,4 +1,4 @@
-"""Replay of whole rollouts, for actors with memory that learn from replay. T = steps, E = environments, B = sequences."""
+"""Replay whole rollouts, for actors with memory. T = steps, E = environments, B = sequences."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
 
 
 class _Kept(NamedTuple):
-    """A rollout in the ring; the rows of an environment follow each other, and those of the next environment follow them."""
+    """A rollout in the ring: the rows of each environment are consecutive, one environment after another."""
 
     first: int
     """Id of its first row."""
     num_steps: int
-    """T."""
+    """T, steps per environment."""
     num_envs: int
-    """E."""
+    """E, the number of environments."""
     states: Arrays
     """Net -> (E, H) float32, the memory's state before the first row of each environment."""
 
@@ -37,12 +37,12 @@ class _Kept(NamedTuple):
 class RolloutSequenceBuffer(ReplayBuffer):
     """Keep the newest whole rollouts; draw them uniformly, with replacement, as sequences with the memory's stored state.
 
-    Each environment's T steps of a drawn rollout are one sequence of `SequenceBatch`. It begins with the stored state, and the
-    memory is reset where an episode begins within it. The true last observation of an episode is a row of its own, which
-    belongs to no trained step. Targets end with the rollout: a step shortly before its end sums fewer than `n_step` rewards, and
-    bootstraps from the rollout's last observation. There is no warm-up, so that all steps are trained on.
+    The T steps of each environment in a drawn rollout are one sequence of `SequenceBatch`. A sequence begins with the stored
+    state, and the memory is reset at the beginning of each episode. The true last observation of an episode is a row of its
+    own, which belongs to no trained step. Targets end with the rollout: a step shortly before the end sums fewer than `n_step`
+    rewards and bootstraps from the rollout's last observation. There is no burn-in, so all steps are trained.
 
-    A rollout is evicted as a whole as soon as a newer one needs one of its rows. Rollouts without a transition are not kept.
+    A rollout is evicted as a whole when a newer one needs one of its rows. Rollouts without a transition are not stored.
     """
 
     gives = DataKind.SEQUENCES
@@ -69,9 +69,9 @@ class RolloutSequenceBuffer(ReplayBuffer):
             ring.evict(gone.num_steps * gone.num_envs)
         kept = _Kept(ring.total, rollout.num_steps, rollout.num_envs, {
             name: states[0].numpy().copy() for name, states in rollout.rhs.items()})
-        # A source of its own: rollouts share no observation, so that each can go without those that were collected after it.
+        # Each rollout is its own source, so that rollouts share no observation and each can be evicted independently.
         ring.insert(rollout, source=kept.first)
-        ring.make_drawable(self._place(kept))  # one row stands for the whole rollout
+        ring.make_drawable(self._place(kept))  # one row represents the whole rollout
         self._kept.append(kept)
 
     def _place(self, kept: _Kept) -> np.ndarray:
@@ -79,7 +79,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
         return np.array([kept.first]) % self._ring.capacity
 
     def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # its batches are sequences
-        """Draw rollouts until they have `batch_size` sequences, at least; None if there is none."""
+        """Draw rollouts until they contain at least `batch_size` sequences; return None if the storage is empty."""
         if not self._kept:
             return None
         drawn: list[_Kept] = []
@@ -93,13 +93,13 @@ class RolloutSequenceBuffer(ReplayBuffer):
         return batch
 
     def _walk(self, drawn: list[_Kept]) -> Walk:
-        """Return the rows of each environment's steps, in order, with the last observations of episodes that no step shows."""
+        """Return the rows of each environment's steps in order, and the last observations of episodes, which no step begins with."""
         column, capacity, n_step = self._ring.columns, self._ring.capacity, self.options.n_step
         found = []
         for kept in drawn:
             rows = kept.rows % capacity
             link = column["link"][rows]
-            # Each step whose next observation the step after it does not show moves the later steps on by one row.
+            # A step whose next observation is not that of the following step needs an extra row, which shifts all later steps.
             own = np.repeat(np.arange(kept.num_steps)[:, None], kept.num_envs, 1)
             own[1:] += np.cumsum(link[:-1] != rows[1:], 0)
             found.append((rows, link, own))
@@ -112,7 +112,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
             begin += rows.shape[1]
             places[:, columns] = link[-1]
             places[own + 1, columns] = link
-            places[own, columns] = rows  # where it is the next step that shows the observation, it is that step's row
+            places[own, columns] = rows  # a following step overwrites the row of the observation that it begins with
             is_step[own, columns] = column["valid"][rows]
         return Walk(places, is_step, 0, n_step)
 

@@ -1,6 +1,6 @@
-"""Sequence batches out of a ring of rows, for storages that draw sequences.
+"""Build sequence batches from a ring of rows, for storages that draw sequences.
 
-B = sequences, W = steps of warm-up, L = trained steps, n = rewards of an n-step return, H = size of a memory state.
+B = sequences, W = steps of burn-in, L = trained steps, n = rewards of an n-step return, H = size of a memory state.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pytorchrl.agent.storages.ring import Ring
 
 
 class Walk(NamedTuple):
-    """The rows that B sequences show, in the order in which an actor saw them."""
+    """The rows of B sequences, in the order in which an actor saw them."""
 
     places: np.ndarray
-    """(W+L+n, B) int64, places in the ring of the observations; where a sequence has none, the place of its first or last one."""
+    """(W+L+n, B) int64, places of the observations in the ring; padding repeats a sequence's first or last place."""
     is_step: np.ndarray
     """(W+L+n, B) bool, whether a transition begins at the row."""
     burn_in: int
-    """W."""
+    """W, steps of burn-in."""
     n_step: int
-    """n."""
+    """n, steps of an n-step return."""
 
     @property
     def trained(self) -> slice:
@@ -41,11 +41,11 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
     Args:
         ring: Holds the rows.
         walk: The rows of each sequence.
-        states: Net -> (B, H) float32, the memory's states before row 0; `PREVIOUS` among them if the memory is shown it.
+        states: Net -> (B, H) float32, the memory's states before row 0; includes `PREVIOUS` if it is an input of the memory.
         weight: (B,) importance weights.
         ids: (B,) int64 ids of the sequences.
         gamma: Discount of one step.
-        as_tensor: Moves an array to the device that the batch is wanted on.
+        as_tensor: Function that moves an array to the device of the batch.
     """
     rows, trained = np.maximum(walk.places, 0), walk.trained
     ret, discount, num_steps = _targets(ring, walk, rows, gamma)
