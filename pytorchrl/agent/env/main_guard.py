@@ -30,11 +30,12 @@ def check_main_guard(setting: str) -> None:
     if frame is None:
         return
     path = frame.f_code.co_filename
+    lines = linecache.getlines(path)  # none if the file is gone
     try:
-        tree = ast.parse("".join(linecache.getlines(path)))
+        tree = ast.parse("".join(lines))
     except SyntaxError:  # the file has changed since the script started
         return
-    if not _is_guarded(tree, frame.f_lineno):
+    if lines and not _is_guarded(tree, frame.f_lineno):
         raise ConfigError(
             f"{setting} starts processes that import the script again, and line {frame.f_lineno} of {path}, which starts them, is not "
             'under `if __name__ == "__main__":`; move what trains into a function, and call the function under that line, or use '

@@ -59,6 +59,16 @@ def test_what_processes_do_not_import_needs_no_guard(run_python, tmp_path, argum
     assert (tmp_path / "imported").read_text() == "x"
 
 
+def test_a_script_that_cannot_be_read_any_more_is_not_refused(run_python, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfrom pytorchrl.agent.env.main_guard import check_main_guard\n"
+        'if __name__ == "__main__":\n    os.remove(__file__)\n    check_main_guard("backend=\'async\'")\n    print("went on")\n')
+    result = run_python(script)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "went on\n"
+
+
 @pytest.mark.parametrize(("text", "line", "is_guarded"), [
     ('if __name__ == "__main__":\n    f()\n', 2, True),
     ('if __name__ == "__main__":\n    f()\n', 1, True),
