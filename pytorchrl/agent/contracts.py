@@ -6,6 +6,7 @@ raises names the class, the method, what the method returned and what is expecte
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -155,19 +156,21 @@ def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
         ConfigError: An option differs from its default and was not read.
     """
     options, read = actor.options, set()
+    kind = type(options)
 
-    class Watched(type(options)):  # type: ignore[misc] # whatever class the options are
+    class Watched(kind):  # type: ignore[misc,valid-type] # whatever class the options are
         def __getattribute__(self, name: str) -> Any:
             read.add(name)
             return super().__getattribute__(name)
 
-    actor.options = watched = object.__new__(Watched)
-    object.__getattribute__(watched, "__dict__").update(vars(options))
+    actor.options = watched = copy.copy(options)
+    object.__setattr__(watched, "__class__", Watched)  # the class is frozen for all others
     try:
         yield
     finally:
+        object.__setattr__(watched, "__class__", kind)  # the networks may keep the copy
         actor.options = options
-    if "feature_extractor" in read:
+    if read & {"feature_extractor", "__dict__"}:  # vars(options) reads every option
         return
     fields = {field.name: field for field in dataclasses.fields(options)}
     unread = [f"{name}={getattr(options, name)!r}" for name in names if name in fields and name not in read

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -157,6 +159,34 @@ def test_options_that_own_networks_read_are_taken():
     actor = make(Wide, hidden_sizes=(9,))
     assert actor.value_head.in_features == 9
     assert type(actor.options) is Wide.Options
+
+
+class Remembering(Wide):
+    """Networks that keep the options, for later."""
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.body.options = self.options
+
+
+def test_options_that_networks_keep_are_ordinary_ones():
+    actor = make(Remembering, hidden_sizes=(5,))
+    kept = actor.body.options
+    assert type(kept) is Remembering.Options
+    assert kept == actor.options
+    assert pickle.loads(pickle.dumps(actor)).body.options == kept
+
+
+class Unpacking(Asymmetric):
+    """Networks that are given all options at once."""
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.size = dict(vars(self.options))["hidden_sizes"]
+
+
+def test_vars_of_the_options_reads_them_all():
+    assert make(Unpacking, hidden_sizes=(5,)).size == (5,)
 
 
 @pytest.mark.parametrize("normalize_obs", [False, True])
