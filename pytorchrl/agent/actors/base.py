@@ -128,10 +128,12 @@ class Actor(Part, nn.Module, ABC):
             load_checkpoint(self, self.options.checkpoint)
         self.to(self.device)
         if not type(self).__module__.startswith("pytorchrl."):
+            modes = [(module, module.training) for module in self.modules()]
             self.eval()  # so that dropout draws nothing and batch norm updates no running mean
             with torch.no_grad():
                 self.check_networks()
-            self.train()
+            for module, mode in modes:  # build_networks() may have set modules to eval(), such as pretrained ones
+                module.training = mode
 
     def acting_networks(self) -> dict[str, nn.Module]:
         """Group of parameters -> network, of those that acting needs; of one actor alone all are in one group, `all`."""

@@ -189,6 +189,20 @@ def test_vars_of_the_options_reads_them_all():
     assert make(Unpacking, hidden_sizes=(5,)).size == (5,)
 
 
+class Frozen(Asymmetric):
+    """With a layer that never learns its running mean, like one that was trained before."""
+
+    def build_networks(self, generator):
+        super().build_networks(generator)
+        self.body.append(nn.BatchNorm1d(6).eval())
+
+
+def test_modules_keep_the_mode_that_they_were_built_in():
+    modes = {name: module.training for name, module in make(Frozen).named_modules()}
+    assert not modes.pop("body.2")
+    assert all(modes.values())
+
+
 @pytest.mark.parametrize("normalize_obs", [False, True])
 def test_own_networks_are_given_float32_of_wide_observations(normalize_obs):
     space = {"obs": gym.spaces.Box(-1e9, 1e9, (4,), np.float64)}
