@@ -17,7 +17,7 @@ import gymnasium as gym
 from torch import nn
 
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import AgentOptions, Factory, Part
 from pytorchrl.errors import ConfigError, SpaceError
 
 if TYPE_CHECKING:
@@ -54,25 +54,27 @@ def algorithms_for(*kinds: DataKind) -> str:
     return names(cls for cls in _known_algorithms() if cls.learns_from in kinds)
 
 
-def check_fit(algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any]) -> None:
-    """Refuse an agent whose algorithm cannot learn with its actor or from its storage.
+def check_fit(algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any], num_envs: int | None = None) -> None:
+    """Refuse an agent whose algorithm cannot learn with its actor or from its storage, or whose parts' options contradict.
 
     Args:
         algorithm: Factory of the algorithm, or of the algorithms of several policies.
         actor: Factory of the actor, or of the actors of the same policies.
         storage: Factory of the storage, or of the storages of the same policies.
+        num_envs: E, environments of one collector; None if the environments are not known yet.
 
     Raises:
         SpaceError: The algorithm does not support the actor's action space.
-        ConfigError: Other parts do not fit, or a class lacks a declaration; the message names the parts and what fits.
+        ConfigError: Other parts do not fit, options contradict each other, or a class lacks a declaration; the message names the
+            parts and what fits.
     """
-    parts = (algorithm, actor, storage)
     if hasattr(algorithm.options, "policies"):
-        check_policies(*(part.options.policies for part in parts))
+        check_policies(*(part.options.policies for part in (algorithm, actor, storage)))
         return
     problems = [problem for problem in (_data_problem(algorithm, storage), _actor_problem(algorithm.cls, actor.cls, actor.options))
                 if problem]
     if not problems:
+        _check_options(algorithm, actor, storage, num_envs)
         return
     for problem in problems:
         if isinstance(problem, SpaceError):  # no storage would help
@@ -80,6 +82,16 @@ def check_fit(algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any
     fitting = [cls for cls in _algorithms_for(actor.cls, actor.options) if _takes(cls, given_kind(storage), storage.cls)]
     hint = f"algorithms for this {actor.cls.__name__} and {storage.cls.__name__}: {names(fitting)}" if fitting else ""
     raise ConfigError("; ".join(filter(None, [*map(str, problems), hint])))
+
+
+def _check_options(algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any], num_envs: int | None) -> None:
+    """Raise `ConfigError` if options of algorithm, actor and storage contradict each other; all contradictions are named."""
+    has_memory = getattr(actor.cls, "has_memory", None)  # an actor need not derive from `Actor`
+    agent = AgentOptions(
+        algorithm.options, actor.options, storage.options, has_memory and has_memory(actor.options), num_envs)
+    problems = [part.cls.contradiction(agent) for part in (algorithm, actor, storage) if issubclass(part.cls, Part)]
+    if any(problems):
+        raise ConfigError("; ".join(filter(None, problems)))
 
 
 def check_policies(
@@ -120,9 +132,9 @@ def check_action_space(actor: type[Any], space: gym.Space[Any]) -> None:
         raise SpaceError(f"{actor.__name__} needs {problem}, got {space}; {_for_space('actors', fitting, space)}")
 
 
-def _check_policy(policy: str, *parts: Factory[Any]) -> None:
+def _check_policy(policy: str, algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any]) -> None:
     try:
-        check_fit(*parts)
+        check_fit(algorithm, actor, storage)
     except ConfigError as error:
         raise type(error)(f"policy {policy!r}: {error}") from error
 

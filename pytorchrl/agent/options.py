@@ -242,6 +242,23 @@ def check_declaration(owner: type) -> None:
                               f"`{bare[0]}: <type> = ...` under @dataclass(frozen=True, kw_only=True)")
 
 
+@dataclass(frozen=True)
+class AgentOptions:
+    """The options of an agent's parts, and the facts about the agent that decide whether they contradict each other.
+
+    A part is checked twice: by `Scheme`, before anything is built, and by its constructor. Either may lack some of this; it is
+    then None, and no part concludes anything from it.
+    """
+
+    algorithm: Any = None
+    actor: Any = None
+    storage: Any = None
+    has_memory: bool | None = None
+    """Whether the actor has memory between observations."""
+    num_envs: int | None = None
+    """E, environments of one collector."""
+
+
 class Part:
     """The base of all parts of an agent, which workers build from checked options.
 
@@ -251,6 +268,20 @@ class Part:
 
     home: ClassVar[str]
     """The kind of part, a key of `names_elsewhere.HOMES`."""
+
+    @classmethod
+    def contradiction(cls, agent: AgentOptions) -> str | None:
+        """Return how options of this part contradict those of other parts, and what to do; None if they do not.
+
+        A subclass with options of its own overrides it.
+        """
+        return None
+
+    @classmethod
+    def refuse_contradiction(cls, agent: AgentOptions) -> None:
+        """Raise `ConfigError` if `contradiction` finds one."""
+        if problem := cls.contradiction(agent):
+            raise ConfigError(problem)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

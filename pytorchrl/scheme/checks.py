@@ -463,7 +463,7 @@ class Checks:
             if not isinstance(factory, Factory) or not issubclass(factory.cls, kind):
                 raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {factory!r}")
         self._policies(algo, actor, storage, train_envs)
-        check_fit(algo, actor, storage)
+        check_fit(algo, actor, storage, train_envs.num_envs)
         _check_actor_fits(actor, train_envs)
         if test_envs is not None:
             for what in ("observation_space", "action_space"):

@@ -80,6 +80,12 @@ class Actor(Part, nn.Module, ABC):
         self.options = options
         self.device = torch.device(device)
 
+    @classmethod
+    def has_memory(cls, options: Any) -> bool | None:
+        """Return whether an actor with these options has memory; None if it builds its own networks, which alone tell."""
+        is_own = not cls.build_networks.__module__.startswith("pytorchrl.")
+        return None if is_own else getattr(options, "recurrent_net", None) is not None
+
     @abstractmethod
     def build_networks(self, generator: torch.Generator) -> None:
         """Build all networks and set them as attributes; a subclass defines this method.

@@ -29,7 +29,7 @@ from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, RolloutDat
 from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
-from pytorchrl.agent.options import Factory, Part, build_options, option
+from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.returns import discounted_sums
@@ -105,9 +105,12 @@ class Algorithm(Part, Updatable, ABC):
             device: Where the actor lives.
 
         Raises:
-            ConfigError: The algorithm cannot learn with such an actor.
+            ConfigError: The algorithm cannot learn with such an actor, or their options contradict each other.
         """
-        check_actor(type(self), type(actor), getattr(actor, "options", None))
+        of_actor = getattr(actor, "options", None)
+        check_actor(type(self), type(actor), of_actor)
+        self.refuse_contradiction(AgentOptions(
+            algorithm=options, actor=of_actor, has_memory=getattr(actor, "is_recurrent", None)))
         self.options = options
         self.actor, self.device = actor, torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.ACTING), self.device)

@@ -24,7 +24,7 @@ from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.constants import Constants
 from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, Evaluated, Obs, RolloutData
-from pytorchrl.agent.options import Factory, option
+from pytorchrl.agent.options import AgentOptions, Factory, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 from pytorchrl.tracebacks import brief_errors
@@ -77,15 +77,7 @@ class OnPolicyAlgorithm(Algorithm):
         return super().create_factory(**options)
 
     def __init__(self, options: Any, *, actor: OnPolicyActor, seed: int, device: str = "cpu") -> None:
-        """Use `create_factory`; arguments as of `Algorithm`.
-
-        Raises:
-            ConfigError: `compile` with an actor that has memory.
-        """
-        if options.compile and actor.is_recurrent:
-            raise ConfigError(
-                "compile=True needs an actor without memory, whose graph does not grow with the length of a sequence; "
-                "set compile=False or recurrent_net=None")
+        """Use `create_factory`; arguments as of `Algorithm`."""
         super().__init__(options, actor=actor, seed=seed, device=device)
         self._flat = self.groups["all"]
         self._small_policy: SmallPolicy | None = None
@@ -104,6 +96,14 @@ class OnPolicyAlgorithm(Algorithm):
         self.num_mini_batch: int = options.num_mini_batch
         self.mini_batch_size: int | None = options.mini_batch_size  # if given, the storage sets num_mini_batch by it
         self.advantage_normalization = options.advantage_normalization
+
+    @classmethod
+    def contradiction(cls, agent: AgentOptions) -> str | None:
+        """See `Part`: a loss cannot be compiled with an actor that has memory."""
+        if agent.algorithm.compile and agent.has_memory:
+            return ("compile=True needs an actor without memory, whose graph does not grow with the length of a sequence; "
+                    "set compile=False or recurrent_net=None")
+        return super().contradiction(agent)
 
     # Acting
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs, ReplayBatch
-from pytorchrl.agent.options import option
+from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
 
@@ -51,6 +52,8 @@ class SAC(ReplayAlgorithm):
             super().__post_init__()
             if self.target_entropy is not None and not self.learn_alpha:
                 raise ConfigError(f"target_entropy={self.target_entropy} needs learn_alpha=True")
+            if self.target_entropy is not None:
+                self._refuse_changed(("target_entropy_scale",), f"target_entropy=None, got {self.target_entropy}")
             if not self.learn_alpha:
                 self._refuse_changed(("lr_alpha", "target_entropy_scale"), "learn_alpha=True")
 
@@ -61,19 +64,20 @@ class SAC(ReplayAlgorithm):
     log_alpha: Tensor
 
     def __init__(self, options: Any, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:
-        """Use `create_factory`; arguments as of `Algorithm`.
-
-        Raises:
-            ConfigError: `target_entropy_scale` is given without discrete actions.
-        """
+        """Use `create_factory`; arguments as of `Algorithm`."""
         super().__init__(options, actor=actor, seed=seed, device=device)
-        default_scale = SAC.Options.target_entropy_scale
-        if options.target_entropy_scale != default_scale and (not actor.is_discrete or options.target_entropy is not None):
-            raise ConfigError("target_entropy_scale needs discrete actions and target_entropy=None")
         size = actor.action_size
         target = options.target_entropy_scale * math.log(size) if actor.is_discrete else -float(size)
         self.target_entropy: float = target if options.target_entropy is None else options.target_entropy
         """Where an action mask allows fewer than n actions, their number takes the place of n."""
+
+    @classmethod
+    def contradiction(cls, agent: AgentOptions) -> str | None:
+        """See `Part`: `target_entropy_scale` is for discrete actions, from whose number the target entropy follows."""
+        scale, space = agent.algorithm.target_entropy_scale, getattr(agent.actor, "action_space", None)
+        if scale != SAC.Options.target_entropy_scale and space is not None and not isinstance(space, gym.spaces.Discrete):
+            return f"target_entropy_scale={scale} is for Discrete actions, got {space}; give target_entropy in its place"
+        return super().contradiction(agent)
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
         """See `Algorithm`; with log alpha, if it is learned."""

@@ -12,7 +12,7 @@ import torch
 from pytorchrl.agent.data import ActingStep, DataKind, RolloutData, Step
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.names import checked_names
-from pytorchrl.agent.options import Factory, Part, build_options
+from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
@@ -80,7 +80,13 @@ class Storage(Part, Updatable, ABC):
             num_envs: E, the number of environments of the collector that fills the storage.
             seed: Seed of the random draws.
             device: Device of the batches.
+
+        Raises:
+            ConfigError: Options of the three parts contradict each other.
         """
+        self.refuse_contradiction(AgentOptions(
+            algorithm=getattr(algorithm, "options", None), actor=getattr(actor, "options", None), storage=options,
+            has_memory=getattr(actor, "is_recurrent", None), num_envs=num_envs))
         self.options, self.actor, self.algorithm, self.num_envs = options, actor, algorithm, num_envs
         self.device = torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,11 @@ from torch import Tensor
 from pytorchrl.agent.contracts import check_estimate, check_rollout
 from pytorchrl.agent.data import Batch, DataKind, RolloutData
 from pytorchrl.agent.moments import mean_and_std
+from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import option
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.returns import gae
 from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
-from pytorchrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from pytorchrl.agent.actors import OnPolicyActor
@@ -54,12 +54,8 @@ class VanillaOnPolicyBuffer(Storage):
             num_envs: E, environments of the collector that fills it.
             seed: Of the order of samples.
             device: Where batches are wanted.
-
-        Raises:
-            ConfigError: A rollout gives fewer sequences than the algorithm wants parts.
         """
         super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
-        self._check_number_of_sequences(num_envs)
         self.plan_batches(1)
         self._rollouts: list[RolloutData] = []
         self._samples: Samples | None = None
@@ -76,9 +72,6 @@ class VanillaOnPolicyBuffer(Storage):
 
         The number is the same for every pass, even if fewer steps have arrived: workers that average their gradients must
         make the same number of updates.
-
-        Raises:
-            ConfigError: A sequence of an actor with memory is longer than `mini_batch_size`.
         """
         wanted = getattr(self.algorithm, "mini_batch_size", None)
         if wanted is None:
@@ -86,9 +79,6 @@ class VanillaOnPolicyBuffer(Storage):
         length, size = 1, self.options.size
         if self.actor.is_recurrent:  # only whole sequences are drawn
             length = min(self.options.sequence_length or size, size)
-        if wanted < length:
-            raise ConfigError(f"mini_batch_size={wanted} is less than a sequence, which has {length} steps; set sequence_length to "
-                              f"{wanted} or less, or mini_batch_size to {length} or more")
         count = num_rollouts * self.num_envs * -(-size // length)
         self.algorithm.num_mini_batch = -(-count // (wanted // length))
 
@@ -207,16 +197,24 @@ class VanillaOnPolicyBuffer(Storage):
             samples = single_steps(self._rollouts, advantages, returns)
         return samples if self.device.type == "cpu" else samples.to(self.device)
 
-    def _check_number_of_sequences(self, num_envs: int) -> None:
-        size, length = self.options.size, self.options.sequence_length
-        if length is not None and not self.actor.is_recurrent:
-            raise ConfigError(f"sequence_length={length} needs an actor with memory; set the actor's recurrent_net")
-        if self.actor.is_recurrent and getattr(self.algorithm, "mini_batch_size", None) is None:
-            count, parts = num_envs * -(-size // (length or size)), self.algorithm.num_mini_batch
-            if count < parts:
-                raise ConfigError(
-                    f"{num_envs} environments give {count} sequences a rollout, fewer than num_mini_batch={parts}; "
+    @classmethod
+    def contradiction(cls, agent: AgentOptions) -> str | None:
+        """See `Part`: a pass over a rollout has at least one sequence for each of its parts, if the actor has memory."""
+        size, length = agent.storage.size, agent.storage.sequence_length
+        if length is not None and agent.has_memory is False:
+            return f"sequence_length={length} needs an actor with memory; set the actor's recurrent_net"
+        if not agent.has_memory:
+            return super().contradiction(agent)
+        length = min(length or size, size)
+        wanted, num_parts = (getattr(agent.algorithm, name, None) for name in ("mini_batch_size", "num_mini_batch"))
+        if wanted is not None and wanted < length:  # only whole sequences are drawn
+            return (f"mini_batch_size={wanted} is less than a sequence, which has {length} steps; set sequence_length to {wanted} or "
+                    f"less, or mini_batch_size to {length} or more")
+        count = math.inf if agent.num_envs is None or wanted is not None else agent.num_envs * -(-size // length)
+        if num_parts is not None and count < num_parts:
+            return (f"{agent.num_envs} environments give {count} sequences a rollout, fewer than num_mini_batch={num_parts}; "
                     f"set sequence_length below {size}, use more environments, or lower num_mini_batch")
+        return super().contradiction(agent)
 
 
 class GAEBuffer(VanillaOnPolicyBuffer):

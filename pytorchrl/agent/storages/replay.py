@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pytorchrl.agent.contracts import check_draw
 from pytorchrl.agent.data import DataKind, Obs, ReplayBatch, RolloutData
+from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.ring import Inserted, Ring
@@ -64,14 +64,19 @@ class ReplayBuffer(Storage):
         Raises:
             ConfigError: A rollout does not fit in.
         """
-        if options.size < options.rollout_size * num_envs:
-            raise ConfigError(
-                f"size {options.size} is less than a rollout of {num_envs} environments x rollout_size "
-                f"{options.rollout_size}; raise size to {options.rollout_size * num_envs} or more, or lower rollout_size")
         super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
         self._ring = Ring(options.size, options.stacked_frames)
         self._num_sampled = 0
         self._is_draw_checked = False
+
+    @classmethod
+    def contradiction(cls, agent: AgentOptions) -> str | None:
+        """See `Part`: the replay must hold a whole rollout."""
+        options, num_envs = agent.storage, agent.num_envs
+        if num_envs is not None and options.size < options.rollout_size * num_envs:
+            return (f"size {options.size} is less than a rollout of {num_envs} environments x rollout_size {options.rollout_size}; "
+                    f"raise size to {options.rollout_size * num_envs} or more, or lower rollout_size")
+        return super().contradiction(agent)
 
     @property
     def rollout_size(self) -> int:

@@ -197,13 +197,13 @@ def test_wrong_options_are_refused(cls, options, message):
 
 def test_actors_of_another_kind_are_refused():
     on_policy = OnPolicyActor.create_factory(SPACE, DISCRETE)(device="cpu", seed=0)
-    with pytest.raises(ConfigError, match="DQN cannot train OnPolicyActor; actors for DQN: QActor"):
+    with pytest.raises(ConfigError, match=r"DQN cannot train OnPolicyActor; actors for DQN: .*\bQActor\b"):
         DQN.create_factory()(actor=on_policy, seed=0)
     with pytest.raises(ConfigError, match="SAC needs OffPolicyActor with policy='stochastic', got policy='deterministic'"):
         SAC.create_factory()(actor=make("td3").actor, seed=0)
     with pytest.raises(ConfigError, match="TD3 needs OffPolicyActor with policy='deterministic', got policy='stochastic'"):
         TD3.create_factory()(actor=make("sac").actor, seed=0)
-    with pytest.raises(ConfigError, match="target_entropy_scale needs discrete"):
+    with pytest.raises(ConfigError, match=r"target_entropy_scale=0.5 is for Discrete actions, got Box"):
         make("sac", target_entropy_scale=0.5)
 
 

@@ -23,8 +23,8 @@ def stub_actor(state_size=0):
 
 
 def stub_algorithm(**changes):
-    return SimpleNamespace(**{
-        "gamma": 0.9, "advantage_normalization": "none", "recompute_advantages": False, "num_mini_batch": 2, **changes})
+    options = {"gamma": 0.9, "advantage_normalization": "none", "recompute_advantages": False, "num_mini_batch": 2, **changes}
+    return SimpleNamespace(**options, options=SimpleNamespace(**options))
 
 
 def build(size=5, actor=None, algorithm=None, cls=GAEBuffer, num_envs=E, seed=0, **options):
