@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from pytorchrl import checkpoints
+from pytorchrl import checkpoints, run_directory
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
@@ -62,7 +62,7 @@ class Learner:
         log_dir: Directory of this run (made if missing) for metrics and models; None keeps nothing. One that ends in a slash, such
             as "runs/", is a directory of runs: this run gets a new numbered directory in it, whose path is `self.log_dir`.
         recipe: What `run.json` says about how the agent can be built again.
-        run_name: Name of a numbered run: "runs/" becomes "runs/<run_name>-1"; None: "run".
+        run_name: Name of a numbered run: "runs/" becomes "runs/<run_name>-1"; None: "run". Only for a directory of runs.
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
     Raises:
@@ -120,6 +120,8 @@ class Learner:
             raise ConfigError("eval_every needs a scheme with test_envs_factory, which this one lacks")
         if self.options.checkpoint_every is not None and not (scheme.settings["record"] is scheme.settings["replay"] is None):
             raise ConfigError("a run that is recorded or replayed has no checkpoints; leave checkpoint_every out")
+        if run_name is not None and (log_dir is None or not run_directory.is_directory_of_runs(log_dir)):
+            raise ConfigError(f"run_name={run_name!r} needs a log_dir that ends in a slash and is a directory of runs, got {log_dir!r}")
         self.log_dir: Path | None = None
         self._resumed: Mapping[str, Any] | None = None
         if log_dir is not None:

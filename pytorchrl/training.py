@@ -19,7 +19,7 @@ from pytorchrl.agent.seeding import check_seed
 from pytorchrl.composition import Agent, OptionSpec, compose, option_specs
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.learner import Learner
-from pytorchrl.run_directory import MODEL_NAME, RUN_FILE
+from pytorchrl.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.evaluation import Evaluator
 from pytorchrl.scheme.messages import Weights
@@ -45,7 +45,9 @@ def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) 
     recipe = {}
     if isinstance(env, str) and _is_plain(recorded):
         recipe = {"algorithm": algorithm, "env": env, "options": recorded}
-    run_name = f"{algorithm}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
+    run_name = None
+    if log_dir is not None and is_directory_of_runs(log_dir):
+        run_name = f"{algorithm}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
     if learner.log_dir is not None:  # known only now, where it is a numbered one, and made only once all options were accepted
         scheme.train_envs_factory = _monitored(agent.train_envs, learner.log_dir)
