@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -125,6 +126,16 @@ def test_a_weight_follows_its_option(make_batch):
         _, info = parts.algorithm.compute_gradients(batch)
         losses.append(info["loss"] - coefficient * info["reconstruction"])
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
+
+
+def test_a_weight_may_be_a_number_of_numpy(make_batch):
+    class Weighted(with_reconstruction(PPO)):
+        def loss_weights(self, parameters):
+            return {name: np.float32(weight) for name, weight in super().loss_weights(parameters).items()}
+
+    (plain, batch), (parts, _) = make_batch(with_reconstruction(PPO)), make_batch(Weighted)
+    expected, _ = plain.algorithm.compute_gradients(batch)
+    torch.testing.assert_close(parts.algorithm.compute_gradients(batch)[0], expected)
 
 
 def test_compiled_gradient_equals_the_plain_one(make_batch):
