@@ -1,7 +1,7 @@
 """Checks of what methods of the user's own parts return. B = samples of a batch, E = environments.
 
-Each check runs once for an object, at its first batch, step or rollout, so that it costs nothing afterwards. What it
-raises names the class, the method, what the method returned and what is expected.
+A check of a batch, a step or a network runs once for an object, at the first one. Checks of a rollout are cheap and run for each
+rollout. Each error names the class, the method, what the method returned and what is expected.
 """
 
 from __future__ import annotations
