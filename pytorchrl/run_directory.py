@@ -136,7 +136,7 @@ class Lock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
-            raise ConfigError(f"log_dir {str(log_dir)!r} is in use by a run that goes on; wait for its end, or choose another "
+            raise ConfigError(f"log_dir {str(log_dir)!r} is in use by another run; wait until that run ends, or choose another "
                               "directory") from None
 
     def close(self) -> None:

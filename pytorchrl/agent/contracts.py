@@ -1,4 +1,4 @@
-"""Checks of what methods of the user's own parts return. B = samples of a batch, E = environments.
+"""Check the return values of methods of the user's own parts. B = samples of a batch, E = environments.
 
 A check of a batch, a step or a network runs once for an object, at the first one. Checks of a rollout are cheap and run for each
 rollout. Each error names the class, the method, what the method returned and what is expected.
@@ -23,7 +23,7 @@ from pytorchrl.errors import ConfigError, ContractError
 
 
 def violation(part: Any, method: str, got: str, expected: str) -> ContractError:
-    """Return the error for a method of `part` that returned `got` in place of `expected`."""
+    """Return the error for a method of `part` that returned `got` instead of `expected`."""
     return ContractError(f"{type(part).__name__}.{method} returned {got}; expected {expected}")
 
 
@@ -33,11 +33,11 @@ def violation(part: Any, method: str, got: str, expected: str) -> ContractError:
 def check_terms(
     algorithm: Any, returned: Any, like: Tensor, weights: Mapping[str, float],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Check what `terms` of an on-policy algorithm returned for its first batch.
+    """Check the result of an on-policy algorithm's `terms` for its first batch.
 
     Args:
         algorithm: The algorithm.
-        returned: What the method returned: name -> term of the loss, and name -> further measure.
+        returned: Result of the method: name -> term of the loss, and name -> further measure.
         like: (B,) or (L, B), log-probabilities of the batch; terms and measures have this shape and dtype.
         weights: Name -> weight of each term.
 
@@ -63,7 +63,7 @@ def check_terms(
                         "a different name for each term and measure")
     for name, value in [*terms.items(), *measures.items()]:
         _check_tensor(algorithm, "terms()", name, value, like.shape, like.dtype,
-                      "one number a sample, of which the algorithm takes the mean over valid samples itself")
+                      "one number for each sample; the algorithm itself takes the mean over valid samples")
     if like.requires_grad and not any(term.requires_grad for term in terms.values()):
         raise violation(algorithm, "terms()", "terms without a gradient",
                         "at least one term that is computed from `evaluated` or from parameters of the actor")
@@ -77,22 +77,22 @@ def check_weights(algorithm: Any, weights: Any) -> None:
 
 
 def check_per_sample(part: Any, method: str, value: Any, like: Tensor) -> None:
-    """Raise `ContractError` unless a method returned a real number for each sample, in a tensor with the shape of `like`."""
-    _check_tensor(part, method, "", value, like.shape, None, "one number a sample")
+    """Raise `ContractError` unless a method returned a floating-point tensor with the shape of `like`."""
+    _check_tensor(part, method, "", value, like.shape, None, "one number for each sample")
 
 
 def check_losses(algorithm: Any, returned: Any, batch: Any) -> None:
-    """Check what `losses` of a replay algorithm returned for its first batch.
+    """Check the result of a replay algorithm's `losses` for its first batch.
 
     Args:
         algorithm: The algorithm.
-        returned: What the method returned.
-        batch: The batch, whose `ret`, (B,) or (L, B), has the shape of the errors.
+        returned: Result of the method.
+        batch: The batch; its `ret`, (B,) or (L, B), has the shape of the errors.
 
     Raises:
         ContractError: Names, shapes or types do not fit.
     """
-    expected = "three things: group -> loss, name -> further measure, and the absolute TD errors"
+    expected = "three values: group -> loss, name -> further measure, and the absolute TD errors"
     if not isinstance(returned, tuple) or len(returned) != 3:
         raise violation(algorithm, "losses()", _described(returned), expected)
     losses, measures, errors = returned
@@ -114,13 +114,13 @@ def check_losses(algorithm: Any, returned: Any, batch: Any) -> None:
 
 
 def check_choice(algorithm: Any, action: Any, num_envs: int) -> None:
-    """Raise `ContractError` unless `choose` of a replay algorithm returned a tensor with one row an environment."""
+    """Raise `ContractError` unless `choose` of a replay algorithm returned a tensor with one row for each environment."""
     if not isinstance(action, Tensor) or action.shape[:1] != (num_envs,):
-        raise violation(algorithm, "choose()", _described(action), f"a tensor of shape ({num_envs}, ...), one row an environment")
+        raise violation(algorithm, "choose()", _described(action), f"a tensor of shape ({num_envs}, ...), one row for each environment")
 
 
 def check_acting_step(algorithm: Any, acting: Any, num_envs: int) -> None:
-    """Raise `ContractError` if an algorithm's first `ActingStep` is not one of E environments."""
+    """Raise `ContractError` unless an algorithm returned an `ActingStep` with one row for each environment."""
     method = "acting_step()"
     if not isinstance(acting, ActingStep):
         raise violation(algorithm, method, _described(acting), "an ActingStep")
@@ -128,30 +128,30 @@ def check_acting_step(algorithm: Any, acting: Any, num_envs: int) -> None:
                       *acting.rhs.items()]:
         if not isinstance(row, np.ndarray) or row.shape[:1] != (num_envs,):
             raise violation(algorithm, method, f"{name!r} as {_described(row)}",
-                            f"an array of shape ({num_envs}, ...), one row an environment")
+                            f"an array of shape ({num_envs}, ...), one row for each environment")
 
 
 # Actors
 
 NUM_EXAMPLES = 3
-"""Rows of the made-up observations that networks are tried with."""
+"""Number of zero observations with which networks are tested."""
 
 
 def overrides(part: Any, base: type, *methods: str) -> bool:
-    """Return whether the class of `part` defines one of these methods anew."""
+    """Return whether the class of `part` overrides one of these methods of `base`."""
     return any(getattr(type(part), method) is not getattr(base, method) for method in methods)
 
 
 @contextmanager
 def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
-    """Refuse options that were given, and that networks of a subclass do not read while they are built within.
+    """Refuse options that were set but are not read while the `with` block builds the networks of a subclass.
 
-    Nothing is refused where the library's networks are built too, which read `feature_extractor`: of pictures they do
-    not take all options either.
+    Nothing is refused if the block also builds the library's own networks, which read `feature_extractor`: for images these
+    do not use all options either.
 
     Args:
-        actor: Whose `options` are watched.
-        names: Of options that nothing else reads.
+        actor: The actor whose options are watched.
+        names: Names of the options that only networks read.
 
     Raises:
         ConfigError: An option differs from its default and was not read.
@@ -159,7 +159,7 @@ def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
     options, read = actor.options, set()
     kind = type(options)
 
-    class Watched(kind):  # type: ignore[misc,valid-type] # whatever class the options are
+    class Watched(kind):  # type: ignore[misc,valid-type] # the class is known only at run time
         def __getattribute__(self, name: str) -> Any:
             read.add(name)
             return super().__getattribute__(name)
@@ -177,8 +177,8 @@ def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
     unread = [f"{name}={getattr(options, name)!r}" for name in names if name in fields and name not in read
               and getattr(options, name) != fields[name].default]
     if unread:
-        raise ConfigError(f"{type(actor).__name__}.build_networks() does not read {', '.join(unread)}, which would change "
-                          "nothing; leave it out, or build the networks by it")
+        raise ConfigError(f"{type(actor).__name__}.build_networks() does not read {', '.join(unread)}, which would have no "
+                          "effect; leave it out, or use it to build the networks")
 
 
 def check_attributes(part: Any, **meanings: str) -> None:
@@ -191,13 +191,13 @@ def check_attributes(part: Any, **meanings: str) -> None:
 
 
 def check_features(actor: Any, method: str, returned: Any, rhs: Mapping[str, Tensor]) -> Tensor:
-    """Return the features that a method of an actor returned for `NUM_EXAMPLES` rows.
+    """Check the result of a feature method for `NUM_EXAMPLES` rows, and return the features (rows, F).
 
     Raises:
-        ContractError: They are not features (rows, F) with a memory like `rhs`.
+        ContractError: The result is not a pair of features (rows, F) and states with the names and shapes of `rhs`.
     """
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
-        raise violation(actor, method, _described(returned), "features, and the memory after them ({} without memory)")
+        raise violation(actor, method, _described(returned), "features and the next state of the memory ({} without memory)")
     features, states = returned
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != NUM_EXAMPLES:
         raise violation(actor, method, f"features as {_described(features)}",
@@ -206,12 +206,12 @@ def check_features(actor: Any, method: str, returned: Any, rhs: Mapping[str, Ten
         if name not in rhs or state.shape != rhs[name].shape:
             wanted = {name: tuple(state.shape) for name, state in rhs.items()}
             raise violation(actor, method, f"the memory {name!r} as {_described(state)}",
-                            f"memory as initial_states() begins it, {wanted}")
+                            f"states with the names and shapes of initial_states(), {wanted}")
     return features
 
 
 def check_output(actor: Any, network: str, output: Any, size: int | None) -> None:
-    """Raise `ContractError` unless a network gave `NUM_EXAMPLES` rows of `size` real numbers; None: one number each."""
+    """Raise `ContractError` unless a network returned a float tensor (`NUM_EXAMPLES`, `size`), or (`NUM_EXAMPLES`,) for None."""
     shape = (NUM_EXAMPLES,) if size is None else (NUM_EXAMPLES, size)
     if not isinstance(output, Tensor) or tuple(output.shape) != shape or not output.is_floating_point():
         raise violation(actor, network, _described(output),
@@ -219,12 +219,12 @@ def check_output(actor: Any, network: str, output: Any, size: int | None) -> Non
 
 
 def check_evaluated(actor: Any, evaluated: Any, batch: Batch) -> None:
-    """Raise `ContractError` if an actor's `evaluate_all` did not return one number a sample, for its first batch."""
+    """Raise `ContractError` if an actor's `evaluate_all` did not return one number for each sample of the first batch."""
     if not isinstance(evaluated, Evaluated):
         raise violation(actor, "evaluate_all()", _described(evaluated), "an Evaluated")
     for name in ("logp", "entropy", "value"):
         _check_tensor(actor, "evaluate_all()", name, getattr(evaluated, name), batch.logp.shape, batch.logp.dtype,
-                      "one number a sample")
+                      "one number for each sample")
 
 
 # Storages
@@ -247,7 +247,7 @@ def _check_batch(storage: Any, batch: Any) -> None:
         raise violation(storage, method, f"a batch with num_samples={batch.num_samples}", f"the number of its valid samples, {num_valid}")
     for name in ("logp", "value", "ret", "advantage"):
         _check_tensor(storage, method, name, getattr(batch, name), batch.done.shape, torch.float32,
-                      "one number a sample, like `done`")
+                      "one number for each sample, like `done`")
 
 
 def check_estimate(storage: Any, estimate: Any, shape: Sequence[int]) -> None:
@@ -261,21 +261,21 @@ def check_estimate(storage: Any, estimate: Any, shape: Sequence[int]) -> None:
 
 
 def check_rollout(algorithm: Any, rollout: Any, needed: Sequence[str]) -> None:
-    """Raise `ContractError` if `finish_rollout` of an algorithm left out what its storage needs."""
+    """Raise `ContractError` if an algorithm's `finish_rollout` did not add all entries that the storage needs."""
     if missing := [name for name in needed if name not in rollout.other]:
         raise violation(algorithm, "finish_rollout()", f"a rollout whose `other` has {sorted(rollout.other)}",
-                        f"{', '.join(missing)} there too, which the storage learns from; call super().finish_rollout(rollout)")
+                        f"{', '.join(missing)} there too, which the storage needs; call super().finish_rollout(rollout)")
 
 
 def check_draw(storage: Any, rows: Any, weights: Any, count: int, drawable: np.ndarray) -> None:
-    """Raise `ContractError` unless `draw` of a replay returned `count` rows that can be drawn, and their weights.
+    """Raise `ContractError` unless a replay's `draw` returned `count` drawable rows and their weights.
 
     Args:
         storage: The replay.
-        rows: (B,) whole numbers.
-        weights: (B,) real numbers.
-        count: B.
-        drawable: (size,) bool.
+        rows: The rows that `draw` returned; expected (B,) integers.
+        weights: The weights that `draw` returned; expected (B,) floats.
+        count: B, the number of rows asked for.
+        drawable: (size,) bool, whether each row can be drawn.
     """
     for name, array, kinds, kind in (("rows", rows, "iu", "whole"), ("weights", weights, "f", "real")):
         if not isinstance(array, np.ndarray) or array.shape != (count,) or array.dtype.kind not in kinds:
@@ -287,7 +287,7 @@ def check_draw(storage: Any, rows: Any, weights: Any, count: int, drawable: np.n
 
 def _check_tensor(part: Any, method: str, name: str, value: Any, shape: Sequence[int], dtype: torch.dtype | None,
                   meaning: str) -> None:
-    """Raise unless a value is a tensor of this shape and dtype (None: any that is real)."""
+    """Raise `ContractError` unless a value is a tensor of this shape and dtype (None: any floating-point dtype)."""
     fits = isinstance(value, Tensor) and value.shape == torch.Size(shape)
     if not fits or (value.dtype != dtype if dtype is not None else not value.is_floating_point()):
         wanted = "a real dtype" if dtype is None else f"dtype {_plain(dtype)}"

@@ -151,9 +151,9 @@ def _data_problem(algorithm: Factory[Any], storage: Factory[Any]) -> ConfigError
     wanted, given = learned_kind(algorithm), given_kind(storage)
     name = algorithm.cls.__name__
     if wanted is not given:
-        text = f"{name} learns from {wanted.value}, {storage.cls.__name__} gives {given.value}"
+        text = f"{name} learns from {wanted.value}, but {storage.cls.__name__} gives {given.value}"
     elif not _takes(algorithm.cls, given, storage.cls, wanted):
-        text = f"{storage.cls.__name__} draws by errors, and {name} has no td_errors to tell them"
+        text = f"{storage.cls.__name__} draws by TD errors, but {name} has no td_errors() to compute them"
     else:
         return None
     fitting = [cls for cls in known_storages() if _takes(algorithm.cls, cls.gives, cls, wanted)]

@@ -102,7 +102,7 @@ class Piecewise(Schedule):
         points = tuple((_whole(step, 0), _number(value, "the values of a piecewise schedule")) for step, value in self.points)
         steps = [step for step, _ in points]
         if steps[0] != 0 or any(later <= step for step, later in itertools.pairwise(steps)):
-            raise ConfigError(f"the env steps of a piecewise schedule must begin with 0 and grow, got {steps}")
+            raise ConfigError(f"the env steps of a piecewise schedule must start at 0 and increase, got {steps}")
         object.__setattr__(self, "points", points)
 
     def __repr__(self) -> str:

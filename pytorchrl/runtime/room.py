@@ -85,5 +85,5 @@ def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: st
 def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
     """Return the error for workers that share GPUs where there is none; `present` says what there is."""
     wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
-    return InsufficientResourcesError(f"{wanted} compute on a GPU, a share of one each, and {present}; give them the device 'cpu', or "
-                                      "nodes with GPUs")
+    return InsufficientResourcesError(f"{wanted} each need a share of a GPU, but {present}; set their device to 'cpu', or "
+                                      "use nodes with GPUs")

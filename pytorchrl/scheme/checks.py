@@ -258,8 +258,8 @@ class Checks:
         storage.cls.check_size(storage.options, train_envs.num_envs, -(-options["num_col_workers"] // num_shards),
                                storage.options.size // num_shards)
         if options["routing"] in TORN_BY:
-            raise ConfigError(f"routing={options['routing']!r} would tear sequences apart, whose steps come rollout by rollout; leave "
-                              "it out")
+            raise ConfigError(f"routing={options['routing']!r} would split sequences that span several rollouts over different shards; "
+                              "leave it out")
         if options["num_replay_workers"] is not None:
             options["routing"] = "by_stream"
 

@@ -55,7 +55,7 @@ class Preset:
         if isinstance(algo_factory, Factory):
             found = learned_kind(algo_factory)
             if found not in self.kinds:
-                problems.append(f"{self.name} gives {', '.join(kind.value for kind in self.kinds)}, and {algo_factory.cls.__name__} "
+                problems.append(f"{self.name} gives {', '.join(kind.value for kind in self.kinds)}, but {algo_factory.cls.__name__} "
                                 f"learns from {found.value}; algorithms for {self.name}: {algorithms_for(*self.kinds)}")
         if problems:
             raise ConfigError("; ".join(problems))

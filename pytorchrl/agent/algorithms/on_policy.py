@@ -52,7 +52,7 @@ class OnPolicyAlgorithm(Algorithm):
         num_epochs: int = option(4, help="Passes over each rollout.", low=1)
         num_mini_batch: int = option(4, help="Parts of a pass, one update each.", low=1)
         mini_batch_size: int | None = option(
-            None, help="Steps of a part at most, in place of num_mini_batch: a pass has as few parts as that takes, of equal size.", low=1)
+            None, help="Largest number of steps of a minibatch, instead of num_mini_batch; a pass is split into as few as possible, of nearly equal size.", low=1)
         value_loss_coef: float = option(0.5, help="Weight of the value loss.", low=0.0, updatable=True)
         entropy_coef: float | Schedule = option(0.01, help="Weight of the entropy bonus.", low=0.0, updatable=True)
         advantage_normalization: str = option(
@@ -72,8 +72,8 @@ class OnPolicyAlgorithm(Algorithm):
     def create_factory(cls, **options: Any) -> Factory[Self]:
         """See `Algorithm`. Only one of `num_mini_batch` and `mini_batch_size` may be given."""
         if options.get("num_mini_batch") is not None and options.get("mini_batch_size") is not None:
-            raise ConfigError(f"num_mini_batch={options['num_mini_batch']} and mini_batch_size={options['mini_batch_size']} both say how "
-                              "a pass is cut into batches; give one of them")
+            raise ConfigError(f"num_mini_batch={options['num_mini_batch']} and mini_batch_size={options['mini_batch_size']} both set how "
+                              "a pass is split into minibatches; give only one")
         return super().create_factory(**options)
 
     def __init__(self, options: Any, *, actor: OnPolicyActor, seed: int, device: str = "cpu") -> None:

@@ -38,7 +38,7 @@ def check_main_guard(setting: str) -> None:
     if lines and not _is_guarded(tree, frame.f_lineno):
         raise ConfigError(
             f"{setting} starts processes that import the script again, and line {frame.f_lineno} of {path}, which starts them, is not "
-            'under `if __name__ == "__main__":`; move what trains into a function, and call the function under that line, or use '
+            'under `if __name__ == "__main__":`; move the training code into a function and call it under that condition, or use '
             "backend='sync'")
 
 

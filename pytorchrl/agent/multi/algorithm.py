@@ -61,8 +61,8 @@ class MultiAgentAlgorithm(Algorithm):
             problems += [f"target_kl={factory.options.target_kl} of policy {policy!r} would end a rollout's updates for all "
                          "policies; leave it out" for policy, factory in self.policies.items()
                          if getattr(factory.options, "target_kl", None) is not None]
-            problems += [f"mini_batch_size={factory.options.mini_batch_size} of policy {policy!r} would give each policy another number of "
-                         "updates, which are made together; give num_mini_batch" for policy, factory in self.policies.items()
+            problems += [f"mini_batch_size={factory.options.mini_batch_size} of policy {policy!r} would give the policies different numbers of "
+                         "updates, but they are updated together; give num_mini_batch" for policy, factory in self.policies.items()
                          if hasattr(factory.options, "num_mini_batch") and getattr(factory.options, "mini_batch_size", None) is not None]
             if len({factory.cls.loss_reduction for factory in self.policies.values()}) > 1:
                 problems.append("the losses of some policies are sums over their samples, of others means; make them alike")

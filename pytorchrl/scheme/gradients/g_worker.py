@@ -377,7 +377,7 @@ class GWorker(Worker):
             CallOrderError: `gradients` is None, and this worker has computed none, or its last batch had no sample.
         """
         if gradients is None and not (gradients := self._grads):
-            raise CallOrderError("apply_gradients() applies the gradients that this worker computed last, and it has none; call step(), "
+            raise CallOrderError("apply_gradients() applies the gradients that this worker computed last, but there are none; call step(), "
                                  "get_grads() or compute_gradients() first, or give gradients")
         accumulator.log_update(self._microbatch_size, self._used.num_samples)
         if self._point is not None and self._point("update"):

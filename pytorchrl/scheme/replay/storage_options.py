@@ -43,8 +43,8 @@ def check_kind(kind: str | None, storage: Factory[Any], size: int | None) -> str
     found = kind_of(storage)
     if found is None:
         fitting = [cls for cls in known_storages() if cls.gives in _DRAWN]
-        raise ConfigError(f"replay cannot have the {given_kind(storage).value} that {storage.cls.__name__} gives: they must be of the "
-                          f"present policy; storages whose data may be older: {names(fitting)}")
+        raise ConfigError(f"replay cannot use the {given_kind(storage).value} that {storage.cls.__name__} gives: they must come from the "
+                          f"current policy; storages whose data may be older: {names(fitting)}")
     if kind not in (None, found):
         fitting = [cls for cls in known_storages() if _drawn(cls.gives, cls) == kind]
         raise ConfigError(f"kind={kind!r} needs one of these storages: {names(fitting)}; got {storage.cls.__name__}, which is for "

@@ -115,8 +115,8 @@ class Unrelated:
 
 
 @pytest.mark.parametrize(("owner", "options", "message"), [
-    (Bare, {"my_coef": 0.2}, r"Bare.Options declares my_coef but is no dataclass; write @dataclass\(frozen=True, kw_only=True\) above it"),
-    (Bare, {}, "Bare.Options declares my_coef but is no dataclass"), (Deeper, {}, "Bare.Options declares my_coef but is no dataclass"),
+    (Bare, {"my_coef": 0.2}, r"Bare.Options declares my_coef but is not a dataclass; write @dataclass\(frozen=True, kw_only=True\) above it"),
+    (Bare, {}, "Bare.Options declares my_coef but is not a dataclass"), (Deeper, {}, "Bare.Options declares my_coef but is not a dataclass"),
     (Unannotated, {}, "Unannotated.Options sets lr without an annotation"),
     (UnannotatedInside, {}, "UnannotatedInside.Options sets gamma without an annotation"),
     (NewUnannotated, {"my_coef": 0.2}, "NewUnannotated.Options sets my_coef without an annotation"),
@@ -132,7 +132,7 @@ def test_a_part_with_such_a_class_says_so_when_its_factory_is_made():
         class Options(PPO.Options):
             my_coef: float = option(0.1, help="a weight")
 
-    with pytest.raises(ConfigError, match=r"Mine.Options declares my_coef but is no dataclass"):
+    with pytest.raises(ConfigError, match=r"Mine.Options declares my_coef but is not a dataclass"):
         Mine.create_factory(my_coef=0.2)
 
 

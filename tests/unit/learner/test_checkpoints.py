@@ -301,7 +301,7 @@ def test_two_do_not_run_in_one_directory(tmp_path):
     train_to(tmp_path, target_steps=350)
     first, second = (make(tmp_path, resume=True) for _ in range(2))
     first.start()
-    with pytest.raises(ConfigError, match="is in use by a run that goes on"):
+    with pytest.raises(ConfigError, match="is in use by another run"):
         second.start()
     first.stop()
     Lock(tmp_path).close()

@@ -98,7 +98,7 @@ def test_only_who_asks_for_gpus_shares_them(on):
     (0.0, None, "the cluster has 0, of which 0 free"), (1.0, {"GPU": 0.0}, "the cluster has 1, of which 0 free")])
 def test_who_computes_on_a_gpu_is_refused_where_there_is_none(on, gpus, spare, present):
     runtime = on(node(8.0, gpus), spare=spare)
-    with pytest.raises(InsufficientResourcesError, match=f"2 gradient workers compute on a GPU, a share of one each, and {present}"):
+    with pytest.raises(InsufficientResourcesError, match=f"2 gradient workers each need a share of a GPU, but {present}"):
         runtime.fit_resources(requests(DEFAULT_RESOURCES, CPU_RESOURCES))
     runtime.fit_resources([("gradient workers", 0, DEFAULT_RESOURCES), ("collection workers", 2, CPU_RESOURCES)])  # nobody does
 

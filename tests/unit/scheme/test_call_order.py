@@ -21,7 +21,7 @@ def state_of(worker):
 
 def test_no_update_is_made_before_any_gradient(worker):
     before = state_of(worker)
-    with pytest.raises(CallOrderError, match=r"computed last, and it has none; call step\(\), get_grads\(\) or"):
+    with pytest.raises(CallOrderError, match=r"computed last, but there are none; call step\(\), get_grads\(\) or"):
         worker.apply_gradients()
     assert state_of(worker) == before
 

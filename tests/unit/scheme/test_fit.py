@@ -231,7 +231,7 @@ def test_the_scheme_checks_the_parts_of_each_policy():
     wrong = type(algorithms)(algorithms.cls, type(algorithms.options)(
         policies={**algorithms.options.policies, "agent_1": IMPALA.create_factory(num_epochs=4, num_mini_batch=4)},
         agents=algorithms.options.agents, trainable=algorithms.options.trainable))
-    with pytest.raises(ConfigError, match=r"policy 'agent_1': IMPALA learns from .*, GAEBuffer gives .*; storages for IMPALA: .*VTraceBuffer"):
+    with pytest.raises(ConfigError, match=r"policy 'agent_1': IMPALA learns from .*, but GAEBuffer gives .*; storages for IMPALA: .*VTraceBuffer"):
         Scheme(wrong, actors, storages, envs)
 
 

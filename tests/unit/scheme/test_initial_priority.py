@@ -193,9 +193,9 @@ class WithoutErrors(SyntheticAlgorithm):
      "initial_priority='worker' needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
     ({"prioritized": False, "initial_priority": "worker"}, "needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
     ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS)},
-     "PERBuffer draws by errors, and WithoutErrors has no td_errors to tell them; storages for WithoutErrors: .*ReplayBuffer"),
+     r"PERBuffer draws by TD errors, but WithoutErrors has no td_errors\(\) to compute them; storages for WithoutErrors: .*ReplayBuffer"),
     ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS), "prioritized": True, "initial_priority": "max"},
-     "PERBuffer draws by errors, and WithoutErrors has no td_errors"),
+     "PERBuffer draws by TD errors, but WithoutErrors has no td_errors"),
 ])
 def test_what_nothing_would_set_is_refused(make_apex, settings, text):
     with pytest.raises(ConfigError, match=text):

@@ -101,5 +101,5 @@ def test_the_option_of_train_takes_the_place_of_the_presets_num_mini_batch():
     with learner:
         learner.step()
         assert learner.scheme.update_worker.local_worker.algo.num_mini_batch == 16  # 8 environments x 128 steps
-    with pytest.raises(ConfigError, match="num_mini_batch=4 and mini_batch_size=64 both say"):
+    with pytest.raises(ConfigError, match="num_mini_batch=4 and mini_batch_size=64 both set"):
         make_learner("ppo", "CartPole-v1", mini_batch_size=64, num_mini_batch=4)

@@ -105,14 +105,14 @@ def test_r2d2_is_apex_with_sequences():
     assert differing == {"queue_size", "routing", "kind"}
     assert [scheme.settings[name] for name in ("queue_size", "routing", "kind")] == [4, "by_stream", "sequence"]
     _, actor, _, envs = small_r2d2()
-    with pytest.raises(ConfigError, match=r"r2d2 gives sequences of steps .*, and DQN learns from single .*; algorithms for r2d2: .*R2D2"):
+    with pytest.raises(ConfigError, match=r"r2d2 gives sequences of steps .*, but DQN learns from single .*; algorithms for r2d2: .*R2D2"):
         Scheme.r2d2(DQN.create_factory(), actor, PERBuffer.create_factory(1000), envs)
 
 
 @pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
 def test_on_policy_algorithms_are_refused_where_data_are_old(named, name):
     _, actor, storage, envs = synthetic_agent(4)
-    with pytest.raises(ConfigError, match=f"{name} gives .*, and A2C learns from rollouts with advantages; algorithms for {name}: .*APPO"):
+    with pytest.raises(ConfigError, match=f"{name} gives .*, but A2C learns from rollouts with advantages; algorithms for {name}: .*APPO"):
         named(name, (A2C.create_factory(), actor, storage, envs))
 
 
@@ -155,7 +155,7 @@ def test_a_part_that_is_no_factory_is_refused_as_by_any_scheme(named):
 def test_the_algorithm_must_be_able_to_learn_so(allowed, algo, is_refused):
     preset = Preset(name="replay", fixed={}, defaults={}, kinds=allowed)
     if is_refused:
-        text = f"replay gives {allowed[0].value}.*, and {algo.cls.__name__} learns from rollouts with advantages"
+        text = f"replay gives {allowed[0].value}.*, but {algo.cls.__name__} learns from rollouts with advantages"
         with pytest.raises(ConfigError, match=text):
             preset.settings(algo, {})
     else:

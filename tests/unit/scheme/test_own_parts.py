@@ -195,7 +195,7 @@ def test_a_mistake_in_a_replay_algorithm_reaches_the_user():
         for _ in range(100):
             scheme.step()
     try:
-        with pytest.raises(ContractError, match=r"WrongLoss.losses\(\) returned a tuple; expected three things"):
+        with pytest.raises(ContractError, match=r"WrongLoss.losses\(\) returned a tuple; expected three values"):
             go_on()
     finally:
         scheme.stop()

@@ -197,7 +197,7 @@ def test_the_preset_and_the_command_line_reach_it():
     settings = {"runtime": "simulated", "seed": 1, "num_envs": 2, "num_steps": 8, "progress": False}
     agent = train("impala", "CartPole-v1", preset="apex", kind="batch", replay_size=400, target_steps=600, train_batch_size=64, **settings)
     assert agent.summary["updates"] > 3
-    with pytest.raises(ConfigError, match=r"apex gives rollouts of older .* and A2C learns from rollouts with advantages; algorithms for apex: .*APPO"):
+    with pytest.raises(ConfigError, match=r"apex gives rollouts of older .* but A2C learns from rollouts with advantages; algorithms for apex: .*APPO"):
         train("a2c", "CartPole-v1", preset="apex", kind="batch", target_steps=10, **settings)
 
 

@@ -120,7 +120,7 @@ def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, t
 
 
 def test_a_storage_of_rollouts_needs_an_algorithm_that_corrects_for_their_age(make_scheme):
-    with pytest.raises(ConfigError, match=r"replay cannot have the rollouts with advantages that GAEBuffer gives: .*; storages whose data may "
+    with pytest.raises(ConfigError, match=r"replay cannot use the rollouts with advantages that GAEBuffer gives: .*; storages whose data may "
                                           r"be older: .*\bPERBuffer, .*VTraceBuffer"):
         make_scheme(algo=PPO.create_factory(), num_replay_workers=2, col_communication=ASYNC)
 

@@ -178,7 +178,7 @@ MISTAKES = {
     "a missing term": (returns(terms=lambda found: {"policy_loss": found["policy_loss"]}), "both need the same names"),
     "a mean": (returns(terms=lambda found: {**found, "entropy": found["entropy"].mean()}),
                r"MyPPO.terms\(\) returned 'entropy' as a tensor of shape \(\) and dtype float32; expected a tensor of shape "
-               r"\(32,\) and dtype float32: one number a sample"),
+               r"\(32,\) and dtype float32: one number for each sample"),
     "a column": (returns(terms=lambda found: {**found, "entropy": found["entropy"][:, None]}), r"shape \(32, 1\)"),
     "float64": (returns(terms=lambda found: {**found, "entropy": found["entropy"].double()}), "dtype float64; expected"),
     "a float64 measure": (returns(measures=lambda found: {"kl": found["kl"].double()}), "'kl' as .*float64"),

@@ -70,5 +70,5 @@ def test_it_is_another_way_to_say_num_mini_batch(build, collect, learn, made_up_
 
 @pytest.mark.parametrize("options", [{"num_mini_batch": 4, "mini_batch_size": 64}, {"num_mini_batch": 1, "mini_batch_size": 64}])
 def test_only_one_of_both_may_be_given(options):
-    with pytest.raises(ConfigError, match=rf"num_mini_batch={options['num_mini_batch']} and mini_batch_size=64 both say .*give one"):
+    with pytest.raises(ConfigError, match=rf"num_mini_batch={options['num_mini_batch']} and mini_batch_size=64 both set .*give only one"):
         PPO.create_factory(**options)

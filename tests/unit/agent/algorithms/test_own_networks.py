@@ -142,7 +142,7 @@ def test_normalisers_and_checkpoints_need_nothing_of_the_subclass(tmp_path):
     (Asymmetric, {"hidden_sizes": (9,), "normalize_obs": True}, r"hidden_sizes=\(9,\)"),
     (Asymmetric, {"recurrent_net": "gru"}, "recurrent_net='gru'"), (Asymmetric, {"policy_gain": 1.0}, "policy_gain=1.0")])
 def test_options_that_own_networks_do_not_read_are_refused(cls, options, named):
-    with pytest.raises(ConfigError, match=rf"Asymmetric.build_networks\(\) does not read {named}, which would change nothing"):
+    with pytest.raises(ConfigError, match=rf"Asymmetric.build_networks\(\) does not read {named}, which would have no effect"):
         make(cls, **options)
 
 

@@ -285,10 +285,10 @@ def test_algorithms_storages_and_actors_that_do_not_fit_are_refused():
         DQN.create_factory()(actor=recurrent(seed=1), seed=1)
     policy = OffPolicyActor.create_factory(SPACE, discrete)
     for cls in (ReplayBuffer, PERBuffer):
-        with pytest.raises(ConfigError, match=f"R2D2 learns from sequences .*, {cls.__name__} gives single .*for R2D2: .*SequenceBuffer"):
+        with pytest.raises(ConfigError, match=f"R2D2 learns from sequences .*, but {cls.__name__} gives single .*for R2D2: .*SequenceBuffer"):
             check_fit(R2D2.create_factory(), recurrent, cls.create_factory(100))
         check_fit(DQN.create_factory(), plain, cls.create_factory(100))
-    with pytest.raises(ConfigError, match=r"SAC learns from single .*, SequenceBuffer gives seq.*; storages for SAC: .*PERBuffer.*Repl"):
+    with pytest.raises(ConfigError, match=r"SAC learns from single .*, but SequenceBuffer gives seq.*; storages for SAC: .*PERBuffer.*Repl"):
         check_fit(SAC.create_factory(), policy, SequenceBuffer.create_factory(1000))
     with pytest.raises(ConfigError, match="recurrent_size=8 needs recurrent_net"):
         QActor.create_factory(SPACE, discrete, recurrent_size=8)

@@ -344,7 +344,7 @@ def by_agent(*actors):
     ({"storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": GAEBuffer.create_factory(9)}}, "size of the storages must be the same"),
     ({"algorithms": {"agent_0": ppo(), "agent_1": DQN.create_factory()}, "actors": by_agent(OnPolicyActor, QActor),
       "storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": ReplayBuffer.create_factory(80)}}, "must keep transitions, or none"),
-    ({"storages": VTraceBuffer.create_factory(8)}, "policy 'agent_0': PPO learns from rollouts with advantages, VTraceBuffer gives"),
+    ({"storages": VTraceBuffer.create_factory(8)}, "policy 'agent_0': PPO learns from rollouts with advantages, but VTraceBuffer gives"),
     ({"actors": by_agent(OnPolicyActor, QActor)}, r"policy 'agent_1': PPO cannot train QActor; actors for PPO: .*\bOnPolicyActor"),
     ({"trainable": ["agent_2"]}, r"trainable has \['agent_2'\]"),
     ({"trainable": []}, "trainable is empty"),
