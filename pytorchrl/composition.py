@@ -46,7 +46,7 @@ REPLAY_ALGORITHMS = ("dqn", "ddpg", "td3", "sac")
 _STORAGES: dict[str, type[Storage]] = {
     "ppo": GAEBuffer, "a2c": GAEBuffer, "impala": VTraceBuffer, "appo": VTraceBuffer, "r2d2": SequenceBuffer}
 _STORAGES_OF_ROLLOUTS: dict[str, type[ReplayBuffer]] = {"r2d2": RolloutSequenceBuffer}
-"""Storages in place of those above where the user wants `kind="batch"`."""
+"""Storages that replace those above with `kind="batch"`."""
 
 # What the user's options are called where a part has another name for it, or the same name for something else.
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
@@ -108,7 +108,7 @@ def option_specs(algorithm: str) -> dict[str, OptionSpec]:
 
 
 def known_names(algorithm: str) -> Known:
-    """Return the options of `train(algorithm, ...)` with their homes and own names, for suggestions in errors."""
+    """Return the options of `train(algorithm, ...)`, name -> (home, own name), for suggestions in errors."""
     of_storage = _STORAGES.get(algorithm, PERBuffer).home
     specs = option_specs(algorithm).values()
     return {"env": ("environments", "env_fn"),
@@ -129,14 +129,14 @@ def _storage_factory(algorithm: str, options: dict[str, Any], kind: str | None =
         raise ConfigError(f"prioritized must be True or False, got {is_prioritized!r}")
     if is_prioritized:
         return PERBuffer.create_factory(**options)
-    # Other libraries call an option of the algorithm by the name of one of the storage, as `alpha` of SAC.
+    # Some names of storage options mean an option of the algorithm in other libraries, such as `alpha` of SAC.
     others = {name: place for name, place in known_names(algorithm).items() if place[0] != "replay"}
     hints = "".join(meaning(name, others) for name in options)
     return _uniform_factory(ReplayBuffer, options, f"transitions are drawn uniformly; add prioritized=True{hints}")
 
 
 def _uniform_factory(storage: type[ReplayBuffer], options: dict[str, Any], why: str) -> Factory[Any]:
-    """Return a factory of a storage that has only some of the options; raise `ConfigError`, which says `why`, for the others."""
+    """Return a factory of `storage`; raise `ConfigError`, which states `why`, for options that the storage does not have."""
     own = {field.name for field in dataclasses.fields(storage.Options)}
     if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:
         raise ConfigError(f"{', '.join(others)} would be ignored: {why}")

@@ -2,11 +2,11 @@
 
     PyTorchRLError
     ├ ConfigError (ValueError)          bad settings, found before anything starts
-    │ ├ FactoryError (TypeError)        a factory that cannot be called, or returns the wrong thing
+    │ ├ FactoryError (TypeError)        a factory that cannot be called, or returns a wrong object
     │ ├ FactorySerializationError       a factory that cannot be sent to a worker
     │ ├ DeviceError                     a device that this machine lacks
     │ └ SpaceError                      a space that the chosen part cannot use
-    ├ ContractError (TypeError)         a part of the user's own that lacks a method, or whose method returned the wrong thing
+    ├ ContractError (TypeError)         a part of the user's own that lacks a method, or whose method returned a wrong value
     ├ StartError                        settings were fine, starting was not possible
     │ ├ InsufficientResourcesError      no node has what was asked for
     │ ├ RayConnectionError              the cluster cannot be reached
@@ -29,7 +29,7 @@
     ├ CheckpointError                   a saved model or checkpoint that cannot be read
     ├ ReplayError                       a run that does not follow its record
     ├ StoppedError                      use after stop()
-    ├ CallOrderError (RuntimeError)     a method was called before another that has to come first
+    ├ CallOrderError (RuntimeError)     a method was called before another that must be called first
     └ WeightsError                      weights that do not fit the actor
 
 Every class passes all its arguments to `super().__init__`, so that it survives the way between processes.
@@ -67,7 +67,7 @@ class SpaceError(ConfigError):
 class ContractError(PyTorchRLError, TypeError):
     """A part of the user's own (algorithm, actor or storage) breaks the contract of one of its methods.
 
-    The message names the class, the method, what the method returned and what is expected.
+    The message names the class, the method, the returned value and the expected one.
     """
 
 
@@ -163,7 +163,7 @@ class StoppedError(PyTorchRLError):
 
 
 class CallOrderError(PyTorchRLError, RuntimeError):
-    """A method was called before another one that has to come first. The message names that one."""
+    """A method was called before another method that must be called first. The message names the other method."""
 
 
 class WeightsError(PyTorchRLError):
@@ -171,14 +171,14 @@ class WeightsError(PyTorchRLError):
 
 
 def install_hint(extra: str) -> str:
-    """Return a command that installs the packages of an extra, for the error that a missing package raises.
+    """Return a command that installs the packages of an extra, for the error about a missing package.
 
-    The command names the packages themselves, as the metadata of this installation lists them. It never names this project,
-    because a package index may have another project of the same name, which pip would install in its place.
+    The command names the packages listed in the metadata of this installation. It never names this project, because a package
+    index may have another project of the same name, which pip would install instead.
     """
     try:
         listed = importlib.metadata.requires("pytorchrl") or []
-    except importlib.metadata.PackageNotFoundError:  # the source folder is on the path, and nothing is installed
+    except importlib.metadata.PackageNotFoundError:  # the source folder is on the path, but the package is not installed
         listed = []
     packages = [requirement.partition(";")[0].strip() for requirement in listed if f'extra == "{extra}"' in requirement]
     if not packages:

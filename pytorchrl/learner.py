@@ -59,8 +59,8 @@ class Learner:
     Args:
         scheme: What to drive. The learner owns it from here on and stops it.
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
-        log_dir: Directory of this run (made if missing) for metrics and models; None keeps nothing. One that ends in a slash, such
-            as "runs/", is a directory of runs: this run gets a new numbered directory in it, whose path is `self.log_dir`.
+        log_dir: Directory of this run (made if missing) for metrics and models; None writes no files. A path that ends in a slash,
+            such as "runs/", is a directory of runs: this run gets a new numbered directory in it, whose path is `self.log_dir`.
         recipe: What `run.json` says about how the agent can be built again.
         run_name: Name of a numbered run: "runs/" becomes "runs/<run_name>-1"; None: "run". Only for a directory of runs.
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
@@ -78,8 +78,8 @@ class Learner:
 
         target_steps: int = option(help="env steps of the whole experiment; 0 checks and starts only", low=0)
         log_dir: str | os.PathLike[str] | None = option(
-            None, help="directory of this run, or a directory of runs that ends in a slash, such as runs/, in which this run gets a "
-            "new numbered directory; without one nothing is kept")
+            None, help="directory of this run; if it ends in a slash, such as runs/, a directory of runs, in which this run gets a "
+            "new numbered directory; without log_dir, no files are written")
         eval_every: int | None = option(
             None, help="env steps between evaluations beside training, the last at its end; none: never", low=1)
         eval_episodes: int = option(10, help="episodes of one such evaluation", low=1)
@@ -349,8 +349,8 @@ class Learner:
     def get_metrics(self) -> dict[str, Any]:
         """Return everything measured up to now, as documented on the page about statistics.
 
-        `algorithm` has means of the algorithm's statistics since the last record, or those of that record where no update
-        was made since. Before `start()` there are zeros; asking starts nothing.
+        `algorithm` contains means of the algorithm's statistics since the last record, or those of that record if no update
+        was made since. Before `start()` all numbers are zero; the call does not start the scheme.
         """
         self._take_episodes()
         scheme = self._scheme_metrics()
@@ -451,7 +451,7 @@ class Learner:
         """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` goes on; the two newest are kept.
 
         Nothing is in flight or queued then, environments begin new episodes and generators are reseeded, so that a resumed
-        run equals one that goes on, see `Scheme.checkpoint`. A failure to write is logged, and the next due one is tried.
+        run equals one that goes on, see `Scheme.checkpoint`. A failure to write is logged; the next checkpoint that is due is written as usual.
 
         Raises:
             ConfigError: There is no `log_dir`, or the run is recorded or replayed.

@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 # Text from environments and exceptions is data: it is cut here, and JSON escapes what a terminal would obey.
 _MAX_TEXT = 1000
 _MAX_KEYS = 10_000
-# Of the intervals between arrivals of steps: how many are remembered, and how many of the longest a window of the rate spans.
+# Number of intervals between arrivals that are remembered; length of a rate window in units of the longest of them.
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
@@ -51,13 +51,13 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` to `path` in one step: a reader sees the old file or the whole new one."""
+    """Write `value` to `path` atomically: a reader sees either the old file or the complete new one."""
     with put_in_place(path) as file:
         file.write((to_json(value, indent=2) + "\n").encode("ascii"))
 
 
 def description(recipe: Mapping[str, Any], target_steps: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `run.json` for a run that starts now."""
+    """Return the contents of `run.json` for a run that starts now."""
     return {"format": 1, "recipe": recipe, "target_steps": target_steps, "seed": seed, "scheme": settings, "versions": versions(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
@@ -149,8 +149,8 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]
 class RateWindow:
     """Steps per second over a window of the last `seconds`, or over the whole run until the run is that long.
 
-    Steps that come in rollouts rarer than that make the window longer: it spans at least three of the longest of the last
-    intervals between two arrivals, so the rate of a run that goes on as before never shows 0. A stall shows 0 one window later.
+    If rollouts arrive less often than that, the window is longer: it spans at least three times the longest of the last five
+    intervals between arrivals, so that the rate of a steady run is never 0. After a stall, the rate is 0 one window later.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
@@ -174,7 +174,7 @@ class RateWindow:
 
     @property
     def rate(self) -> float:
-        """Steps per second; 0 before steps have arrived between two points in time."""
+        """The steps per second; 0 until steps have arrived between two calls."""
         if len(self._points) < 2:
             return 0.0
         (start, first), (end, last) = self._points[0], self._points[-1]
@@ -248,11 +248,11 @@ class Means:
             counts[name] = counts.get(name, 0) + 1
 
     def peek(self) -> dict[str, float]:
-        """Return the means so far; where no number came since the last `take`, those that it returned."""
+        """Return the means since the last `take`; if no number was added since, the means that it returned."""
         return self._means() or dict(self._taken)
 
     def take(self) -> dict[str, float]:
-        """Return the means of the numbers since the last `take`, and start anew; empty where no number came."""
+        """Return the means of the numbers since the last `take`, and reset them; empty if no number was added."""
         means = self._means()
         self._taken = means or self._taken
         self._sums.clear()
@@ -314,7 +314,7 @@ class Progress:
             self._live = _rich_progress(self._stream)
 
     def tell(self, text: str, *, stays: bool = False) -> None:
-        """Show a line of text before training begins; in a terminal the next line takes its place unless it `stays`."""
+        """Show a line of text before training begins; in a terminal the next line overwrites it unless it `stays`."""
         if self._stream is None:
             return
         text = printable(text)

@@ -1,13 +1,13 @@
-"""The directory of a run: make it, number it, lock it, and write files into it.
+"""Make, number and lock the directory of a run, and write files into it.
 
 run.json         settings, seed and versions, written once when training starts
-metrics.jsonl    one JSON object a line, the learning curve
+metrics.jsonl    one JSON object per line, the learning curve
 result.json      the summary, written when the run ends
-monitor_*.csv    finished training episodes, one file a collection worker (of `train` and the command line)
+monitor_*.csv    finished training episodes, one file per collection worker (only from `train` and the command line)
 model.pt         the agent
 checkpoints/     files from which a run is resumed
 
-All of these files have the mode that the process's umask leaves of 0666, so a group that shares a directory reads all or none.
+All of these files have mode 0666 minus the umask, so a group that shares a directory can read all or none of them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 def prepare_log_dir(log_dir: str | os.PathLike[str], *, run_name: str | None = None, overwrite: bool = False, resume: bool = False) -> Path:
     """Make the directory of one run and check that files can be written there.
 
-    A `log_dir` that ends in a slash, as `runs/` does, is a directory of runs: the run gets a new directory in it, named
-    `<run_name>-1` or with the first greater number that is free. Several processes may do so at the same time.
+    A `log_dir` that ends in a slash, such as `runs/`, is a directory of runs: the run gets a new directory in it, named
+    `<run_name>-1` or with the next free number. Several processes may call this function at the same time.
 
     In any other `log_dir` an earlier run is refused; renamed (`runs/a` to `runs/a.1`) if `overwrite`; kept if `resume`, unless the
     run ended before its first checkpoint, in which case it is renamed as well. A directory that holds a run itself is never a
@@ -44,7 +44,7 @@ def prepare_log_dir(log_dir: str | os.PathLike[str], *, run_name: str | None = N
 
     Args:
         log_dir: The directory of the run, or a directory of runs.
-        run_name: Name of a numbered run; None: "run". All but letters, digits and `._-` becomes `-`.
+        run_name: Name of a numbered run; None: "run". Characters other than letters, digits and `._-` are replaced by `-`.
         overwrite: Whether to rename an earlier run.
         resume: Whether an earlier run is to be continued.
 
@@ -90,7 +90,7 @@ def _needs_one_run(runs: Path, option: str) -> str:
 
 
 def _make_numbered(runs: Path, name: str) -> Path:
-    """Make the first of `<name>-1`, `<name>-2`, ... that does not exist. `mkdir` decides between processes that do so at once."""
+    """Make the first of `<name>-1`, `<name>-2`, ... that does not exist. `mkdir` is atomic, so processes never share one."""
     name = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip(".-") or "run"
     runs.mkdir(parents=True, exist_ok=True)
     numbers = [int(found[1]) for path in runs.iterdir() if (found := re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name))]
@@ -150,7 +150,7 @@ class Lock:
 def put_in_place(path: Path) -> Iterator[IO[bytes]]:
     """Open a file next to `path` that replaces `path` in one step once it is written, and is removed if writing fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)  # of a process that was killed and had the same number
+    temporary.unlink(missing_ok=True)  # left by a killed process with the same id
     try:
         with open(temporary, "xb", opener=open_no_follow) as file:
             yield file

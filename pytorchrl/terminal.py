@@ -1,8 +1,8 @@
-"""Text of others on a terminal: in the command line's output, the progress line, warnings and logs.
+"""Escape untrusted text for a terminal: in the command line's output, the progress line, warnings and logs.
 
-Names of environments, policies and info entries, and the errors of environments and of users' code, may hold control characters.
-Printed as they are, these clear the screen, overwrite what stands there, or make up lines of their own. Files of a run keep every
-text as it is, as JSON.
+Names of environments, policies and info entries, and the errors of environments and of users' code, may contain control characters.
+Printed unescaped, these could clear the screen, overwrite other text, or forge lines. Files of a run contain all texts unchanged, as
+JSON.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 def printable(text: object) -> str:
     """Return `text` as one line in which every character that is not printable is escaped, as `repr` escapes it.
 
-    Not printable are, by Unicode's categories, control characters (the escape character, line feed, carriage return), format
-    characters (those that change the direction of text), surrogates, and separators other than the space.
+    Characters that are not printable, by Unicode's categories, are control characters (such as escape, line feed and carriage
+    return), format characters (such as those that change the direction of text), surrogates, and separators other than the space.
     """
     text = str(text)
     if text.isprintable():
@@ -25,7 +25,7 @@ def printable(text: object) -> str:
 
 
 class Lines:
-    """Text of several lines, a traceback say, for a log: its line feeds stay, and each line is escaped by itself."""
+    """A text of several lines, such as a traceback, for a log: line feeds are kept, and each line is escaped separately."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -35,14 +35,14 @@ class Lines:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module, whose records show the texts of others escaped, whatever handler prints them."""
+    """Return the logger of a module. Its records escape untrusted arguments for every handler."""
     logger = logging.getLogger(name)
-    logger.addFilter(_escape)  # the same function every time, which a logger keeps once
+    logger.addFilter(_escape)  # a logger adds the same function only once
     return logger
 
 
 class _Shown:
-    """An argument of a log record whose text is not printable."""
+    """An argument of a log record that is escaped when it is formatted."""
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -55,13 +55,13 @@ class _Shown:
 
 
 def _escape(record: logging.LogRecord) -> bool:
-    """Escape the arguments of a record, and the exception that it shows; the message itself is the package's own text."""
+    """Escape the arguments and the exception of a record; its message is the package's own text."""
     if isinstance(record.args, tuple):
         record.args = tuple(map(_shown, record.args))
     if record.exc_info and record.exc_info[1] is not None:
         text = "".join(traceback.format_exception(record.exc_info[1])).rstrip("\n")
         if (escaped := str(Lines(text))) != text:
-            record.exc_text = escaped  # formatters print this in place of the exception
+            record.exc_text = escaped  # formatters print this text instead of the exception
     return True
 
 

@@ -1,4 +1,4 @@
-"""Tracebacks of wrong settings: the caller's line and the message, without the frames of this package in between."""
+"""Shorten tracebacks of wrong settings to the caller's line and the message, without frames of this package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 C = TypeVar("C", bound=type)
 
 VARIABLE = "PYTORCHRL_FULL_TRACEBACKS"
-"""Environment variable that, set to anything but 0, keeps all frames."""
+"""Environment variable that keeps all frames if it is set to anything but 0."""
 
 # Packages whose frames say nothing about a wrong setting, besides the standard library.
 _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "pettingzoo", "ray", "torch"}
@@ -26,8 +26,8 @@ _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "petti
 def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a `ConfigError` of a public function point at the line that called it.
 
-    The message of a `ConfigError` says what is wrong; the frames in which a check found it are left out, and so are errors from
-    which it was made. Both stay where a frame of the user's own code is among them: an environment, say, or an algorithm.
+    The message of a `ConfigError` is sufficient, so the frames of the check and the errors that caused it are removed. They are
+    kept if they contain a frame of the user's own code, for example of an environment or an algorithm.
     """
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -42,7 +42,7 @@ def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def brief_errors_of(*names: str) -> Callable[[C], C]:
-    """Return a class decorator that makes errors of these methods and class methods brief; see `brief_errors`."""
+    """Return a class decorator that applies `brief_errors` to these methods and class methods."""
     def decorate(cls: C) -> C:
         for name in names:
             method = vars(cls)[name]

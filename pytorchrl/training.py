@@ -27,9 +27,9 @@ from pytorchrl.scheme.named import PRESETS
 from pytorchrl.tracebacks import brief_errors
 
 _CODE = "__code__"
-"""Key of an option in a run's file that is a class or a function: its value is `module:qualname`."""
+"""Key that marks an option in `run.json` as a class or a function; its value is `module:qualname`."""
 _ACTING = ("noise_std",)
-"""Options of algorithms that acting needs too; where others are code, an agent can be loaded without them."""
+"""Options of algorithms that acting needs too; an agent can be loaded without other options that are code."""
 
 
 def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) -> tuple[Learner, Agent]:
@@ -40,7 +40,7 @@ def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) 
         raise ConfigError("info_keywords needs a log_dir, whose monitor files it adds to")
     scheme = _constructor(scheme_options.pop("preset", None))(
         agent.algorithm, agent.actor, agent.storage, agent.train_envs, agent.test_envs, **scheme_options)
-    # What is neither a plain value nor code with a name (an open file) cannot be described in a file.
+    # An option that is neither a plain value nor code with a name, such as an open file, cannot be described in a file.
     recorded = {name: _to_json(value) for name, value in {**presets.preset(algorithm, env, options), **options}.items()}
     recipe = {}
     if isinstance(env, str) and _is_plain(recorded):
@@ -49,7 +49,7 @@ def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) 
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{algorithm}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
-    if learner.log_dir is not None:  # known only now, where it is a numbered one, and made only once all options were accepted
+    if learner.log_dir is not None:  # a numbered directory is known only now, after all options were accepted
         scheme.train_envs_factory = _monitored(agent.train_envs, learner.log_dir)
     return learner, agent
 
@@ -199,7 +199,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _has_code(value: Any) -> bool:
-    """Return whether an option in a file, or an item of it, is the name of code."""
+    """Return whether an option in `run.json`, or one of its items, is the name of code."""
     return any(map(_has_code, value)) if isinstance(value, list) else isinstance(value, dict) and set(value) == {_CODE}
 
 

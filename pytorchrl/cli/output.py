@@ -1,4 +1,4 @@
-"""Every line that the command line prints."""
+"""Print the lines of the command line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pytorchrl.terminal import printable
 
 
 def show(*lines: str) -> None:
-    """Print lines on standard output at once; what could be no text of ours in them is escaped, see `printable`."""
+    """Print lines on standard output without buffering; control characters are escaped, see `printable`."""
     print(*map(printable, lines), sep="\n", flush=True)
 
 
 def tell(*lines: str) -> None:
-    """Print lines on standard error, escaped in the same way."""
+    """Print lines on standard error, with control characters escaped."""
     print(*map(printable, lines), sep="\n", file=sys.stderr)

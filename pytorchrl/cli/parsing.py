@@ -25,10 +25,10 @@ _TITLES = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that suggests a flag for each unknown one, and takes no abbreviations.
+    """A parser that suggests a flag for each unknown one, and accepts no abbreviations.
 
     Args:
-        known: Options of the command with their homes, by name; None: it has only flags of its own.
+        known: Options of the command, name -> (home, own name); None: the command has only flags of its own.
         options: Those of `argparse.ArgumentParser`.
     """
 
@@ -39,9 +39,9 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """Parse; on unknown words show the usage line and what was probably meant, and exit with 2."""
+        """Parse the arguments; for unknown words show the usage line and suggestions, and exit with status 2."""
         if not {"-h", "--help"} & set(arguments):
-            # Before argparse complains of what is missing: an unknown flag may stand for it, as --env-id does for --env.
+            # Checked before argparse reports missing flags: an unknown flag may replace one, as --env-id does for --env.
             self._refuse([word for word in arguments if word.startswith("--") and word.split("=")[0] not in {
                 "--", *self._option_string_actions}])
         namespace, unknown = self.parse_known_args(list(arguments))
@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _refuse(self, words: Sequence[str]) -> None:
-        """Exit with an error that names every unknown flag, or else the first of these words; pass if there are none."""
+        """Exit with an error that names all unknown flags, or else the first of these words; do nothing if there are none."""
         flags = {name_of(flag): ("", name_of(flag)) for flag in self._option_string_actions if flag.startswith("--")}
         known = {**flags, **self._known}
         unknown = [word for word in words if word.startswith("-")]
@@ -101,12 +101,12 @@ def flag_of(name: str) -> str:
 
 
 def name_of(flag: str) -> str:
-    """Return the option of a flag; `flag_of` is the inverse."""
+    """Return the option name of a flag; `flag_of` is the inverse."""
     return flag.removeprefix("--").replace("-", "_")
 
 
 class _Joined(argparse.Action):
-    """Store one tuple of all that the words of a flag hold: `64 64` is the same as `64,64`."""
+    """Store the values in all words of a flag as one tuple: `64 64` is the same as `64,64`."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
         setattr(namespace, self.dest, tuple(item for value in values for item in value))

@@ -103,7 +103,7 @@ def parse(command: str, verb: str, arguments: Sequence[str],
         parser.error(f"the algorithm must be one of {', '.join(ALGORITHMS)}" + (f", got {word!r}" if word else ""))
     parser = _parser(command, verb, algorithm, _given(arguments, "--env"), _given(arguments, "--preset"))
     add_flags(parser)
-    # In front, the algorithm cannot be taken for one more value of a flag that has several.
+    # The algorithm goes first, so that a flag with several values cannot consume it.
     others = list(arguments)
     others.remove(algorithm)
     return parser.parse([algorithm, *others])

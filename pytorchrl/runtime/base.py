@@ -92,7 +92,7 @@ class Runtime(ABC):
     is_recording = False
     """Whether workers note what depends on timing."""
     announce: Callable[[str], None] | None = None
-    """Called with a line of text at each event of a start that takes long: where workers are processes, seconds to minutes."""
+    """Called with a line of text at each event of a slow start: processes take seconds to minutes to start."""
 
     @abstractmethod
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
@@ -153,7 +153,7 @@ class Runtime(ABC):
         return [self.outcome(future, max(0.0, deadline - self.now())) for future in futures]
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of the first calls to workers of one kind; a runtime whose workers are slow to start announces them."""
+        """Return the outcomes of the first calls to workers of one kind; runtimes with slow workers announce the progress."""
         return self.get_all(futures, timeout_s)
 
     def start_thread(self, thread: threading.Thread) -> None:
@@ -167,7 +167,7 @@ class Runtime(ABC):
         return not thread.is_alive()
 
     def make_queue(self, maxsize: int) -> queue.Queue[Any]:
-        """Return a first-in first-out queue between threads of this process; `maxsize` 0 sets no bound."""
+        """Return a first-in first-out queue between threads of this process; `maxsize=0` means unbounded."""
         return queue.Queue(maxsize)
 
     def make_event(self) -> threading.Event:

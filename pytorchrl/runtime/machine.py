@@ -1,4 +1,4 @@
-"""What this machine has, and the refusal of workers that it cannot hold, before a Ray of its own starts."""
+"""Refuse more workers than this machine can hold, before Ray starts on it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pytorchrl.runtime.base import is_default
 from pytorchrl.runtime.room import no_gpu, sharing_of
 
 WORKER_BYTES = 180 * 10**6
-"""Memory of a remote worker that it shares with no other process, at the least: Python, torch and Ray, with a small network and
+"""Least private memory of a remote worker in bytes: Python, torch and Ray, with a small network and
 CartPole. Measured on Linux with torch's CPU build, 179 to 180 MB for collection and gradient workers alike."""
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine has."""
+    """The CPUs, GPUs and memory of a machine."""
 
     num_cpus: int
     num_gpus: int
@@ -30,14 +30,14 @@ class Machine:
 
 
 def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
-    """Return what the machine of this process has; where its container may use less memory, that is what counts.
+    """Return the CPUs, GPUs and memory of this machine; a container's memory limit counts if it is lower.
 
     Args:
-        limits: Files in which a container's limit stands, in bytes, versions 2 and 1 of control groups.
+        limits: Files with the memory limit of a container in bytes, for versions 2 and 1 of control groups.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in limits:
-        with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says "max"
+        with contextlib.suppress(OSError, ValueError):  # the file does not exist, or contains "max"
             memory = min(memory, int(Path(path).read_text(encoding="ascii")))
     return Machine(os.cpu_count() or 1, torch.cuda.device_count(), memory)
 
@@ -49,10 +49,10 @@ def check_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]], mach
 
     Args:
         requests: (name, count, resources of each) of all kinds of remote workers of a scheme.
-        machine: The only machine that they can be on.
+        machine: The only machine on which they can run.
 
     Raises:
-        InsufficientResourcesError: It says what was asked for, what there is and what to do.
+        InsufficientResourcesError: The message states the requested and available resources, and what to do.
     """
     _check_memory(requests, machine)
     sharing = sharing_of(requests, "num_gpus")

@@ -122,7 +122,7 @@ class RayRuntime(Runtime):
     def _connect(self) -> Any:
         if self._ray is not None:
             return self._ray
-        if self._starts_a_local_ray():  # before the import, which takes seconds by itself
+        if self._starts_a_local_ray():  # before the import, which alone takes seconds
             self._tell("starting Ray ...")
         if "ray" not in sys.modules:  # it reads this once; what it starts later would ask for a token that it does not send
             os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -341,7 +341,7 @@ class RayRuntime(Runtime):
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
         """Check explicit requests against the cluster; shrink the default to what is left. Asks before any actor."""
         if self._starts_a_local_ray():
-            check_machine(requests, this_machine())  # seconds sooner than Ray, which has to start before it can be asked
+            check_machine(requests, this_machine())  # Ray could tell only after it has started, seconds later
         nodes = [node["Resources"] for node in self._connect().nodes() if node["Alive"]]
         total: dict[str, float] = {}
         for node in nodes:

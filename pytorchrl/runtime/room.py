@@ -78,12 +78,12 @@ def shown(resources: Mapping[str, float]) -> str:
 
 
 def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
-    """Return name -> count of the workers that ask for the default, where the default has this resource."""
+    """Return name -> count of the workers with a default request that contains this resource."""
     return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
 
 
 def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
-    """Return the error for workers that share GPUs where there is none; `present` says what there is."""
+    """Return the error for workers that share GPUs if there is no GPU; `present` states what is available."""
     wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
     return InsufficientResourcesError(f"{wanted} each need a share of a GPU, but {present}; set their device to 'cpu', or "
                                       "use nodes with GPUs")

@@ -55,8 +55,8 @@ class SimulatedQueue(queue.Queue[T]):
     """A queue on the virtual clock: `queue.Queue`, with timeouts in virtual seconds.
 
     Args:
-        maxsize: Items that it holds at most; 0 sets no bound.
-        schedule: Decides which task runs while one waits.
+        maxsize: Largest number of items; 0 means unbounded.
+        schedule: Schedule that chooses the next task while one waits.
     """
 
     def __init__(self, maxsize: int, schedule: Schedule) -> None:
@@ -65,7 +65,7 @@ class SimulatedQueue(queue.Queue[T]):
         self._changed = Signal()
 
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """Add `item`; raise `queue.Full` if there is no room within `timeout` virtual seconds (None: ever)."""
+        """Add `item`; raise `queue.Full` if the queue stays full for `timeout` virtual seconds (None: wait forever)."""
         if self.maxsize > 0 and not self._wait(lambda: not self.full(), block, timeout, "room in a queue"):
             raise queue.Full
         self._put(item)
@@ -73,7 +73,7 @@ class SimulatedQueue(queue.Queue[T]):
         self._note("put")
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Take the oldest item; raise `queue.Empty` if there is none within `timeout` virtual seconds (None: ever)."""
+        """Take the oldest item; raise `queue.Empty` if the queue stays empty for `timeout` virtual seconds (None: wait forever)."""
         if not self._wait(lambda: not self.empty(), block, timeout, "an item in a queue"):
             raise queue.Empty
         item: T = self._get()
@@ -81,7 +81,7 @@ class SimulatedQueue(queue.Queue[T]):
         return item
 
     def task_done(self) -> None:
-        """Count one item that was taken as worked at."""
+        """Mark one item that was taken as done."""
         super().task_done()
         self._schedule.notify(self._changed)
 

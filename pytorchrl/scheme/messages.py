@@ -139,7 +139,7 @@ class Gradients:
     timings: Seconds = field(default_factory=dict)
     """Of its own work and of the rollouts that came into use, since the last message."""
     times: Times = field(default_factory=dict)
-    """What was timed of the operations below the update worker since the last message; see `timing.OPERATIONS`."""
+    """Times since the last message of the operations below the update worker; see `timing.OPERATIONS`."""
     shards: tuple[Mapping[str, Any], ...] = ()
     """Statistics of each replay shard."""
     counters: dict[str, int] = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Gradients:
     skipped: bool = False
     """Where it applied the mean itself: whether it left the update out, as all ranks then did."""
     queue_levels: tuple[int, ...] = ()
-    """Items in its queue, or with shards batches that waited, whenever one was taken for use since the last message."""
+    """Items in the queue (with shards: waiting batches) whenever one was taken since the last message."""
     samples: dict[str, int] = field(default_factory=dict)
     """Of several policies: policy -> valid samples behind its vector, in the order of `vectors`: its weight in a mean."""
 

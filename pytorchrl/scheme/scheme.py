@@ -223,7 +223,7 @@ class Scheme(NamedSchemes):
             self._replay.check(self.settings, self._agent)
             checks.warnings.extend(filter(None, [self._replay.warning()]))
         for text in checks.warnings:
-            warnings.warn(printable(text), stacklevel=4)  # the caller, above two decorators of this constructor
+            warnings.warn(printable(text), stacklevel=4)  # the line of the caller, two decorators above this constructor
         self._runtime: Runtime | None = None
         self._worker: UWorker | None = None
         self._evaluator: Handle[Evaluator] | None = None
@@ -263,7 +263,7 @@ class Scheme(NamedSchemes):
             or (self._options["num_replay_workers"] or 0) > 1
 
     def start(self, target_steps: int = 1, announce: Callable[[str], None] | None = None) -> UWorker:
-        """Build the worker tree, as `step` does. Schedules follow `target_steps`; `announce` gets lines of text as Ray and workers start.
+        """Build the worker tree, as `step` does. Schedules end at `target_steps`; `announce` is called with progress of the start.
 
         Raises:
             StartError: The resources are not there, Ray cannot be reached, or a worker did not come up.

@@ -13,10 +13,10 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """Level -> parts of the work of one of its workers; whatever is left of its time is "idle"."""
 
 OPERATIONS = ("wait", "apply", "push", "step", "collect", "receive", "dequeue", "grad", "draw", "fetch", "priorities")
-"""Operations whose mean times are in metrics, as `<operation>_time_ms`. The time of one may be part of another's."""
+"""Operations whose mean times are metrics named `<operation>_time_ms`. The time of one operation may include others."""
 
 Times = dict[str, tuple[int, float]]
-"""Operation -> how often it was done, and its seconds in all."""
+"""Operation -> (number of times it was done, total seconds)."""
 Seconds = dict[str, dict[str, float]]
 """Level -> part -> seconds."""
 
@@ -70,7 +70,7 @@ class Stopwatch:
         self.within += seconds
 
     def count(self, part: str, seconds: float) -> None:
-        """Count a block that was timed by its caller and has just ended."""
+        """Add a block that its caller timed, and count it."""
         self.add(part, seconds)
         self.counts[part] += 1
 

@@ -36,7 +36,7 @@ class WorkerSet(Generic[W]):
     """
 
     kind: ClassVar[str] = "workers"
-    """Name of its workers in announcements of a start."""
+    """Name of the workers in messages while they start."""
 
     def __init__(self, worker_class: type[W], worker_params: Mapping[str, Any], remote_config: Mapping[str, float],  # noqa: PLR0913
                  num_workers: int, *, runtime: Runtime, name: str, local_params: Mapping[str, Any],

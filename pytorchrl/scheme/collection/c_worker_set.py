@@ -76,11 +76,11 @@ class CWorkerSet(WorkerSet[CWorker]):
             remote_params={"device": col_device, **({} if twin else {"num_threads": num_threads})})
 
     def close(self, timeout_s: float) -> tuple[int | None, int]:
-        """End all collection workers; those that give no answer within `timeout_s` seconds are killed.
+        """Close all collection workers, and kill them; wait at most `timeout_s` seconds for their answers.
 
         Returns:
-            Env steps that all of them made by their own count, None where one gave no answer and its count is lost; and
-            those that were made and that no rollout delivered.
+            The env steps that the workers counted themselves, or None if one did not answer and its count is lost; and the
+            env steps that no rollout has delivered.
         """
         outcomes = self.runtime.get_all([handle.submit(CWorker.close) for handle in self.remote_workers()], timeout_s)
         counts = [self.local_worker().close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]

@@ -127,18 +127,18 @@ class GradAccumulator:
 
 
 def log_microbatch(number: int, num_samples: int, target: int) -> None:
-    """Log at debug level that gradients are computed for microbatch `number` (1, 2, ...) of an update.
+    """Log at debug level that the gradient of microbatch `number` (1, 2, ...) of an update is computed.
 
     Args:
-        number: Place of the microbatch in its update.
-        num_samples: Samples of the microbatches up to this one.
-        target: Samples of the update.
+        number: Number of the microbatch in its update, from 1.
+        num_samples: Number of samples in the microbatches up to and including this one.
+        target: Number of samples in the update.
     """
     logger.debug("Computing gradients for microbatch %d (%d/%d samples)", number, num_samples, target)
 
 
 def log_update(microbatch_size: int | None, num_samples: int) -> None:
-    """Log at debug level that an update is made of the gradients of microbatches with so many samples together, if it is."""
+    """Log at debug level that accumulated gradients of `num_samples` samples are applied, if microbatches are used."""
     if microbatch_size is not None and num_samples:
         logger.debug("Applying accumulated gradients (%d samples)", num_samples)
 
@@ -172,7 +172,7 @@ def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: 
 
 
 def _count_samples(batch: Any) -> int:
-    """Return the samples of a batch or an accumulator, of several policies those of all together."""
+    """Return the number of samples in a batch or an accumulator, summed over policies."""
     samples = batch.samples if isinstance(batch, GradAccumulator) else samples_by_policy(batch)
     return sum(samples.values()) if samples else batch.num_samples
 
@@ -234,13 +234,13 @@ def why_all_is_kept(options: Any, norm_over: str) -> str:
 
 
 def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None] | None) -> int:
-    """Return how many full rollouts a train batch has.
+    """Return the number of full rollouts in a train batch.
 
     Args:
         rollout: Env steps of a full rollout.
-        wanted: Steps of a train batch, at least; None: what comes together.
-        rounds: Of synchronous collection the rollouts of a round, and the least steps of a microbatch, if a larger train batch is
-            made of those; None: rollouts come one by one.
+        wanted: Least number of env steps of a train batch; None: one round of rollouts.
+        rounds: With synchronous collection, the rollouts of a round, and the least env steps of a microbatch if a larger train
+            batch is split into microbatches; None: rollouts arrive one by one.
     """
     per_round, microbatch = rounds or (1, None)
     together = -(-(microbatch or 1) // (rollout * per_round)) if wanted else 1  # rounds of a microbatch

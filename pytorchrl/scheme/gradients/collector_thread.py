@@ -63,7 +63,7 @@ class CollectorThread(threading.Thread):
         failure: What has ended it, if something has.
         queue: The bounded `queue.Queue` of items.
         feed: What lies between the two threads.
-        watch: Times of handing rollouts on ("receive") and of putting weights ("push").
+        watch: Times of passing rollouts on ("receive") and of publishing weights ("push").
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
         num_workers: Number of remote workers.
         num_sent_since_broadcast: Rollouts received since the last broadcast of weights.
@@ -188,7 +188,7 @@ class CollectorThread(threading.Thread):
 
     @property
     def requests_in_flight(self) -> int:
-        """Rollouts that were asked of remote workers and have not arrived."""
+        """The number of rollouts that were requested from remote workers and have not arrived."""
         return self._gather.state()[1]
 
     @property
@@ -223,7 +223,7 @@ class CollectorThread(threading.Thread):
                 self.watch.count("push", self._runtime.now() - start)
 
     def _deliver(self, rollouts: list[Rollout]) -> None:
-        """Book rollouts that arrived together and hand them on; wait while the queue or the shards have no room."""
+        """Count rollouts that arrived together and pass them on; wait while the queue or the shards are full."""
         with self.watch.part("receive"):
             self._hand_on(rollouts)
 

@@ -20,14 +20,14 @@ BUFFERS = ("ring", "circular")
 
 
 class _OldestFirst:
-    """Serves the item of the oldest version, for one reader that keeps writers out meanwhile."""
+    """A view of the queue that returns the item of the oldest version; its one reader must block writers meanwhile."""
 
     def __init__(self, items: queue.Queue[Item]) -> None:
         self._items = items
         self.empty = items.empty
 
     def get(self, block: bool = True, timeout: float | None = None) -> Item:
-        """Return the item made with the oldest weights; of several, the one that came first."""
+        """Return the item made with the oldest weights; among several, the one that arrived first."""
         items = [self._items.get(block, timeout), *(self._items.get_nowait() for _ in range(self._items.qsize()))]
         oldest = min(items, key=lambda item: item.version)
         for item in items:

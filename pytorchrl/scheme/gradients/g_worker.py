@@ -137,7 +137,7 @@ class GWorker(Worker):
         self._used = accumulator.Used(0, 0, True)
         self._microbatch_size = None if microbatch_size is None else check_count("microbatch_size", microbatch_size)
         self._train_batch_size = None if train_batch_size is None else check_count("train_batch_size", train_batch_size)
-        self._prefetch, self._forgets = prefetch, False  # whether each microbatch is forgotten once it has been differentiated
+        self._prefetch, self._forgets = prefetch, False  # whether each microbatch is discarded after its gradient is computed
         if microbatch_size is not None:
             self.storage.device = torch.device("cpu")  # one slice at a time goes to the device
             self._forgets = train_batch_size is not None and not accumulator.why_all_is_kept(self.algo.options, norm_over)
@@ -274,7 +274,7 @@ class GWorker(Worker):
             One flat float32 gradient per optimised group, and the algorithm's statistics.
 
         Raises:
-            CallOrderError: There is no batch, or its gradients were computed before.
+            CallOrderError: There is no batch, or its gradients were already computed.
         """
         if self._batch is None:
             raise CallOrderError("get_grads() uses the batch that get_data() took, once; call get_data() first, or step() for both")
@@ -297,7 +297,7 @@ class GWorker(Worker):
         self.ledger.move(self._used.num_new_samples, "queued", "sent")
         if self._used.last:
             self._batches = None
-        self._grads, self._batch = grads, None  # a second gradient of it would book its steps again
+        self._grads, self._batch = grads, None  # a second gradient of the same batch would count its steps again
         return grads, info
 
     def _accumulate_microbatches(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
@@ -366,7 +366,7 @@ class GWorker(Worker):
         """Make one update of the actor, and merge `moments` into its normalisers.
 
         Args:
-            gradients: One gradient per optimised group; None takes those that were computed last.
+            gradients: One gradient per optimised group; None applies the gradients that were computed last.
             moments: Of rollouts, for the normalisers.
 
         Returns:

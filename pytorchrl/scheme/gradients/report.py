@@ -171,7 +171,7 @@ class Report:
             "traffic": {**self.traffic, WEIGHTS: self.traffic[WEIGHTS] + collector.weights_traffic}}
 
     def _take_times(self, collector: Any, shards: Shards | None) -> Times:
-        """Return what was timed since the last message: of this worker, its collector thread, its shards and the rollouts."""
+        """Return the times measured since the last message in this worker, its collector thread, its shards and the rollouts."""
         own = self.watch.take()
         times = {"collect": (self._num_rollouts, sum(self._timings["collection"].values())), **collector.watch.take(),
                  **({} if shards is None else shards.watch.take()),
@@ -179,7 +179,7 @@ class Report:
         return {name: time for name, time in times.items() if time[0]}
 
     def _count(self, collector: Any, shards: Shards | None) -> None:
-        """Take over the totals of the collector thread and of the shards."""
+        """Copy the totals of the collector thread and of the shards into the counters."""
         self.counters["weight_pushes"] = collector.weight_pushes
         self.counters["restarts"] = collector.restarts + (shards.restarts if shards is not None else 0)
         self.counters["collectors"] = max(1, collector.num_workers)

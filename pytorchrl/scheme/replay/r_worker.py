@@ -46,7 +46,7 @@ class ShardState(NamedTuple):
     smallest: float = float("inf")
     """The smallest of those."""
     contents: Mapping[str, Any] = _NO_CONTENTS
-    """Statistics of its storage; see `describe`."""
+    """Statistics of the shard's storage; see `describe`."""
     times_ms: Mapping[str, float] = MappingProxyType({})
     """Mean milliseconds of the last 100 calls of each kind."""
     open_s: float = 0.0
@@ -55,7 +55,7 @@ class ShardState(NamedTuple):
     """Where it keeps notes, statistics of them by name; see `ReplayBuffer.take_notes`."""
 
     def statistics(self) -> dict[str, Any]:
-        """Return what metrics tell of the shard: its contents, mean times of its calls (None: not called yet), and its notes."""
+        """Return the shard's metrics: its contents, mean times of its calls in ms (None: not called yet), and its notes."""
         return {**self.contents, **{f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")},
                 **self.notes}
 
@@ -220,23 +220,23 @@ class RWorker(Worker):
 
 
 def describe(storage: Any) -> dict[str, Any]:
-    """Return the statistics of a replay storage; of one of several policies, `<name>/<policy>` too.
+    """Return the statistics of a replay storage; with several policies, also `<name>/<policy>` for each.
 
     Args:
         storage: A `ReplayBuffer`, `RolloutReplay`, or `MultiAgentReplay`, whose `storages` are those of its policies.
 
     Returns:
-        `added` and `sampled` transitions since the storage was made, `items` that can be drawn, their `bytes`, the `mass` in
-        proportion to which it is drawn, the smallest priority (None: no item), errors that came for items that were gone,
-        and items that were evicted without a draw.
+        `added` and `sampled`: transitions since the storage was created; `items`: items that can be drawn; `bytes`: memory
+        of the storage; `mass`: the weight with which the shard is chosen; `min_priority`: the smallest priority (None: no item);
+        `stale_priorities`: errors that arrived for evicted items; `evicted_unused`: items evicted without a draw.
     """
     counters, smallest = storage.counters, getattr(storage, "leaf_min", 1.0)
-    alpha = getattr(storage.options, "alpha", 1.0)  # to whose power priorities were raised
+    alpha = getattr(storage.options, "alpha", 1.0)  # stored priorities are raised to this power
     found = {"added": counters["inserted"], "sampled": counters["sampled"], "items": storage.num_items, "bytes": storage.num_bytes,
              "mass": storage.mass, "min_priority": smallest ** (1.0 / alpha) if math.isfinite(smallest) else None,
              "stale_priorities": counters.get("stale_priorities", 0), "evicted_unused": counters.get("evicted_unused", 0)}
     policies = {policy: describe(own) for policy, own in getattr(storage, "storages", {}).items()}
-    if policies:  # what only the policies' storages know
+    if policies:  # known only to the storages of the policies
         found["min_priority"] = min(
             (own["min_priority"] for own in policies.values() if own["min_priority"] is not None), default=None)
         for name in ("stale_priorities", "evicted_unused"):

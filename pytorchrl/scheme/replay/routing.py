@@ -1,4 +1,4 @@
-"""Which shard of replay a rollout is added to."""
+"""Choose the replay shard to which a rollout is added."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import random
 from collections.abc import Callable, Sequence
 
 ROUTINGS = ("round_robin", "random", "least_loaded", "by_stream")
-"""In turn, drawn uniformly, the one with the fewest env steps, or always the same one for the same collection worker."""
+"""The shards are used in turn, drawn uniformly, chosen by the fewest env steps, or fixed for each collection worker."""
 TORN_BY = ("least_loaded", "random")
-"""Routings that a user cannot mean where steps of a collection worker have to stay together, as those of sequences do."""
+"""Routings that are refused if the steps of a collection worker must stay in one shard, as for sequences."""
 
 
 class Router:
-    """Chooses the shard of each rollout.
+    """A strategy that chooses the shard of each rollout.
 
     Args:
         routing: One of `ROUTINGS`.
-        num_shards: Number of shards, whose indices begin with 0.
-        seed: Seed of "random", which draws with a generator of its own.
-        load: Returns of a shard's index what "least_loaded" compares.
+        num_shards: Number of shards; their indices start at 0.
+        seed: Seed of the generator that "random" draws from.
+        load: Function from the index of a shard to the load that "least_loaded" compares.
     """
 
     def __init__(self, routing: str, num_shards: int, seed: int, load: Callable[[int], tuple[int, int]]) -> None:
@@ -27,13 +27,13 @@ class Router:
         self._next = 0
 
     def choose(self, worker: int, free: Sequence[int], staying: Sequence[int]) -> int | None:
-        """Return the shard that a rollout is added to now, or None where it has to wait.
+        """Return the shard to which a rollout is added now, or None if the rollout must wait.
 
         Args:
             worker: Index of the collection worker that made the rollout.
-            free: Indices of the shards that have room for one more add.
-            staying: Indices of the shards that are there, or are being replaced. For "by_stream" a shard that is being
-                replaced is waited for, while the workers of one that is lost for good are shared out among the others.
+            free: Indices of the shards that can accept another rollout.
+            staying: Indices of the shards that exist or are being replaced. "by_stream" waits for a shard that is being
+                replaced, and distributes the workers of a permanently lost shard over the others.
         """
         if self._routing == "by_stream":
             own = staying[worker % len(staying)]

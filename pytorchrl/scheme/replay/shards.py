@@ -62,9 +62,9 @@ class Shards:
 
     Attributes:
         versions: Of what is in the last batch; see `Drawn`.
-        num_waiting, num_underway: Batches that had come, and those that had been asked for and had not, when one was last taken.
-        watch: Times of asking shards for a batch ("draw"), of taking over one that has come ("fetch"), and of handing errors
-            to the shards ("priorities"); of the learning thread.
+        num_waiting, num_underway: Numbers of batches that had arrived, and that were in flight, when one was last taken.
+        watch: Times in the learning thread of requesting a batch ("draw"), of receiving one that has arrived ("fetch"), and
+            of sending errors to the shards ("priorities").
     """
 
     def __init__(self, workers: RWorkerSet, ledger: Ledger, on_worker_failure: str = "restart", *, batch_size: int,  # noqa: PLR0913
@@ -311,14 +311,14 @@ class Shards:
                     RWorker.sample, self._batch_size, smallest, dict(parameters)), self._runtime.now()))
 
     def _look_at_draws(self) -> None:
-        """Count the batches that have come, and those that have not, when one was just taken."""
+        """Count the batches that have arrived and those in flight, after one was taken."""
         draws = [draw.future for draw in self._draws]
         self.num_waiting = len(self._runtime.wait(draws, 0.0)) if draws else 0
         self.num_underway = len(draws) - self.num_waiting
         self._levels.append(self.num_waiting)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return how many batches waited after each `get` since the last call."""
+        """Return the number of waiting batches after each `get` since the last call."""
         levels, self._levels = tuple(self._levels), []
         return levels
 
@@ -329,7 +329,7 @@ class Shards:
         return asked + self._batch_steps <= self._max_ratio * (added - self._learning_starts)
 
     def _take_draw(self) -> Any:
-        """Return the batch of the oldest draw; None if it has not come yet, or will not."""
+        """Return the batch of the oldest draw; None if it has not arrived or its shard was lost."""
         draw = self._draws[0]
         if not self._runtime.wait([draw.future], POLL_INTERVAL_S):
             if self._runtime.now() - draw.asked > self._worker_timeout_s:
@@ -342,7 +342,7 @@ class Shards:
             return self._fetch(draw)
 
     def _fetch(self, draw: _Draw) -> Any:
-        """Take over what a shard has answered: its batch, copied where it came from elsewhere, and the shard's state."""
+        """Receive a shard's answer: its batch, copied if it comes from another process, and the shard's state."""
         outcome = self._runtime.outcome(draw.future, POLL_INTERVAL_S)
         if isinstance(outcome.error, WorkerDiedError):
             self._report(draw.shard, draw.incarnation, outcome.error)

@@ -21,7 +21,7 @@ STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
 
 
 def kind_of(factory: Factory[Any]) -> str | None:
-    """Return what shards draw for an agent with this storage: one of `KINDS`, or None where its data must be fresh."""
+    """Return what shards draw for an agent with this storage: one of `KINDS`, or None if its data must be fresh."""
     return _drawn(given_kind(factory), factory.cls)
 
 

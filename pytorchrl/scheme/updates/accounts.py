@@ -233,7 +233,7 @@ class Accounts:
             self._times[name].append(seconds)
 
     def add_step_s(self, seconds: float) -> None:
-        """Book how long one update took from its beginning to its end, waiting included."""
+        """Record the seconds that one whole update took, including its waits."""
         with self._lock:
             self._times["step"].append(seconds)
 
