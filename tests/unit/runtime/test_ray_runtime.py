@@ -107,7 +107,7 @@ def test_a_machine_without_a_gpu_is_known_before_ray_is_started(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(RayRuntime, "_starts_a_local_ray", lambda self: True)
-    with pytest.raises(InsufficientResourcesError, match=r"6 collection workers compute on a GPU.*this machine has none"):
+    with pytest.raises(InsufficientResourcesError, match=r"6 collection workers each need a share of a GPU.*this machine has none"):
         RayRuntime().fit_resources(requests(CPU_RESOURCES, DEFAULT_RESOURCES))
 
 

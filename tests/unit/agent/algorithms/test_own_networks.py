@@ -238,7 +238,7 @@ MISTAKES = {
     "a value without its axis": (lacking(Asymmetric, **built(value_head=nn.Sequential(nn.Linear(7, 1), nn.Flatten(0)))),
                                  r"MyActor.value_head returned a tensor of shape \(3,\)"),
     "features alone": (lacking(Asymmetric, policy_features=lambda self, obs, rhs, done: self.body(obs["obs"][..., ::2])),
-                       r"MyActor.policy_features\(\) returned a tensor .*expected features, and the memory"),
+                       r"MyActor.policy_features\(\) returned a tensor .*expected features and the next state"),
     "features of one row": (lacking(Asymmetric, policy_features=lambda self, obs, rhs, done: (torch.zeros(6), {})),
                             r"MyActor.policy_features\(\) returned features as a tensor of shape \(6,\)"),
     "a memory that was not begun": (lacking(Counting, initial_states=lambda self, num_envs: {"other": torch.zeros(num_envs, 4)},

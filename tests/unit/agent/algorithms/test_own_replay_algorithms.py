@@ -125,7 +125,7 @@ def returning(losses=lambda found: found, measures=lambda found: found, errors=l
 
 
 MISTAKES = {
-    "no triple": (returning(whole=lambda found: found[0]), r"MyDQN.losses\(\) returned a dict; expected three things"),
+    "no triple": (returning(whole=lambda found: found[0]), r"MyDQN.losses\(\) returned a dict; expected three values"),
     "a tensor": (returning(losses=lambda found: found["q"]), r"a tensor of shape \(\) and dtype float32 and a dict; expected three"),
     "an unknown group": (returning(losses=lambda found: {**found, "mine": found["q"]}),
                          r"losses of the groups \['mine', 'q'\]; expected a loss for groups of `trained_parameters\(\)`, which are \['q'\]"),
