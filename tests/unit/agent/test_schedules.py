@@ -71,7 +71,7 @@ def test_values_after_so_many_env_steps(schedule, at, value):
     (lambda: schedule_of(["piecewise", 0, 1.0, 5]), "a schedule is written"),
     (lambda: schedule_of(["linear", "fast", "0"]), "made of numbers"),
 ])
-def test_what_is_no_schedule_is_refused(make, message):
+def test_invalid_schedules_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
 

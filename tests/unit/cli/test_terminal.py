@@ -1,4 +1,4 @@
-"""Texts of others never reach a terminal raw: no colours, no lines of their own, no overwriting; files keep them as they are."""
+"""Untrusted texts reach a terminal only escaped: they cannot set colours, add lines or overwrite; files keep them unchanged."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def register(monkeypatch):
 @pytest.mark.parametrize(("text", "shown"), [
     ("plain text, läuft gut: 你好 \N{SNOWMAN}", "plain text, läuft gut: 你好 \N{SNOWMAN}"), (NASTY, SHOWN), ("", ""), ("\0", r"\x00"), ("\ud800", r"\ud800"),
     ("no\N{NO-BREAK SPACE}break", r"no\xa0break"), (ValueError("a\nb"), r"a\nb"), (7, "7")])
-def test_what_is_not_printable_is_escaped_as_by_repr(text, shown):
+def test_unprintable_characters_are_escaped_as_by_repr(text, shown):
     assert printable(text) == shown
     assert printable(shown) == shown
 
@@ -100,7 +100,7 @@ def test_words_of_the_command_line_are_echoed_escaped(capsys, arguments):
     assert "pytorchrl: error: " in err
 
 
-def test_what_a_parser_refuses_is_one_line(capsys):
+def test_an_error_of_the_parser_is_one_line(capsys):
     with pytest.raises(SystemExit, match="2"):
         Parser(prog="pytorchrl", usage="pytorchrl").error(NASTY)
     assert capsys.readouterr().err.splitlines()[-1] == f"pytorchrl: error: {SHOWN}"
@@ -129,7 +129,7 @@ def test_entries_of_infos_are_exact_in_the_monitor(capsys, register, tmp_path):
 
 
 class NastyGame(MatchingGame):
-    """Its agents are called as nobody should be."""
+    """An environment whose agents have control characters in their names."""
 
     def __init__(self):
         super().__init__()

@@ -324,7 +324,7 @@ def test_from_the_command_line(tmp_path, capsys):
 
 
 def evaluated_at(learner):
-    """Env steps after which the learner starts an evaluation, each of which is over at once."""
+    """Return the env steps after which the learner starts an evaluation; each evaluation ends immediately."""
     steps = []
     learner.scheme.start_evaluation = lambda num_episodes: steps.append(learner.env_steps)
     learner.scheme.poll_evaluation = lambda: Evaluation(0, (1.0,), (1,))

@@ -216,7 +216,7 @@ def rates_of(arrivals, end, *, seconds=10.0, rise=1000):
     return rates
 
 
-def test_rate_of_rollouts_that_come_more_rarely_than_the_window_is_long():
+def test_the_rate_is_right_for_rollouts_rarer_than_the_window():
     rates = rates_of(range(25, 400, 25), 399)  # 40 steps a second
     assert rates[4 * 25] == 40.0
     assert min(rates[4 * 25:]) > 20.0
@@ -224,7 +224,7 @@ def test_rate_of_rollouts_that_come_more_rarely_than_the_window_is_long():
     assert rates[-1] == pytest.approx(40.0, rel=0.2)
 
 
-def test_a_stall_of_rare_rollouts_shows_after_a_few_of_their_intervals():
+def test_the_rate_of_rare_rollouts_is_0_a_few_intervals_after_a_stall():
     rates = rates_of(range(25, 200, 25), 600)
     assert rates[4 * 200] > 20.0
     assert rates[-1] == 0.0

@@ -170,6 +170,6 @@ def test_a_refused_run_leaves_no_directory(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_directory_there_is_none():
+def test_log_dir_is_none_without_a_directory():
     agent = pytorchrl.train("ppo", "CartPole-v1", target_steps=64, num_envs=2, num_steps=32, progress=False)
     assert agent.log_dir is agent.summary["log_dir"] is None

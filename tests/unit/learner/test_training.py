@@ -242,7 +242,7 @@ def test_code_that_acting_needs_is_kept_by_its_name_and_not_imported(tmp_path):
         load(tmp_path)
 
 
-def test_what_has_no_name_leaves_no_recipe(tmp_path):
+def test_code_without_a_name_leaves_no_recipe(tmp_path):
     train("ppo", "CartPole-v1", log_dir=tmp_path, lr=lambda progress_remaining: 1e-3, **TINY)
     assert json.loads((tmp_path / "run.json").read_text())["recipe"] == {}
     with pytest.raises(CheckpointError, match="composed in Python"):

@@ -1,4 +1,4 @@
-"""What a wrong setting shows: the caller's line and the message."""
+"""Tracebacks of wrong settings show the caller's line and the message."""
 
 from __future__ import annotations
 

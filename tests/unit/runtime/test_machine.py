@@ -23,7 +23,7 @@ def requests(num_grad, num_col, num_shards):
 
 
 @pytest.mark.parametrize("counts", [(0, 0, 0), (0, 10, 0), (2, 8, 0), (2, 4, 4), (0, 0, 10)])
-def test_what_memory_holds_is_allowed_however_few_cores_there_are(counts):
+def test_workers_that_fit_into_memory_are_allowed_with_few_cores(counts):
     check_machine(requests(*counts), ROOM_FOR_TEN)
 
 
@@ -66,7 +66,7 @@ def replay_agent():
     (replay_agent, {"num_col_workers": 6, "num_replay_workers": 6, "col_communication": ASYNC},
      "6 collection workers and 6 replay shards were"),
 ])
-def test_a_scheme_refuses_them_before_ray_starts(no_ray, agent, settings, wanted):
+def test_a_scheme_refuses_too_many_workers_before_ray_starts(no_ray, agent, settings, wanted):
     scheme = Scheme(*agent(), seed=1, **settings)
     with pytest.raises(InsufficientResourcesError, match=wanted):
         scheme.start()
@@ -80,13 +80,13 @@ def test_what_a_cluster_has_is_known_only_once_it_is_joined(no_ray):
     scheme.stop()
 
 
-def test_threads_are_no_processes(no_ray):
+def test_the_memory_check_ignores_workers_that_are_threads(no_ray):
     scheme = Scheme(*on_policy_agent(), seed=1, num_col_workers=11, runtime="threads")
     scheme.step()
     scheme.stop()
 
 
-def test_the_command_line_refuses_them_without_a_trace(no_ray, capsys, tmp_path):
+def test_the_command_line_refuses_too_many_workers_without_a_traceback(no_ray, capsys, tmp_path):
     code = main(["train", "ppo", "--env", "CartPole-v1", "--num-col-workers", "500", "--log-dir", str(tmp_path / "run"), "--no-progress"])
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, "")

@@ -8,7 +8,7 @@ from pytorchrl.runtime.simulated import SimulatedRuntime
 
 
 class Parent:
-    """Starts a worker of its own."""
+    """A worker that starts another worker."""
 
     def __init__(self, runtime, generations):
         self.child = runtime.start_actor(Parent, {"runtime": runtime, "generations": generations - 1}, name=f"child {generations}",
@@ -19,7 +19,7 @@ class Parent:
 
 
 class Told:
-    """Keeps what it was told, in order."""
+    """A worker that records the signals it receives, in order."""
 
     def __init__(self):
         self.words = []

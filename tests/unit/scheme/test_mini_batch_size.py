@@ -51,7 +51,7 @@ def test_batches_have_so_many_steps(make_scheme, settings, expected):
         assert worker.algo.sizes[:len(expected)] == expected
 
 
-def test_it_is_another_way_to_say_num_mini_batch(make_scheme):
+def test_mini_batch_size_trains_like_the_corresponding_num_mini_batch(make_scheme):
     states = []
     for option in ({"num_mini_batch": 4}, {"mini_batch_size": 8}):
         scheme = make_scheme(algo=PPO.create_factory(**option), num_col_workers=2)

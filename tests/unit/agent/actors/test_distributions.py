@@ -128,7 +128,7 @@ def test_forbidden_actions_are_never_drawn(space):
 
 
 def test_a_mask_that_allows_everything_changes_nothing_where_parts_have_different_sizes():
-    """What fills up the shorter parts is never an action of theirs."""
+    """The padding of the shorter parts is never one of their actions."""
     distribution = distribution_of(gym.spaces.MultiDiscrete([2, 5, 3]))
     params, mask = _params(distribution, 2000), torch.ones(2000, 10, dtype=torch.bool)
     action = distribution.sample(params, None, _generator())

@@ -164,7 +164,7 @@ def test_images_go_into_networks_for_images(space, network):
         assert features.shape == (2, trunk.out_features)
 
 
-def test_what_looks_like_an_image_and_is_none_by_the_rule_warns():
+def test_a_leaf_with_the_shape_but_not_the_values_of_an_image_warns():
     for shape in ((84, 84, 3), (3, 84, 84)):
         text = rf"leaf 'obs' has the shape of an image, \({', '.join(map(str, shape))}\).* over 21168 numbers: .* got float32 from -inf to inf"
         with pytest.warns(UserWarning, match=text):

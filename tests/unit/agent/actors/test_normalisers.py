@@ -59,7 +59,7 @@ def test_all_of_it_travels_in_the_state():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32])
 def test_numbers_around_1e9_keep_their_spread(dtype):
-    """Which float32 would round to multiples of 64: the mean and the deviation are kept, and what networks see."""
+    """float32 would round these numbers to multiples of 64; mean, deviation and normalised values are exact."""
     generator = torch.Generator().manual_seed(0)
     samples = (1e9 + torch.randn(4000, 2, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 3.0])).round(decimals=3).to(dtype)
     running = RunningMoments((2,))
@@ -73,7 +73,7 @@ def test_numbers_around_1e9_keep_their_spread(dtype):
     np.testing.assert_allclose(seen.numpy(), (exact - exact.mean(0)) / exact.std(0), atol=1e-6)
 
 
-def test_truth_values_are_normalised_as_0_and_1():
+def test_booleans_are_normalised_as_0_and_1():
     flags = torch.tensor([[True, False], [True, True], [False, True], [True, True]])
     running = RunningMoments((2,))
     running.merge(moments(flags))

@@ -199,7 +199,7 @@ def test_mistakes_are_named(make_batch, cls, message):
         parts.algorithm.compute_gradients(batch)
 
 
-def test_a_class_that_still_names_its_numbers_is_examined_too(make_batch):
+def test_a_class_with_its_own_info_names_is_checked_too(make_batch):
     """`info_names` follows from `terms`; one that a class declares neither takes its place nor keeps mistakes from being found."""
     cls = type("MyPPO", (PPO,), {"info_names": ("loss", "mine")})
     parts, batch = make_batch(cls)
@@ -213,7 +213,7 @@ def test_a_class_that_still_names_its_numbers_is_examined_too(make_batch):
 
 @pytest.mark.parametrize(("returned", "described"), [
     (None, "None"), (torch.tensor(1.0), r"a tensor of shape \(\) and dtype float32"), ([{}, {}], "a list"), (({}, {}, {}), "a tuple")])
-def test_anything_but_a_pair_is_named(make_batch, returned, described):
+def test_a_result_that_is_not_a_pair_is_described(make_batch, returned, described):
     parts, batch = make_batch(type("MyPPO", (PPO,), {"terms": lambda self, *args: returned}))
     with pytest.raises(ContractError, match=rf"MyPPO.terms\(\) returned {described}; expected two dictionaries"):
         parts.algorithm.compute_gradients(batch)

@@ -109,7 +109,7 @@ def test_a_state_is_a_copy_whatever_the_optimiser():
     (torch.nn.Linear, "fails with TypeError"), (lambda params, lr: params, "it gives"),
     (functools.partial(torch.optim.Adam, betas=(2.0, 0.9)), "Invalid beta"),
 ])
-def test_what_cannot_move_a_vector_is_refused_at_once(optimizer, message):
+def test_optimisers_that_cannot_update_a_vector_are_refused(optimizer, message):
     with pytest.raises(ConfigError, match=f"(?s)optimizer must be one of .*{message}"):
         PPO.create_factory(optimizer=optimizer)
 

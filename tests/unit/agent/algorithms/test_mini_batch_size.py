@@ -31,7 +31,7 @@ def filled(build, collect, made_up_steps):
 @pytest.mark.parametrize(("size", "expected"), [
     (8, [8] * 4), (16, [16, 16]), (32, [32]), (31, [16, 16]), (10, [8] * 4), (12, [11, 11, 10]), (1, [1] * 32), (100, [32])])
 @pytest.mark.parametrize("cls", [PPO, A2C, APPO])
-def test_batches_have_so_many_steps_or_are_as_few_as_that_allows(filled, cls, size, expected):
+def test_batches_are_as_few_as_the_size_allows(filled, cls, size, expected):
     assert sizes(filled(cls, mini_batch_size=size)) == expected
 
 
@@ -59,7 +59,7 @@ def test_a_batch_smaller_than_a_sequence_is_refused(build):
         build(PPO, mini_batch_size=3, actor=MEMORY, storage={"sequence_length": 4})
 
 
-def test_it_is_another_way_to_say_num_mini_batch(build, collect, learn, made_up_steps):
+def test_mini_batch_size_trains_like_the_corresponding_num_mini_batch(build, collect, learn, made_up_steps):
     parts = [build(PPO, **{name: value}) for name, value in (("num_mini_batch", 2), ("mini_batch_size", 16), ("mini_batch_size", 8))]
     rollout = collect(parts[0], made_up_steps(4))
     for each in parts:

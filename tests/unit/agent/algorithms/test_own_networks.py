@@ -37,7 +37,7 @@ class Asymmetric(OnPolicyActor):
 
 
 class Shared(Asymmetric):
-    """Both heads on the policy's features; a head of two layers."""
+    """An actor with both heads on the policy's features, and a head of two layers."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -48,7 +48,7 @@ class Shared(Asymmetric):
 
 
 class Counting(Asymmetric):
-    """With a memory: the sum of all observations of an episode so far."""
+    """An actor whose memory is the sum of all observations of an episode so far."""
 
     def build_networks(self, generator):
         super().build_networks(generator)
@@ -147,7 +147,7 @@ def test_options_that_own_networks_do_not_read_are_refused(cls, options, named):
 
 
 class Wide(Asymmetric):
-    """Networks as wide as an option says."""
+    """An actor whose networks have the width that an option gives."""
 
     def build_networks(self, generator):
         super().build_networks(generator)

@@ -43,7 +43,7 @@ class ExpectedSarsa(DQN):
         return batch.ret + batch.discount * ((1 - epsilon) * scores.amax(-1) + epsilon * scores.mean(-1))
 
 
-def test_another_target_is_what_dqn_learns():
+def test_dqn_learns_the_target_of_a_subclass():
     algorithm, batch = make(ExpectedSarsa, loss="mse", initial_epsilon=0.3), batch_of()
     gradients, info = algorithm.compute_gradients(batch)
     scores = algorithm.actor.q(batch.next_obs).detach()
@@ -58,7 +58,7 @@ def test_another_target_is_what_dqn_learns():
 
 @pytest.mark.parametrize(("base", "actor"), [(DQN, QActor), (SAC, OffPolicyActor)])
 def test_a_further_term_of_the_loss(base, actor):
-    """Of conservative Q-learning: its gradient is added, and its mean is in `info`."""
+    """The gradient of the term of conservative Q-learning is added, and `info` has the mean of the term."""
     class Conservative(base):
         @dataclass(frozen=True, kw_only=True)
         class Options(base.Options):
@@ -84,7 +84,7 @@ def test_a_further_term_of_the_loss(base, actor):
 
 
 class Greedy(ReplayAlgorithm):
-    """The least that an algorithm defines."""
+    """An algorithm that defines only the required members."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayAlgorithm.Options):

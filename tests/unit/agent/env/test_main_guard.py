@@ -50,7 +50,7 @@ def test_a_script_with_guard_trains(run_python, tmp_path, call):
 
 
 @pytest.mark.parametrize("arguments", [["-c", HEAD + "main()"], ["-m", "package"]], ids=["-c", "-m"])
-def test_what_processes_do_not_import_needs_no_guard(run_python, tmp_path, arguments):
+def test_code_that_processes_do_not_import_needs_no_guard(run_python, tmp_path, arguments):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text(HEAD + "main()")
     result = run_python(*arguments, timeout=120)

@@ -473,11 +473,11 @@ def test_bad_settings_are_refused_before_anything_starts(options, match):
 
 
 class Spaceless(gym.Env):
-    """Declares neither space."""
+    """An environment that declares neither space."""
 
 
 class HalfSpaceless(gym.Env):
-    """Declares a shape where a space is due."""
+    """An environment that declares a shape instead of a space."""
 
     observation_space = spaces.Discrete(2)
     action_space = (2,)

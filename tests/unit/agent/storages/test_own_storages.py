@@ -21,7 +21,7 @@ DISCOUNT = 0.9
 
 
 class MonteCarlo(VanillaOnPolicyBuffer):
-    """Discounted sums of rewards to the end of the episode, or of the rollout; no value is bootstrapped from."""
+    """A storage whose returns are discounted sums of rewards to the end of the episode or rollout, without a bootstrap."""
 
     def estimate(self, rollout, anew=False):
         value, _ = self.values_of(rollout, anew)
@@ -67,7 +67,7 @@ def steps():
     return Steps()
 
 
-def test_another_estimate_is_what_is_learned_from(steps):
+def test_samples_have_the_estimate_of_a_subclass(steps):
     algo, storage = parts_of(MonteCarlo)
     rollout = collected(algo, storage, steps)
     storage.insert_data_slice([rollout])
@@ -89,7 +89,7 @@ def test_another_estimate_is_what_is_learned_from(steps):
 
 
 class Recent(ReplayBuffer):
-    """Draws the newest `newest` transitions only, in turn."""
+    """A replay that draws only the newest `newest` transitions, in turn."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayBuffer.Options):
@@ -102,7 +102,7 @@ class Recent(ReplayBuffer):
 
 @dataclass
 class Nothing:
-    """An actor or algorithm that a replay needs little of."""
+    """A minimal actor or algorithm for a replay."""
 
     gamma = 0.9
 
@@ -171,7 +171,7 @@ class Plain(Storage):
         return {"inserted": self.inserted, "resident": sum(rollout.size for rollout in self.held), "sampled": self.drawn}
 
 
-def test_a_storage_from_nothing_collects_and_learns(steps):
+def test_a_storage_from_scratch_collects_and_learns(steps):
     algo, storage = parts_of(Plain)
     assert (storage.rollout_size, storage.num_envs, storage.device.type) == (7, 4, "cpu")
     rollout = collected(algo, storage, steps)
