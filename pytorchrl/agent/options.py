@@ -84,7 +84,7 @@ class Options:
             raise ConfigError("; ".join(problems))
 
     def _refuse_changed(self, names: Sequence[str], needs: str) -> None:
-        """Raise `ConfigError` if one of these options differs from its default, for nothing comes of it without `needs`."""
+        """Raise `ConfigError` if one of these options differs from its default; without `needs`, it has no effect."""
         changed = [name for name in names if getattr(self, name) != type(self).__dataclass_fields__[name].default]
         if changed:
             raise ConfigError(f"{', '.join(changed)} needs {needs}")
