@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorchrl.errors import ConfigError, install_hint
-from pytorchrl.run_directory import METRICS_FILE
+from pytorchrl.run_directory import METRICS_FILE, no_run
 
 
 def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]:
@@ -25,6 +25,8 @@ def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]
     path = run_dir / METRICS_FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise ConfigError(no_run(run_dir, METRICS_FILE)) from None
     except OSError as error:
         raise ConfigError(f"{str(run_dir)!r} holds no run: {error}") from error
     points, names = [], set()

@@ -82,10 +82,23 @@ def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
     return os.fspath(log_dir).endswith(os.sep) and not (Path(log_dir).expanduser() / RUN_FILE).exists()
 
 
+def no_run(path: Path, missing: str) -> str:
+    """Return the message for a directory without the file `missing` of a run; if it holds runs, the message names the newest."""
+    newest = _newest_run(path)
+    if newest is None:
+        return f"{str(path)!r} holds no run: {missing} is missing"
+    return f"{str(path)!r} is a directory of runs; name the run, for example {str(newest)!r}, the newest"
+
+
+def _newest_run(runs: Path) -> Path | None:
+    found = sorted(runs.glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime)
+    return found[-1].parent if found else None
+
+
 def _needs_one_run(runs: Path, option: str) -> str:
     """Return the message for `option` with a directory of runs; it names the newest run there."""
-    found = sorted(runs.glob(f"*/{RUN_FILE}"), key=lambda file: file.stat().st_mtime)
-    name = f", for example {str(found[-1].parent)!r}, the newest" if found else f", for example {str(runs / 'a')!r}"
+    newest = _newest_run(runs)
+    name = f", for example {str(newest)!r}, the newest" if newest else f", for example {str(runs / 'a')!r}"
     return f"{option}=True needs the directory of one run, but log_dir {str(runs) + os.sep!r} is a directory of runs; name the run" + name
 
 
@@ -107,7 +120,7 @@ def _make_way(path: Path, *, overwrite: bool, resume: bool) -> None:
     if not overwrite and not resume:
         raise ConfigError(
             f"log_dir {str(path)!r} holds a run already; choose another; give a directory of runs that ends in a slash, such as "
-            f"{str(path.parent / 'runs') + os.sep!r}, in which each run gets a directory of its own; or pass overwrite=True (--overwrite), "
+            f"{_runs_beside(path)!r}, in which each run gets a directory of its own; or pass overwrite=True (--overwrite), "
             "which renames the old run, or resume=True (--resume), which continues it from its newest checkpoint")
     if overwrite or not any((path / CHECKPOINTS).glob("step-*.pt")):
         Lock(path).close()
@@ -116,6 +129,11 @@ def _make_way(path: Path, *, overwrite: bool, resume: bool) -> None:
         path.rename(name)
         if resume:
             logger.warning("the run in %s had no checkpoint; it was renamed to %s, and a new run starts", path, name)
+
+
+def _runs_beside(path: Path) -> str:
+    """Return the directory of runs to name to a user whose run is in `path`: its parent if that is called so, else one beside it."""
+    return str(path.parent if path.parent.name == "runs" else path.parent / "runs") + os.sep
 
 
 def _free_name(path: Path) -> Path:

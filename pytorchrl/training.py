@@ -19,7 +19,7 @@ from pytorchrl.agent.seeding import check_seed
 from pytorchrl.composition import Agent, OptionSpec, compose, option_specs
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.learner import Learner
-from pytorchrl.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
+from pytorchrl.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs, no_run
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.evaluation import Evaluator
 from pytorchrl.scheme.messages import Weights
@@ -157,7 +157,7 @@ def _read_recipe(run_dir: Path) -> tuple[dict[str, Any], int]:
         run = json.loads(path.read_text(encoding="utf-8"))
         recipe, seed = run["recipe"], check_seed(run["seed"])
     except FileNotFoundError:
-        raise CheckpointError(f"{str(run_dir)!r} holds no run: {RUN_FILE} is missing") from None
+        raise CheckpointError(no_run(run_dir, RUN_FILE)) from None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{str(path)!r} does not describe a run: {error!r}") from error
     if not recipe:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import threading
 
 import pytest
 
 import pytorchrl
-from pytorchrl.errors import ConfigError
+from pytorchrl.errors import CheckpointError, ConfigError
+from pytorchrl.plotting import read_curve
 from pytorchrl.reporting import Recorder, write_json
 from pytorchrl.run_directory import prepare_log_dir
 
@@ -173,3 +175,28 @@ def test_a_refused_run_leaves_no_directory(tmp_path):
 def test_log_dir_is_none_without_a_directory():
     agent = pytorchrl.train("ppo", "CartPole-v1", target_steps=64, num_envs=2, num_steps=32, progress=False)
     assert agent.log_dir is agent.summary["log_dir"] is None
+
+
+def test_the_refusal_of_an_earlier_run_names_its_directory_of_runs(tmp_path):
+    run = prepare_log_dir(f"{tmp_path}/runs/")
+    write_json(run / "run.json", {})
+    message = f"such as '{re.escape(str(tmp_path))}/runs/', in which"
+    with pytest.raises(ConfigError, match=message):
+        prepare_log_dir(run)
+    with pytest.raises(ConfigError, match=message):
+        prepare_log_dir(run.rename(tmp_path / "mine"))
+
+
+def test_a_directory_of_runs_given_for_a_run_names_its_newest_run(tmp_path):
+    """`load`, `enjoy` and `plot` read the directory of one run."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    for read in (pytorchrl.load, lambda path: read_curve(path, "env_steps", "return_mean")):
+        with pytest.raises((CheckpointError, ConfigError), match=r"runs' holds no run: (run\.json|metrics\.jsonl) is missing"):
+            read(runs)
+    for number in (1, 2):
+        write_json(prepare_log_dir(f"{runs}/") / "run.json", {})
+        os.utime(runs / f"run-{number}/run.json", (number, number))
+    for read in (pytorchrl.load, lambda path: read_curve(path, "env_steps", "return_mean")):
+        with pytest.raises((CheckpointError, ConfigError), match=r"is a directory of runs; name the run, for example '.*runs/run-2', the newest"):
+            read(runs)
