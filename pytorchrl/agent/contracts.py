@@ -267,16 +267,18 @@ def check_rollout(algorithm: Any, rollout: Any, needed: Sequence[str]) -> None:
                         f"{', '.join(missing)} there too, which the storage needs; call super().finish_rollout(rollout)")
 
 
-def check_draw(storage: Any, rows: Any, weights: Any, count: int, drawable: np.ndarray) -> None:
+def check_draw(storage: Any, drawn: Any, count: int, drawable: np.ndarray) -> None:
     """Raise `ContractError` unless a replay's `draw` returned `count` drawable rows and their weights.
 
     Args:
         storage: The replay.
-        rows: The rows that `draw` returned; expected (B,) integers.
-        weights: The weights that `draw` returned; expected (B,) floats.
+        drawn: The result of `draw`; expected rows, (B,) integers, and weights, (B,) floats.
         count: B, the number of rows asked for.
         drawable: (size,) bool, whether each row can be drawn.
     """
+    if not isinstance(drawn, (tuple, list)) or len(drawn) != 2:
+        raise violation(storage, "draw()", _described(drawn), "rows and weights, two arrays")
+    rows, weights = drawn
     for name, array, kinds, kind in (("rows", rows, "iu", "whole"), ("weights", weights, "f", "real")):
         if not isinstance(array, np.ndarray) or array.shape != (count,) or array.dtype.kind not in kinds:
             raise violation(storage, "draw()", f"{name} as {_described(array)}",

@@ -140,6 +140,8 @@ class OnPolicyActor(Actor):
             raise violation(self, "build_networks()", "networks for policy_features() alone",
                             "a method value_features() too, or is_shared = True where the value head takes the policy's "
                             "features")
+        if not overrides(self, OnPolicyActor, "policy_features") and not hasattr(self, "policy"):
+            raise violation(self, "build_networks()", "no network for policy_features()", "a method policy_features() too")
         self._trunks = (getattr(self, "policy", None), getattr(self, "value", None))
         obs, done = self.example_obs(), torch.ones(NUM_EXAMPLES, dtype=torch.bool, device=self.device)
         rhs = self.initial_states(NUM_EXAMPLES)

@@ -158,10 +158,11 @@ class ReplayBuffer(Storage):
         """Draw `batch_size` transitions, with replacement; None if there is none."""
         if not self.num_items:
             return None
-        rows, weight = self.draw(batch_size)
+        drawn = self.draw(batch_size)
         if not self._is_draw_checked:
-            check_draw(self, rows, weight, batch_size, self._ring.columns["drawable"])
+            check_draw(self, drawn, batch_size, self._ring.columns["drawable"])
             self._is_draw_checked = True
+        rows, weight = drawn
         self._ring.columns["used"][rows] = True
         self._ring.note_draw(rows)
         self._num_sampled += batch_size

@@ -232,6 +232,8 @@ MISTAKES = {
                 r"MyActor.build_networks\(\) set policy_head to None; expected a module"),
     "no value": (lacking(OnPolicyActor, build_networks=Asymmetric.build_networks, policy_features=Asymmetric.policy_features),
                  r"MyActor.build_networks\(\) returned networks for policy_features\(\) alone; expected a method value_features"),
+    "no policy": (lacking(OnPolicyActor, build_networks=Asymmetric.build_networks, value_features=Asymmetric.value_features),
+                  r"MyActor.build_networks\(\) returned no network for policy_features\(\); expected a method policy_features\(\) too"),
     "a head of another size": (lacking(Asymmetric, **built(policy_head=nn.Linear(6, 5))),
                                r"MyActor.policy_head returned a tensor of shape \(3, 5\).*expected a tensor of shape \(3, 3\)"),
     "a value of two": (lacking(Asymmetric, **built(value_head=nn.Linear(7, 2))), r"MyActor.value_head returned .*\(3, 2\)"),
