@@ -107,9 +107,9 @@ def _warn_of_unlikely_image(leaf: str, space: gym.Space[Any]) -> None:
         assert isinstance(space, gym.spaces.Box)
         warnings.warn(
             f"leaf {leaf!r} has the shape of an image, {space.shape}, and goes into fully connected layers over {math.prod(space.shape)} "
-            f"numbers: feature_extractor='auto' takes unsigned bytes, or floats with bounds of 0 and 1, for images, got {space.dtype} "
-            f"from {space.low.min()} to {space.high.max()}; give feature_extractor='cnn' or 'impala' for an image (C, H, W), "
-            "else 'mlp'",
+            "numbers: for feature_extractor='auto' an image is (H, W, C) with 1, 3 or 4 channels or (C, H, W), has 16 x 16 pixels or more, "
+            f"and consists of unsigned bytes, or of floats with bounds of 0 and 1; got {space.dtype} from {space.low.min()} to "
+            f"{space.high.max()}; give feature_extractor='cnn' or 'impala' for an image (C, H, W), else 'mlp'",
             stacklevel=2)
 
 

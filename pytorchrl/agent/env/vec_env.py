@@ -441,7 +441,7 @@ class EnvFactory(Factory[VecEnv]):
 
 def _is_large(leaf: np.ndarray) -> bool:
     """Return whether the leaf has a number too large for float32 to keep more than six binary places."""
-    return leaf.dtype.kind == "f" and bool(np.abs(leaf).max(initial=0.0) > _LARGE)
+    return leaf.dtype.kind == "f" and float(np.abs(leaf).max(initial=0.0)) > _LARGE  # float16 has no number as large as the bound
 
 
 def _probe_backend(options: VecEnv.Options) -> str:

@@ -107,3 +107,9 @@ def test_a_float32_environment_is_left_alone():
     factory = VecEnv.create_factory(Clock, {"dtype": np.float32}, 2)
     assert factory.observation_space["obs"].dtype == np.float32
     assert factory.options.keep_float64 is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_float16_is_compared_with_a_bound_that_it_cannot_hold():
+    factory = VecEnv.create_factory(Clock, {"dtype": np.float16, "offset": 10.0}, 2)
+    assert factory.options.keep_float64 is None

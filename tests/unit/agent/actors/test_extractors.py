@@ -169,6 +169,8 @@ def test_a_leaf_with_the_shape_but_not_the_values_of_an_image_warns():
         text = rf"leaf 'obs' has the shape of an image, \({', '.join(map(str, shape))}\).* over 21168 numbers: .* got float32 from -inf to inf"
         with pytest.warns(UserWarning, match=text):
             OnPolicyActor.create_factory(gym.spaces.Box(-np.inf, np.inf, shape, np.float32), gym.spaces.Discrete(2))
+    with pytest.warns(UserWarning, match=r"\(64, 64, 2\).* 8192 numbers: .* with 1, 3 or 4 channels or \(C, H, W\).* got uint8 from 0 to 255"):
+        OnPolicyActor.create_factory(gym.spaces.Box(0, 255, (64, 64, 2), np.uint8), gym.spaces.Discrete(2))
     for chosen in ("mlp", "cnn", "impala"):
         OnPolicyActor.create_factory(gym.spaces.Box(-1, 1, (3, 84, 84), np.float32), gym.spaces.Discrete(2), feature_extractor=chosen)
 
