@@ -20,6 +20,7 @@ from pytorchrl import presets
 from pytorchrl.agent.algorithms import A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, Algorithm
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.fit import check_algorithm_space
 from pytorchrl.agent.multi.compose import multi_agent
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.agent.names import Known, meaning, refuse_unknown
@@ -146,7 +147,8 @@ def _uniform_factory(storage: type[ReplayBuffer], options: dict[str, Any], why: 
 def algorithm_class(name: str) -> type[Algorithm]:
     """The algorithm of that name; raises `ConfigError` with the nearest one."""
     if name not in ALGORITHMS:
-        near = difflib.get_close_matches(str(name), ALGORITHMS, n=1)
+        text = name.__name__ if isinstance(name, type) else str(name)  # of a class, such as PPO for "ppo", the name counts
+        near = difflib.get_close_matches(text.lower(), ALGORITHMS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"algorithm must be one of {list(ALGORITHMS)}, got {name!r}{hint}")
     return ALGORITHMS[name]
@@ -238,6 +240,7 @@ def _factories(algorithm: str, envs: EnvFactory, parts: Mapping[str, dict[str, A
     make_actor, of_actor = _actor_class(algorithm).create_factory, dict(parts["actor"])
     of_storage = _storage_factory(algorithm, parts["storage"], parts["scheme"].get("kind"))
     if not isinstance(envs, MultiAgentEnvFactory):
+        check_algorithm_space(algorithm_class(algorithm), envs.action_space)
         return of_algorithm, make_actor(envs.observation_space, envs.action_space, **of_actor), of_storage
     checkpoint = of_actor.pop("checkpoint", None)  # a saved model is that of all policies
     return multi_agent(envs, of_algorithm, functools.partial(make_actor, **of_actor), of_storage, checkpoint=checkpoint)

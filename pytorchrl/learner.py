@@ -101,7 +101,7 @@ class Learner:
             if self.overwrite and self.log_dir is None:
                 raise ConfigError("overwrite=True needs a log_dir, whose run it renames")
             if self.resume and (self.log_dir is None or self.overwrite):
-                raise ConfigError("resume=True needs a log_dir, and goes on with the run in it: without overwrite=True")
+                raise ConfigError("resume=True needs a log_dir, whose run it continues, without overwrite=True")
             if self.checkpoint_every is not None and self.log_dir is None:
                 raise ConfigError("checkpoint_every needs a log_dir, where checkpoints are kept")
 
@@ -114,6 +114,8 @@ class Learner:
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
         if "eval_episodes" in options and "eval_every" not in options:
             raise ConfigError("eval_episodes needs eval_every: without it nothing is evaluated")
+        if not hasattr(scheme, "settings"):
+            raise ConfigError(f"scheme must be a Scheme, such as Scheme(algorithm, actor, storage, envs), got {scheme!r}")
         self.scheme = scheme
         self.target_steps = target_steps
         if self.options.eval_every is not None and scheme.test_envs_factory is None:

@@ -132,6 +132,17 @@ def check_action_space(actor: type[Any], space: gym.Space[Any]) -> None:
         raise SpaceError(f"{actor.__name__} needs {problem}, got {space}; {_for_space('actors', fitting, space)}")
 
 
+def check_algorithm_space(algorithm: type[Algorithm], space: gym.Space[Any]) -> None:
+    """Refuse an action space that an algorithm does not support, before its actor is asked.
+
+    Raises:
+        SpaceError: The message lists the algorithms for that space.
+    """
+    problem = _algorithm_space_problem(algorithm, space)
+    if problem:
+        raise problem
+
+
 def _check_policy(policy: str, algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any]) -> None:
     try:
         check_fit(algorithm, actor, storage)
@@ -171,9 +182,8 @@ def _actor_problem(algorithm: type[Algorithm], actor: type[nn.Module], options: 
         return ConfigError(f"{name} must declare actor_class, the class of actor that it trains, got {wanted!r}; set it in the class, "
                            "for instance to OnPolicyActor")
     space = getattr(options, "action_space", None)
-    if space is not None and (problem := _unusable(algorithm, space)):
-        fitting = [cls for cls in _known_algorithms() if not _unusable(cls, space)]
-        return SpaceError(f"{name} needs {problem}, got {space}; {_for_space('algorithms', fitting, space)}")
+    if space is not None and (problem := _algorithm_space_problem(algorithm, space)):
+        return problem
     if not issubclass(actor, wanted):
         recipes = [_recipe(algorithm, cls) for cls in _sorted(_with_subclasses(wanted))]
         texts = [f"{name} cannot train {actor.__name__}; actors for {name}: {', '.join(dict.fromkeys(recipes))}"]
@@ -183,6 +193,14 @@ def _actor_problem(algorithm: type[Algorithm], actor: type[nn.Module], options: 
     if texts and (fitting := _algorithms_for(actor, options)):
         texts.append(f"algorithms for this {actor.__name__}: {names(fitting)}")
     return ConfigError("; ".join(texts)) if texts else None
+
+
+def _algorithm_space_problem(algorithm: type[Algorithm], space: gym.Space[Any]) -> SpaceError | None:
+    problem = _unusable(algorithm, space)
+    if not problem:
+        return None
+    fitting = [cls for cls in _known_algorithms() if not _unusable(cls, space)]
+    return SpaceError(f"{algorithm.__name__} needs {problem}, got {space}; {_for_space('algorithms', fitting, space)}")
 
 
 def _unusable(algorithm: type[Algorithm], space: gym.Space[Any]) -> str | None:

@@ -112,8 +112,8 @@ _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
     "policy": _NETWORK,
     "learning_rate": _LEARNING_RATES,
     "n_steps": (
-        Here("replay.n_step | replay.rollout_size", "rewards summed before the bootstrap, and steps of each environment in a rollout"),
-        Here("rollouts.size", "steps of each environment")),
+        Here("rollouts.size", "steps of each environment"),
+        Here("replay.n_step | replay.rollout_size", "rewards summed before the bootstrap, and steps of each environment in a rollout")),
     "batch_size": _SAMPLES,
     "n_epochs": _EPOCHS,
     "clip_range": _at("algorithm.clip_param"),
@@ -174,6 +174,7 @@ _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
     "norm_obs": _at("actor.normalize_obs"),
     "norm_reward": _at("actor.normalize_reward"),
     "n_stack": _at("environments.frame_stack"),
+    "frame_skip": _no_option("environments and their wrappers skip frames, see `env_kwargs` and `wrappers`"),
 }
 _RLLIB: dict[str, tuple[Here, ...]] = {
     "num_env_runners": _COLLECTORS,

@@ -96,7 +96,7 @@ def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None
     choices = field.metadata["choices"]
     if choices is not None and not (_fits(hint, value) and (callable(value) or value in choices)):  # a function needs no name among the choices
         # Of a class, such as torch.nn.ReLU for "relu", the name counts.
-        text = value.__name__.lower() if isinstance(value, type) else str(value)
+        text = (value.__name__ if isinstance(value, type) else str(value)).lower()
         near = difflib.get_close_matches(text, [str(c) for c in choices], n=1)
         return f"{field.name} must be one of {list(choices)}, got {value!r}" + (
             f"; did you mean {near[0]!r}?" if near else "")

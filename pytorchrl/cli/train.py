@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,7 +101,9 @@ def parse(command: str, verb: str, arguments: Sequence[str],
             raise SystemExit(0 if arguments else 2)
         parser = Parser(prog=f"pytorchrl {command}", usage=usage)
         word = arguments[0] if not arguments[0].startswith("-") else ""
-        parser.error(f"the algorithm must be one of {', '.join(ALGORITHMS)}" + (f", got {word!r}" if word else ""))
+        near = difflib.get_close_matches(word.lower(), ALGORITHMS, n=1)
+        parser.error(f"the algorithm must be one of {', '.join(ALGORITHMS)}" + (f", got {word!r}" if word else "")
+                     + (f"; did you mean {near[0]!r}?" if near else ""))
     parser = _parser(command, verb, algorithm, _given(arguments, "--env"), _given(arguments, "--preset"))
     add_flags(parser)
     # The algorithm goes first, so that a flag with several values cannot consume it.

@@ -58,6 +58,7 @@ def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
     (["train"], "usage"),
     (["train", "--env", "CartPole-v1"], "algorithm must be one of ppo, a2c, impala, appo"),
     (["train", "pppo", "--env", "CartPole-v1"], "got 'pppo'"),
+    (["train", "PPO", "--env", "CartPole-v1"], "got 'PPO'; did you mean 'ppo'?"),
     (["train", "ppo"], "--env"),
     ([*TRAIN, "--lrr", "1e-3"], "no flag '--lrr'; did you mean --lr?"),
     ([*TRAIN, "--num-col-worker=2"], "did you mean --num-col-workers?"),

@@ -149,6 +149,7 @@ def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, mea
     ("sac", "ent_coef", "did you mean 'initial_alpha' (learn_alpha=False keeps it as it is)?"),
     ("ppo", "net_arch", "did you mean 'hidden_sizes'?"), ("ppo", "verbose", "did you mean 'progress' ("),
     ("ppo", "policy_kwargs", "its entries are options themselves: hidden_sizes for net_arch"),
+    ("ppo", "frame_skip", "environments and their wrappers skip frames, see env_kwargs and wrappers"),
     ("ppo", "track", "log_dir keeps metrics.jsonl and TensorBoard files"), ("ppo", "lambda", "did you mean 'gae_lambda'?"),
     ("impala", "lambda_", "did you mean 'vtrace_lambda'?"), ("dqn", "epsilon", "did you mean 'initial_epsilon' or 'priority_epsilon' ("),
     ("sac", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True; did you mean 'initial_alpha' ("),
@@ -172,6 +173,17 @@ def test_all_unknown_names_are_reported_at_once(agent):
     (lambda agent: Scheme(*agent[:3]), "Scheme needs train_envs_factory"),
     (lambda agent: Learner(None, total_timesteps=1), "Learner has no option 'total_timesteps'; did you mean 'target_steps'?"),
     (lambda agent: Learner(None), "Learner needs target_steps"),
+    (lambda agent: Learner("ppo", 1), "scheme must be a Scheme, such as Scheme(algorithm, actor, storage, envs), got 'ppo'"),
+    (lambda agent: PPO.create_factory(n_steps=1),
+     "PPO has no option 'n_steps'; here that is 'size' of the storage of rollouts (steps of each environment)"),
+    (lambda agent: train("PPO", "CartPole-v1"), "algorithm must be one of ['ppo', 'a2c', 'impala', 'appo', 'dqn', 'ddpg', 'td3', 'sac', 'r2d2'], "
+     "got 'PPO'; did you mean 'ppo'?"),
+    (lambda agent: train(PPO, "CartPole-v1"), "algorithm must be one of ['ppo', 'a2c', 'impala', 'appo', 'dqn', 'ddpg', 'td3', 'sac', 'r2d2'], "
+     "got <class 'pytorchrl.agent.algorithms.ppo.PPO'>; did you mean 'ppo'?"),
+    (lambda agent: train("td3", "CartPole-v1"),
+     "TD3 needs Box actions, got Discrete(2); algorithms for such Discrete actions: "),
+    (lambda agent: train("dqn", "Pendulum-v1"), "DQN needs Discrete actions, got Box(-2.0, 2.0, (1,), float32); "
+     "algorithms for such Box actions: "),
     (lambda agent: ReplayBuffer.create_factory(buffer_size=10), "ReplayBuffer has no option 'buffer_size'; did you mean 'size'?"),
     (lambda agent: ReplayBuffer.create_factory(), "ReplayBuffer needs size"),
     (lambda agent: GAEBuffer.create_factory(num_steps=8), "GAEBuffer has no option 'num_steps'; did you mean 'size' (steps of each environment)?"),
