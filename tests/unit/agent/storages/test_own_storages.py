@@ -254,7 +254,7 @@ def test_mistakes_are_named(steps, cls, algorithm, message):
 
 
 DRAWS = {
-    "rows alone": (lambda rows, count: np.resize(rows, count),
+    "rows alone": (np.resize,
                    r"MyReplay.draw\(\) returned a numpy array of shape \(4,\).*; expected rows and weights, two arrays"),
     "too few": (lambda rows, count: (rows[:1], np.ones(1)), r"MyReplay.draw\(\) returned rows as a numpy array of shape \(1,\)"),
     "no whole numbers": (lambda rows, count: (np.ones(count), np.ones(count)), "of whole numbers"),
