@@ -145,9 +145,9 @@ def _uniform_factory(storage: type[ReplayBuffer], options: dict[str, Any], why: 
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """The algorithm of that name; raises `ConfigError` with the nearest one."""
+    """Return the algorithm of that name; raise `ConfigError` with the nearest one."""
     if name not in ALGORITHMS:
-        text = name.__name__ if isinstance(name, type) else str(name)  # of a class, such as PPO for "ppo", the name counts
+        text = str(getattr(name, "__name__", name))  # of a class, such as PPO for "ppo", the name counts
         near = difflib.get_close_matches(text.lower(), ALGORITHMS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"algorithm must be one of {list(ALGORITHMS)}, got {name!r}{hint}")

@@ -47,13 +47,6 @@ _LAGS = ("mean", "max", "p50", "p90")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def _checked_scheme(scheme: Scheme) -> Scheme:
-    if not hasattr(scheme, "settings"):  # a scheme is what has the settings of one
-        raise ConfigError(f"scheme must be a Scheme, such as Scheme(algorithm, actor, storage, envs), got {scheme!r}")
-    return scheme
-
-
-
 @brief_errors_of("__init__", "start", "step", "train", "evaluate", "save_model")
 class Learner:
     """Drives a scheme until `target_steps` env steps have reached the learner.
@@ -121,7 +114,7 @@ class Learner:
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
         if "eval_episodes" in options and "eval_every" not in options:
             raise ConfigError("eval_episodes needs eval_every: without it nothing is evaluated")
-        self.scheme = _checked_scheme(scheme)
+        self.scheme = scheme
         self.target_steps = target_steps
         if self.options.eval_every is not None and scheme.test_envs_factory is None:
             raise ConfigError("eval_every needs a scheme with test_envs_factory, which this one lacks")

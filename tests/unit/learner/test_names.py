@@ -173,7 +173,6 @@ def test_all_unknown_names_are_reported_at_once(agent):
     (lambda agent: Scheme(*agent[:3]), "Scheme needs train_envs_factory"),
     (lambda agent: Learner(None, total_timesteps=1), "Learner has no option 'total_timesteps'; did you mean 'target_steps'?"),
     (lambda agent: Learner(None), "Learner needs target_steps"),
-    (lambda agent: Learner("ppo", 1), "scheme must be a Scheme, such as Scheme(algorithm, actor, storage, envs), got 'ppo'"),
     (lambda agent: PPO.create_factory(n_steps=1),
      "PPO has no option 'n_steps'; here that is 'size' of the storage of rollouts (steps of each environment)"),
     (lambda agent: train("PPO", "CartPole-v1"), "algorithm must be one of ['ppo', 'a2c', 'impala', 'appo', 'dqn', 'ddpg', 'td3', 'sac', 'r2d2'], "
