@@ -27,7 +27,7 @@ from pytorchrl.scheme.named import PRESETS
 from pytorchrl.tracebacks import brief_errors
 
 _CODE = "__code__"
-"""Key that marks an option in `run.json` as a class or a function; its value is `module:qualname`."""
+"""Key that marks an option in `run.json` as a class or a function; its value is `module:qualname`, or the `repr` of code without a name."""
 _ACTING = ("noise_std",)
 """Options of algorithms that acting needs too; an agent can be loaded without other options that are code."""
 
@@ -40,7 +40,7 @@ def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) 
         raise ConfigError("info_keywords needs a log_dir, whose monitor files it adds to")
     scheme = _constructor(scheme_options.pop("preset", None))(
         agent.algorithm, agent.actor, agent.storage, agent.train_envs, agent.test_envs, **scheme_options)
-    # An option that is neither a plain value nor code with a name, such as an open file, cannot be described in a file.
+    # An option that is neither a plain value nor code, such as an open file, cannot be described in a file.
     recorded = {name: _to_json(value) for name, value in {**presets.preset(algorithm, env, options), **options}.items()}
     recipe = {}
     if isinstance(env, str) and _is_plain(recorded):
@@ -193,9 +193,10 @@ def _to_json(value: Any) -> Any:
         return [_to_json(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "<")
-    # A lambda or a local function has "<" in its name, and cannot be imported by it.
-    return {_CODE: f"{module}:{name}"} if callable(value) and module and "<" not in name else value
+    if not callable(value):
+        return value
+    name = getattr(value, "__qualname__", None)  # instances, such as those of functools.partial, have none
+    return {_CODE: repr(value) if name is None else f"{value.__module__}:{name}"}
 
 
 def _has_code(value: Any) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
@@ -242,8 +244,17 @@ def test_code_that_acting_needs_is_kept_by_its_name_and_not_imported(tmp_path):
         load(tmp_path)
 
 
-def test_code_without_a_name_leaves_no_recipe(tmp_path):
-    train("ppo", "CartPole-v1", log_dir=tmp_path, lr=lambda progress_remaining: 1e-3, **TINY)
+def test_code_without_a_name_is_described_and_not_needed_to_load_either(tmp_path):
+    optimizer = functools.partial(torch.optim.NAdam, betas=(0.8, 0.99))
+    agent = train("ppo", "CartPole-v1", log_dir=tmp_path, lr=lambda progress_remaining: 1e-3, optimizer=optimizer, **TINY)
+    kept = json.loads((tmp_path / "run.json").read_text())["recipe"]["options"]
+    assert kept["lr"]["__code__"].startswith(f"{__name__}:test_code_without_a_name")
+    assert kept["optimizer"] == {"__code__": repr(optimizer)}
+    assert load(tmp_path).evaluate(2).returns == agent.evaluate(2).returns
+
+
+def test_a_value_that_no_file_holds_leaves_no_recipe(tmp_path):
+    train("ppo", "CartPole-v1", log_dir=tmp_path, env_kwargs={"render_mode": None, "sutton_barto_reward": np.bool_(False)}, **TINY)
     assert json.loads((tmp_path / "run.json").read_text())["recipe"] == {}
     with pytest.raises(CheckpointError, match="composed in Python"):
         load(tmp_path)
