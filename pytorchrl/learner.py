@@ -30,6 +30,7 @@ from pytorchrl.reporting import (
     write_json,
 )
 from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock, prepare_log_dir
+from pytorchrl.scheme.checks import check_scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.terminal import get_logger
 from pytorchrl.tracebacks import brief_errors_of
@@ -114,7 +115,7 @@ class Learner:
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
         if "eval_episodes" in options and "eval_every" not in options:
             raise ConfigError("eval_episodes needs eval_every: without it nothing is evaluated")
-        self.scheme = scheme
+        self.scheme = check_scheme(scheme)
         self.target_steps = target_steps
         if self.options.eval_every is not None and scheme.test_envs_factory is None:
             raise ConfigError("eval_every needs a scheme with test_envs_factory, which this one lacks")

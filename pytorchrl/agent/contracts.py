@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import math
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,6 +79,18 @@ def check_weights(algorithm: Any, weights: Any) -> None:
 def check_per_sample(part: Any, method: str, value: Any, like: Tensor) -> None:
     """Raise `ContractError` unless a method returned a floating-point tensor with the shape of `like`."""
     _check_tensor(part, method, "", value, like.shape, None, "one number for each sample")
+
+
+def check_target_groups(algorithm: Any, networks: Mapping[str, Any]) -> None:
+    """Raise `ContractError` if `target_groups` of a replay algorithm names a group for which its actor has no network.
+
+    Args:
+        algorithm: The algorithm.
+        networks: Group -> network, of the actor.
+    """
+    if unknown := [name for name in algorithm.target_groups if name not in networks]:
+        raise ContractError(f"{type(algorithm).__name__}.target_groups names {', '.join(map(repr, unknown))}; expected groups of "
+                            f"{type(algorithm.actor).__name__}.networks(), which are {sorted(networks)}")
 
 
 def check_losses(algorithm: Any, returned: Any, batch: Any) -> None:
@@ -232,6 +244,8 @@ def check_evaluated(actor: Any, evaluated: Any, batch: Batch) -> None:
 
 def check_first_batch(storage: Any, batches: Iterator[Any]) -> Iterator[Any]:
     """Yield the batches of an on-policy storage; raise `ContractError` if the first one does not fit its own samples."""
+    if not isinstance(batches, Iterable):
+        raise violation(storage, "generate_batches()", _described(batches), "an iterator of Batch")
     for number, batch in enumerate(batches):
         if not number:
             _check_batch(storage, batch)

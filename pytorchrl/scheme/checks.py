@@ -520,6 +520,13 @@ class Checks:
                               f"{wanted or batch}")
 
 
+def check_scheme(scheme: Any) -> Any:
+    """Return `scheme`; raise `ConfigError` unless it has the settings of a scheme, which a factory lacks."""
+    if not hasattr(scheme, "settings"):
+        raise ConfigError(f"scheme must be a Scheme, such as Scheme(algorithm, actor, storage, envs), got {scheme!r}")
+    return scheme
+
+
 def _check_path(name: str, value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str) or not os.fspath(value):
         raise ConfigError(f"{name} must be the path of a file or None, got {value!r}")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
-from pytorchrl.agent.contracts import check_choice, check_losses
+from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups
 from pytorchrl.agent.data import ActingStep, Arrays, DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import option
@@ -84,6 +84,7 @@ class ReplayAlgorithm(Algorithm):
         self.update_generator = torch_generator(derive_seed(seed, Stream.BATCHES), self.device)
         networks = actor.networks()
         self.targets: dict[str, nn.Module] = {}
+        check_target_groups(self, networks)
         for name in self.target_groups:
             self.targets[name] = copy.deepcopy(networks[name]).requires_grad_(False)
         self._target_vectors = {

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pytorchrl import PPO
 from pytorchrl.errors import ConfigError, EnvError, PyTorchRLError, StartError, StoppedError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme.ledger import LedgerError
@@ -523,3 +524,8 @@ def test_a_name_without_a_directory_of_runs_is_refused(fake_scheme, tmp_path, lo
     with pytest.raises(ConfigError, match="run_name='mine' needs a log_dir that ends in a slash and is a directory of runs, got"):
         Learner(fake_scheme(), 10, path, run_name="mine")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_learner_of_anything_but_a_scheme_is_refused():
+    with pytest.raises(ConfigError, match=r"scheme must be a Scheme, such as Scheme\(algorithm, .*got PPO.create_factory\(\)"):
+        Learner(PPO.create_factory(), 10)

@@ -144,6 +144,11 @@ def test_mistakes_are_named(cls, message):
         make(cls).compute_gradients(batch_of())
 
 
+def test_targets_of_unknown_groups_are_named():
+    with pytest.raises(ContractError, match=r"MyDQN.target_groups names 'Q'; expected groups of QActor.networks\(\), which are \['q'\]"):
+        make(type("MyDQN", (DQN,), {"target_groups": ("Q",)}))
+
+
 @pytest.mark.parametrize("target", [torch.zeros(SIZE, 1), torch.zeros(()), torch.zeros(SIZE, dtype=torch.int64), None])
 def test_a_wrong_target_is_named(target):
     cls = type("MyDQN", (DQN,), {"target_values": lambda self, batch: target})

@@ -235,6 +235,8 @@ MISTAKES = {
                            r"MyBuffer.generate_batches\(\) returned 'ret' as a tensor of shape \(28,\) and dtype float64"),
     "a column": (batching(changed(advantage=lambda leaf: leaf[:, None])), PPO, r"'advantage' as a tensor of shape \(28, 1\)"),
     "no count": (batching(changed(num_samples=lambda count: 0)), PPO, "a batch with num_samples=0"),
+    "a batch alone": (type("MyBuffer", (GAEBuffer,), {"generate_batches": lambda self, *args, **kwargs: next(
+        GAEBuffer.generate_batches(self, *args, **kwargs))}), PPO, "returned a Batch; expected an iterator of Batch"),
     "no batch": (batching(lambda batch: {"obs": batch.obs}), PPO, "returned a dict; expected an iterator of Batch"),
     "a rollout that was not finished": (GAEBuffer, forgetful(["logp"]), r"MyPPO.finish_rollout\(\) returned a rollout .*logp there"),
     "no values": (GAEBuffer, forgetful(["value", "final_value"]), "value, final_value there too"),
