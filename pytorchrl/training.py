@@ -195,8 +195,9 @@ def _to_json(value: Any) -> Any:
         return os.fspath(value)
     if not callable(value):
         return value
-    name = getattr(value, "__qualname__", None)  # instances, such as those of functools.partial, have none
-    return {_CODE: repr(value) if name is None else f"{value.__module__}:{name}"}
+    # Instances, such as those of functools.partial, have no name, and methods of built-in types no module.
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    return {_CODE: f"{module}:{name}" if module and name else repr(value)}
 
 
 def _has_code(value: Any) -> bool:
