@@ -28,6 +28,8 @@ named = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", d
 own = open(directory + "/own", "w")
 print(reaper.pid, holder.pid, named.pid, flush=True)
 if sys.argv[2] == "close":
+    while not os.path.exists(directory + ".close"):
+        time.sleep(0.02)
     reaper.communicate()
     print("alive", flush=True)
 time.sleep(60)
@@ -70,6 +72,7 @@ def test_what_ray_leaves_is_ended_and_removed_and_nothing_else(start_python, dir
         if end == "kill":
             driver.kill()
         else:
+            directory.with_suffix(".close").touch()
             assert driver.stdout.readline() == "alive\n"
         assert wait_until(lambda: not any(is_alive(pid) for pid in (reaper, *left)))
         assert not directory.exists()

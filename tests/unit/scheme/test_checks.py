@@ -309,9 +309,8 @@ def test_wrong_option_of_the_storage(options):
 def test_memory_with_too_few_sequences(parts):
     _, _, storage, envs = parts
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru")
-    scheme = Scheme(PPO.create_factory(num_mini_batch=4), actor, storage, envs)
     with pytest.raises(ConfigError, match=r"2 sequences.*num_mini_batch=4"):
-        scheme.start()
+        Scheme(PPO.create_factory(num_mini_batch=4), actor, storage, envs)
 
 
 # Sending factories to other processes
