@@ -74,8 +74,8 @@ def seconds_of(function: Callable[[], Any], at_least: float) -> float:
 
 def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any]:
     """Codec -> ratio, speeds in raw MB/s, relative error."""
-    from pytorchrl.scheme.codecs import get_codec, num_bytes, unpack
-    from pytorchrl.scheme.compression import is_for
+    from pytorchrl.scheme.transport.codecs import get_codec, num_bytes, unpack
+    from pytorchrl.scheme.transport.encoder import is_for
 
     kinds, raw, rows = {"rollout": "data", "gradient": "grads", "weights": "weights"}, num_bytes(arrays), {}
     for name in CODECS:
@@ -99,7 +99,7 @@ class Peer:
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool) -> None:
         import torch
 
-        from pytorchrl.scheme.compression import Compression, Encoder
+        from pytorchrl.scheme.transport.encoder import Compression, Encoder
         torch.set_num_threads(1)
         self.arrays = arrays
         self.encoder = Encoder(None if kind == "weights" else Compression.of(kind, option), time.perf_counter)
@@ -115,7 +115,7 @@ class Peer:
 
     def take(self, weights: Any) -> tuple[float, float]:
         """Seconds of decoding or copying, and all in all."""
-        from pytorchrl.scheme.codecs import own_tensor
+        from pytorchrl.scheme.transport.codecs import own_tensor
 
         start = time.perf_counter()
         for array in weights.state.values():
@@ -198,9 +198,9 @@ class Line:
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float, resources: dict[str, float]) -> None:
         from pytorchrl.runtime import Journal
         from pytorchrl.runtime.ray_runtime import RayRuntime
-        from pytorchrl.scheme.compression import Compression
-        from pytorchrl.scheme.pushes import Pushes
-        from pytorchrl.scheme.supervisor import Requests, Supervisor
+        from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
+        from pytorchrl.scheme.transport.encoder import Compression
+        from pytorchrl.scheme.transport.weight_sync import Pushes
 
         self._kind, self._rate, self._runtime = kind, rate, RayRuntime()
         self._state = {str(place): array for place, array in enumerate(arrays)}
@@ -231,7 +231,7 @@ class Line:
         return answers[0]
 
     def _pull(self, sequence: int) -> tuple[float, bool, float]:
-        from pytorchrl.scheme.codecs import own_tensor
+        from pytorchrl.scheme.transport.codecs import own_tensor
 
         message, sent, _ = self._answer(self._handle.submit(Peer.send, sequence, self._fetched))
         transfer, come = sent.sent / self._rate, time.perf_counter()
@@ -242,7 +242,7 @@ class Line:
         return sent.encode_s + open_s * sent.is_encoded, sent.is_encoded, transfer
 
     def _push(self, sequence: int) -> tuple[float, bool, float]:
-        from pytorchrl.scheme.messages import Weights
+        from pytorchrl.scheme.transport.messages import Weights
 
         before = self._pushes.traffic
         self._pushes.put(Weights(sequence, self._state))

@@ -55,7 +55,7 @@ class Noticed(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.at: list[float] = []
-        logging.getLogger("pytorchrl.scheme.supervisor").addHandler(self)
+        logging.getLogger("pytorchrl.scheme.supervision.supervisor").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.at.append(time.time())

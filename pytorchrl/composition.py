@@ -37,7 +37,7 @@ from pytorchrl.agent.storages import (
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme import Scheme
-from pytorchrl.scheme.named import PRESETS
+from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS
 
 ALGORITHMS: dict[str, type[Algorithm]] = {

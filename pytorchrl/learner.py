@@ -30,8 +30,8 @@ from pytorchrl.reporting import (
     write_json,
 )
 from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock, prepare_log_dir
-from pytorchrl.scheme.checks import check_scheme
 from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.rules import check_scheme
 from pytorchrl.terminal import get_logger
 from pytorchrl.tracebacks import brief_errors_of
 

@@ -21,9 +21,9 @@ from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.learner import Learner
 from pytorchrl.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs, no_run
 from pytorchrl.scheme import Evaluation, Scheme
-from pytorchrl.scheme.evaluation import Evaluator
-from pytorchrl.scheme.messages import Weights
-from pytorchrl.scheme.named import PRESETS
+from pytorchrl.scheme.architectures import PRESETS
+from pytorchrl.scheme.supervision.evaluation import Evaluator
+from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.tracebacks import brief_errors
 
 _CODE = "__code__"

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytorchrl.scheme.evaluation import Evaluation
+from pytorchrl.scheme.supervision.evaluation import Evaluation
 
 ROOT = Path(__file__).parent.parent
 

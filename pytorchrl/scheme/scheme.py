@@ -27,19 +27,19 @@ from pytorchrl.errors import (
     WorkerLostError,
 )
 from pytorchrl.runtime import DEFAULT_RESOURCES, FaultPlan, Future, Handle, Runtime, make_runtime
+from pytorchrl.scheme.architectures import NamedSchemes
 from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL, SYNC, Communication, Execution
-from pytorchrl.scheme.checks import Checks
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
-from pytorchrl.scheme.compression import DATA, WEIGHTS, Compression
 from pytorchrl.scheme.devices import devices_of, resources_of
-from pytorchrl.scheme.evaluation import Evaluation, Evaluator
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
-from pytorchrl.scheme.messages import Weights
-from pytorchrl.scheme.named import NamedSchemes
-from pytorchrl.scheme.record import RecordWriter, as_json, describe, differences, read_record
+from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, differences, read_record
 from pytorchrl.scheme.replay.r_worker_set import FREE, RWorkerSet
 from pytorchrl.scheme.replay.storage_options import batch_steps, kept_by_shards, with_options
+from pytorchrl.scheme.rules import Checks
+from pytorchrl.scheme.supervision.evaluation import Evaluation, Evaluator
+from pytorchrl.scheme.transport.encoder import DATA, WEIGHTS, Compression
+from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.terminal import get_logger, printable
 from pytorchrl.tracebacks import brief_errors_of

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pytorchrl.runtime.ray_runtime import _MAX_ENCLOSED_BYTES, RayRuntime, _Enclosed
-from pytorchrl.scheme import codecs
-from pytorchrl.scheme.codecs import register_codec, unpack
-from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.transport import codecs
+from pytorchrl.scheme.transport.codecs import register_codec, unpack
+from pytorchrl.scheme.transport.messages import Weights
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
 

@@ -16,11 +16,11 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
-from pytorchrl.scheme.codecs import Packed, unpack
-from pytorchrl.scheme.compression import WEIGHTS, Compression, Encoder, Sent, Traffic
 from pytorchrl.scheme.devices import check_device
-from pytorchrl.scheme.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.timing import Stopwatch
+from pytorchrl.scheme.transport.codecs import Packed, unpack
+from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Encoder, Sent, Traffic
+from pytorchrl.scheme.transport.messages import Moments, Rollout, Weights, WholeState
 
 _DRAWS = ("generator", "update_generator", "noise")
 """Parts of an algorithm's state that its random numbers come from."""

@@ -11,9 +11,9 @@ from pytorchrl.runtime import DEFAULT_RESOURCES, Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, Communication, Execution, check_count
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.compression import DATA, Compression, Wanted
 from pytorchrl.scheme.devices import check_device
-from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.transport.encoder import DATA, Compression, Wanted
+from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.tracebacks import brief_errors
 
 

@@ -14,18 +14,19 @@ from pytorchrl.errors import CallOrderError, NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.compression import GRADS, Compression, Encoder, Wanted
-from pytorchrl.scheme.gradients import accumulator, saved
-from pytorchrl.scheme.gradients.bad_batches import BadBatches
-from pytorchrl.scheme.gradients.collector_thread import CollectorThread, HeldError
+from pytorchrl.scheme.collection.collector_thread import CollectorThread, HeldError
+from pytorchrl.scheme.gradients import microbatch as accumulator
+from pytorchrl.scheme.gradients import saved
 from pytorchrl.scheme.gradients.minibatch_buffer import Item
 from pytorchrl.scheme.gradients.rank import Candidate, Meeting, Rank, propose_address
-from pytorchrl.scheme.gradients.report import Report, Vectors, not_finite, timed, with_part
+from pytorchrl.scheme.gradients.worker_stats import Report, Vectors, not_finite, timed, with_part
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
-from pytorchrl.scheme.messages import Gradients, Moments, Parameters, Weights, WholeState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.shards import Shards
-from pytorchrl.scheme.supervisor import Supervisor
+from pytorchrl.scheme.supervision.bad_batches import BadBatches
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.transport.encoder import GRADS, Compression, Encoder, Wanted
+from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
 from pytorchrl.terminal import get_logger
 
 # A replaced GWorker's collection workers count their incarnations from a multiple of this, so that none is used twice.

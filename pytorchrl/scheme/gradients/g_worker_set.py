@@ -9,8 +9,8 @@ from typing import Any
 from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Communication, Execution, check_count, check_fraction
 from pytorchrl.scheme.base.worker_set import WorkerSet
-from pytorchrl.scheme.compression import GRADS, Compression, Wanted
 from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.transport.encoder import GRADS, Compression, Wanted
 from pytorchrl.tracebacks import brief_errors
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout
 
 
 class Part(NamedTuple):

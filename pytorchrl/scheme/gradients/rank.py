@@ -11,9 +11,9 @@ from typing import Any
 
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup
-from pytorchrl.scheme.gradients.report import Vectors
+from pytorchrl.scheme.gradients.worker_stats import Vectors
 from pytorchrl.scheme.ledger import LedgerSnapshot
-from pytorchrl.scheme.messages import Moments
+from pytorchrl.scheme.transport.messages import Moments
 
 
 @dataclass(frozen=True, slots=True)

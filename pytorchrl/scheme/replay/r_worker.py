@@ -19,9 +19,9 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
-from pytorchrl.scheme.gradients.report import decode
-from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.gradients.worker_stats import decode
 from pytorchrl.scheme.replay.versions import Versions
+from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.window_stat import WindowStat
 
 # Times of calls are means over so many.

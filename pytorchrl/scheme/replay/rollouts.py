@@ -18,9 +18,9 @@ from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme import codecs
 from pytorchrl.scheme.gradients.minibatch_buffer import Item, Part
-from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.transport import codecs
+from pytorchrl.scheme.transport.messages import Rollout
 
 
 @dataclass(slots=True)

@@ -14,15 +14,15 @@ import torch
 from pytorchrl.agent.data import map_tensors
 from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Future, Journal
-from pytorchrl.scheme.compression import DATA, Traffic
-from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
+from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason, Ledger
-from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.replay.r_worker import Drawn, RWorker, ShardState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.routing import Router
-from pytorchrl.scheme.supervisor import Requests, Supervisor
+from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
 from pytorchrl.scheme.timing import Stopwatch
+from pytorchrl.scheme.transport.encoder import DATA, Traffic
+from pytorchrl.scheme.transport.messages import Rollout
 
 
 class _Draw(NamedTuple):

@@ -9,12 +9,12 @@ from typing import Any
 
 from pytorchrl.errors import NoWorkersLeft, RankLostError, RanksDifferError, WorkerLostError
 from pytorchrl.runtime import Future
+from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.rank import Candidate, Meeting
 from pytorchrl.scheme.ledger import DropReason
-from pytorchrl.scheme.messages import Gradients, Parameters, WholeState
-from pytorchrl.scheme.updates.means import mean_info
+from pytorchrl.scheme.transport.messages import Gradients, Parameters, WholeState
+from pytorchrl.scheme.updates.averaging import mean_info
 from pytorchrl.scheme.updates.rounds import RemoteRound, book, take_empty
 from pytorchrl.terminal import get_logger
 

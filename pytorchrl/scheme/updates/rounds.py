@@ -12,16 +12,16 @@ from typing import Any, Protocol
 
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError, WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
-from pytorchrl.scheme.compression import WEIGHTS, Compression
+from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason
-from pytorchrl.scheme.messages import Gradients, Moments, Weights, WholeState
-from pytorchrl.scheme.pushes import Pushes
-from pytorchrl.scheme.record import checksum_of
-from pytorchrl.scheme.supervisor import ENDS_OF_POLLS, Requests, Supervisor
-from pytorchrl.scheme.updates.accounts import Accounts
-from pytorchrl.scheme.updates.means import mean_gradients, mean_info, opened
+from pytorchrl.scheme.recording.record import checksum_of
+from pytorchrl.scheme.supervision.supervisor import ENDS_OF_POLLS, Requests, Supervisor
+from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression
+from pytorchrl.scheme.transport.messages import Gradients, Moments, Weights, WholeState
+from pytorchrl.scheme.transport.weight_sync import Pushes
+from pytorchrl.scheme.updates.averaging import mean_gradients, mean_info, opened
+from pytorchrl.scheme.updates.statistics import Accounts
 
 LAG_POLICIES = ("apply", "scale", "drop")
 

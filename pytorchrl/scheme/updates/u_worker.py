@@ -10,17 +10,16 @@ from typing import Any, NoReturn
 
 from pytorchrl.errors import ConfigError, ReplayError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Runtime, ThreadRuntime
+from pytorchrl.scheme.base.pause_point import Parking
 from pytorchrl.scheme.base.worker import ASYNC, PARALLEL, Communication, Execution, Worker
-from pytorchrl.scheme.compression import WEIGHTS, Compression, Wanted
+from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
-from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import LedgerSnapshot
-from pytorchrl.scheme.messages import Weights, WholeState
-from pytorchrl.scheme.parking import Parking
-from pytorchrl.scheme.record import DRIVER, Record, RecordWriter, checksum_of
-from pytorchrl.scheme.supervisor import Supervisor
-from pytorchrl.scheme.updates.accounts import Accounts
+from pytorchrl.scheme.recording.record import DRIVER, Record, RecordWriter, checksum_of
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Wanted
+from pytorchrl.scheme.transport.messages import Weights, WholeState
 from pytorchrl.scheme.updates.decentralised import DecentralisedRound
 from pytorchrl.scheme.updates.rounds import (
     AsyncRound,
@@ -29,6 +28,7 @@ from pytorchrl.scheme.updates.rounds import (
     Round,
     SyncRound,
 )
+from pytorchrl.scheme.updates.statistics import Accounts
 from pytorchrl.terminal import get_logger
 
 # stop() gives running calls this long to end before their workers are killed.

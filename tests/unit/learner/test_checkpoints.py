@@ -19,7 +19,7 @@ from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, ch
 from pytorchrl.cli import main
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.run_directory import Lock
-from pytorchrl.scheme.evaluation import Evaluation
+from pytorchrl.scheme.supervision.evaluation import Evaluation
 
 
 def make_scheme(seed=1, **settings):

@@ -28,7 +28,7 @@ from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, OF_OTHER_LIBRARIES
 from pytorchrl.cli import main
 from pytorchrl.composition import ALGORITHMS, known_names, option_specs
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.named import PRESETS
+from pytorchrl.scheme.architectures import PRESETS
 
 PART_NAMES = ("PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "R2D2", "OnPolicyActor", "OffPolicyActor", "QActor", "GAEBuffer",
               "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer", "SequenceBuffer", "VecEnv", "MultiAgentVecEnv", "Learner")

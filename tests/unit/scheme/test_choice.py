@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pytorchrl.scheme.choice import Choice
+from pytorchrl.scheme.transport.adaptive_codec import Choice
 
 LINKS = {"memory": 5e9, "1 Gbit/s": 1.25e8, "100 Mbit/s": 1.25e7}  # bytes a second
 # ratio, bytes a second to encode and to decode

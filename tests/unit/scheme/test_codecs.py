@@ -10,8 +10,8 @@ import torch
 
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme import codecs
-from pytorchrl.scheme.codecs import Packed, get_codec, register_codec, unpack
+from pytorchrl.scheme.transport import codecs
+from pytorchrl.scheme.transport.codecs import Packed, get_codec, register_codec, unpack
 
 _RNG = np.random.default_rng(0)
 _LOSSLESS = ("lz4", "zstd")

@@ -13,14 +13,14 @@ from pytorchrl import A2C, ASYNC, PPO, VecEnv
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import ThreadRuntime
 from pytorchrl.runtime.simulated import SimulatedRuntime
-from pytorchrl.scheme import codecs
-from pytorchrl.scheme.codecs import Packed, get_codec, register_codec, unpack
+from pytorchrl.scheme.transport import codecs
+from pytorchrl.scheme.transport.codecs import Packed, get_codec, register_codec, unpack
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.compression import Compression, Encoder, Sent, Traffic, metrics_of
+from pytorchrl.scheme.transport.encoder import Compression, Encoder, Sent, Traffic, metrics_of
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.gradients.report import Report
-from pytorchrl.scheme.messages import Rollout, Weights
-from pytorchrl.scheme.pushes import Pushes
+from pytorchrl.scheme.gradients.worker_stats import Report
+from pytorchrl.scheme.transport.messages import Rollout, Weights
+from pytorchrl.scheme.transport.weight_sync import Pushes
 
 LOSSY = ("fp16", "bf16", "int8", "topk")
 GRADS = {"num_grad_workers": 2, "hidden": (64, 64)}

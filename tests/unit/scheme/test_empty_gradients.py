@@ -10,7 +10,7 @@ import torch
 from pytorchrl import ASYNC, PPO, GAEBuffer
 from pytorchrl.errors import CollectionError
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup
-from pytorchrl.scheme.updates import accounts
+from pytorchrl.scheme.updates import statistics as accounts
 
 
 def without_samples(batch):

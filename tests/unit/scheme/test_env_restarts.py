@@ -11,8 +11,8 @@ import torch
 from pytorchrl import ASYNC, VecEnv
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv, RaisingEnv
 from pytorchrl.errors import EnvError, NonFiniteDataError
-from pytorchrl.scheme.gradients.report import Report
-from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.gradients.worker_stats import Report
+from pytorchrl.scheme.transport.messages import Rollout
 
 SCHEMES = {
     "central": {}, "parallel-sync": {"num_col_workers": 2}, "two-grad-workers": {"num_grad_workers": 2},

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pytorchrl import PPO, OnPolicyActor, VecEnv
-from pytorchrl.scheme.evaluation import Evaluator
-from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.supervision.evaluation import Evaluator
+from pytorchrl.scheme.transport.messages import Weights
 
 LENGTHS = (2, 9, 4)
 

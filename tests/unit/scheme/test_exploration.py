@@ -16,7 +16,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.synthetic import SyntheticReplay, SyntheticStorage, synthetic_agent
 from pytorchrl.errors import InjectedFault, NonFiniteUpdateError
 from pytorchrl.scheme.gradients.g_worker import CollectorThread, GWorker
-from pytorchrl.scheme.gradients.gather import OnArrival
+from pytorchrl.scheme.collection.strategies import OnArrival
 from pytorchrl.scheme.updates.rounds import AsyncRound
 
 EXPECTED = {"raise": InjectedFault, "nan": NonFiniteUpdateError}

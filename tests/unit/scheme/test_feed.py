@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from pytorchrl.runtime import Journal, ThreadRuntime
-from pytorchrl.scheme.gradients.feed import Feed
+from pytorchrl.scheme.gradients.sample_queue import Feed
 from pytorchrl.scheme.ledger import Ledger
-from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout
 
 STEPS = 4
 

@@ -28,7 +28,7 @@ from pytorchrl import (
     VecEnv,
     VTraceBuffer,
 )
-from pytorchrl.scheme.gradients.accumulator import differentiate
+from pytorchrl.scheme.gradients.microbatch import differentiate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import Batch, ReplayBatch
-from pytorchrl.scheme.gradients.accumulator import GradAccumulator, differentiate
+from pytorchrl.scheme.gradients.microbatch import GradAccumulator, differentiate
 
 CPU = torch.device("cpu")
 

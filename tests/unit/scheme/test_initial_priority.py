@@ -15,7 +15,7 @@ from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.gradients.report import decode
+from pytorchrl.scheme.gradients.worker_stats import decode
 from pytorchrl.scheme.replay.r_worker import RWorker
 
 ALPHA, EPSILON, GAMMA, N_STEP = 0.7, 0.01, 0.9, 3

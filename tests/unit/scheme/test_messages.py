@@ -12,9 +12,9 @@ import pytest
 from pytorchrl import errors
 from pytorchrl.agent.data import Episode
 from pytorchrl.scheme import ASYNC, CENTRAL, Communication, Evaluation, Execution, LedgerError, LedgerSnapshot
-from pytorchrl.scheme.compression import Sent
+from pytorchrl.scheme.transport.encoder import Sent
 from pytorchrl.scheme.gradients.rank import Candidate, Meeting
-from pytorchrl.scheme.messages import Gradients, Rollout, Weights, WholeState
+from pytorchrl.scheme.transport.messages import Gradients, Rollout, Weights, WholeState
 
 _MESSAGES = [
     Weights(3, {"all": np.arange(4, dtype=np.float32)}, {"lr": 0.5}),

@@ -12,7 +12,7 @@ from torch import nn
 from pytorchrl import A2C, ASYNC, PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, Scheme, VecEnv, multi_agent
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import NonFiniteUpdateError
-from pytorchrl.scheme.gradients import accumulator
+from pytorchrl.scheme.gradients import microbatch as accumulator
 
 ONE_PASS = {"num_epochs": 1, "num_mini_batch": 1}
 ALGORITHMS = {

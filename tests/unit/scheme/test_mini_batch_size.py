@@ -8,7 +8,7 @@ import torch
 from pytorchrl import APPO, ASYNC, PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, VTraceBuffer, multi_agent
 from pytorchrl.envs.testing import ComingAndGoing
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.gradients.accumulator import num_rollouts
+from pytorchrl.scheme.gradients.microbatch import num_rollouts
 from pytorchrl.training import make_learner
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pytorchrl.runtime import ThreadRuntime
 from pytorchrl.scheme.gradients.minibatch_buffer import CircularBuffer, Item, MinibatchBuffer, Part, TrainBatches
-from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.window_stat import WindowStat
 
 

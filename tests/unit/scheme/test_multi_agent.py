@@ -20,9 +20,9 @@ from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.envs.testing import ComingAndGoing, CountingEnv, MatchingGame
 from pytorchrl.errors import ConfigError
 from pytorchrl.reporting import progress_text
-from pytorchrl.scheme.gradients.accumulator import GradAccumulator
+from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 from pytorchrl.scheme.ledger import LedgerSnapshot
-from pytorchrl.scheme.messages import Gradients
+from pytorchrl.scheme.transport.messages import Gradients
 from pytorchrl.scheme.updates import rounds
 
 POLICY_OF = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}

@@ -12,7 +12,7 @@ from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
 from pytorchrl.cli import main
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError, FactoryError
-from pytorchrl.scheme.named import PRESETS, Preset
+from pytorchrl.scheme.architectures import PRESETS, Preset
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pytorchrl.agent.data import Batch
 from pytorchrl.cli import main
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import NonFiniteUpdateError
-from pytorchrl.scheme.gradients.bad_batches import BadBatches
+from pytorchrl.scheme.supervision.bad_batches import BadBatches
 
 SCHEMES = {
     "central": {}, "sync": {"num_grad_workers": 2},

@@ -16,12 +16,13 @@ from pytorchrl import A2C, ASYNC, SYNC, GAEBuffer, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv, SleepEnv
 from pytorchrl.errors import LearnerStarvedError
 from pytorchrl.runtime import CPU_RESOURCES, Handle, Journal, Outcome, ThreadRuntime
-from pytorchrl.scheme import Scheme, codecs
+from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.gradients.gather import Barrier, OnArrival
-from pytorchrl.scheme.supervisor import Requests, Supervisor
-from pytorchrl.scheme.messages import Rollout
-from pytorchrl.scheme.updates.accounts import Accounts
+from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
+from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
+from pytorchrl.scheme.transport import codecs
+from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.updates.statistics import Accounts
 
 
 def _parameters_after(scheme, num_updates):

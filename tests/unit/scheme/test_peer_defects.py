@@ -34,8 +34,8 @@ from pytorchrl.run_directory import prepare_log_dir
 from pytorchrl.runtime import DEFAULT_RESOURCES, Future, Journal, Outcome
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.messages import Weights
-from pytorchrl.scheme.supervisor import Requests, Supervisor
+from pytorchrl.scheme.transport.messages import Weights
+from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
 
 pytestmark = pytest.mark.timeout(60)
 

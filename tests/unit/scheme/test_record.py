@@ -256,7 +256,7 @@ def test_what_cannot_be_placed_between_two_updates_is_refused(make_scheme, tmp_p
 
 def test_a_run_that_was_killed_is_repeated_as_far_as_its_record_goes(runs, monkeypatch):
     """The last line may be half written."""
-    monkeypatch.setattr("pytorchrl.scheme.record._WRITE_INTERVAL_S", 0.0)
+    monkeypatch.setattr("pytorchrl.scheme.recording.record._WRITE_INTERVAL_S", 0.0)
     first = runs.record(runtime="threads", **ALL_ASYNC)
     with open(runs.path, encoding="utf-8") as file:
         whole = file.read()
@@ -335,7 +335,7 @@ def test_a_worker_may_be_replaced_as_often_as_time_allowed(runs):
 
 def test_an_error_of_the_collecting_thread_is_not_hidden_by_a_turn(runs, monkeypatch):
     runs.record(runtime="threads", **ASYNC_COLLECTION)
-    monkeypatch.setattr("pytorchrl.scheme.gradients.gather._numbers_of", lambda rollout: 1 / 0)
+    monkeypatch.setattr("pytorchrl.scheme.collection.strategies._numbers_of", lambda rollout: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         runs.replay(**ASYNC_COLLECTION)
 

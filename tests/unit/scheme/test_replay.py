@@ -8,8 +8,8 @@ import torch
 from pytorchrl import ASYNC, DQN, SYNC, QActor, ReplayBuffer, Scheme, VecEnv
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.evaluation import Evaluator
-from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.supervision.evaluation import Evaluator
+from pytorchrl.scheme.transport.messages import Weights
 
 
 def make_updates(scheme, count):

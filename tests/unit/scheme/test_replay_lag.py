@@ -12,7 +12,7 @@ from pytorchrl import ASYNC, DQN, R2D2, SYNC, MultiAgentVecEnv, PERBuffer, QActo
 from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import ComingAndGoing, CountingEnv
-from pytorchrl.scheme.gradients.report import Report
+from pytorchrl.scheme.gradients.worker_stats import Report
 from pytorchrl.scheme.replay.r_worker import RWorker
 from pytorchrl.scheme.replay.rollouts import RolloutBatch
 from pytorchrl.scheme.replay.shards import Shards

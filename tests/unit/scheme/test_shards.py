@@ -14,7 +14,7 @@ from pytorchrl.errors import InjectedFault, LearnerStarvedError, StoppedError
 from pytorchrl.runtime import FaultPlan
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.ledger import DropReason, Ledger
-from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.routing import ROUTINGS, Router
 from pytorchrl.scheme.replay.shards import Shards

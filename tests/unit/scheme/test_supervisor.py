@@ -10,7 +10,7 @@ from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
 from pytorchrl.errors import ConfigError, CrashLoopError, NoWorkersLeft, WorkerLostError
 from pytorchrl.runtime import Handle
 from pytorchrl.runtime.simulated import SimulatedRuntime
-from pytorchrl.scheme.supervisor import Supervisor
+from pytorchrl.scheme.supervision.supervisor import Supervisor
 
 COSTS = {"start": 1.0, "message": 0.0, "step": 0.1, "grad": 0.1, "update": 0.0}
 

@@ -13,7 +13,7 @@ from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.runtime import Future, Journal, Outcome, ThreadRuntime
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.supervisor import Requests, Supervisor
+from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
 from pytorchrl.scheme.timing import PARTS, Stopwatch, add_seconds, with_idle
 
 COSTS = {"start": 0, "message": 0.25, "step": 0.5, "grad": 2.0, "update": 0.25}

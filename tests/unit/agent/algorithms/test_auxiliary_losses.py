@@ -12,7 +12,7 @@ from torch import nn
 from pytorchrl import A2C, APPO, IMPALA, PPO, OnPolicyActor
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ContractError
-from pytorchrl.scheme.gradients.accumulator import GradAccumulator
+from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 
 # torch's own, when its compiler is imported
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")

@@ -12,8 +12,8 @@ import torch
 from pytorchrl import R2D2, QActor, RolloutSequenceBuffer, SequenceBuffer, VecEnv, train
 from pytorchrl.agent.data import PREVIOUS
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.evaluation import Evaluator
-from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.supervision.evaluation import Evaluator
+from pytorchrl.scheme.transport.messages import Weights
 
 NUM_ACTIONS = 3
 LENGTH, BURN_IN, N_STEP = 4, 3, 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.algorithms import A2C, PPO
-from pytorchrl.scheme.gradients.accumulator import GradAccumulator
+from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 
 CPU = torch.device("cpu")
 ACTORS = {"feed-forward": {}, "gru": {"recurrent_net": "gru"}, "lstm": {"recurrent_net": "lstm"}}

@@ -8,19 +8,27 @@ from typing import Any
 
 from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
+from pytorchrl.scheme.base.pause_point import Parking
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, check_count, check_fraction
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.compression import WEIGHTS, Compression, Traffic, Wanted
-from pytorchrl.scheme.gradients.feed import Feed
-from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S, Barrier, Due, Gather, LocalGather, OnArrival, OnDemand
+from pytorchrl.scheme.collection.strategies import (
+    POLL_INTERVAL_S,
+    Barrier,
+    Due,
+    Gather,
+    LocalGather,
+    OnArrival,
+    OnDemand,
+)
 from pytorchrl.scheme.gradients.minibatch_buffer import Item, Part
-from pytorchrl.scheme.gradients.report import own
+from pytorchrl.scheme.gradients.sample_queue import Feed
+from pytorchrl.scheme.gradients.worker_stats import own
 from pytorchrl.scheme.ledger import Ledger
-from pytorchrl.scheme.messages import Rollout
-from pytorchrl.scheme.parking import Parking
 from pytorchrl.scheme.replay.shards import Shards
-from pytorchrl.scheme.supervisor import Supervisor
+from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch
+from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Traffic, Wanted
+from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)

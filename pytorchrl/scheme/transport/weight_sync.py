@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from pytorchrl.runtime import Runtime
-from pytorchrl.scheme.compression import Compression, Encoder, Pack, Sent, Traffic
-from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.transport.encoder import Compression, Encoder, Pack, Sent, Traffic
+from pytorchrl.scheme.transport.messages import Weights
 
 # Messages by which trials come later than those of answers.
 _DELAY = 4

@@ -13,9 +13,9 @@ import numpy as np
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.moments import Moments as Moments
 from pytorchrl.runtime import WorkersPart
-from pytorchrl.scheme.compression import Sent, Traffic
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.timing import Seconds, Times
+from pytorchrl.scheme.transport.encoder import Sent, Traffic
 
 Parameters = tuple[dict[str, float], dict[str, float]]
 """Values in force of the algorithm's parameters, and of the storage's."""

@@ -8,10 +8,10 @@ import threading
 
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.gradients.gather import POLL_INTERVAL_S
+from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.minibatch_buffer import CircularBuffer, Item, MinibatchBuffer, TrainBatches
 from pytorchrl.scheme.ledger import DropReason, Ledger
-from pytorchrl.scheme.messages import Rollout
+from pytorchrl.scheme.transport.messages import Rollout
 
 QUEUE_POLICIES = ("block", "drop_oldest", "drop_newest")
 STARVED_POLICIES = ("raise", "warn", "wait")

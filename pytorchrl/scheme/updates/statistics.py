@@ -16,10 +16,10 @@ import numpy as np
 from pytorchrl.agent.data import Episode
 from pytorchrl.errors import CollectionError, NonFiniteUpdateError
 from pytorchrl.runtime import WorkersPart
-from pytorchrl.scheme.compression import KINDS, Traffic, metrics_of
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
-from pytorchrl.scheme.messages import Gradients
 from pytorchrl.scheme.timing import OPERATIONS, Seconds, Stopwatch, add_seconds, with_idle
+from pytorchrl.scheme.transport.encoder import KINDS, Traffic, metrics_of
+from pytorchrl.scheme.transport.messages import Gradients
 from pytorchrl.scheme.window_stat import WindowStat
 from pytorchrl.terminal import get_logger
 

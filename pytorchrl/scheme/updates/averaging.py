@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from pytorchrl.scheme import codecs
-from pytorchrl.scheme.compression import GRADS, Traffic
-from pytorchrl.scheme.messages import Gradients
-from pytorchrl.scheme.updates.accounts import Accounts
+from pytorchrl.scheme.transport import codecs
+from pytorchrl.scheme.transport.encoder import GRADS, Traffic
+from pytorchrl.scheme.transport.messages import Gradients
+from pytorchrl.scheme.updates.statistics import Accounts
 
 
 def decode(gradients: Gradients) -> list[Tensor | None]:

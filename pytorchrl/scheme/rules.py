@@ -32,16 +32,16 @@ from pytorchrl.scheme.base.worker import (
     check_count,
     check_fraction,
 )
-from pytorchrl.scheme.compression import DATA, GRADS, KINDS, WEIGHTS, Compression
 from pytorchrl.scheme.devices import check_device, check_devices
-from pytorchrl.scheme.gradients.accumulator import why_all_is_kept
-from pytorchrl.scheme.gradients.bad_batches import check_directory
-from pytorchrl.scheme.gradients.feed import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
+from pytorchrl.scheme.gradients.microbatch import why_all_is_kept
+from pytorchrl.scheme.gradients.sample_queue import BUFFERS, LAG_POLICIES, QUEUE_POLICIES, STARVED_POLICIES
 from pytorchrl.scheme.replay.r_worker_set import FREE
 from pytorchrl.scheme.replay.routing import ROUTINGS, TORN_BY
 from pytorchrl.scheme.replay.storage_options import KINDS as REPLAY_KINDS
 from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS, check_kind, kind_of, rollout_steps
-from pytorchrl.scheme.supervisor import check_policy
+from pytorchrl.scheme.supervision.bad_batches import check_directory
+from pytorchrl.scheme.supervision.supervisor import check_policy
+from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, WEIGHTS, Compression
 from pytorchrl.scheme.updates.rounds import LagRule
 
 _NORM_OVER = ("batch", "microbatch")

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.choice import Choice
-from pytorchrl.scheme.codecs import Codec, Packed, check_installed, codec_names, get_codec, unpack
+from pytorchrl.scheme.transport.adaptive_codec import Choice
+from pytorchrl.scheme.transport.codecs import Codec, Packed, check_installed, codec_names, get_codec, unpack
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from pytorchrl.agent.env.vec_env import reward_function
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.base.worker import Worker
-from pytorchrl.scheme.messages import Weights
+from pytorchrl.scheme.transport.messages import Weights
 
 
 @dataclass(frozen=True)

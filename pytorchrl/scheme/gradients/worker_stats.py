@@ -13,10 +13,10 @@ from torch import Tensor
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.moments import Moments
-from pytorchrl.scheme import codecs
-from pytorchrl.scheme.compression import DATA, GRADS, KINDS, WEIGHTS, Encoder, Traffic
-from pytorchrl.scheme.messages import Rollout
 from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
+from pytorchrl.scheme.transport import codecs
+from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, WEIGHTS, Encoder, Traffic
+from pytorchrl.scheme.transport.messages import Rollout
 
 if TYPE_CHECKING:
     from pytorchrl.scheme.replay.shards import Shards

@@ -13,12 +13,12 @@ import numpy as np
 
 from pytorchrl.errors import CollectionError, WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
-from pytorchrl.scheme.codecs import unpack
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.compression import Compression, Traffic
-from pytorchrl.scheme.messages import Rollout, Weights
-from pytorchrl.scheme.pushes import Pushes
-from pytorchrl.scheme.supervisor import Requests, Supervisor
+from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
+from pytorchrl.scheme.transport.codecs import unpack
+from pytorchrl.scheme.transport.encoder import Compression, Traffic
+from pytorchrl.scheme.transport.messages import Rollout, Weights
+from pytorchrl.scheme.transport.weight_sync import Pushes
 
 # A waiting thread looks up this often to see whether it should end; results wake it at once.
 POLL_INTERVAL_S = 0.1

@@ -1,0 +1,1 @@
+"""Replacement of lost workers, evaluation beside training, and records of bad batches."""

@@ -1,0 +1,1 @@
+"""Messages between workers: how they are encoded, sent, received and counted."""
