@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import Factory, option
+from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Event, Part, WorkersPart
 from pytorchrl.terminal import get_logger
@@ -137,6 +138,23 @@ class RecordWriter:
 @dataclass(frozen=True)
 class Record:
     """What a file says about a run."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options for recording and replaying a run."""
+
+        record: str | os.PathLike[str] | None = option(
+            None, help="New file for the events that decide the run besides its seed, such as the order of arrivals; written four times a "
+            "second.")
+        replay: str | os.PathLike[str] | None = option(
+            None, help="File that `record` wrote. The run is repeated bit for bit in the simulated runtime, to its end; the first event "
+            "that cannot be repeated raises an error.")
+
+        def __post_init__(self) -> None:
+            """Refuse to record a run that is replayed."""
+            super().__post_init__()
+            if self.record is not None and self.replay is not None:
+                raise ConfigError("record and replay are for one run each; leave one out")
 
     path: str
     settings: dict[str, Any]

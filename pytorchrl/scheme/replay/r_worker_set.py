@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import Factory, option
+from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import check_count
 from pytorchrl.scheme.base.worker_set import WorkerSet
@@ -33,6 +35,16 @@ class RWorkerSet(WorkerSet[RWorker]):
     """
 
     kind = "replay shards"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of the replay shards of each gradient worker."""
+
+        num_replay_workers: int = option(
+            1, low=1, help="Replay shards of each gradient worker, each with its share of the storage's size; 1 is a thread of the "
+            "gradient worker's process.")
+        replay_worker_resources: Mapping[str, float] = option(
+            default_factory=lambda: dict(FREE), help="Ray resources of each remote replay shard.")
 
     def __init__(self, num_workers: int, index_parent: int, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], worker_resources: Mapping[str, float], seed: int = 0,

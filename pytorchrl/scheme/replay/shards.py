@@ -5,20 +5,22 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pytorchrl.agent.data import map_tensors
-from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerDiedError, WorkerLostError
+from pytorchrl.agent.options import option
+from pytorchrl.errors import ConfigError, LearnerStarvedError, StoppedError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime import Future, Journal
+from pytorchrl.scheme.base.options import PrefetchOptions, QueueOptions
 from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.replay.r_worker import Drawn, RWorker, ShardState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
-from pytorchrl.scheme.replay.routing import Router
+from pytorchrl.scheme.replay.routing import ROUTINGS, Router
 from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
 from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.encoder import DATA, Traffic
@@ -66,6 +68,32 @@ class Shards:
         watch: Times in the learning thread of requesting a batch ("draw"), of receiving one that has arrived ("fetch"), and
             of sending errors to the shards ("priorities").
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(QueueOptions, PrefetchOptions):
+        """Options of the replay level of each gradient worker."""
+
+        learning_starts: int | None = option(
+            None, low=0, help="Env steps that must be in replay before learning begins; None: the algorithm's start_steps, or "
+            "train_batch_size for replay of whole rollouts.")
+        add_in_flight: int = option(2, low=1, help="Rollouts in flight to each shard before collection waits.")
+        routing: str = option(
+            "round_robin", choices=ROUTINGS, help="Shard that a rollout is added to: each in turn, a random one, the one with the fewest "
+            "env steps, or a fixed one for each collection worker (always so for sequences that span rollouts).")
+        min_replay_ratio: float | None = option(
+            None, low=0.0, exclusive=True, help="Env steps consumed per env step collected, below which collection waits for learning; "
+            "None: never.")
+        max_replay_ratio: float | None = option(
+            None, low=0.0, exclusive=True, help="Env steps consumed per env step collected, above which learning waits for collection; "
+            "None: never.")
+
+        def __post_init__(self) -> None:
+            """Refuse a lower bound above the upper one."""
+            super().__post_init__()
+            low, high = self.min_replay_ratio, self.max_replay_ratio
+            if low is not None and high is not None and low > high:
+                raise ConfigError(f"min_replay_ratio {low} exceeds max_replay_ratio {high}; collection and learning would wait for each "
+                                  "other; lower min_replay_ratio")
 
     def __init__(self, workers: RWorkerSet, ledger: Ledger, on_worker_failure: str = "restart", *, batch_size: int,  # noqa: PLR0913
                  learning_starts: int = 0, prefetch: int = 4, add_in_flight: int = 2, routing: str = "round_robin",

@@ -6,8 +6,11 @@ import math
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
 from pytorchrl.errors import (
     ConfigError,
     CrashLoopError,
@@ -70,6 +73,17 @@ class Supervisor:
         restarts: Workers replaced so far.
         gone: Indices of those that are lost and not replaced (yet).
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options for lost workers."""
+
+        on_worker_failure: str = option(
+            "restart", choices=FAILURE_POLICIES, help="Reaction to a lost remote worker: \"restart\" starts a replacement with the newest "
+            "weights, \"ignore\" goes on with the others, \"raise\" ends the run.")
+        worker_timeout_s: float = option(
+            60.0, low=0.0, exclusive=True, help="Seconds after which a worker without a result is considered hung and replaced, or ten times "
+            "its longest call so far if that is longer. A replacement may wait this long for free resources.")
 
     def __init__(self, workers: list[Handle[Any]], replace: Callable[[int], object], runtime: Runtime,
                  policy: str = "restart", timeout_s: float = 60.0, seed: int = 0, room_timeout_s: float | None = None) -> None:
