@@ -207,8 +207,33 @@ class Evaluated(NamedTuple):
     """(B, F) float32 input of the value head; the same tensor as `features` if policy and value share a network."""
 
 
+def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list[int]:
+    """Return the number of valid samples behind each gradient of a batch: the weight of the gradient in a mean.
+
+    Every policy has the same number of gradients: an agent of one policy has one for each group of its algorithm, an agent of
+    several policies has one for each policy.
+
+    Args:
+        samples: Policy -> number of valid samples, as from `Batch.samples`.
+        num_gradients: Number of gradients, those of the first policy first.
+    """
+    return [count for count in samples.values() for _ in range(num_gradients // len(samples))]
+
+
+class OnePolicyBatch:
+    """The questions that a batch of one policy answers as a `MultiBatch` does."""
+
+    __slots__ = ()
+    num_samples: int
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """Policy -> number of valid samples; the policy of an agent with only one is called `""`."""
+        return {"": self.num_samples}
+
+
 @dataclass(slots=True)
-class Batch:
+class Batch(OnePolicyBatch):
     """Samples for one gradient: (B, ...) leaves, or (L, B, ...) sequences for actors with memory."""
 
     obs: Obs
@@ -273,7 +298,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class ReplayBatch:
+class ReplayBatch(OnePolicyBatch):
     """Transitions drawn from replay, for one gradient: (B, ...) leaves."""
 
     obs: Obs
@@ -303,7 +328,7 @@ class ReplayBatch:
 
 
 @dataclass(slots=True)
-class SequenceBatch:
+class SequenceBatch(OnePolicyBatch):
     """Sequences drawn from replay, for one gradient. W = steps of warm-up, L = trained steps, n = `n_step` of the storage.
 
     A sequence has W + L + n observations: those before its trained steps warm the memory up, those after them are what

@@ -123,6 +123,11 @@ class MultiBatch:
     ids: Tensor | None = None
     """Of replay: (sum of B,) int64, of all policies one after the other; see `MultiAgentReplay`."""
 
+    @property
+    def samples(self) -> dict[str, int]:
+        """Policy -> number of valid samples, in the order of the policies; 0 for a policy without data in this batch."""
+        return {policy: self.parts[policy].num_samples if policy in self.parts else 0 for policy in self.policies}
+
 
 def samples_by_policy(batch: Batch | ReplayBatch | MultiBatch) -> dict[str, int]:
     """Policy -> valid samples of a batch, in the order of the policies; empty where there is one, whose are all."""

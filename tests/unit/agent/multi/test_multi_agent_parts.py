@@ -14,7 +14,6 @@ from pytorchrl import (
     linear, multi_agent,
 )
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.multi.data import MultiBatch, joined, own_names
 from pytorchrl.envs.testing import ComingAndGoing, CountingEnv, MatchingGame
 from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteUpdateError, WeightsError
 
@@ -368,15 +367,8 @@ def test_replay_of_another_kind_is_refused():
         multi_agent(envs, DQN.create_factory(), QActor.create_factory, OtherReplay.create_factory(8))
 
 
-def test_names_of_policies_are_put_before_names_and_taken_off():
-    values = {"a": {"x": 1}, "a b": {"x": 2, "y/z": 3}}
-    assert joined(values) == {"a/x": 1, "a b/x": 2, "a b/y/z": 3}
-    assert {policy: own_names(joined(values), policy) for policy in values} == values
-
-
 def test_one_factory_of_actors_serves_policies_with_the_same_spaces():
     envs = MultiAgentVecEnv.create_factory(ComingAndGoing, policy_of={"agent_0": "a", "agent_1": "b", "agent_2": "b"})
     actor = OnPolicyActor.create_factory(envs.observation_space["a"], envs.action_space["a"])
     _, actors, _ = multi_agent(envs, ppo(), actor, GAEBuffer.create_factory(8))
     assert actors.options.policies == {"a": actor, "b": actor}
-    assert MultiBatch({}, ("a", "b")).parts == {}

@@ -1,0 +1,26 @@
+import pytest
+import torch
+
+from pytorchrl.agent.data import Batch, ReplayBatch, SequenceBatch, weights_of_gradients
+
+EMPTY = torch.empty(0)
+
+
+def batches():
+    rows = {"obs": {}, "action": EMPTY, "ret": EMPTY}
+    drawn = {**rows, "discount": EMPTY, "weight": EMPTY, "ids": EMPTY}
+    yield Batch(**rows, done=EMPTY, rhs={}, mask=None, valid=None, logp=EMPTY, value=EMPTY, advantage=EMPTY, num_samples=7)
+    yield ReplayBatch(**drawn, next_obs={}, num_samples=7)
+    yield SequenceBatch(**drawn, done=EMPTY, rhs={}, next_row=EMPTY, valid=EMPTY, burn_in=0, num_samples=7)
+
+
+@pytest.mark.parametrize("batch", list(batches()), ids=lambda batch: type(batch).__name__)
+def test_batch_of_one_policy_answers_samples_as_one_of_several_does(batch):
+    assert batch.samples == {"": 7}
+    assert not hasattr(batch, "__dict__")  # the shared base keeps the slots
+
+
+def test_gradients_of_one_policy_have_its_samples_and_those_of_several_their_own():
+    assert weights_of_gradients({"": 7}, 3) == [7, 7, 7]
+    assert weights_of_gradients({"hunter": 4, "prey": 0}, 2) == [4, 0]
+    assert weights_of_gradients({"shared": 4}, 1) == [4]
