@@ -1,0 +1,47 @@
+"""Every pattern and architecture trains as it did when digests.json was written; see benchmarks/digests.py, which writes it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[3] / "benchmarks" / "digests.py"
+STORED = json.loads(Path(__file__).with_name("digests.json").read_text(encoding="utf-8"))
+
+# With the kernels of another processor (ATEN_CPU_CAPABILITY=default), the change differed by up to 1.3e-7 of itself, single
+# parameters by up to 5.1e-7. Another mini-batch, or one update more or less, moves single parameters by about 1e-3.
+RELATIVE, ABSOLUTE = 1e-5, 1e-5
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """The module benchmarks/digests.py."""
+    spec = importlib.util.spec_from_file_location("digests", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_run_is_stored(tool):
+    assert tool.runs().keys() == STORED.keys()
+    assert len(STORED) == 16 + 8
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_counts_and_parameters_are_those_stored(tool, name):
+    found, stored = tool.digest(name), STORED[name]
+    assert found["updates"] == stored["updates"]
+    assert found["ledger"] == stored["ledger"]
+    assert found["norm"] == pytest.approx(stored["norm"], rel=RELATIVE)
+    assert found["change"] == pytest.approx(stored["change"], rel=RELATIVE)
+    assert found["some"] == pytest.approx(stored["some"], rel=0, abs=ABSOLUTE)
+
+
+def test_differences_are_named(tool):
+    stored = {"a": {"sha256": "1", "norm": 2.0}, "b": {"sha256": "3", "norm": 4.0}}
+    assert tool.differences(stored, stored) == []
+    assert tool.differences(stored, {"a": {"sha256": "0", "norm": 2.0}}) == [
+        "a: sha256 is 1, 0 in the file", "b: in one of the two only"]
