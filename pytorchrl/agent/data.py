@@ -7,10 +7,10 @@ Time comes first, environment second; there is no trailing axis of one. Observat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -371,3 +371,18 @@ class SequenceBatch(OnePolicyBatch):
     """0: what is drawn is a copy and stays where it is (ledger: resident)."""
     last: bool = False
     """Whether no further batch is drawn before new data come."""
+
+
+class BatchStorage(Protocol):
+    """The members of a storage that algorithms use; see `Storage`."""
+
+    num_learned_from: int
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Transitions that were `inserted`, are `resident` and were `sampled`."""
+
+    def generate_batches(
+        self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1,
+    ) -> Iterator[Any]:
+        """Return the batches of a storage, of the class that belongs to its kind of data."""

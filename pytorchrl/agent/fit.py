@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 import gymnasium as gym
 from torch import nn
@@ -20,9 +20,22 @@ from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.options import AgentOptions, Factory, Part
 from pytorchrl.errors import ConfigError, SpaceError
 
-if TYPE_CHECKING:
-    from pytorchrl.agent.algorithms.base import Algorithm
-    from pytorchrl.agent.storages.base import Storage
+
+class AlgorithmDeclarations(Protocol):
+    """The declarations of an algorithm's class; see `Algorithm`."""
+
+    learns_from: DataKind
+    actor_class: ClassVar[type[nn.Module]]
+    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]]
+    action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]]
+
+
+class StorageDeclarations(Protocol):
+    """The declarations of a storage's class; see `Storage`."""
+
+    gives: DataKind
+    has_priorities: ClassVar[bool]
+    draws_rollouts: ClassVar[bool]
 
 
 def learned_kind(algorithm: Factory[Any]) -> DataKind:
@@ -102,7 +115,7 @@ def check_policies(
         _check_policy(policy, algorithm, actors[policy], storages[policy])
 
 
-def check_actor(algorithm: type[Algorithm], actor: type[nn.Module], options: Any) -> None:
+def check_actor(algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], options: Any) -> None:
     """Refuse an actor that the algorithm cannot learn with.
 
     Args:
@@ -119,7 +132,7 @@ def check_actor(algorithm: type[Algorithm], actor: type[nn.Module], options: Any
         raise problem
 
 
-def check_action_space(actor: type[Any], space: gym.Space[Any]) -> None:
+def check_action_space(actor: type[Any], space: gym.Space[object]) -> None:
     """Refuse an action space that a class of actor does not support.
 
     Raises:
@@ -127,12 +140,13 @@ def check_action_space(actor: type[Any], space: gym.Space[Any]) -> None:
     """
     problem = _space_problem(actor, space)
     if problem:
-        others = {cls for algorithm in _known_algorithms() for cls in _with_subclasses(algorithm.actor_class)}
+        trained = {cls for algorithm in _known_algorithms() for cls in _with_subclasses(algorithm.actor_class)}
+        others = trained | set(_parts("actor"))
         fitting = [cls for cls in others if not _space_problem(cls, space)]
         raise SpaceError(f"{actor.__name__} needs {problem}, got {space}; {_for_space('actors', fitting, space)}")
 
 
-def check_algorithm_space(algorithm: type[Algorithm], space: gym.Space[Any]) -> None:
+def check_algorithm_space(algorithm: type[AlgorithmDeclarations], space: gym.Space[object]) -> None:
     """Refuse an action space that an algorithm does not support, before its actor is asked.
 
     Raises:
@@ -171,12 +185,15 @@ def _data_problem(algorithm: Factory[Any], storage: Factory[Any]) -> ConfigError
     return ConfigError(f"{text}; storages for {name}: {names(fitting)}")
 
 
-def _takes(algorithm: type[Algorithm], given: DataKind, storage: type[Storage], learned: DataKind | None = None) -> bool:
-    """Return whether an algorithm can learn from a storage; `learned` is the kind if the options determine it, not the class."""
-    return (learned or algorithm.learns_from) is given and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
+def _takes(
+    algorithm: type[AlgorithmDeclarations], given: DataKind, storage: type[StorageDeclarations], learned: DataKind | None = None,
+) -> bool:
+    """Return whether an algorithm can learn from a storage; `learned` is the kind if options determine it, not the class."""
+    is_kind = (learned or algorithm.learns_from) is given
+    return is_kind and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
 
 
-def _actor_problem(algorithm: type[Algorithm], actor: type[nn.Module], options: Any) -> ConfigError | None:
+def _actor_problem(algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], options: Any) -> ConfigError | None:
     wanted, name = getattr(algorithm, "actor_class", None), algorithm.__name__
     if not isinstance(wanted, type):
         return ConfigError(f"{name} must declare actor_class, the class of actor that it trains, got {wanted!r}; set it in the class, "
@@ -195,7 +212,7 @@ def _actor_problem(algorithm: type[Algorithm], actor: type[nn.Module], options: 
     return ConfigError("; ".join(texts)) if texts else None
 
 
-def _algorithm_space_problem(algorithm: type[Algorithm], space: gym.Space[Any]) -> SpaceError | None:
+def _algorithm_space_problem(algorithm: type[AlgorithmDeclarations], space: gym.Space[object]) -> SpaceError | None:
     problem = _unusable(algorithm, space)
     if not problem:
         return None
@@ -203,35 +220,35 @@ def _algorithm_space_problem(algorithm: type[Algorithm], space: gym.Space[Any]) 
     return SpaceError(f"{algorithm.__name__} needs {problem}, got {space}; {_for_space('algorithms', fitting, space)}")
 
 
-def _unusable(algorithm: type[Algorithm], space: gym.Space[Any]) -> str | None:
+def _unusable(algorithm: type[AlgorithmDeclarations], space: gym.Space[object]) -> str | None:
     """Return the kind of action space that the algorithm or its actor needs instead of this one; None if this one fits."""
     if not isinstance(space, algorithm.action_spaces):
         return f"{' or '.join(kind.__name__ for kind in algorithm.action_spaces)} actions"
     return _space_problem(algorithm.actor_class, space)
 
 
-def _space_problem(actor: Any, space: gym.Space[Any]) -> str | None:
+def _space_problem(actor: Any, space: gym.Space[object]) -> str | None:
     find = getattr(actor, "action_space_problem", None)  # an actor need not derive from `Actor`
     return find(space) if find else None
 
 
-def _for_space(parts: str, fitting: list[type[Any]], space: gym.Space[Any]) -> str:
+def _for_space(parts: str, fitting: list[type[Any]], space: gym.Space[object]) -> str:
     if not fitting:
         return "wrap the environment with one of gymnasium's action wrappers, such as RescaleAction or TransformAction"
     return f"{parts} for such {type(space).__name__} actions: {names(fitting)}"
 
 
-def _wrong_options(algorithm: type[Algorithm], options: Any) -> dict[str, Any]:
+def _wrong_options(algorithm: type[AlgorithmDeclarations], options: Any) -> dict[str, Any]:
     """Return option -> value of those options of the actor that the algorithm does not support."""
     values = {name: getattr(options, name, None) for name in algorithm.actor_options}
     return {name: value for name, value in values.items() if value not in algorithm.actor_options[name]}
 
 
-def _allowed(algorithm: type[Algorithm], option: str) -> str:
+def _allowed(algorithm: type[AlgorithmDeclarations], option: str) -> str:
     return f"{option}={' or '.join(map(repr, algorithm.actor_options[option]))}"
 
 
-def _recipe(algorithm: type[Algorithm], actor: type[Any]) -> str:
+def _recipe(algorithm: type[AlgorithmDeclarations], actor: type[Any]) -> str:
     """Return the actor's name, with the options that must differ from their defaults for the algorithm."""
     defaults = {field.name: field.default for field in dataclasses.fields(actor.Options)} if hasattr(actor, "Options") else {}
     needed = [_allowed(algorithm, name) for name, values in algorithm.actor_options.items()
@@ -239,32 +256,30 @@ def _recipe(algorithm: type[Algorithm], actor: type[Any]) -> str:
     return f"{actor.__name__} with {', '.join(needed)}" if needed else actor.__name__
 
 
-def _algorithms_for(actor: type[nn.Module], options: Any) -> list[type[Algorithm]]:
+def _algorithms_for(actor: type[nn.Module], options: Any) -> list[type[AlgorithmDeclarations]]:
     """Return the known algorithms that can train an actor."""
     space = getattr(options, "action_space", None)
     return [cls for cls in _known_algorithms() if issubclass(actor, cls.actor_class) and not _wrong_options(cls, options)
             and (space is None or not _unusable(cls, space))]
 
 
-# Known classes: every class that is imported, is not abstract and has its declarations.
+# Known classes: every class that is imported, is not abstract and has its declarations. A part is only imported together with all
+# parts of its kind in the library, so the library's own classes are always among them.
 
 
-def _known_algorithms() -> list[type[Algorithm]]:
-    from pytorchrl.agent.algorithms import Algorithm  # not sooner: its classes use this module
-
-    return [cls for cls in _concrete(Algorithm) if isinstance(getattr(cls, "learns_from", None), DataKind)
+def _known_algorithms() -> list[type[AlgorithmDeclarations]]:
+    return [cls for cls in _parts("algorithm") if isinstance(getattr(cls, "learns_from", None), DataKind)
             and isinstance(getattr(cls, "actor_class", None), type)]
 
 
-def known_storages() -> list[type[Storage]]:
+def known_storages() -> list[type[StorageDeclarations]]:
     """Return every storage that is imported, is not abstract and declares `gives`, including the user's own."""
-    from pytorchrl.agent.storages import Storage  # not sooner: see above
-
-    return [cls for cls in _concrete(Storage) if isinstance(getattr(cls, "gives", None), DataKind)]
+    return [cls for cls in _parts("rollouts", "replay") if isinstance(getattr(cls, "gives", None), DataKind)]
 
 
-def _concrete(base: Any) -> list[type[Any]]:
-    return [cls for cls in _with_subclasses(base) if cls is not base and not inspect.isabstract(cls)]
+def _parts(*homes: str) -> list[type[Any]]:
+    """Return the concrete classes among the imported parts of these kinds, keys of `names_elsewhere.HOMES`."""
+    return [cls for cls in _with_subclasses(Part) if getattr(cls, "home", None) in homes and not inspect.isabstract(cls)]
 
 
 def _with_subclasses(cls: type[Any]) -> list[type[Any]]:

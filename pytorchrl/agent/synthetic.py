@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm, copy_tensors
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, RolloutData, Step
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, RolloutData, Step
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -148,7 +148,7 @@ class SyntheticAlgorithm(Algorithm):
     def finish_rollout(self, rollout: RolloutData) -> None:
         """Nothing to add."""
 
-    def batches(self, storage: Storage) -> Iterator[Batch]:
+    def batches(self, storage: BatchStorage) -> Iterator[Batch]:
         """Every step once a pass."""
         return storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
 

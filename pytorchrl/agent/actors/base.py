@@ -45,7 +45,7 @@ class Actor(Part, nn.Module, ABC):
     """
 
     home: ClassVar[str] = "actor"
-    action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = LEAF_SPACES
+    action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the actor supports; see also `action_space_problem`."""
     network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation")
     """Options that only `build_networks` reads. If a subclass's `build_networks` does not read one, setting it is refused."""
@@ -66,7 +66,7 @@ class Actor(Part, nn.Module, ABC):
         return Factory(cls, build_options(cls, {**spaces, **options}))
 
     @classmethod
-    def action_space_problem(cls, space: gym.Space[Any]) -> str | None:
+    def action_space_problem(cls, space: gym.Space[object]) -> str | None:
         """Return the requirement that an action space does not meet, such as "a Box of floats"; None if it is supported."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
@@ -195,12 +195,12 @@ class Actor(Part, nn.Module, ABC):
         return {**obs, **narrow, **normalised}
 
 
-def _dtype_of(space: gym.Space[Any]) -> np.dtype[Any]:
+def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:
     """Return the dtype in which storages store a leaf."""
     return np.dtype(space.dtype or np.int64)
 
 
-def _normalised_leaves(options: Any) -> dict[str, gym.Space[Any]]:
+def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:
     if not options.normalize_obs:
         return {}
     return {

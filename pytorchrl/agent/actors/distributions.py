@@ -9,7 +9,6 @@ minus infinity: its probability is exactly 0, and 0 * log 0 stays 0 instead of N
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -64,7 +63,7 @@ class Distribution(nn.Module):
         return action
 
 
-def distribution_of(space: gym.Space[Any]) -> Distribution:
+def distribution_of(space: gym.Space[object]) -> Distribution:
     """The distribution for an action space.
 
     Raises:

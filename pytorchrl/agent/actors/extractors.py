@@ -66,7 +66,7 @@ def orthogonal(layer: Layer, gain: float, generator: torch.Generator | None) -> 
     return layer
 
 
-def is_image(space: gym.Space[Any]) -> bool:
+def is_image(space: gym.Space[object]) -> bool:
     """Return whether a leaf of `flatten_space` is an image, for which `auto` uses a convolutional network.
 
     An image is a Box (C, H, W) of unsigned bytes, or of floats whose bounds are 0 and 1 everywhere, with H and W of
@@ -76,7 +76,7 @@ def is_image(space: gym.Space[Any]) -> bool:
             and has_image_values(space))
 
 
-def image_shape(space: gym.Space[Any], min_size: int, leaf: str = "obs") -> tuple[int, int, int]:
+def image_shape(space: gym.Space[object], min_size: int, leaf: str = "obs") -> tuple[int, int, int]:
     """(C, H, W) of the image leaf called `leaf`.
 
     Raises:
@@ -92,7 +92,7 @@ def image_shape(space: gym.Space[Any], min_size: int, leaf: str = "obs") -> tupl
     return channels, height, width
 
 
-def encoded_size(space: gym.Space[Any]) -> int:
+def encoded_size(space: gym.Space[object]) -> int:
     """Length of `encode`'s vectors.
 
     Raises:
@@ -107,7 +107,7 @@ def encoded_size(space: gym.Space[Any]) -> int:
     raise SpaceError(f"an observation leaf must be Box, Discrete, MultiDiscrete or MultiBinary, got {space}")
 
 
-def encode(space: gym.Space[Any], x: Tensor) -> Tensor:
+def encode(space: gym.Space[object], x: Tensor) -> Tensor:
     """A leaf (B, ...) as vectors (B, n) float32: one-hot for categories, bytes over 255, other numbers as they are."""
     if isinstance(space, gym.spaces.Discrete):
         return (x.unsqueeze(-1) == torch.arange(int(space.n), device=x.device)).float()
@@ -127,7 +127,7 @@ class MLP(nn.Module):
 
     def __init__(
         self,
-        space: gym.Space[Any] | int,
+        space: gym.Space[object] | int,
         hidden_sizes: tuple[int, ...] = (64, 64),
         activation: str = "tanh",
         generator: torch.Generator | None = None,
@@ -177,7 +177,7 @@ class CNN(nn.Module):
     """Smallest height and width in pixels."""
 
     def __init__(
-        self, space: gym.Space[Any], out_features: int = 512, generator: torch.Generator | None = None,
+        self, space: gym.Space[object], out_features: int = 512, generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         channels, height, width = image_shape(space, self.MIN_SIZE)
@@ -227,7 +227,7 @@ class Embedding(nn.Module):
     """A learned vector for each value of a Discrete leaf."""
 
     def __init__(
-        self, space: gym.Space[Any] | int, out_features: int = 256, generator: torch.Generator | None = None,
+        self, space: gym.Space[object] | int, out_features: int = 256, generator: torch.Generator | None = None,
     ) -> None:
         """Build the table; `space` is a Discrete space or the size of the vocabulary."""
         super().__init__()

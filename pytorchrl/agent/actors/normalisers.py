@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.moments import Moments, merge_moments
 
 _CLIP = 10.0
@@ -19,6 +21,27 @@ def moments(samples: Tensor) -> Moments:
     count = torch.tensor(float(samples.shape[0]), dtype=torch.float64)
     mean = samples.sum(0) / max(1, samples.shape[0])
     return count, mean, (samples - mean).square_().sum(0)
+
+
+def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> np.ndarray:
+    """Return G_t = gamma * G_{t-1} + r_t, whose moments scale the rewards; after the end of an episode, G is 0.
+
+    Args:
+        rollout: T transitions of E environments.
+        gamma: Discount.
+        running: (E,) float64, G before the first row (zeros before the first rollout); updated in place to G after the
+            last row.
+
+    Returns:
+        (T, E) float64; a row that is not valid repeats the previous G.
+    """
+    sums = np.empty(rollout.reward.shape, dtype=np.float64)
+    ended = (rollout.terminated | rollout.truncated).numpy()
+    for t, (reward, valid) in enumerate(zip(rollout.reward.numpy(), rollout.valid.numpy(), strict=True)):
+        np.copyto(running, gamma * running + reward, where=valid)
+        sums[t] = running
+        running[ended[t]] = 0.0
+    return sums
 
 
 class RunningMoments(nn.Module):

@@ -49,7 +49,7 @@ class OffPolicyActor(ReplayActor):
     high: Tensor
     """Upper bounds of a Box, float32, with the shape of an action."""
 
-    action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = (gym.spaces.Box, gym.spaces.Discrete)
+    action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Box, gym.spaces.Discrete)
     network_options: ClassVar[tuple[str, ...]] = (*ReplayActor.network_options, "num_critics")
 
     @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class OffPolicyActor(ReplayActor):
                 raise ConfigError("log_std_bound needs policy='stochastic' over a Box: no other policy has a deviation")
 
     @classmethod
-    def action_space_problem(cls, space: gym.Space[Any]) -> str | None:
+    def action_space_problem(cls, space: gym.Space[object]) -> str | None:
         """See `Actor`. A Box must have finite bounds, into which tanh squashes actions."""
         problem = super().action_space_problem(space)
         if problem is None and isinstance(space, gym.spaces.Box) and not np.isfinite([space.low, space.high]).all():

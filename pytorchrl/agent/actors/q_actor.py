@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium as gym
 import torch
@@ -31,7 +31,7 @@ class QActor(ReplayActor):
         q: The network, from normalised observations to values (B, n).
     """
 
-    action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = (gym.spaces.Discrete,)
+    action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Discrete,)
     network_options: ClassVar[tuple[str, ...]] = (
         *ReplayActor.network_options, "dueling", "noisy", "recurrent_net", "recurrent_size")
 

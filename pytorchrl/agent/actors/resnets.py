@@ -62,7 +62,7 @@ class ImpalaCNN(nn.Module):
     block: type[nn.Module] = ResidualBlock
 
     def __init__(
-        self, space: gym.Space[Any], out_features: int = 256, generator: torch.Generator | None = None,
+        self, space: gym.Space[object], out_features: int = 256, generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         channels, height, width = image_shape(space, self.MIN_SIZE)

@@ -21,7 +21,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import global_draws
 from pytorchrl.errors import ConfigError, SpaceError
 
-Spaces = Mapping[str, gym.Space[Any]]
+Spaces = Mapping[str, gym.Space[object]]
 
 _IMAGE_EXTRACTORS: dict[str, type[CNN] | type[ImpalaCNN]] = {"cnn": CNN, "impala": ImpalaCNN, "fixup": FixupCNN}
 _EXTRACTORS = ("auto", "mlp", *_IMAGE_EXTRACTORS)
@@ -101,7 +101,7 @@ def check_extractor(name: str | Callable[..., Any], spaces: Spaces) -> None:
         image_shape(space, _IMAGE_EXTRACTORS[name].MIN_SIZE, leaf)
 
 
-def _warn_of_unlikely_image(leaf: str, space: gym.Space[Any]) -> None:
+def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
     # An image has two long axes, whatever their order.
     if _has_image_axes(space) and sorted(space.shape or ())[1] >= MIN_IMAGE_SIZE and not is_image(space):
         assert isinstance(space, gym.spaces.Box)
@@ -113,7 +113,7 @@ def _warn_of_unlikely_image(leaf: str, space: gym.Space[Any]) -> None:
             stacklevel=2)
 
 
-def _has_image_axes(space: gym.Space[Any]) -> bool:
+def _has_image_axes(space: gym.Space[object]) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) == 3
 
 
@@ -127,7 +127,7 @@ def _build_extractor(options: Any, generator: torch.Generator) -> nn.Module:
                 f"feature_extractor must give a torch module with a whole number out_features, got {module!r}")
         return module
 
-    def build(space: gym.Space[Any]) -> nn.Module:
+    def build(space: gym.Space[object]) -> nn.Module:
         if chosen == "auto" and is_image(space):
             return (CNN if min(space.shape[1:]) >= CNN.MIN_SIZE else ImpalaCNN)(space, generator=generator)  # type: ignore[index]
         if chosen in _IMAGE_EXTRACTORS and _has_image_axes(space):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pytorchrl.agent.actors.normalisers import discounted_sums
 from pytorchrl.agent.algorithms.optimizers import (
     OPTIMIZER_HELP,
     OPTIMIZERS,
@@ -25,22 +26,19 @@ from pytorchrl.agent.algorithms.optimizers import (
     check_optimizer,
     make_optimizer,
 )
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, RolloutData
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, RolloutData
 from pytorchrl.agent.env.spaces import LEAF_SPACES
 from pytorchrl.agent.fit import check_actor
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
-from pytorchrl.agent.storages.returns import discounted_sums
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, WeightsError
 from pytorchrl.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from pytorchrl.agent.storages.base import Storage
 
 
 class Algorithm(Part, Updatable, ABC):
@@ -82,7 +80,7 @@ class Algorithm(Part, Updatable, ABC):
     """The class of actor that the algorithm trains, including subclasses. Each class declares or inherits it."""
     actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Option of the actor -> values that the algorithm supports; errors suggest the first one. Other options may have any value."""
-    action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = LEAF_SPACES
+    action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the algorithm supports, as far as its class of actor supports them."""
     advantage_normalization: str = "none"
     loss_reduction: ClassVar[str] = "mean"
@@ -168,7 +166,7 @@ class Algorithm(Part, Updatable, ABC):
     # Learning
 
     @abstractmethod
-    def batches(self, storage: Storage) -> Iterator[Batch]:
+    def batches(self, storage: BatchStorage) -> Iterator[Batch]:
         """What it learns from once an item of data is in its storage: a batch for each update."""
 
     def prepare_batch(self, batch: Any) -> Any:

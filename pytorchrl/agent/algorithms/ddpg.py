@@ -51,7 +51,7 @@ class DDPG(ReplayAlgorithm):
 
     actor_class: ClassVar[type[nn.Module]] = OffPolicyActor
     actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ReplayAlgorithm.actor_options, "policy": ("deterministic",)}
-    action_spaces: ClassVar[tuple[type[gym.Space[Any]], ...]] = (gym.spaces.Box,)
+    action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Box,)
     target_groups: ClassVar[tuple[str, ...]] = ("q", "pi")
     actor: OffPolicyActor
 

@@ -23,7 +23,7 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.algorithms.compiled import CompiledGradient
 from pytorchrl.agent.algorithms.constants import Constants
 from pytorchrl.agent.contracts import check_evaluated, check_first_batch, check_terms, check_weights
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, DataKind, Evaluated, Obs, RolloutData
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, Evaluated, Obs, RolloutData
 from pytorchrl.agent.options import AgentOptions, Factory, option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError
@@ -31,8 +31,6 @@ from pytorchrl.tracebacks import brief_errors
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from pytorchrl.agent.storages.base import Storage
 
 _CHUNK_BYTES = 2**25
 """Observations, counted as float32, that go through the network at once when a rollout is finished."""
@@ -170,7 +168,7 @@ class OnPolicyAlgorithm(Algorithm):
 
     # Learning
 
-    def batches(self, storage: Storage) -> Iterator[Batch]:
+    def batches(self, storage: BatchStorage) -> Iterator[Batch]:
         """Every sample once an epoch."""
         batches = storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
         return batches if self.info_names else check_first_batch(storage, batches)

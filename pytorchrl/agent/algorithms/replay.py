@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,15 +18,12 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups
-from pytorchrl.agent.data import ActingStep, Arrays, DataKind, Obs, ReplayBatch, RolloutData
+from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import linear
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pytorchrl.agent.storages.base import Storage
 
 START = "random_actions"
 """Parameter that is above 0 while actions are drawn uniformly: it falls from 1 to 0 over the start steps."""
@@ -146,7 +143,7 @@ class ReplayAlgorithm(Algorithm):
 
     # Learning
 
-    def batches(self, storage: Storage) -> Iterator[ReplayBatch]:  # type: ignore[override] # its batches are transitions
+    def batches(self, storage: BatchStorage) -> Iterator[ReplayBatch]:  # type: ignore[override] # its batches are transitions
         """`num_updates` batches for each `update_every` transitions that were inserted since the first `start_steps`.
 
         So the ratio of updates to steps is the same whatever the size of rollouts.

@@ -103,23 +103,3 @@ def _errors(
     delta += gamma * np.where(terminated, 0.0, next_value)
     delta[~valid] = 0.0
     return delta, ~(terminated | truncated) & valid
-
-
-def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> np.ndarray:
-    """G_t = gamma * G_{t-1} + r_t, forwards in time and zeroed after each end; what reward normalisation measures.
-
-    Args:
-        rollout: T transitions of E environments.
-        gamma: Discount.
-        running: (E,) float64, G before the first row (zeros at the very start); moved on to the last row in place.
-
-    Returns:
-        (T, E) float64; rows that are not valid repeat what stands.
-    """
-    sums = np.empty(rollout.reward.shape, dtype=np.float64)
-    ended = (rollout.terminated | rollout.truncated).numpy()
-    for t, (reward, valid) in enumerate(zip(rollout.reward.numpy(), rollout.valid.numpy(), strict=True)):
-        np.copyto(running, gamma * running + reward, where=valid)
-        sums[t] = running
-        running[ended[t]] = 0.0
-    return sums

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pytorchrl.agent.data import DataKind
-from pytorchrl.agent.fit import given_kind, known_storages, names
+from pytorchrl.agent.fit import StorageDeclarations, given_kind, known_storages, names
 from pytorchrl.agent.options import Factory
-from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, Storage
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
 
@@ -25,7 +25,7 @@ def kind_of(factory: Factory[Any]) -> str | None:
     return _drawn(given_kind(factory), factory.cls)
 
 
-def _drawn(given: DataKind, storage: type[Storage]) -> str | None:
+def _drawn(given: DataKind, storage: type[StorageDeclarations]) -> str | None:
     return "batch" if storage.draws_rollouts else _DRAWN.get(given)
 
 

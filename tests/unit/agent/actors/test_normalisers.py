@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl.agent.actors.normalisers import RunningMoments, moments
+from pytorchrl.agent.actors.normalisers import RunningMoments, discounted_sums, moments
+from pytorchrl.agent.data import RolloutData
 
 
 def _samples(count, seed):
@@ -79,3 +80,17 @@ def test_booleans_are_normalised_as_0_and_1():
     running.merge(moments(flags))
     np.testing.assert_array_equal(running.normalise(flags).numpy(), running.normalise(flags.float()).numpy())
     assert running.normalise(flags).std(0, correction=0).tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_discounted_sums_go_on_over_rollouts_and_restart_after_ends():
+    ended = np.array([[False], [True], [False], [False]])
+    valid = np.array([[True], [True], [False], [True]])
+    rollout = RolloutData(
+        obs={}, done=torch.zeros(5, 1, dtype=torch.bool), rhs={}, mask=None, action=torch.zeros(4, 1, dtype=torch.int64),
+        reward=torch.tensor([[1.0], [1.0], [5.0], [2.0]]), terminated=torch.from_numpy(ended),
+        truncated=torch.zeros(4, 1, dtype=torch.bool), valid=torch.from_numpy(valid),
+        final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={})
+    running = np.array([10.0])
+    sums = discounted_sums(rollout, 0.5, running)
+    assert sums[:, 0].tolist() == [6.0, 4.0, 0.0, 2.0]
+    assert running.tolist() == [2.0]

@@ -16,10 +16,11 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
+from pytorchrl.agent.actors.normalisers import discounted_sums
 from pytorchrl.agent.data import ActingStep
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.env.restarts import RESTARTS, WINDOW, RememberingEnv, RestartingEnv, Restarts
-from pytorchrl.agent.storages.returns import discounted_sums, gae
+from pytorchrl.agent.storages.returns import gae
 from pytorchrl.agent.storages.rollout_rows import RolloutRows
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv, RaisingEnv
 from pytorchrl.errors import ConfigError, EnvError

@@ -8,7 +8,7 @@ import torch
 
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.moments import mean_and_std
-from pytorchrl.agent.storages.returns import discounted_sums, gae
+from pytorchrl.agent.storages.returns import gae
 
 NO_FINALS = (torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0))
 
@@ -85,16 +85,6 @@ def test_gae_at_time_limit_bootstraps_so_that_the_value_of_an_endless_task_is_ri
         _, ret = gae(rollout, torch.full((51, 1), value), torch.tensor([value]), 0.99, 0.95)
         value = float(ret.mean())
     assert value == pytest.approx(100.0, rel=1e-3)
-
-
-def test_discounted_sums_go_on_over_rollouts_and_restart_after_ends():
-    ended = np.array([[False], [True], [False], [False]])
-    valid = np.array([[True], [True], [False], [True]])
-    rollout = rollout_of([[1.0], [1.0], [5.0], [2.0]], ended, np.zeros_like(ended), valid)
-    running = np.array([10.0])
-    sums = discounted_sums(rollout, 0.5, running)
-    assert sums[:, 0].tolist() == [6.0, 4.0, 0.0, 2.0]
-    assert running.tolist() == [2.0]
 
 
 def test_mean_and_std_of_parts_equals_that_of_all():
