@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pytorchrl.errors import ConfigError
@@ -18,35 +20,48 @@ from pytorchrl.runtime.base import (
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Event, Journal, Part, WorkersPart
+from pytorchrl.runtime.ray_runtime import RayRuntime
+from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.runtime.threads import ThreadRuntime
 
-RUNTIMES = ("ray", "threads", "simulated")
+RUNTIMES: Mapping[str, type[Runtime]] = MappingProxyType(
+    {runtime.name: runtime for runtime in (RayRuntime, ThreadRuntime, SimulatedRuntime)})
+"""The runtimes by name."""
 
 __all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "Collective", "Event", "FaultPlan", "Future", "Handle",
-           "Journal", "Outcome", "Part", "Runtime", "ThreadRuntime", "WorkersPart", "is_default", "make_runtime"]
+           "Journal", "Outcome", "Part", "RayRuntime", "Runtime", "SimulatedRuntime", "ThreadRuntime", "WorkersPart", "is_default",
+           "make_runtime", "options_of_runtime"]
 
 
-def make_runtime(name: str, address: str | None = None, schedule_seed: int = 0,
-                 costs: Mapping[str, Any] | None = None, faults: FaultPlan | None = None, is_recording: bool = False,
-                 replay: Mapping[tuple[str, int], Part] | None = None, placement: str | None = None) -> Runtime:
-    """The runtime called `name`: "ray" (started at its first worker; imported only then), "threads" or "simulated".
+def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool = False,
+                 replay: Mapping[tuple[str, int], Part] | None = None) -> Runtime:
+    """Return the runtime that these options belong to. Ray is imported and started only when the first worker starts.
 
     Args:
-        name: One of `RUNTIMES`.
-        address: Of a Ray cluster.
-        schedule_seed: Of the simulated schedule.
-        costs: Virtual seconds by operation in the simulated runtime; see `Costs`.
-        faults: Failures to inject into workers.
-        is_recording: Whether workers note what depends on timing.
-        replay: Journals by worker and incarnation, to be repeated in the simulated runtime.
-        placement: Of Ray's workers; see `RayRuntime`.
+        options: `RayRuntime.Options`, `ThreadRuntime.Options`, `SimulatedRuntime.Options` or a subclass of one of them.
+        seed: Seed of the experiment, from which the draws of faults with a probability derive.
+        is_recording: Whether workers record what depends on timing.
+        replay: Worker and incarnation -> the journal to repeat, which only the simulated runtime can.
     """
-    if name == "threads":
-        return ThreadRuntime(faults, is_recording)
-    if name == "simulated":
-        from pytorchrl.runtime.simulated import SimulatedRuntime
-        return SimulatedRuntime(schedule_seed, costs, faults, is_recording, replay)
-    if name == "ray":
-        from pytorchrl.runtime.ray_runtime import RayRuntime
-        return RayRuntime(address, faults, is_recording, placement)
-    raise ConfigError(f"runtime must be one of {list(RUNTIMES)}, got {name!r}")
+    if isinstance(options, SimulatedRuntime.Options):
+        return SimulatedRuntime(options, seed=seed, is_recording=is_recording, replay=replay)
+    if replay is not None:
+        raise ConfigError(f"a record is replayed in the simulated runtime only, got {type(options).__qualname__}")
+    if isinstance(options, RayRuntime.Options):
+        return RayRuntime(options, seed=seed, is_recording=is_recording)
+    if isinstance(options, ThreadRuntime.Options):
+        return ThreadRuntime(options, seed=seed, is_recording=is_recording)
+    raise ConfigError(f"options must be those of one of the runtimes {list(RUNTIMES)}, got {options!r}")
+
+
+def options_of_runtime(name: str, settings: Mapping[str, Any]) -> Runtime.Options:
+    """Return the options of the runtime `name`, with the values that `settings` has for them.
+
+    Raises:
+        ConfigError: The name or a value is not allowed.
+    """
+    if name not in RUNTIMES:
+        raise ConfigError(f"runtime must be one of {list(RUNTIMES)}, got {name!r}")
+    options = RUNTIMES[name].Options()
+    return dataclasses.replace(options, **{
+        field.name: settings[field.name] for field in dataclasses.fields(options) if field.name in settings})

@@ -16,8 +16,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
 from pytorchrl.runtime.collective import Collective, GlooCollective
 from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Recording
@@ -84,15 +86,41 @@ class Handle(Generic[W]):
 
 
 class Runtime(ABC):
-    """Where workers run. Threads, queues, events and the clock default to those of this process."""
+    """Place where workers run. Threads, queues, events and the clock default to those of this process.
 
-    name: str
-    faults: FaultPlan | None = None
-    """Failures to inject into workers."""
-    is_recording = False
-    """Whether workers note what depends on timing."""
-    announce: Callable[[str], None] | None = None
-    """Called with a line of text at each event of a slow start: processes take seconds to minutes to start."""
+    Args:
+        options: Options of the runtime; None: their defaults.
+        seed: Seed of the experiment, from which the draws of faults with a probability derive.
+        is_recording: Whether workers record what depends on timing.
+
+    Attributes:
+        name: Name of the runtime, a key of `RUNTIMES`.
+        options: Options of the runtime.
+        faults: Failures to inject into workers; None: none.
+        is_recording: Whether workers record what depends on timing.
+        announce: Called with a line of text at each event of a slow start: processes take seconds to minutes to start.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of every runtime."""
+
+        faults: str | None = option(
+            None, help="Failures to inject, such as \"kill col.3 @ step 400; delay col.* 2s p=0.01\"; the syntax is that of `FaultPlan`.")
+
+        def __post_init__(self) -> None:
+            """Check that `faults` can be parsed."""
+            super().__post_init__()
+            if self.faults is not None:
+                FaultPlan(self.faults, 0)
+
+    name: ClassVar[str]
+
+    def __init__(self, options: Options | None = None, *, seed: int = 0, is_recording: bool = False) -> None:
+        self.options = type(self).Options() if options is None else options
+        self.faults = None if self.options.faults is None else FaultPlan(self.options.faults, seed)
+        self.is_recording = is_recording
+        self.announce: Callable[[str], None] | None = None
 
     @abstractmethod
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,

@@ -84,6 +84,11 @@ class FaultPlan:
         if not self.faults:
             raise ConfigError(f"faults is empty; {_HELP}; None injects nothing")
 
+    @property
+    def kills(self) -> bool:
+        """Whether any fault kills a worker."""
+        return any(fault.action == "kill" for fault in self.faults)
+
     def __reduce__(self) -> tuple[type[FaultPlan], tuple[str, int]]:
         return FaultPlan, (self.text, self._seed)
 

@@ -16,13 +16,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from pytorchrl.agent.options import option
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, W, is_default
-from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.machine import check_machine, this_machine
 from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.room import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
@@ -90,22 +92,31 @@ class _RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of the err
 
 
 class RayRuntime(Runtime):
-    """Workers are Ray actors.
+    """Ray actors as workers.
 
     Args:
-        address: Of a running cluster, an error if this process uses another one already; None uses an initialised Ray, else
-            that at `RAY_ADDRESS`, else starts a local one.
-        faults: Failures to inject.
-        is_recording: Whether workers note what depends on timing.
-        placement: None: every worker goes where Ray finds room, spread over the nodes; "colocate": each gradient worker
-            goes to one node with the workers that it starts, in a placement group of their own.
+        options: Options of the runtime; None: their defaults.
+        seed: Seed of the experiment, from which the draws of faults with a probability derive.
+        is_recording: Whether workers record what depends on timing.
     """
 
-    name = "ray"
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Runtime.Options):
+        """Options of Ray."""
 
-    def __init__(self, address: str | None = None, faults: FaultPlan | None = None, is_recording: bool = False,
-                 placement: str | None = None) -> None:
-        self._address, self.faults, self.is_recording, self._placement = address, faults, is_recording, placement
+        address: str | None = option(
+            None, help="Address of a Ray cluster, such as \"10.0.0.1:6379\". None: the cluster that this process uses already, else "
+            "the one at RAY_ADDRESS, else a local one, which the run starts.")
+        placement: str | None = option(
+            None, choices=(None, "colocate"), help="None: Ray spreads all workers over the nodes. \"colocate\": each remote gradient "
+            "worker runs on one node with its own collection workers and replay shards.")
+
+    name = "ray"
+    options: Options
+
+    def __init__(self, options: Options | None = None, *, seed: int = 0, is_recording: bool = False) -> None:
+        super().__init__(options, seed=seed, is_recording=is_recording)
+        self._seed = seed
         self._ray: Any = None
         self._host: Any = None
         self._reaper: subprocess.Popen[bytes] | None = None  # of the Ray that we started, if we did
@@ -115,9 +126,9 @@ class RayRuntime(Runtime):
         self._groups: dict[str, Any] = {}  # by name of the gradient worker: its replacement goes into the same one
         self._threads: ThreadRuntime | None = None
 
-    def __reduce__(self) -> tuple[type[RayRuntime], tuple[None, FaultPlan | None, bool, str | None]]:
-        """In another worker the runtime starts empty and joins that process's Ray."""
-        return RayRuntime, (None, self.faults, self.is_recording, self._placement)
+    def __reduce__(self) -> tuple[partial[RayRuntime], tuple[Options]]:
+        """Start empty in another process, where the runtime joins the Ray that runs there."""
+        return partial(RayRuntime, seed=self._seed, is_recording=self.is_recording), (replace(self.options, address=None),)
 
     def _connect(self) -> Any:
         if self._ray is not None:
@@ -142,7 +153,7 @@ class RayRuntime(Runtime):
         if ray.is_initialized():
             self._check_is_wanted(ray.get_runtime_context().gcs_address, ray.util.get_node_ip_address())
         else:
-            address = self._address or os.environ.get("RAY_ADDRESS")
+            address = self.options.address or os.environ.get("RAY_ADDRESS")
             if address in (None, "local"):
                 self._start_local(ray)
             else:
@@ -160,7 +171,7 @@ class RayRuntime(Runtime):
 
     def _check_is_wanted(self, running: str, own_ip: str) -> None:
         """Raise `RayConnectionError` if this process uses the cluster at `running` and was told to use another one."""
-        wanted = self._address
+        wanted = self.options.address
         if wanted not in (None, "auto", "local") and not wanted.startswith("ray://") and _place_of(wanted, own_ip) != _place_of(running, own_ip):
             raise RayConnectionError(
                 f"address={wanted!r}, but this process uses the Ray cluster at {running!r} already; call ray.shutdown() before the "
@@ -169,7 +180,7 @@ class RayRuntime(Runtime):
     def _starts_a_local_ray(self) -> bool:
         ray = sys.modules.get("ray")
         is_running = self._ray is not None or (ray is not None and ray.is_initialized())
-        return not is_running and (self._address or os.environ.get("RAY_ADDRESS")) in (None, "local")
+        return not is_running and (self.options.address or os.environ.get("RAY_ADDRESS")) in (None, "local")
 
     def _tell(self, text: str) -> None:
         logger.info("%s", text)
@@ -218,7 +229,7 @@ class RayRuntime(Runtime):
 
     def _group_of(self, name: str) -> Any:
         """How an actor is bound to a placement group; None if to none."""
-        if self._placement != "colocate":
+        if self.options.placement != "colocate":
             return None
         group = self._ray.util.get_current_placement_group()  # that of our GWorker, in its process
         if self._bundle and name.startswith("GWorker"):
@@ -309,7 +320,8 @@ class RayRuntime(Runtime):
     def in_process(self) -> Runtime:
         """Threads of this process; they need no Ray."""
         if self._threads is None:
-            self._threads = ThreadRuntime(self.faults, self.is_recording)
+            self._threads = ThreadRuntime(is_recording=self.is_recording)
+            self._threads.faults = self.faults
         return self._threads
 
     def own_gpus(self) -> list[int] | None:
@@ -365,7 +377,7 @@ class RayRuntime(Runtime):
         if any(fit.get(key, 0) < resources.get(key, 0) for (_, count, resources), fit in zip(requests, fitted, strict=True)
                for key in RAY_KEYS if count):
             logger.info("default resources shrunk to what the cluster has: %s", fitted)
-        if self._placement == "colocate":
+        if self.options.placement == "colocate":
             self._bundle = group_of(requests, fitted, nodes)
         return fitted
 
@@ -375,7 +387,7 @@ class RayRuntime(Runtime):
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
             count = sum(sharing_of(requests, key).values())
-            num_places = requests[0][1] if self._placement == "colocate" else max(1, count)
+            num_places = requests[0][1] if self.options.placement == "colocate" else max(1, count)
             share[key] = room_for(key, nodes, spare, num_places, max(1, count / num_places))
         if (sharing := sharing_of(requests, "num_gpus")) and not share["num_gpus"]:
             present, free = sum(node.get("GPU", 0.0) for node in nodes), max(0.0, spare.get("GPU", 0.0))

@@ -7,17 +7,18 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, RankLostError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, T, W
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.costs import DEFAULT_COSTS, Costs
-from pytorchrl.runtime.faults import FaultPlan
 from pytorchrl.runtime.journal import Journal, Part, Replaying
 from pytorchrl.runtime.schedule import Ended, Schedule, Signal, Task
 
@@ -160,26 +161,41 @@ class _Meeting:
 
 
 class SimulatedRuntime(Runtime):
-    """Everything in this process, one task at a time, on a virtual clock.
+    """Workers in this process, of which one at a time runs, on a virtual clock.
 
     Args:
-        seed: Of the schedule: breaks ties and draws costs.
-        costs: What operations take, in virtual seconds; see `Costs`.
-        faults: Failures to inject.
-        is_recording: Whether workers note what they would do otherwise under another schedule.
-        replay: Journals by worker and incarnation, whose run is to be repeated; then no operation takes time.
+        options: Options of the runtime; None: their defaults.
+        seed: Seed of the experiment, from which the draws of faults with a probability derive.
+        is_recording: Whether workers record what depends on the schedule.
+        replay: Worker and incarnation -> the journal to repeat; then no operation takes time.
 
     Attributes:
-        schedule: Who runs when; it also keeps the events, and their digest.
+        schedule: Decides which worker runs when; it also keeps the events and their digest.
     """
 
-    name = "simulated"
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Runtime.Options):
+        """Options of the simulation."""
 
-    def __init__(self, seed: int = 0, costs: Mapping[str, Any] | None = None, faults: FaultPlan | None = None,
-                 is_recording: bool = False, replay: Mapping[tuple[str, int], Part] | None = None) -> None:
-        self.faults, self.is_recording, self._replay = faults, is_recording, replay
-        self.schedule = Schedule(seed)
-        self._costs = Costs(costs if replay is None else dict.fromkeys(DEFAULT_COSTS, 0.0), seed)
+        schedule_seed: int = option(
+            0, low=0, high=2**63 - 1, help="Seed of the simulated schedule, which breaks ties between workers and draws `costs`.")
+        costs: Mapping[str, object] | None = option(
+            None, help="Virtual seconds that operations take, by operation; the forms are those of `Costs`. None: its defaults.")
+
+        def __post_init__(self) -> None:
+            """Check that `costs` names operations and distributions."""
+            super().__post_init__()
+            Costs(self.costs, 0)
+
+    name = "simulated"
+    options: Options
+
+    def __init__(self, options: Options | None = None, *, seed: int = 0, is_recording: bool = False,
+                 replay: Mapping[tuple[str, int], Part] | None = None) -> None:
+        super().__init__(options, seed=seed, is_recording=is_recording)
+        self._replay = replay
+        self.schedule = Schedule(self.options.schedule_seed)
+        self._costs = Costs(self.options.costs if replay is None else dict.fromkeys(DEFAULT_COSTS, 0.0), self.options.schedule_seed)
         self._actors: list[_Actor] = []
         self._threads: dict[threading.Thread, Task] = {}
         self._meetings: dict[tuple[int, int], _Meeting] = {}  # by port and generation

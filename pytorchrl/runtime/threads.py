@@ -7,9 +7,10 @@ import contextlib
 import queue
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pytorchrl.errors import WorkerDiedError, WorkerLostError
+from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, W
 from pytorchrl.runtime.faults import FaultPlan
 
@@ -68,17 +69,22 @@ def _settle(future: cf.Future[Any], result: Any = None, error: BaseException | N
 
 
 class ThreadRuntime(Runtime):
-    """Workers are threads of this process and share its memory: what crosses must be owned by its receiver.
+    """Threads of this process as workers, which share its memory: a receiver must own what it is sent."""
 
-    Args:
-        faults: Failures to inject; a thread cannot be killed, so `kill` is not among them.
-        is_recording: Whether workers note what depends on timing.
-    """
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Runtime.Options):
+        """Options of threads."""
+
+        def __post_init__(self) -> None:
+            """Refuse faults that kill a worker."""
+            super().__post_init__()
+            if self.faults is not None and FaultPlan(self.faults, 0).kills:
+                raise ConfigError("faults kill a worker, but a thread cannot be killed; give runtime='ray' or runtime='simulated'")
 
     name = "threads"
 
-    def __init__(self, faults: FaultPlan | None = None, is_recording: bool = False) -> None:
-        self.faults, self.is_recording = faults, is_recording
+    def __init__(self, options: Options | None = None, *, seed: int = 0, is_recording: bool = False) -> None:
+        super().__init__(options, seed=seed, is_recording=is_recording)
         self._actors: list[_ThreadActor] = []
         self._pending: dict[_ThreadActor, list[cf.Future[Any]]] = {}
 

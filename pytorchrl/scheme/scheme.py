@@ -26,7 +26,7 @@ from pytorchrl.errors import (
     WorkerDiedError,
     WorkerLostError,
 )
-from pytorchrl.runtime import DEFAULT_RESOURCES, FaultPlan, Future, Handle, Runtime, make_runtime
+from pytorchrl.runtime import DEFAULT_RESOURCES, Future, Handle, Runtime, make_runtime, options_of_runtime
 from pytorchrl.scheme.architectures import NamedSchemes
 from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL, SYNC, Communication, Execution
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
@@ -274,14 +274,12 @@ class Scheme(NamedSchemes):
             self._threads_before = torch.get_num_threads()
             torch.set_num_threads(self._options["num_threads"])
             options = self._options
-            faults = None if options["faults"] is None else FaultPlan(options["faults"], self.seed)
             self._check_target(target_steps)
             record = None if options["record"] is None else RecordWriter(
                 options["record"], self.settings, self._agent, target_steps)
             self._runtime = make_runtime(
-                self._runtime_name, address=options["address"], costs=options["costs"], faults=faults,
-                schedule_seed=options["schedule_seed"], is_recording=record is not None,
-                replay=None if self._replay is None else self._replay.parts, placement=options["placement"])
+                options_of_runtime(self._runtime_name, options), seed=self.seed, is_recording=record is not None,
+                replay=None if self._replay is None else self._replay.parts)
             self._runtime.announce = announce
             try:
                 self._worker = self._build(self._runtime, target_steps, record)

@@ -13,13 +13,14 @@ import pytorchrl
 PACKAGE = Path(pytorchrl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# What every layer may import.
-EVERYWHERE = ("errors", "terminal", "tracebacks")
+# What every layer may import. Every owner declares its options, so the module that declares options belongs to no layer.
+EVERYWHERE = ("errors", "terminal", "tracebacks", "options")
 # What each layer may import of the package: itself, what is written here, and what every layer may.
 ALLOWED = {
     "errors": set(),
     "terminal": set(),
     "tracebacks": set(),
+    "options": {"agent"},
     "agent": set(),
     "envs": {"agent"},
     "runtime": set(),
@@ -34,6 +35,8 @@ LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_direc
 
 
 def layer_of(module):
+    if module == "pytorchrl.agent.options":
+        return "options"
     name = [*module.split("."), ""][1]
     if name in LEARNER_LAYER:
         return "learner"

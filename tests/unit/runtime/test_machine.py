@@ -46,7 +46,7 @@ def no_ray(monkeypatch):
     monkeypatch.setattr(os, "environ", os.environ.copy())  # what a connection would set there
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("pytorchrl.runtime.ray_runtime.this_machine", lambda: ROOM_FOR_TEN)
-    monkeypatch.setattr(RayRuntime, "_starts_a_local_ray", lambda self: self._address is None)
+    monkeypatch.setattr(RayRuntime, "_starts_a_local_ray", lambda self: self.options.address is None)
 
 
 def on_policy_agent():

@@ -30,7 +30,7 @@ def test_ray_puts_in_no_handler_of_sigterm_while_it_starts():
 def on():
     """A function that makes a runtime on a cluster whose nodes have these resources, and all of it free unless said otherwise."""
     def make(*nodes, spare=None, placement=None):
-        runtime = RayRuntime(placement=placement)
+        runtime = RayRuntime(RayRuntime.Options(placement=placement))
         total = {key: sum(node.get(key, 0.0) for node in nodes) for key in {key for node in nodes for key in node}}
         runtime._ray = SimpleNamespace(
             nodes=lambda: [{"Alive": True, "Resources": node} for node in nodes] + [{"Alive": False, "Resources": {"CPU": 99.0}}],
@@ -200,7 +200,7 @@ class FakeGroup(SimpleNamespace):
 def with_groups():
     """A function that makes a runtime whose Ray only notes how actors and groups are made."""
     def make(inside=None, **options):
-        runtime = RayRuntime(**options)
+        runtime = RayRuntime(RayRuntime.Options(**options))
         made = []
 
         def placement_group(bundles, strategy):
@@ -251,7 +251,7 @@ def test_workers_below_go_into_the_group_of_their_parent(with_groups):
     runtime, _, actors = with_groups(inside=FakeGroup(number=7), placement="colocate")
     start(runtime, "GWorker 2/CWorker 1", num_cpus=1)
     assert actors[0]["scheduling_strategy"] == 7
-    assert pickle.loads(pickle.dumps(RayRuntime(placement="colocate")))._placement == "colocate"
+    assert pickle.loads(pickle.dumps(RayRuntime(RayRuntime.Options(placement="colocate")))).options.placement == "colocate"
 
 
 def test_without_placement_workers_are_spread_also_where_the_driver_is_in_a_group(with_groups):

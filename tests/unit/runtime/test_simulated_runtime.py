@@ -33,7 +33,7 @@ class Told:
 
 @pytest.fixture
 def runtime():
-    runtime = SimulatedRuntime(costs={"start": 1.0, "message": 0.1})
+    runtime = SimulatedRuntime(SimulatedRuntime.Options(costs={"start": 1.0, "message": 0.1}))
     yield runtime
     runtime.close()
 

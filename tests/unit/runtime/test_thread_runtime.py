@@ -7,7 +7,15 @@ import time
 import pytest
 
 from pytorchrl.errors import ConfigError, WorkerLostError
-from pytorchrl.runtime import DEFAULT_RESOURCES, Outcome, ThreadRuntime, make_runtime
+from pytorchrl.runtime import (
+    DEFAULT_RESOURCES,
+    RUNTIMES,
+    Outcome,
+    Runtime,
+    ThreadRuntime,
+    make_runtime,
+    options_of_runtime,
+)
 
 
 class Counter:
@@ -159,9 +167,41 @@ def test_threads_queues_events_and_the_clock_come_from_the_runtime(runtime):
 
 
 def test_make_runtime():
-    assert make_runtime("threads").name == "threads"
+    assert make_runtime(options_of_runtime("threads", {"num_threads": 3})).name == "threads"
     with pytest.raises(ConfigError, match=r"'ray', 'threads'.*got 'process'"):
-        make_runtime("process")
+        options_of_runtime("process", {})
+    with pytest.raises(ConfigError, match=r"'ray', 'threads'.*got Runtime\.Options\(faults=None\)"):
+        make_runtime(Runtime.Options())
+
+
+def test_a_runtime_has_the_options_that_it_was_made_with():
+    settings = {"schedule_seed": 3, "costs": {"step": 1.0}, "faults": "delay col.1 2s p=0.5", "address": "a:1", "placement": "colocate"}
+    for name, kind in RUNTIMES.items():
+        runtime = make_runtime(options_of_runtime(name, settings), seed=5, is_recording=True)
+        assert type(runtime) is kind
+        assert runtime.name == name
+        assert runtime.is_recording
+        assert runtime.faults.__reduce__()[1] == ("delay col.1 2s p=0.5", 5)
+        assert {field: getattr(runtime.options, field) for field in vars(runtime.options)} == {
+            field: settings[field] for field in vars(runtime.options)}
+    assert vars(options_of_runtime("ray", {})) == {"faults": None, "address": None, "placement": None}
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), [
+    ("threads", {"faults": "kill col.1"}, "a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
+    ("threads", {"faults": "stab col.1"}, "the action must be one of"), ("ray", {"faults": 3}, "faults must be a text or None, got 3"),
+    ("ray", {"placement": "spread"}, "placement must be one of .*'colocate'.*, got 'spread'"), ("ray", {"address": 1}, "address must be"),
+    ("simulated", {"costs": {"sleep": 1}}, "costs has 'sleep'"), ("simulated", {"costs": 3}, "costs must be"),
+    ("simulated", {"schedule_seed": -1}, "schedule_seed must be .*0"), ("simulated", {"schedule_seed": 2**63}, "schedule_seed must be"),
+])
+def test_wrong_options_are_refused_before_a_runtime_is_made(name, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        options_of_runtime(name, settings)
+
+
+def test_only_the_simulated_runtime_repeats_a_record():
+    with pytest.raises(ConfigError, match=r"replayed in the simulated runtime only, got ThreadRuntime\.Options"):
+        make_runtime(ThreadRuntime.Options(), replay={})
 
 
 def test_default_resources_cannot_be_changed():
@@ -178,6 +218,10 @@ def test_a_handle_says_its_name(runtime):
 def test_a_ray_runtime_crosses_processes_empty():
     from pytorchrl.runtime.ray_runtime import RayRuntime
 
-    again = pickle.loads(pickle.dumps(RayRuntime("somewhere:1")))
+    runtime = RayRuntime(RayRuntime.Options(address="somewhere:1", placement="colocate", faults="kill col.1"), seed=3, is_recording=True)
+    again = pickle.loads(pickle.dumps(runtime))
     assert type(again) is RayRuntime
-    assert again._address is None
+    assert again.options == RayRuntime.Options(placement="colocate", faults="kill col.1")
+    assert again.is_recording
+    assert again.faults.__reduce__() == runtime.faults.__reduce__()
+    assert again.in_process().faults is again.faults  # although a thread cannot be killed: that is for remote workers

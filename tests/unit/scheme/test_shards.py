@@ -11,7 +11,6 @@ import pytest
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.synthetic import SyntheticReplay, synthetic_agent
 from pytorchrl.errors import InjectedFault, LearnerStarvedError, StoppedError
-from pytorchrl.runtime import FaultPlan
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.transport.messages import Rollout
@@ -57,7 +56,7 @@ class Side:
     """Both sides of replay."""
 
     def __init__(self, num_shards, capacity, faults, costs, interval_s, num_workers, limit, policy, seed, **options):
-        self.runtime = SimulatedRuntime(seed, costs, None if faults is None else FaultPlan(faults, 0))
+        self.runtime = SimulatedRuntime(SimulatedRuntime.Options(schedule_seed=seed, costs=costs, faults=faults))
         algo, actor, storage, _ = synthetic_agent(SIZE, capacity=capacity)
         self.workers = RWorkerSet(num_shards, 0, algo_factory=algo, actor_factory=actor, storage_factory=storage,
                                   worker_resources={}, runtime=self.runtime)
