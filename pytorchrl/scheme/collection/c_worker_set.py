@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.options import Factory, option
+from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.runtime import DEFAULT_RESOURCES, Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, Communication, Execution, check_count
 from pytorchrl.scheme.base.worker_set import WorkerSet
@@ -15,6 +17,8 @@ from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.transport.encoder import DATA, Compression, Wanted
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.tracebacks import brief_errors
+
+INITIAL_PRIORITIES = ("max", "worker")
 
 
 class CWorkerSet(WorkerSet[CWorker]):
@@ -43,6 +47,37 @@ class CWorkerSet(WorkerSet[CWorker]):
     """
 
     kind = "collection workers"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of the collection workers of each gradient worker."""
+
+        num_col_workers: int = option(
+            1, low=1, help="Collection workers of each gradient worker; 1 collects in the gradient worker's process, 2 or more are remote.")
+        compress_data_to_send: bool | str = option(
+            False, help="Codec of rollouts: False, True (\"lz4\"), \"lz4\", \"zstd\", or \"auto\", which uses lz4 while that saves time.")
+        col_worker_resources: Mapping[str, float] = option(
+            default_factory=lambda: dict(DEFAULT_RESOURCES),
+            help="Ray resources of each remote collection worker. The default includes a share of a GPU only for workers that "
+            "compute on one, and shrinks to what is available.")
+        col_device: str | None = option(
+            None, help="Device of collection workers with an actor of their own: \"cpu\", \"cuda\" (the GPU that Ray assigned to the "
+            "worker) or \"cuda:N\"; None: the CPU.")
+        col_num_threads: int | None = option(
+            None, low=1, help="PyTorch threads of each collection worker in a process of its own; None: num_threads.")
+
+        def __post_init__(self) -> None:
+            """Refuse codecs that are unknown, not installed or lossy."""
+            super().__post_init__()
+            Compression.of(DATA, self.compress_data_to_send)
+
+    @dataclass(frozen=True, kw_only=True)
+    class ReplayOptions(Options):
+        """Options of collection workers that feed replay shards."""
+
+        initial_priority: str = option(
+            "max", choices=INITIAL_PRIORITIES, help="First priority of a transition in a storage with priorities: \"max\", the largest "
+            "so far, or \"worker\", its TD error under the weights that collected it.")
 
     def __init__(self, num_workers: int, index_parent: int, local_device: str | None = None, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: Factory[Any],

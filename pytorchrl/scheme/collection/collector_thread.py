@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
+from dataclasses import dataclass
 from typing import Any
 
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
 from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import Parking
@@ -76,6 +79,14 @@ class CollectorThread(threading.Thread):
         num_workers: Number of remote workers.
         num_sent_since_broadcast: Rollouts received since the last broadcast of weights.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options for waiting on collection."""
+
+        queue_timeout_s: float = option(
+            300.0, low=0.0, exclusive=True, help="Seconds that a learner waits for data before it raises an error, or reacts as "
+            "on_starved says.")
 
     def __init__(self, index_worker: int, local_worker: CWorker, remote_workers: list[Handle[CWorker]],  # noqa: PLR0913
                  col_fraction_workers: float = 1.0, col_communication: Communication | str = "synchronous",

@@ -6,12 +6,14 @@ import math
 import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from pytorchrl.errors import CollectionError, WorkerLostError
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
+from pytorchrl.errors import CollectionError, ConfigError, WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
@@ -275,6 +277,23 @@ class Barrier(_RemoteGather):
         timeout_s: How long a round may take.
     """
 
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of synchronous collection."""
+
+        col_fraction_workers: float = option(
+            1.0, low=0.0, high=1.0, exclusive=True, help="Share of the collection workers whose rollouts must be complete before a "
+            "synchronous round stops the others. It applies to the workers of one gradient worker, or to the gradient workers "
+            "themselves if they collect and average without a central worker.")
+        fraction_samples: float = option(
+            0.25, low=0.0, high=1.0, exclusive=True, help="Least share of its rollout that a stopped worker collects.")
+
+        def __post_init__(self) -> None:
+            """Refuse a share of rollouts that are never stopped."""
+            super().__post_init__()
+            if self.col_fraction_workers == 1.0:
+                self._refuse_changed(["fraction_samples"], "col_fraction_workers < 1, because no worker is stopped otherwise")
+
     def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, journal: Journal,
                  refresh: Callable[[int], object], *, fraction_workers: float, min_steps: int,
                  timeout_s: float = 300.0, **weights_options: Any) -> None:
@@ -361,6 +380,22 @@ class OnArrival(_RemoteGather):
         workers, runtime, supervisor, journal, refresh, weights_options: See `_RemoteGather`.
         col_in_flight: Requests that each worker always has.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of asynchronous collection."""
+
+        col_in_flight: int = option(2, low=1, help="Requests in flight to each asynchronous collection worker.")
+        broadcast_interval: int = option(
+            1, low=1, help="Updates after which an asynchronous collection worker receives new weights.")
+        max_weight_sync_delay: int | None = option(
+            None, low=1, help="Env steps of a collection worker after which it receives the newest weights; replaces broadcast_interval.")
+
+        def __post_init__(self) -> None:
+            """Refuse two rules for the same weights."""
+            super().__post_init__()
+            if self.max_weight_sync_delay is not None and self.broadcast_interval != 1:
+                raise ConfigError("max_weight_sync_delay replaces broadcast_interval; give one of them")
 
     def __init__(self, workers: Sequence[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, journal: Journal,
                  refresh: Callable[[int], object], *, col_in_flight: int, **weights_options: Any) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from pytorchrl.agent.data import Batch
 from pytorchrl.agent.multi.data import samples_by_policy
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
 from pytorchrl.errors import CallOrderError, NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker, check_count
@@ -23,7 +26,7 @@ from pytorchrl.scheme.gradients.worker_stats import Report, Vectors, not_finite,
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.shards import Shards
-from pytorchrl.scheme.supervision.bad_batches import BadBatches
+from pytorchrl.scheme.supervision.bad_batches import BadBatches, check_directory
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, Compression, Encoder, Wanted
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
@@ -70,6 +73,24 @@ class GWorker(Worker):
         encoder: Of gradients.
         replay_workers, shards: The RWorkerSet and what is on its way to and from it; None without a replay level.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of each gradient worker for the data of one gradient."""
+
+        train_batch_size: int | None = option(
+            None, low=1, help="Least number of steps of a train batch: whole rounds if collection is synchronous, whole rollouts if it "
+            "is asynchronous; None: one. Steps in which an environment is reset count. With replay workers, transitions or sequences "
+            "drawn for an update, None: the algorithm's mini_batch_size; for replay of whole rollouts, the least number of their steps "
+            "(`VTraceBuffer`) or sequences (`RolloutSequenceBuffer`).")
+        keep_bad_batches: str | os.PathLike[str] | None = option(
+            None, help="Directory for the first batches of each gradient worker whose loss or gradient is not finite; None keeps none.")
+
+        def __post_init__(self) -> None:
+            """Refuse a directory that cannot be made; keep its absolute path."""
+            super().__post_init__()
+            if self.keep_bad_batches is not None:
+                object.__setattr__(self, "keep_bad_batches", check_directory("keep_bad_batches", self.keep_bad_batches))
 
     def __init__(self, index_worker: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913, PLR0915 - the public signature
                  col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
 from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Communication, Execution, check_count, check_fraction
 from pytorchrl.scheme.base.worker_set import WorkerSet
@@ -37,6 +40,28 @@ class GWorkerSet(WorkerSet[GWorker]):
     """
 
     kind = "gradient workers"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of the gradient workers."""
+
+        num_grad_workers: int = option(
+            1, low=1, help="Gradient workers; 1 computes in the update worker's process, 2 or more are remote.")
+        grad_worker_resources: Mapping[str, float] = option(
+            default_factory=lambda: dict(DEFAULT_RESOURCES),
+            help="Ray resources of each remote gradient worker. The default includes a share of a GPU only for workers that "
+            "compute on one, and shrinks to what is available.")
+        grad_device: str | None = option(
+            None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (the GPU that Ray assigned to the worker) or \"cuda:N\"; "
+            "None: \"cuda\" if device is a GPU and the workers run on Ray, else device.")
+        compress_grads_to_send: bool | str = option(
+            False, help="Codec of gradients: False, True (\"lz4\"), \"lz4\", \"zstd\", the lossy \"fp16\", \"bf16\", \"int8\" and "
+            "\"topk\", \"auto\" (bf16 while that saves time) or \"auto:<name>\".")
+
+        def __post_init__(self) -> None:
+            """Refuse codecs that are unknown or not installed."""
+            super().__post_init__()
+            Compression.of(GRADS, self.compress_grads_to_send)
 
     def __init__(self, num_workers: int, index_parent: int, local_device: str | None,  # noqa: PLR0913
                  col_execution: Execution | str, col_communication: Communication | str,

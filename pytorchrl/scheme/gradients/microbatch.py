@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -17,9 +18,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorchrl.agent.data import map_tensors
 from pytorchrl.agent.multi.data import MultiBatch, samples_by_policy
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
+from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.base.options import PrefetchOptions
 from pytorchrl.terminal import get_logger
 
 REDUCTIONS = ("mean", "sum")
+NORM_OVER = ("batch", "microbatch")
 
 logger = get_logger(__name__)
 
@@ -37,6 +43,29 @@ class GradAccumulator:
         num_parts: Gradients added, those without a sample included.
         samples: Of several policies, policy -> valid samples behind what was added.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options for batches that are too large for one backward pass."""
+
+        microbatch_size: int | None = option(
+            None, low=1, help="Most env steps of one backward pass; a larger batch is differentiated in slices, with the same result. "
+            "With train_batch_size and synchronous collection, data are also collected in microbatches, and each is discarded "
+            "after its gradient if the algorithm uses it only once. None: no limit.")
+
+    @dataclass(frozen=True, kw_only=True)
+    class CollectOptions(Options, PrefetchOptions):
+        """Options for train batches that are also collected in microbatches."""
+
+        norm_over: str = option(
+            "batch", choices=NORM_OVER, help="Data over which an algorithm normalizes, e.g. advantages, if a train batch is collected in "
+            "microbatches: \"batch\" keeps the whole train batch in host memory, \"microbatch\" does not.")
+
+        def __post_init__(self) -> None:
+            """Refuse to collect more than one microbatch ahead."""
+            super().__post_init__()
+            if self.prefetch not in (None, 0, 1):
+                raise ConfigError(f"prefetch must be 0, 1 or None, got {self.prefetch!r}")
 
     def __init__(self, microbatch_size: int | None = None, reduction: str = "mean") -> None:
         if reduction not in REDUCTIONS:
