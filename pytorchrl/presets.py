@@ -1,4 +1,4 @@
-"""Settings that work out of the box, by algorithm and family of environments. Every option given wins over them."""
+"""Settings that work out of the box, by algorithm and suite of environments. Options that the user gives replace them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-import gymnasium as gym
-
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.schedules import linear
 from pytorchrl.envs import make_factory
+from pytorchrl.envs.suites import DEFAULT, suite_of
 
-# What atari_factory takes, so that the help shows it too.
+# The arguments of atari_factory, repeated so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
 
-# Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with the number of steps that a
-# first look wants. Learning rates fall to zero: the last policy is the one that is kept.
+# Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with a number of steps for a first run.
+# Learning rates end at zero because the last policy is the one that is saved.
 _CONTINUOUS: dict[str, dict[str, Any]] = {
     "classic": {"num_envs": 1, "num_steps": 1, "replay_size": 50_000, "gamma": 0.98, "start_steps": 1000, "update_every": 1,
                 "num_updates": 1, "mini_batch_size": 128, "hidden_sizes": (64, 64), "target_steps": 20_000},
@@ -59,7 +58,7 @@ _REPLAY_PRESETS |= {
         "num_envs": 1, "num_steps": 4, "update_every": 4, "num_updates": 1, "replay_size": 100_000, "start_steps": 20_000,
         "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000, **_ATARI},
 }
-_PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
+_presets: dict[tuple[str, str], Mapping[str, Any]] = {
     **_REPLAY_PRESETS,
     ("ppo", "classic"): {
         "num_envs": 8, "num_steps": 128, "num_epochs": 10, "num_mini_batch": 4, "lr": linear(1e-3, 0.0),
@@ -87,7 +86,7 @@ _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
         "normalize_reward": True, "target_steps": 2_000_000,
     },
     ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000, **_ATARI},
-    # An item is a rollout of one collector: on Atari the 500 steps of https://github.com/ray-project/rl-experiments.
+    # A train batch is a rollout of one collector: on Atari the 500 steps of https://github.com/ray-project/rl-experiments.
     ("impala", "classic"): {
         "num_envs": 8, "num_steps": 16, "lr": linear(2e-3, 0.0), "gamma": 0.98, "entropy_coef": 0.0,
         "target_steps": 200_000,
@@ -120,38 +119,48 @@ _PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = MappingProxyType({
         "num_envs": 8, "num_steps": 64, "num_epochs": 1, "num_mini_batch": 1, "lr": linear(5e-4, 0.0),
         "target_steps": 10_000_000, **_ATARI,
     },
-})
+}
 
 
-def family(env: str | Callable[..., Any]) -> str:
-    """The kind of environment that an id names: atari, mujoco, box2d, or classic for everything else."""
-    name = env if isinstance(env, str) else getattr(env, "id", "")
-    name = name.split(":")[-1]
-    if name.startswith("ALE/"):
-        return "atari"
-    spec = gym.registry.get(name)
-    entry_point = str(spec.entry_point) if spec is not None else ""
-    return next((suite for suite in ("mujoco", "box2d") if suite in entry_point), "classic")
+def register(algorithm: str, suite: str, options: Mapping[str, Any]) -> None:
+    """Register options that hold for an algorithm in a suite where the user gives no others; an earlier registration is replaced.
 
-
-def preset(algorithm: str, env: str | Callable[..., Any], options: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
-    """Flat options for this algorithm and environment; none where they do not go together, as their spaces then tell.
-
-    Nothing would come of some of them beside certain `options` of the user: those are left out.
+    Args:
+        algorithm: Name that the algorithm is registered under.
+        suite: Name of a suite: "classic", "box2d", "mujoco", "atari" or one of the user's own. The presets of "classic" also hold
+            for environments of no suite.
+        options: Options of `train`, by name.
     """
-    found = dict(_PRESETS.get((algorithm, family(env)), {}))
+    _presets[algorithm, suite] = MappingProxyType(dict(options))
+
+
+def registered() -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    """Return all presets, by names of algorithm and suite."""
+    return MappingProxyType(_presets)
+
+
+def preset(
+    algorithm: str, env: str | Callable[..., object], options: Mapping[str, object] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the preset for an algorithm and an environment, without options that would have no effect beside the user's `options`.
+
+    The preset is empty where none is registered.
+    """
+    suite = suite_of(env)
+    found = dict(_presets.get((algorithm, DEFAULT if suite is None else suite.name), {}))
     if options.get("epsilon_per_worker"):
         found = {name: value for name, value in found.items() if name not in ("initial_epsilon", "final_epsilon", "epsilon_steps")}
     if options.get("mini_batch_size") is not None:
         found.pop("num_mini_batch", None)
-    if options.get("kind") == "batch":  # a rollout is a sequence, so it is as long as one
+    if options.get("kind") == "batch":  # each rollout is replayed as one sequence, so it gets the length of one
         found |= {"num_steps": found["length"]} if "length" in found else {}
         found = {name: value for name, value in found.items() if name not in ("length", "burn_in", "period")}
     return found
 
 
-def environments(env: str | Callable[..., Any], options: Mapping[str, Any], num_test_envs: int) -> tuple[
-        EnvFactory, EnvFactory]:
-    """Factories for training and for evaluation; the environment is built once, to learn its spaces."""
+def environments(
+    env: str | Callable[..., object], options: Mapping[str, Any], num_test_envs: int,
+) -> tuple[EnvFactory, EnvFactory]:
+    """Return the factories for training and for evaluation. One environment is built to read its spaces."""
     train = make_factory(env, **options)
     return train, dataclasses.replace(train, options=dataclasses.replace(train.options, vec_env_size=num_test_envs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,43 +10,36 @@ from typing import Any
 
 import torch
 
-from pytorchrl import presets
+from pytorchrl import presets, recipes
+from pytorchrl.agent.algorithms import Algorithm
+from pytorchrl.agent.algorithms.registry import registration_of
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.options import build_options
-from pytorchrl.agent.schedules import Schedule, schedule_of
 from pytorchrl.agent.seeding import check_seed
-from pytorchrl.composition import Agent, OptionSpec, compose, option_specs
+from pytorchrl.composition import Agent, EnvSource, compose
 from pytorchrl.errors import CheckpointError, ConfigError, WeightsError
 from pytorchrl.learner import Learner
-from pytorchrl.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs, no_run
+from pytorchrl.run_directory import MODEL_NAME, RUN_FILE, is_directory_of_runs
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.tracebacks import brief_errors
 
-_CODE = "__code__"
-"""Key that marks an option in `run.json` as a class or a function; its value is `module:qualname`, or the `repr` of code without a name."""
-_ACTING = ("noise_std",)
-"""Options of algorithms that acting needs too; an agent can be loaded without other options that are code."""
 
-
-def make_learner(algorithm: str, env: str | Callable[..., Any], **options: Any) -> tuple[Learner, Agent]:
-    """A learner that has not started, and its agent; options as for `train`."""
-    agent, scheme_options, learner_options = compose(algorithm, env, options)
+def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Any) -> tuple[Learner, Agent]:
+    """Return a learner that has not started, and its agent; options as for `train`."""
+    registration = registration_of(algorithm)
+    agent, scheme_options, learner_options = compose(registration.algorithm, env, options)
     log_dir = build_options(Learner, learner_options).log_dir
     if log_dir is None and options.get("info_keywords"):
         raise ConfigError("info_keywords needs a log_dir, whose monitor files it adds to")
     scheme = _constructor(scheme_options.pop("preset", None))(
         agent.algorithm, agent.actor, agent.storage, agent.train_envs, agent.test_envs, **scheme_options)
-    # An option that is neither a plain value nor code, such as an open file, cannot be described in a file.
-    recorded = {name: _to_json(value) for name, value in {**presets.preset(algorithm, env, options), **options}.items()}
-    recipe = {}
-    if isinstance(env, str) and _is_plain(recorded):
-        recipe = {"algorithm": algorithm, "env": env, "options": recorded}
+    recipe = recipes.describe(registration, env, {**presets.preset(registration.name, env, options), **options})
     run_name = None
     if log_dir is not None and is_directory_of_runs(log_dir):
-        run_name = f"{algorithm}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
+        run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
     if learner.log_dir is not None:  # a numbered directory is known only now, after all options were accepted
         scheme.train_envs_factory = _monitored(agent.train_envs, learner.log_dir)
@@ -74,7 +66,7 @@ def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
 
 @brief_errors
 def train(
-    algorithm: str, env: str | Callable[..., Any], *, target_steps: int | None = None,
+    algorithm: str | type[Algorithm], env: EnvSource, *, target_steps: int | None = None,
     log_dir: str | os.PathLike[str] | None = None, **options: Any,
 ) -> TrainedAgent:
     """Train an agent and stop; the shortest way from nothing to a policy.
@@ -83,7 +75,8 @@ def train(
         print(agent.return_mean, agent.evaluate(100).return_mean)
 
     Args:
-        algorithm: Its name, e.g. "ppo".
+        algorithm: A name, such as "ppo"; a class of your own, registered with `@algorithm` or derived from a registered one; or its
+            "module:Class".
         env: A gymnasium id; a function that makes one environment; or the name of a module with `parallel_env` (PettingZoo),
             such as "mpe2.simple_spread_v3", whose environments have several agents.
         target_steps: Env steps of the whole experiment; None takes what the preset for this environment says.
@@ -111,18 +104,24 @@ def train(
 
 
 @brief_errors
-def load(run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME) -> TrainedAgent:
-    """The agent that a run of `train` (or `pytorchrl train`) with a `log_dir` has saved.
+def load(
+    run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME, algorithm: str | type[Algorithm] | None = None,
+) -> TrainedAgent:
+    """Return the agent that a run of `train` (or `pytorchrl train`) with a `log_dir` has saved.
 
     Args:
-        run_dir: That directory.
+        run_dir: Directory of the run.
         model: Name of the model in it, without `.pt`.
+        algorithm: Class of the algorithm, or "module:Class", which is imported. None: the algorithm that the run names, which is
+            one of this package, or one that this process has imported already; `load` itself imports no algorithm.
 
     Raises:
-        CheckpointError: There is no run, no such model, it cannot be read, or the run was composed in Python.
+        CheckpointError: There is no run or no such model, it cannot be read, or the run was composed in Python or with an
+            algorithm that is not imported.
+        ConfigError: `algorithm` is no algorithm.
     """
-    recipe, seed = _read_recipe(Path(run_dir))
-    agent, _, _ = compose(recipe["algorithm"], recipe["env"], recipe["options"])
+    recipe = recipes.read(Path(run_dir), algorithm)
+    agent, _, _ = compose(recipe.algorithm, recipe.env, recipe.options)
     path = Path(run_dir) / f"{model}.pt"
     actor = agent.actor(device="cpu", seed=0)
     state = read_model(path)
@@ -130,7 +129,7 @@ def load(run_dir: str | os.PathLike[str], *, model: str = MODEL_NAME) -> Trained
         agent.algorithm(device="cpu", actor=actor, seed=0).load_acting_state(state)
     except WeightsError as error:
         raise CheckpointError(f"{str(path)!r} is of another agent than {RUN_FILE} describes: {error}") from error
-    return TrainedAgent(agent=agent, acting_state=state, seed=seed, log_dir=Path(run_dir))
+    return TrainedAgent(agent=agent, acting_state=state, seed=recipe.seed, log_dir=Path(run_dir))
 
 
 def read_model(path: Path) -> dict[str, torch.Tensor]:
@@ -149,68 +148,6 @@ def read_model(path: Path) -> dict[str, torch.Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise CheckpointError(f"{str(path)!r} holds no acting state; only files of save_model can be loaded")
     return state
-
-
-def _read_recipe(run_dir: Path) -> tuple[dict[str, Any], int]:
-    path = run_dir / RUN_FILE
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-        recipe, seed = run["recipe"], check_seed(run["seed"])
-    except FileNotFoundError:
-        raise CheckpointError(no_run(run_dir, RUN_FILE)) from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{str(path)!r} does not describe a run: {error!r}") from error
-    if not recipe:
-        raise CheckpointError(
-            f"the run in {str(run_dir)!r} was composed in Python and cannot be built from its files; "
-            "build the same actor with checkpoint=<its model.pt>")
-    try:
-        specs = option_specs(recipe["algorithm"])
-        code = {name: value for name, value in recipe["options"].items() if _has_code(value)}
-        if needed := [name for name in code if name not in specs or specs[name].part != "algorithm" or name in _ACTING]:
-            raise CheckpointError(
-                f"the run in {str(run_dir)!r} was composed in Python with code that load does not import: "
-                f"{', '.join(f'{name}={json.dumps(code[name])}' for name in needed)}; build the same actor with checkpoint=<its model.pt>")
-        options = {name: _from_json(specs, name, value) for name, value in recipe["options"].items() if name not in code}
-        return {"algorithm": recipe["algorithm"], "env": str(recipe["env"]), "options": options}, seed
-    except (KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise CheckpointError(f"{str(path)!r} does not describe an agent of this version: {error}") from error
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _to_json(value: Any) -> Any:
-    """An option as JSON holds it; `_from_json` is its inverse."""
-    if isinstance(value, Schedule):
-        return {"schedule": value.parts()}
-    if isinstance(value, (tuple, list)):
-        return [_to_json(item) for item in value]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if not callable(value):
-        return value
-    # Instances, such as those of functools.partial, have no name, and methods of built-in types no module.
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    return {_CODE: f"{module}:{name}" if module and name else repr(value)}
-
-
-def _has_code(value: Any) -> bool:
-    """Return whether an option in `run.json`, or one of its items, is the name of code."""
-    return any(map(_has_code, value)) if isinstance(value, list) else isinstance(value, dict) and set(value) == {_CODE}
-
-
-def _from_json(specs: Mapping[str, OptionSpec], name: str, value: Any) -> Any:
-    if name not in specs:
-        raise ConfigError(f"it has the option {name!r}, which is not known")
-    if isinstance(value, dict) and set(value) == {"schedule"}:
-        return schedule_of(value["schedule"])
-    return tuple(value) if isinstance(value, list) else value
 
 
 class TrainedAgent:

@@ -19,11 +19,12 @@ from sphinx.application import Sphinx
 import pytorchrl
 from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, OF_OTHER_LIBRARIES, Here
 from pytorchrl.cli.values import form_of, parser_for
-from pytorchrl.composition import OptionSpec, documented_arguments, option_specs
+from pytorchrl.composition import OptionSpec, option_specs
+from pytorchrl.scheme_options import GROUPS, documented_arguments
 
 _PARTS = {
-    "learner": "Run", "scheme": "Scheme", "algorithm": "Algorithm", "storage": "Storage", "actor": "Actor",
-    "environments": "Environments",
+    "learner": "Run", "algorithm": "Algorithm", "storage": "Storage", "actor": "Actor", "environments": "Environments",
+    **{group: f"Scheme, {title}" for group, title in GROUPS.items()},
 }
 
 
@@ -54,7 +55,7 @@ class FlagTable(Directive):
         specs = [spec for spec in option_specs(self.arguments[0]).values() if parser_for(spec.hint) is not None]
         found: list[nodes.Node] = []
         for part, title in _PARTS.items():
-            rows = [_flag_row(spec) for spec in specs if spec.part == part]
+            rows = [_flag_row(spec) for spec in specs if spec.group == part]
             found += [nodes.rubric(text=title), _table(("Flag", "Value", "Meaning"), (25, 25, 50), rows)]
         return found
 

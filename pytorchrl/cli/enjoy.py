@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser
+from pytorchrl.cli.train import make_importable
 from pytorchrl.reporting import by_policy, to_json
 from pytorchrl.run_directory import MODEL_NAME
 from pytorchrl.training import load
@@ -17,7 +18,9 @@ from pytorchrl.video import record_video
 def run(arguments: Sequence[str]) -> int:
     """Play; returns the exit code."""
     given = _parse(arguments)
-    agent = load(given.run_dir, model=given.model)
+    if given.algorithm is not None:
+        make_importable()
+    agent = load(given.run_dir, model=given.model, algorithm=given.algorithm)
     if given.video is not None:
         evaluation = record_video(agent, given.video, num_episodes=given.episodes, seed=given.seed,
                                   deterministic=not given.stochastic)
@@ -56,6 +59,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=_seed, metavar="INT", help="of environments and actions [that of the run]")
     parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
     parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"which model of the run [{MODEL_NAME}]")
+    parser.add_argument("--algorithm", metavar="MODULE:CLASS", help="the class of a run of your own algorithm, which is then imported")
     parser.add_argument("--video", metavar="DIR", help="also write a film of every episode there (extra `video`)")
     parser.add_argument("--json", action="store_true", help="print one JSON line, the last")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pytorchrl.agent.names import Known, suggestion
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.cli.values import form_of, parser_for
+from pytorchrl.scheme_options import GROUPS
 from pytorchrl.terminal import printable
 
 if TYPE_CHECKING:
     from pytorchrl.composition import OptionSpec
 
 _TITLES = {
-    "learner": "run", "scheme": "scheme: where each operation runs, and who waits for whom",
-    "algorithm": "algorithm", "storage": "storage", "actor": "actor", "environments": "environments",
+    "learner": "run", "algorithm": "algorithm", "storage": "storage", "actor": "actor", "environments": "environments", **GROUPS,
 }
 
 
@@ -80,7 +80,7 @@ def add_option_flags(parser: argparse.ArgumentParser, specs: Mapping[str, Option
         parse = parser_for(spec.hint)
         if parse is None:
             continue
-        flag, group = flag_of(name), groups[spec.part]
+        flag, group = flag_of(name), groups[spec.group]
         text = f"{spec.help.rstrip('.')} [{_shown(preset.get(name, spec.default))}]".replace("%", "%%")
         metavar = "|".join(map(_shown, spec.choices)) if spec.choices is not None else form_of(spec.hint)
         given: dict[str, Any] = {"dest": name, "type": parse, "default": argparse.SUPPRESS, "help": text,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from pytorchrl.agent.algorithms.registry import is_reference, registered, registration_of
 from pytorchrl.agent.schedules import FORMS
 from pytorchrl.cli.output import show
 from pytorchrl.cli.parsing import Parser, add_option_flags
-from pytorchrl.composition import ALGORITHMS, known_names, option_specs
+from pytorchrl.composition import known_names, option_specs
 from pytorchrl.errors import EnvError, StartError
 from pytorchrl.learner import Learner
 from pytorchrl.presets import preset
@@ -21,6 +23,7 @@ from pytorchrl.training import make_learner, named_settings
 
 # Not options: what a command itself does.
 _OWN = ("algorithm", "env", "json", "debug")
+_WITHOUT_VALUE = ("--json", "--debug", "--help")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -92,18 +95,22 @@ def _show(learner: Learner, *, as_json: bool) -> None:
 
 def parse(command: str, verb: str, arguments: Sequence[str],
           add_flags: Callable[[Parser], None] = lambda parser: None) -> argparse.Namespace:
-    """The flags of a command that trains; it may add its own."""
-    usage = f"pytorchrl {command} {{{','.join(ALGORITHMS)}}} --env ID [flags]"
-    algorithm = next((word for word in arguments if word in ALGORITHMS), None)
+    """Return the flags of a command that trains; `add_flags` adds the command's own."""
+    names = list(registered())
+    usage = f"pytorchrl {command} {{{','.join(names)},MODULE:CLASS}} --env ID [flags]"
+    algorithm = _algorithm_in(arguments)
     if algorithm is None:
         if not arguments or "-h" in arguments or "--help" in arguments:
-            show(f"usage: {usage}", "", f"Flags differ a little: `pytorchrl {command} ppo --help`.")
+            show(f"usage: {usage}", "", f"Flags differ a little: `pytorchrl {command} ppo --help`.",
+                 "MODULE:CLASS is an algorithm of your own, such as my_algorithm:MyAlgorithm for a class in my_algorithm.py.")
             raise SystemExit(0 if arguments else 2)
         parser = Parser(prog=f"pytorchrl {command}", usage=usage)
         word = arguments[0] if not arguments[0].startswith("-") else ""
-        near = difflib.get_close_matches(word.lower(), ALGORITHMS, n=1)
-        parser.error(f"the algorithm must be one of {', '.join(ALGORITHMS)}" + (f", got {word!r}" if word else "")
+        near = difflib.get_close_matches(word.lower(), names, n=1)
+        parser.error(f"the algorithm must be one of {', '.join(names)} or MODULE:CLASS" + (f", got {word!r}" if word else "")
                      + (f"; did you mean {near[0]!r}?" if near else ""))
+    if is_reference(algorithm):
+        make_importable()
     parser = _parser(command, verb, algorithm, _given(arguments, "--env"), _given(arguments, "--preset"))
     add_flags(parser)
     # The algorithm goes first, so that a flag with several values cannot consume it.
@@ -112,8 +119,23 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     return parser.parse([algorithm, *others])
 
 
+def make_importable() -> None:
+    """Let modules in the current directory be imported, as `python -m` does, because the user has named one."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())
+
+
+def _algorithm_in(arguments: Sequence[str]) -> str | None:
+    """Return the word that names the algorithm; None if there is none."""
+    # The value of a flag may look like an algorithm: `--preset impala`, `--env my_envs:Maze`.
+    free = [word for before, word in zip(["", *arguments], arguments, strict=False)
+            if not before.startswith("--") or "=" in before or before.startswith("--no-") or before in _WITHOUT_VALUE]
+    return next((word for word in free if word in registered() or is_reference(word)),
+                next((word for word in arguments if word in registered()), None))
+
+
 def _given(arguments: Sequence[str], flag: str) -> str:
-    """The value of a flag, as far as it is needed to show the right defaults."""
+    """Return the value of a flag, which decides the defaults that the help shows; "" if it is not given."""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word == flag:
             return following
@@ -123,16 +145,17 @@ def _given(arguments: Sequence[str], flag: str) -> str:
 
 
 def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str) -> Parser:
+    registration = registration_of(algorithm)
     parser = Parser(
         prog=f"pytorchrl {command} {algorithm}", usage=f"pytorchrl {command} {algorithm} --env ID [flags]",
-        description=f"{verb} {algorithm.upper()}. Defaults for this environment are in brackets. "
+        description=f"{verb} {registration.algorithm.__name__}. Defaults for this environment are in brackets. "
                     f"A SCHEDULE is {FORMS}.",
         epilog="Exit codes: 0 done as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
         known=known_names(algorithm))
     parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)
-    parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; of several agents the module of a "
-                        "PettingZoo environment, e.g. mpe2.simple_spread_v3")
+    parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; for several agents the "
+                        "module of a PettingZoo environment, e.g. mpe2.simple_spread_v3")
     parser.add_argument("--json", action="store_true", help="print the run's figures as one JSON line, the last")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(algorithm, env)})
+    add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(registration.name, env)})
     return parser

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from pytorchrl.envs.classic import classic_factory
     from pytorchrl.envs.lookup import make_factory
     from pytorchrl.envs.mujoco import mujoco_factory
+    from pytorchrl.envs.suites import suite
 
-__all__ = ["atari_factory", "box2d_factory", "classic_factory", "make_factory", "mujoco_factory"]
+__all__ = ["atari_factory", "box2d_factory", "classic_factory", "make_factory", "mujoco_factory", "suite"]
 
 _HOMES = {"atari_factory": "atari", "box2d_factory": "box2d", "classic_factory": "classic", "make_factory": "lookup",
-          "mujoco_factory": "mujoco"}
+          "mujoco_factory": "mujoco", "suite": "suites"}
 
 
 def __getattr__(name: str) -> Any:

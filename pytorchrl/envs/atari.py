@@ -11,11 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
+from pytorchrl.envs.suites import suite
 
 _STICKY_PROBABILITY = 0.25  # Machado et al. 2018, section 5
 _NOOP_MAX = 30
 
 
+@suite("atari", has=lambda env_id: env_id.startswith("ALE/"))
 def atari_factory(
     env_id: str,
     vec_env_size: int = 8,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
+from pytorchrl.envs.suites import is_made_by, suite
 
 
+@suite("box2d", has=is_made_by("box2d"))
 def box2d_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
     """Environments of the Box2D suite.
 

@@ -11,7 +11,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.env import MultiAgentVecEnv
-from pytorchrl.envs.atari import atari_factory
+from pytorchrl.envs import atari, box2d, mujoco  # noqa: F401 - importing a suite registers it
+from pytorchrl.envs.suites import suite_of
 from pytorchrl.errors import ConfigError
 
 
@@ -29,15 +30,16 @@ def make_factory(env_id: Any, vec_env_size: int = 8, *, policy_of: Any = None, *
     Raises:
         ConfigError: An unknown id (names the nearest), a wrong option, or a missing package (names the extra).
     """
-    if isinstance(env_id, str) and names_module(env_id):
+    found = suite_of(env_id)
+    if isinstance(env_id, str) and found is None and names_module(env_id):
         return _of_several_agents(env_id, vec_env_size, policy_of, options)
     name = env_id.id if isinstance(env_id, EnvSpec) else env_id
     if isinstance(name, str):
         if policy_of is not None:
             raise ConfigError(f"policy_of must be left out for {name!r}, whose environments have one agent, got {policy_of!r}; those of "
                               "several are named by a module, such as 'mpe2.simple_spread_v3'")
-        if name.split(":")[-1].startswith("ALE/"):
-            return atari_factory(env_id, vec_env_size, **options)
+        if found is not None:
+            return found.make_factory(env_id, vec_env_size, **options)
     if policy_of is not None:
         return _of_several_agents(env_id, vec_env_size, policy_of, options)
     return VecEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)

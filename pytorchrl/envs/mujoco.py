@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
+from pytorchrl.envs.suites import is_made_by, suite
 
 
+@suite("mujoco", has=is_made_by("mujoco"))
 def mujoco_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
     """Environments of the MuJoCo suite.
 

@@ -9,11 +9,12 @@ from pytorchrl.agent.algorithms.impala import IMPALA
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.ppo import PPO
 from pytorchrl.agent.algorithms.r2d2 import R2D2
+from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.algorithms.sac import SAC
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 
 __all__ = [
     "A2C", "APPO", "DDPG", "DQN", "IMPALA", "PPO", "R2D2", "SAC", "TD3", "Algorithm", "OnPolicyAlgorithm",
-    "ReplayAlgorithm", "VTraceAlgorithm", "ladder_epsilon",
+    "ReplayAlgorithm", "VTraceAlgorithm", "algorithm", "ladder_epsilon",
 ]

@@ -11,11 +11,14 @@ from torch.optim import Optimizer
 
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZER_HELP, OPTIMIZERS
+from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.data import Batch, Evaluated
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
+from pytorchrl.agent.storages import GAEBuffer
 
 
+@algorithm("a2c", storage=GAEBuffer)
 class A2C(OnPolicyAlgorithm):
     """Policy gradient with a value baseline; one optimiser over the whole actor.
 

@@ -16,14 +16,17 @@ from torch import Tensor
 from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms.base import copy_tensors
 from pytorchrl.agent.algorithms.ppo import PPO
+from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.agent.data import Batch, Evaluated, Obs
 from pytorchrl.agent.options import option
+from pytorchrl.agent.storages import VTraceBuffer
 from pytorchrl.errors import ConfigError, WeightsError
 
 _SLOW_INTERVAL, _IS_CLIP, _KL_TARGET = 2, 2.0, 0.01
 
 
+@algorithm("appo", storage=VTraceBuffer)
 class APPO(VTraceAlgorithm, PPO):
     """PPO's loss with the advantages A and targets v of a `VTraceBuffer`, plus kl_coef * KL.
 

@@ -12,14 +12,17 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
 from pytorchrl.agent.algorithms.noise import NOISES, OrnsteinUhlenbeck
+from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs, ReplayBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 
 _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
 
 
+@algorithm("ddpg", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class DDPG(ReplayAlgorithm):
     """Learns Q of the policy's own actions, and moves the policy up Q.
 
@@ -104,6 +107,7 @@ class DDPG(ReplayAlgorithm):
         self._drift.state = state["noise"].to(self.device, copy=True)
 
 
+@algorithm("td3", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class TD3(DDPG):
     """DDPG with a smaller overestimation: two critics, delayed policy, and noise on the target's actions.
 

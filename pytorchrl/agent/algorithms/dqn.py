@@ -11,11 +11,13 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.q_actor import QActor, best_action
+from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.contracts import check_per_sample
 from pytorchrl.agent.data import Obs, ReplayBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule, as_schedule, linear
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.agent.updatable import refuse_function
 from pytorchrl.errors import ConfigError
 
@@ -33,6 +35,7 @@ def ladder_epsilon(index: int, num_collectors: int) -> float:
     return float(0.4 ** (1 + 7 * index / max(1, num_collectors - 1)))
 
 
+@algorithm("dqn", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class DQN(ReplayAlgorithm):
     """Learns Q of the best actions, and acts by it, at random with probability epsilon.
 

@@ -9,12 +9,15 @@ from torch.optim import Optimizer
 
 from pytorchrl.agent.algorithms.a2c import A2C
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZER_HELP, OPTIMIZERS
+from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
+from pytorchrl.agent.storages import VTraceBuffer
 from pytorchrl.errors import ConfigError
 
 
+@algorithm("impala", storage=VTraceBuffer)
 class IMPALA(VTraceAlgorithm, A2C):
     """A2C's loss with the advantages A and targets v of a `VTraceBuffer`.
 

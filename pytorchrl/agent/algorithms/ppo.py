@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
+from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.data import Batch, Evaluated
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
+from pytorchrl.agent.storages import GAEBuffer
 from pytorchrl.errors import ConfigError
 
 _KL_TOLERANCE = 1.5
 """An epoch's remaining batches are left out once KL exceeds this multiple of `target_kl`."""
 
 
+@algorithm("ppo", storage=GAEBuffer)
 class PPO(OnPolicyAlgorithm):
     """Clipped surrogate objective with a value loss and an entropy bonus.
 

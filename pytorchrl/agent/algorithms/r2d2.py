@@ -15,10 +15,12 @@ from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.q_actor import best_action
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet
 from pytorchrl.agent.algorithms.dqn import DQN
+from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import START
 from pytorchrl.agent.data import ActingStep, Arrays, DataKind, Obs, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
+from pytorchrl.agent.storages import RolloutSequenceBuffer, SequenceBuffer
 
 RESCALING_EPS = 1e-3
 """Of value rescaling: Kapturowski et al. 2019, section 2.3."""
@@ -40,6 +42,7 @@ def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
     return y * (y.abs() + 2)
 
 
+@algorithm("r2d2", storage=SequenceBuffer, rollout_storage=RolloutSequenceBuffer)
 class R2D2(DQN):
     """DQN with memory, from sequences that begin with the memory's state as it was stored when acting.
 

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_scores
+from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
 from pytorchrl.agent.data import Obs, ReplayBatch
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.schedules import Schedule
+from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.errors import ConfigError
 
 
+@algorithm("sac", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class SAC(ReplayAlgorithm):
     """Learns Q of a policy that is paid for its entropy, and moves the policy up both.
 

@@ -40,7 +40,7 @@ def test_help_of_everything(capsys):
 
 def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
     _, out, _ = run(capsys, *TRAIN, "--help")
-    for text in ("scheme: where each operation runs", "algorithm:", "storage:", "actor:", "environments:",
+    for text in ("collection: workers that step environments", "runtime: processes", "algorithm:", "storage:", "actor:", "environments:",
                  "--num-col-workers INT", "--optimizer adam|adamw|sgd", "--clip-param NUMBER|SCHEDULE",
                  "--col-communication synchronous|asynchronous", "--hidden-sizes INT,..."):
         assert text in out
@@ -56,7 +56,7 @@ def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
 @pytest.mark.parametrize(("arguments", "message"), [
     (["trian"], "did you mean 'train'"),
     (["train"], "usage"),
-    (["train", "--env", "CartPole-v1"], "algorithm must be one of ppo, a2c, impala, appo"),
+    (["train", "--env", "CartPole-v1"], "algorithm must be one of a2c, appo, ddpg, dqn, impala, ppo, r2d2, sac, td3 or MODULE:CLASS"),
     (["train", "pppo", "--env", "CartPole-v1"], "got 'pppo'"),
     (["train", "PPO", "--env", "CartPole-v1"], "got 'PPO'; did you mean 'ppo'?"),
     (["train", "ppo"], "--env"),

@@ -26,7 +26,8 @@ from pytorchrl import (
 from pytorchrl.agent.names import checked_names, options_of, suggestion
 from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, OF_OTHER_LIBRARIES
 from pytorchrl.cli import main
-from pytorchrl.composition import ALGORITHMS, known_names, option_specs
+from pytorchrl.agent.algorithms.registry import registered
+from pytorchrl.composition import known_names, option_specs
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.architectures import PRESETS
 
@@ -35,7 +36,7 @@ PART_NAMES = ("PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "R2D2
 PARTS = [getattr(pytorchrl, name) for name in PART_NAMES]
 SCHEME_OPTIONS = set(inspect.signature(Scheme).parameters)
 PLACES = ({place for part in PARTS for place in options_of(part).values()} | {("scheme", name) for name in SCHEME_OPTIONS}
-          | {place for algorithm in ALGORITHMS for place in known_names(algorithm).values()})
+          | {place for algorithm in registered() for place in known_names(algorithm).values()})
 # The names that the optimisers of the reference documents give their options, where they are not ours.
 DOCUMENTS = {
     "grads_per_step": "updates_per_step", "buffer_size": "size", "num_replay_buffer_shards": "num_replay_workers",
@@ -66,8 +67,8 @@ def test_every_meaning_is_an_option_of_some_part_or_says_what_to_do(name):
 
 
 def test_notes_name_options_that_there_are():
-    values = {choice for algorithm in ALGORITHMS for spec in option_specs(algorithm).values() for choice in spec.choices or ()}
-    names = {name for _, name in PLACES} | {name for algorithm in ALGORITHMS for name in option_specs(algorithm)} | values
+    values = {choice for algorithm in registered() for spec in option_specs(algorithm).values() for choice in spec.choices or ()}
+    names = {name for _, name in PLACES} | {name for algorithm in registered() for name in option_specs(algorithm)} | values
     for name, meanings in ELSEWHERE.items():
         for word in re.findall("`([^`]+)`", " ".join(here.note for here in meanings)):
             assert word in names | set(pytorchrl.__all__) or word.startswith("pytorchrl "), name
@@ -175,10 +176,10 @@ def test_all_unknown_names_are_reported_at_once(agent):
     (lambda agent: Learner(None), "Learner needs target_steps"),
     (lambda agent: PPO.create_factory(n_steps=1),
      "PPO has no option 'n_steps'; here that is 'size' of the storage of rollouts (steps of each environment)"),
-    (lambda agent: train("PPO", "CartPole-v1"), "algorithm must be one of ['ppo', 'a2c', 'impala', 'appo', 'dqn', 'ddpg', 'td3', 'sac', 'r2d2'], "
-     "got 'PPO'; did you mean 'ppo'?"),
-    (lambda agent: train(PPO, "CartPole-v1"), "algorithm must be one of ['ppo', 'a2c', 'impala', 'appo', 'dqn', 'ddpg', 'td3', 'sac', 'r2d2'], "
-     "got <class 'pytorchrl.agent.algorithms.ppo.PPO'>; did you mean 'ppo'?"),
+    (lambda agent: train("PPO", "CartPole-v1"), "algorithm must be one of ['a2c', 'appo', 'ddpg', 'dqn', 'impala', 'ppo', 'r2d2', 'sac', 'td3'], "
+     "a class or 'module:Class', got 'PPO'; did you mean 'ppo'?"),
+    (lambda agent: train(GAEBuffer, "CartPole-v1"), "algorithm must be a class that derives from Algorithm, "
+     "got <class 'pytorchrl.agent.storages.on_policy.GAEBuffer'>"),
     (lambda agent: train("td3", "CartPole-v1"),
      "TD3 needs Box actions, got Discrete(2); algorithms for such Discrete actions: "),
     (lambda agent: train("dqn", "Pendulum-v1"), "DQN needs Discrete actions, got Box(-2.0, 2.0, (1,), float32); "

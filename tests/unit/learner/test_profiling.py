@@ -7,7 +7,8 @@ import pytest
 from pytorchrl import ASYNC, Scheme, profiling
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.cli.values import parser_for
-from pytorchrl.composition import ALGORITHMS, option_specs
+from pytorchrl.agent.algorithms.registry import registered
+from pytorchrl.composition import option_specs
 from pytorchrl.profiling import RULES, between, critical_parts, explain, options_of, shares, table
 from pytorchrl.scheme.timing import PARTS
 
@@ -114,7 +115,7 @@ def test_every_part_has_a_rule_that_always_applies():
 
 
 def test_every_option_of_a_rule_is_a_flag():
-    flags = {name for algorithm in ALGORITHMS for name, spec in option_specs(algorithm).items() if parser_for(spec.hint)}
+    flags = {name for algorithm in registered() for name, spec in option_specs(algorithm).items() if parser_for(spec.hint)}
     assert {rule.option for rule in RULES} <= flags
 
 

@@ -13,7 +13,9 @@ import torch
 
 import pytorchrl
 from pytorchrl import composition, presets
+from pytorchrl.agent.algorithms.registry import registered, registration_of
 from pytorchrl.composition import compose, option_specs
+from pytorchrl.envs.suites import DEFAULT, suite_of
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.training import load, train
@@ -125,27 +127,27 @@ def test_unknown_algorithm_names_the_nearest():
         train("pppo", "CartPole-v1")
 
 
-@pytest.mark.parametrize(("algorithm", "suite"), presets._PRESETS)
+@pytest.mark.parametrize(("algorithm", "suite"), presets.registered())
 def test_presets_hold_known_options_and_a_target(algorithm, suite):
-    settings = presets._PRESETS[algorithm, suite]
+    settings = presets.registered()[algorithm, suite]
     assert set(settings) <= set(option_specs(algorithm))
     assert {"target_steps", "num_envs", "num_steps"} <= set(settings)
     parts = {part: {} for part in ("learner", "environments", "actor", "algorithm", "storage")}
     for name, value in settings.items():
         spec = option_specs(algorithm)[name]
         parts[spec.part][spec.own_name] = value
-    options = composition.algorithm_class(algorithm).create_factory(**parts["algorithm"]).options
-    composition._storage_factory(algorithm, parts["storage"])
+    options = registration_of(algorithm).algorithm.create_factory(**parts["algorithm"]).options
+    composition.storage_factory(registration_of(algorithm), parts["storage"])
     if "start_steps" in settings:
         assert settings["num_envs"] * settings["num_steps"] == options.update_every
     else:
         assert settings["num_envs"] * settings["num_steps"] % options.num_mini_batch == 0
 
 
-@pytest.mark.parametrize("algorithm", composition.ALGORITHMS)
+@pytest.mark.parametrize("algorithm", registered())
 def test_every_algorithm_trains_from_its_preset_with_the_storage_that_fits(algorithm):
     is_continuous = algorithm in ("ddpg", "td3", "sac")
-    early = {"start_steps": 300} if algorithm in (*composition.REPLAY_ALGORITHMS, "r2d2") else {}
+    early = {"start_steps": 300} if algorithm in ("dqn", "ddpg", "td3", "sac", "r2d2") else {}
     env = "Pendulum-v1" if is_continuous else "CartPole-v1"
     agent = train(algorithm, env, target_steps=600, progress=False, seed=1, **early)
     assert agent.summary["updates"] >= 1
@@ -178,8 +180,9 @@ def test_options_of_a_storage_are_those_of_the_one_that_the_algorithm_takes():
     ("CartPole-v1", "classic"), ("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "box2d"), ("ALE/Pong-v5", "atari"),
     ("ale_py:ALE/Pong-v5", "atari"), ("nothing-v0", "classic"), (lambda: None, "classic"),
 ])
-def test_family_of_an_environment(env, suite):
-    assert presets.family(env) == suite
+def test_suite_of_an_environment(env, suite):
+    found = suite_of(env)
+    assert (DEFAULT if found is None else found.name) == suite
 
 
 def test_train_gives_an_agent_that_plays_saves_and_starts_others(tmp_path):

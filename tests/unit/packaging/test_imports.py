@@ -30,8 +30,8 @@ ALLOWED = {
     "package": {"learner", "scheme", "agent"},
 }
 # Modules beside learner.py that belong to its layer, and may use ready-made environments.
-LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "training", "presets", "video",
-                 "plotting", "profiling"}
+LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "scheme_options", "recipes",
+                 "training", "presets", "video", "plotting", "profiling"}
 
 
 def layer_of(module):

@@ -1,0 +1,192 @@
+"""Register algorithms under a name, with the storage and the actor that `train` and the command line use for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
+
+from torch import nn
+
+from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.options import check_declaration
+from pytorchrl.agent.storages import Storage
+from pytorchrl.errors import ConfigError
+
+A = TypeVar("A", bound=type[Algorithm])
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+_REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+@dataclass(frozen=True)
+class Registration:
+    """An algorithm with the parts that `train` composes it with.
+
+    Attributes:
+        name: Its name in `train`, on the command line and in names of run directories.
+        algorithm: Its class.
+        storage: The storage that it learns from.
+        actor: The actor that it trains.
+        prioritized_storage: The storage with `prioritized=True`; None: the algorithm has no such option.
+        rollout_storage: The storage with `kind="batch"`; None: `storage`.
+    """
+
+    name: str
+    algorithm: type[Algorithm]
+    storage: type[Storage]
+    actor: type[nn.Module]
+    prioritized_storage: type[Storage] | None = None
+    rollout_storage: type[Storage] | None = None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the class itself is registered; otherwise one of its bases is, whose name, storage and actor it shares."""
+        own = _by_name.get(self.name)
+        return own is not None and own.algorithm is self.algorithm
+
+    @property
+    def label(self) -> str:
+        """The name to show: `name`, or the name of a class that is not registered itself."""
+        return self.name if self.is_own else self.algorithm.__name__
+
+    @property
+    def reference(self) -> str:
+        """The name that `run.json` keeps: `name` for an algorithm of this package, `module:Class` for any other."""
+        is_built_in = self.algorithm.__module__.split(".")[0] == __name__.split(".")[0]
+        return self.name if self.is_own and is_built_in else reference_to(self.algorithm)
+
+
+_by_name: dict[str, Registration] = {}
+
+
+def algorithm(
+    name: str, *, storage: type[Storage], actor: type[nn.Module] | None = None, prioritized_storage: type[Storage] | None = None,
+    rollout_storage: type[Storage] | None = None,
+) -> Callable[[A], A]:
+    """Register the decorated algorithm, so that `train(name, ...)` and `pytorchrl train name` know it.
+
+        @algorithm("reinforce", storage=VanillaOnPolicyBuffer)
+        class Reinforce(OnPolicyAlgorithm): ...
+
+    Args:
+        name: A name of letters, digits and `_.-` that no other algorithm has.
+        storage: The storage that the algorithm learns from.
+        actor: The actor that it trains; None: its `actor_class`.
+        prioritized_storage: The storage with `prioritized=True`; None: the algorithm has no such option.
+        rollout_storage: The storage of whole rollouts, with `kind="batch"`; None: `storage`.
+
+    Raises:
+        ConfigError: The name is not allowed or taken, or the class is no algorithm or declares no actor.
+    """
+    def register(cls: A) -> A:
+        trained = actor or getattr(cls, "actor_class", None)
+        if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
+            raise ConfigError(f"@algorithm({name!r}) is for classes that derive from Algorithm, got {cls!r}")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(f"the name of an algorithm must match {_NAME.pattern}, got {name!r}")
+        if trained is None:
+            raise ConfigError(f"@algorithm({name!r}) needs actor, the class of actor that {cls.__name__} trains")
+        taken = _by_name.get(name)
+        # A notebook runs the same cell again; the class that it defines replaces the previous one.
+        if taken is not None and reference_to(taken.algorithm) != reference_to(cls):
+            raise ConfigError(f"@algorithm({name!r}) on {reference_to(cls)}: {reference_to(taken.algorithm)} has that name; choose another")
+        _by_name[name] = Registration(name, cls, storage, trained, prioritized_storage, rollout_storage)
+        return cls
+
+    return register
+
+
+def registered() -> Mapping[str, Registration]:
+    """Return all registered algorithms by name, in alphabetical order."""
+    return MappingProxyType(dict(sorted(_by_name.items())))
+
+
+def registration_of(algorithm: str | type[Algorithm]) -> Registration:
+    """Return the registration of an algorithm.
+
+    Args:
+        algorithm: A registered name; a class; or "module:Class", whose module is imported.
+
+    Raises:
+        ConfigError: No algorithm has this name, the module cannot be imported, or neither the class nor one of its bases is
+            registered.
+    """
+    if isinstance(algorithm, type):
+        return _of_class(algorithm)
+    if isinstance(algorithm, str):
+        if algorithm in _by_name:
+            return _by_name[algorithm]
+        if is_reference(algorithm):
+            return _of_class(_import(algorithm))
+    near = difflib.get_close_matches(str(algorithm).lower(), _by_name, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(f"algorithm must be one of {list(registered())}, a class or 'module:Class', got {algorithm!r}{hint}")
+
+
+def imported_registration(reference: str) -> Registration | None:
+    """Return the registration that `Registration.reference` names, without importing anything; None if its class is not imported.
+
+    Raises:
+        ConfigError: No algorithm has this name.
+    """
+    if not isinstance(reference, str) or not is_reference(reference):
+        return registration_of(reference)
+    # Only names are compared: getattr on the module could run its code.
+    found = next((cls for cls in _subclasses(Algorithm) if reference_to(cls) == reference), None)
+    return None if found is None else _of_class(found)
+
+
+def is_reference(text: str) -> bool:
+    """Return whether a text has the form `module:Class`."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def reference_to(cls: type) -> str:
+    """Return `module:Class` of a class."""
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _of_class(cls: type) -> Registration:
+    """Return the registration of a class: its own, or that of its nearest registered base, whose storage and actor it shares."""
+    if not issubclass(cls, Algorithm):
+        raise ConfigError(f"algorithm must be a class that derives from Algorithm, got {cls!r}")
+    by_class = {registration.algorithm: registration for registration in _by_name.values()}
+    found = next((by_class[base] for base in cls.__mro__ if base in by_class), None)
+    if found is None or inspect.isabstract(cls):
+        raise ConfigError(f"{cls.__name__} is {'abstract' if inspect.isabstract(cls) else 'not registered'}; "
+                          f'write @algorithm("{cls.__name__.lower()}", storage=...) above a class that defines every abstract method')
+    check_declaration(cls)
+    return dataclasses.replace(found, algorithm=cls)
+
+
+def _import(reference: str) -> type:
+    module_name, _, qualname = reference.partition(":")
+    try:
+        found: object = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"the module of algorithm {reference!r} cannot be imported ({error}); run from the folder that has it, or add "
+                          "that folder to PYTHONPATH") from error
+    except Exception as error:
+        raise ConfigError(f"importing the module of algorithm {reference!r} raised {type(error).__name__}: {error}") from error
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    if not isinstance(found, type):
+        own = [cls.__qualname__ for cls in _subclasses(Algorithm) if cls.__module__ == module_name]
+        raise ConfigError(f"module {module_name!r} has no class {qualname!r}; its algorithms: {', '.join(own) or 'none'}")
+    return found
+
+
+def _subclasses(cls: type) -> list[type]:
+    """Return all imported subclasses, the newest definition of each first."""
+    found: list[type] = []
+    subclasses: list[type] = cls.__subclasses__()
+    for subclass in reversed(subclasses):
+        found += [subclass, *_subclasses(subclass)]
+    return found
