@@ -204,4 +204,4 @@ def test_the_command_line_takes_a_name(capsys, tmp_path):
     assert main([*flags, "--help"]) == 0
     assert "[100]" in " ".join(capsys.readouterr().out.split()).split("--updates-per-step ")[1].split(" --")[0]
     assert main([*flags[:-1], "a4c"]) == 2
-    assert "--preset" in capsys.readouterr().err
+    assert "preset must be one of ['a3c'" in capsys.readouterr().err
