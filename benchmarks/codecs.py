@@ -8,9 +8,9 @@ on one thread.
 
 Then messages come from a Ray worker, and weights go there, through the parts that do it in training: without a codec, with it, and
 as `auto` decides, in turns of changing order, a worker each. A message takes from its request until it is decoded, on this
-machine's own "unlimited" link; slower links add what its bytes take at their rate, computed. With `--namespaces` (Linux, as root)
+machine's own "unlimited" link; on slower links the worker sleeps for what the bytes take at their rate. With `--namespaces` (Linux, as root)
 the workers are on a second node of a Ray cluster, in a network namespace of its own, behind a link whose rate the kernel limits
-both ways: then nothing is computed. `auto_over_best` is the mean time of `auto` over that of the faster of the other two, with
+both ways: then nobody sleeps. `auto_over_best` is the mean time of `auto` over that of the faster of the other two, with
 its standard error over ten parts of the run. `codec_share` is what encoding and decoding take of a message.
 
 Progress on stderr; prints one JSON object; asserts nothing.
@@ -31,6 +31,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+
+from pytorchrl.scheme.transport.link import Peer as LinkEnd
 
 LINKS = {"unlimited": float("inf"), "1 Gbit/s": 1.25e8, "100 Mbit/s": 1.25e7}
 SPACE, NEAR, FAR, PORT = "prl-codecs", "10.77.0.1", "10.77.0.2", 6397
@@ -74,7 +76,7 @@ def seconds_of(function: Callable[[], Any], at_least: float) -> float:
 
 def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any]:
     """Codec -> ratio, speeds in raw MB/s, relative error."""
-    from pytorchrl.scheme.transport.codecs import get_codec, num_bytes, unpack
+    from pytorchrl.scheme.transport.codecs import decode_array, get_codec, num_bytes
     from pytorchrl.scheme.transport.encoder import is_for
 
     kinds, raw, rows = {"rollout": "data", "gradient": "grads", "weights": "weights"}, num_bytes(arrays), {}
@@ -84,8 +86,8 @@ def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any
             continue
         packed = [codec.pack(array) for array in arrays]
         encode, decode = (seconds_of(lambda f=f, xs=xs: [f(x) for x in xs], at_least) for f, xs in (
-            (codec.pack, arrays), (unpack, packed)))
-        floats = [(array, unpack(own)) for array, own in zip(arrays, packed, strict=True) if array.dtype == np.float32]
+            (codec.pack, arrays), (decode_array, packed)))
+        floats = [(array, decode_array(own)) for array, own in zip(arrays, packed, strict=True) if array.dtype == np.float32]
         errors = sum(float(np.square(array - back, dtype=np.float64).sum()) for array, back in floats)
         squares = sum(float(np.square(array, dtype=np.float64).sum()) for array, _ in floats)
         rows[name] = {"ratio": raw / num_bytes(packed), "encode_mb_s": raw / encode / 1e6, "decode_mb_s": raw / decode / 1e6,
@@ -93,33 +95,41 @@ def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any
     return {"bytes": raw, "codecs": rows}
 
 
-class Peer:
-    """A worker: makes the same message again and again, encoded as its option says; or takes weights."""
+class Peer(LinkEnd):
+    """A worker that sends the same message again and again, encoded as its option says; or takes weights.
 
-    def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool) -> None:
+    Its link to the parent sleeps for what the bytes take at its rate, both ways.
+    """
+
+    def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float) -> None:
         import torch
 
         from pytorchrl.scheme.transport.encoder import Compression, Encoder
         torch.set_num_threads(1)
-        self.arrays = arrays
+        self.arrays, self._rate = arrays, rate
         self.encoder = Encoder(None if kind == "weights" else Compression.of(kind, option), time.perf_counter)
 
-    def send(self, sequence: int, fetched: tuple[int, float, float] | None) -> tuple[list[Any], Any, float]:
-        """A message, how it was sent, seconds; `fetched` is what the one before took on its way."""
+    def echo(self, payload: np.ndarray) -> np.ndarray:
+        """Answer a probe, which sleeps both ways."""
+        time.sleep(2 * payload.nbytes / self._rate)
+        return super().echo(payload)
+
+    def send(self) -> tuple[list[Any], Any, float]:
+        """Return a message, how it was sent, and seconds."""
         start = time.perf_counter()
-        if fetched is not None:
-            self.encoder.fetched(*fetched)
-        message, sent = self.encoder.pack(
-            lambda pack: [pack(array, place) for place, array in enumerate(self.arrays)], sequence)
-        return message, sent, time.perf_counter() - start
+        message, sent = self.encoder.pack(lambda pack: [pack(array, place) for place, array in enumerate(self.arrays)])
+        seconds = time.perf_counter() - start
+        time.sleep(sent.sent / self._rate)
+        return message, sent, seconds
 
     def take(self, weights: Any) -> tuple[float, float]:
-        """Seconds of decoding or copying, and all in all."""
-        from pytorchrl.scheme.transport.codecs import own_tensor
+        """Return the seconds of decoding or copying, and all in all."""
+        from pytorchrl.scheme.transport.receive import receive_tensor
 
+        time.sleep(weights.num_bytes / self._rate)
         start = time.perf_counter()
         for array in weights.state.values():
-            own_tensor(array)
+            receive_tensor(array)
         seconds = time.perf_counter() - start
         return seconds, seconds
 
@@ -198,28 +208,36 @@ class Line:
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float, resources: dict[str, float]) -> None:
         from pytorchrl.runtime import Journal
         from pytorchrl.runtime.ray_runtime import RayRuntime
-        from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
+        from pytorchrl.scheme.supervision.supervisor import Supervisor
         from pytorchrl.scheme.transport.encoder import Compression
-        from pytorchrl.scheme.transport.weight_sync import Pushes
+        from pytorchrl.scheme.transport.link import measure_links
+        from pytorchrl.scheme.transport.requests import Requests
+        from pytorchrl.scheme.transport.weight_sync import WeightSync
 
-        self._kind, self._rate, self._runtime = kind, rate, RayRuntime()
+        self._kind, self._runtime = kind, RayRuntime()
         self._state = {str(place): array for place, array in enumerate(arrays)}
-        self._handle = self._runtime.start_actor(Peer, {"arrays": arrays, "kind": kind, "option": option}, name="peer",
-                                                 resources={"num_cpus": 0, **resources})
+        self._handle = self._runtime.start_actor(Peer, {"arrays": arrays, "kind": kind, "option": option, "rate": rate},
+                                                 name="peer", resources={"num_cpus": 0, **resources})
         supervisor = Supervisor([self._handle], lambda index: None, self._runtime, policy="raise", timeout_s=300.0)
         self._requests: Requests[Any] = Requests(
             self._runtime, supervisor, Journal(), lambda answer: answer[-1], lambda answer: (), lambda index: None, lambda index: None)
-        self._pushes = Pushes(self._runtime, Compression.of("weights", option) if kind == "weights" else None, self._state, 1)
-        self._fetched: tuple[int, float, float] | None = None
+        self._weight_sync = WeightSync(
+            self._runtime, Compression.of("weights", option) if kind == "weights" else None, self._state, [self._handle])
+        self.link_s, self.probe_s = 0.0, 0.0
+        if str(option).startswith("auto"):
+            start = time.perf_counter()
+            self.link_s, = measure_links(self._runtime, [self._handle])
+            self.probe_s = time.perf_counter() - start
+            self._handle.submit(Peer.set_link, self.link_s)
         self.ms: list[float] = []
         self.codec_s, self.encoded = 0.0, 0
 
     def exchange(self, sequence: int) -> None:
         """One message; times of the first one, which brings code and connections, are not kept."""
         start = time.perf_counter()
-        codec_s, encoded, transfer = self._push(sequence) if self._kind == "weights" else self._pull(sequence)
+        codec_s, encoded = self._push(sequence) if self._kind == "weights" else self._pull()
         if sequence:
-            self.ms.append(1e3 * (time.perf_counter() - start + transfer))
+            self.ms.append(1e3 * (time.perf_counter() - start))
             self.codec_s += codec_s
             self.encoded += encoded
 
@@ -230,29 +248,25 @@ class Line:
             answers = [answer for _, answer in self._requests.poll(1.0)]
         return answers[0]
 
-    def _pull(self, sequence: int) -> tuple[float, bool, float]:
-        from pytorchrl.scheme.transport.codecs import own_tensor
+    def _pull(self) -> tuple[float, bool]:
+        from pytorchrl.scheme.transport.receive import receive_tensor
 
-        message, sent, _ = self._answer(self._handle.submit(Peer.send, sequence, self._fetched))
-        transfer, come = sent.sent / self._rate, time.perf_counter()
+        message, sent, _ = self._answer(self._handle.submit(Peer.send))
+        come = time.perf_counter()
         for array in message:
-            own_tensor(array)
-        open_s = time.perf_counter() - come
-        self._fetched = None if self._requests.way_s is None else (sequence, self._requests.way_s + transfer, open_s)
-        return sent.encode_s + open_s * sent.is_encoded, sent.is_encoded, transfer
+            receive_tensor(array)
+        return sent.encode_s + (time.perf_counter() - come) * sent.is_encoded, sent.is_encoded
 
-    def _push(self, sequence: int) -> tuple[float, bool, float]:
+    def _push(self, sequence: int) -> tuple[float, bool]:
         from pytorchrl.scheme.transport.messages import Weights
 
-        before = self._pushes.traffic
-        self._pushes.put(Weights(sequence, self._state))
-        self._pushes.count()
-        open_s, _ = self._answer(self._handle.submit(Peer.take, self._pushes.reference))
-        after = self._pushes.traffic
-        transfer, encoded = (after.sent - before.sent) / self._rate, after.encoded > before.encoded
-        way_s = None if self._requests.way_s is None else self._requests.way_s + transfer
-        self._pushes.answered(0, sequence, way_s, open_s, is_trial=False)
-        return after.encode_s - before.encode_s + open_s * encoded, encoded, transfer
+        before = self._weight_sync.traffic
+        self._weight_sync.put(Weights(sequence, self._state))
+        self._weight_sync.count()
+        decode_s, _ = self._answer(self._handle.submit(Peer.take, self._weight_sync.reference))
+        after = self._weight_sync.traffic
+        encoded = after.encoded > before.encoded
+        return after.encode_s - before.encode_s + decode_s * encoded, encoded
 
     def stop(self) -> None:
         """End the worker."""
@@ -276,6 +290,7 @@ def over_link(
 
     return {**{way: {"ms": statistics.mean(line.ms), "encoded_share": line.encoded / number,
                      "codec_share": 1e3 * line.codec_s / sum(line.ms)} for way, line in lines.items()},
+            "link_mb_s": 1e-6 / lines["auto"].link_s if lines["auto"].link_s else None, "probe_ms": 1e3 * lines["auto"].probe_s,
             "best": best, "auto_over_best": sum(lines["auto"].ms) / sum(lines[best].ms),
             "standard_error": float(scipy.stats.sem(parts))}
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.transport.link import Peer
 
 
 class _Choice(str, Enum):
@@ -75,7 +76,7 @@ def keep_freed_memory() -> None:
     np.empty(_LARGEST_BLOCK, np.uint8)
 
 
-class Worker:
+class Worker(Peer):
     """A place in the worker tree.
 
     Args:

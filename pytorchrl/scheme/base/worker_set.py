@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pytorchrl.errors import StartError, StartTimeoutError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.transport.link import measure_links
 
 W = TypeVar("W", bound=Worker)
 
@@ -47,6 +48,7 @@ class WorkerSet(Generic[W]):
         self._local = worker_class(index_worker=0, **self.worker_params, **local_params)
         self._name, self._remote_params = name, dict(remote_params)
         self._first_index, self._incarnations = first_index, [first_incarnation] * num_workers
+        self._links_s: list[float] = []  # seconds per byte, once measured
         self._remote: list[Handle[W]] = [self._start(place) for place in range(num_workers)]
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
 
@@ -62,6 +64,7 @@ class WorkerSet(Generic[W]):
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
+        self._tell_link(place)  # of the worker before, for the links are in use now
 
     def local_worker(self) -> W:
         """Worker 0, an object of this process."""
@@ -80,6 +83,14 @@ class WorkerSet(Generic[W]):
                                         ) if "no answer" in str(outcome.error) else StartError(str(outcome.error))
             outcome.unwrap()
         self._starting = []
+        if self._remote and self._local.encoder is not None and self._local.encoder.is_adaptive:
+            self._links_s = measure_links(self._runtime, self._remote)
+            for place in range(len(self._remote)):
+                self._tell_link(place)
+
+    def _tell_link(self, place: int) -> None:
+        if self._links_s:
+            self._remote[place].submit(self.worker_class.set_link, self._links_s[place])
 
     def kill_remote(self) -> None:
         """End all remote workers at once."""

@@ -18,9 +18,9 @@ from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.codecs import Packed, unpack
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Encoder, Sent, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout, Weights, WholeState
+from pytorchrl.scheme.transport.receive import receive
 
 _DRAWS = ("generator", "update_generator", "noise")
 """Parts of an algorithm's state that its random numbers come from."""
@@ -92,8 +92,9 @@ class CWorker(Worker):
         self._snapshot: Weights | None = None
         self._now = runtime.now
         self._point = runtime.points(f"GWorker {index_parent}/CWorker {index_worker}", incarnation)
-        self._owned_data, self._encoder = owned_data, Encoder(compress_data_to_send, runtime.now)
-        self._weights_traffic, self._weights_s = Traffic(), 0.0
+        self._owned_data = owned_data
+        self.encoder: Encoder = Encoder(compress_data_to_send, runtime.now)
+        self._weights_traffic = Traffic()
         self._finds_errors = initial_priority == "worker"
         self._sequence = 0
         # Written by signals from another thread, read once per step.
@@ -132,9 +133,9 @@ class CWorker(Worker):
         Raises:
             WeightsError: Names or shapes do not fit.
         """
-        start = self._now()
         if isinstance(weights, Weights):
-            weights = self._unpacked(weights)
+            weights, traffic = receive(weights, self._now)
+            self._weights_traffic += traffic
         with self.journal.writing():
             state = weights.state if isinstance(weights, Weights) else weights
             self.algo.load_acting_state(state)
@@ -145,21 +146,6 @@ class CWorker(Worker):
                 self.storage.parameters = {**self.storage.parameters, **weights.storage_parameters}
                 self.version = weights.version
             self._snapshot = None
-        self._weights_s += self._now() - start
-
-    def take_weights_s(self) -> float:
-        """Seconds of taking over weights since the last call."""
-        seconds, self._weights_s = self._weights_s, 0.0
-        return seconds
-
-    def _unpacked(self, weights: Weights) -> Weights:
-        states = weights.state, weights.learning
-        if not any(isinstance(array, Packed) for state in states for array in state.values()):
-            return weights
-        start = self._now()
-        state, learning = ({name: unpack(array) for name, array in state.items()} for state in states)
-        self._weights_traffic += Traffic(decodes=1, decode_s=self._now() - start)
-        return replace(weights, state=state, learning=learning)
 
     def take_weights_traffic(self) -> Traffic:
         """What it has decoded of weights since the last call."""
@@ -177,12 +163,11 @@ class CWorker(Worker):
             self.algo.load_state_dict(_but_for_draws(state.algorithm, self.algo.state_dict()))
             self.version, self._snapshot = state.version, None
 
-    def collect(self, weights: Weights | None = None, fetched: Iterable[tuple[int, float, float]] = ()) -> Rollout:
+    def collect(self, weights: Weights | None = None) -> Rollout:
         """Collect one rollout, with `weights` if given, else with those it has.
 
         Args:
             weights: New weights.
-            fetched: (sequence, seconds on its way, seconds to decode or copy it) of rollouts of its.
 
         Returns:
             A full rollout; a shorter one after `preempt` or `interrupt`.
@@ -191,8 +176,6 @@ class CWorker(Worker):
         if weights is not None:
             with watch.part("decode"):
                 self.set_weights(weights)
-        for message in fetched:
-            self._encoder.fetched(*message)
         self._sequence += 1
         version = self.version
         episodes, preempted = self._fill_storage(watch)
@@ -216,7 +199,7 @@ class CWorker(Worker):
         sent = Sent()
         if self._owned_data:
             with watch.part("encode"):
-                data, sent = self._encoder.pack(data.to_numpy().map, self._sequence)
+                data, sent = self.encoder.pack(data.to_numpy().map)
         self._delivered_steps += num_env_steps
         rest = self._now() - start - sum(watch.seconds.values())
         return Rollout(

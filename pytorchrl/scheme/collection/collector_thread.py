@@ -135,8 +135,6 @@ class CollectorThread(threading.Thread):
                 remote_workers, self._runtime, supervisor, self._journal, self.broadcast_new_weights_if_due, min_steps=steps,
                 fraction_workers=check_fraction("col_fraction_workers", col_fraction_workers), timeout_s=queue_timeout_s,
                 **weights_options)
-        if shards is not None:
-            shards.opened = self._gather.opened
         Execution(col_execution)
 
     @property
@@ -219,10 +217,6 @@ class CollectorThread(threading.Thread):
     def delivered_by_lost(self) -> int:
         """Env steps in the rollouts of collection workers that were lost since."""
         return self._gather.delivered_by_lost
-
-    def opened(self, rollout: Rollout, seconds: float) -> None:
-        """See `Gather`."""
-        self._gather.opened(rollout, seconds)
 
     def take_send_s(self) -> float:
         """Seconds that requests and rollouts of synchronous rounds were on their way since the last call."""

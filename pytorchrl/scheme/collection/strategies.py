@@ -6,7 +6,7 @@ import math
 import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,11 +16,12 @@ from pytorchrl.agent.options import option
 from pytorchrl.errors import CollectionError, ConfigError, WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
-from pytorchrl.scheme.transport.codecs import unpack
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.transport.codecs import decode_array
 from pytorchrl.scheme.transport.encoder import Compression, Traffic
 from pytorchrl.scheme.transport.messages import Rollout, Weights
-from pytorchrl.scheme.transport.weight_sync import Pushes
+from pytorchrl.scheme.transport.requests import Requests
+from pytorchrl.scheme.transport.weight_sync import WeightSync
 
 # A waiting thread looks up this often to see whether it should end; results wake it at once.
 POLL_INTERVAL_S = 0.1
@@ -36,7 +37,7 @@ def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
     """Env steps, version, a checksum of actions and rewards, and steps if it was cut short."""
     checksum = 0
     for array in (array for part in rollout.data.parts.values() for array in (part.action, part.reward)):
-        checksum = zlib.crc32(np.ascontiguousarray(unpack(array)).data, checksum)
+        checksum = zlib.crc32(np.ascontiguousarray(decode_array(array)).data, checksum)
     return rollout.num_env_steps, rollout.weights_version, checksum, rollout.num_steps if rollout.preempted else 0
 
 
@@ -65,9 +66,6 @@ class Gather(Protocol):
 
     def state(self) -> tuple[int, int]:
         """Live workers, and requests in flight."""
-
-    def opened(self, rollout: Rollout, seconds: float) -> None:
-        """A rollout was decoded or copied within so many seconds: its worker is told, with the next request."""
 
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Wait for what is still in flight; dead workers have nothing."""
@@ -113,9 +111,6 @@ class LocalGather:
         """There is one, at work only within a step."""
         return 1, 0
 
-    def opened(self, rollout: Rollout, seconds: float) -> None:
-        """Nothing is told: its rollouts go nowhere."""
-
     def finish(self, timeout_s: float) -> list[Rollout]:
         """Nothing is ever in flight between two steps."""
         return []
@@ -149,10 +144,7 @@ class _RemoteGather:
         self._versions = [-1] * len(workers)
         self._steps_since_push = [0] * len(workers)
         self.pushes = 0
-        self._pushes = Pushes(runtime, compress, parameters, len(workers))
-        # (sequence, seconds on its way, and to open it) of rollouts, to be told; the learner's thread adds to it.
-        self._fetched: list[deque[tuple[int, float, float]]] = [deque() for _ in workers]
-        self._incarnations = [-1] * len(workers)  # of whoever answered last
+        self._weight_sync = WeightSync(runtime, compress, parameters, workers)
         self._num_requests = [0] * len(workers)
         # Touched by the collecting thread only, or after it has ended.
         self._in_flight: Requests[Rollout] = Requests(
@@ -164,12 +156,12 @@ class _RemoteGather:
     @property
     def bytes_out(self) -> int:
         """Bytes of the weights given to workers so far."""
-        return self._pushes.bytes_out
+        return self._weight_sync.bytes_out
 
     @property
     def traffic(self) -> Traffic:
         """How they were sent."""
-        return self._pushes.traffic
+        return self._weight_sync.traffic
 
     def ages(self) -> list[tuple[int, int]]:
         """Version last given to each worker, and env steps since."""
@@ -186,10 +178,10 @@ class _RemoteGather:
         if not chosen:
             return False
         snapshot = weights()
-        if not self._pushes.has(snapshot.version):
-            self._pushes.put(snapshot)
+        if not self._weight_sync.has(snapshot.version):
+            self._weight_sync.put(snapshot)
         for index in chosen:
-            self._outbox[index], self._versions[index] = self._pushes.reference, snapshot.version
+            self._outbox[index], self._versions[index] = self._weight_sync.reference, snapshot.version
             self._steps_since_push[index] = 0
         return True
 
@@ -198,10 +190,9 @@ class _RemoteGather:
         self._num_requests[index] += 1
         if weights is not None:
             self.pushes += 1
-            self._pushes.count()
-        fetched = [self._fetched[index].popleft() for _ in range(len(self._fetched[index]))]
+            self._weight_sync.count()
         # The reference is resolved on the way: the worker receives a `Weights`.
-        self._in_flight.add(index, self._workers[index].submit(CWorker.collect, weights, fetched))  # type: ignore[arg-type]
+        self._in_flight.add(index, self._workers[index].submit(CWorker.collect, weights))  # type: ignore[arg-type]
 
     @property
     def restarts(self) -> int:
@@ -210,27 +201,15 @@ class _RemoteGather:
 
     def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, Rollout]]:
         """(worker, rollout) of each request that is finished, after at most a moment."""
-        for index, answer in self._in_flight.poll(timeout_s):
-            rollout = replace(answer, way_s=self._pushes.answered(
-                index, answer.weights_version, self._in_flight.way_s, answer.timings.get("decode", 0.0), answer.sent.is_trial))
-            self._incarnations[index] = rollout.incarnation
+        for index, rollout in self._in_flight.poll(timeout_s):
             self._delivered[index] += rollout.num_env_steps
             self._steps_since_push[index] += rollout.num_env_steps
             yield index, rollout
-
-    def opened(self, rollout: Rollout, seconds: float) -> None:
-        """See `Gather`."""
-        index = rollout.worker - 1  # -1 is the only one: an asynchronous twin of the local worker has its number
-        if rollout.way_s is not None and rollout.incarnation == self._incarnations[index]:
-            self._fetched[index].append((rollout.sequence, rollout.way_s, seconds))
 
     def _forget(self, index: int) -> None:
         """A worker is lost: what takes its place knows nothing."""
         self._outbox[index], self._versions[index], self._num_requests[index] = None, -1, 0
         self._steps_since_push[index] = 0
-        self._incarnations[index] = -1
-        self._fetched[index].clear()
-        self._pushes.lost(index)
         self.delivered_by_lost += self._delivered[index]
         self._delivered[index] = 0
 

@@ -110,7 +110,7 @@ class GWorker(Worker):
         self.compress_grads_to_send = compress_grads_to_send
         self.iter = 0
         self._runtime = runtime or ThreadRuntime()
-        self.encoder = Encoder(Compression.of(GRADS, compress_grads_to_send), self._runtime.now)
+        self.encoder: Encoder = Encoder(Compression.of(GRADS, compress_grads_to_send), self._runtime.now)
         self._point = self._runtime.points(f"GWorker {index_worker}", incarnation)
         self._incarnation = incarnation
         self._journal = self._runtime.journal(f"GWorker {index_worker}", incarnation)
@@ -219,7 +219,7 @@ class GWorker(Worker):
                     self.report.add_rollout(part.rollout, part.version_queued, self.actor_version)
             self._unused_steps = item.num_new_steps
             with self.report.watch.part("decode"):  # later uses find tensors
-                item.parts = [part._replace(rollout=self.report.open(part.rollout, self.collector)) for part in item.parts]
+                item.parts = [part._replace(rollout=self.report.receive(part.rollout)) for part in item.parts]
         self.storage.insert_from(*zip(*((part.rollout.data, part.rollout.source) for part in item.parts), strict=True))
         self.storage.before_gradients()
         self._item_open = True
@@ -424,8 +424,7 @@ class GWorker(Worker):
     @with_part
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
-                         parameters: Parameters | None = None, check: bool = False,
-                         fetched: tuple[int, float, float] | None = None) -> Gradients:
+                         parameters: Parameters | None = None, check: bool = False) -> Gradients:
         """One request of the update worker: take weights, then data, then compute and pack a gradient.
 
         Args:
@@ -435,10 +434,7 @@ class GWorker(Worker):
             distribute_gradients: Average and apply among the gradient workers; nothing but statistics comes back.
             parameters: Those in force, where no weights bring them.
             check: Tell a checksum of what was applied to.
-            fetched: (sequence, seconds on its way, seconds to decode or copy it) of its last gradient.
         """
-        if fetched is not None:
-            self.encoder.fetched(*fetched)
         self._begin_request(weights, parameters, skip_remaining)
         if self._item_open and advantage_moments is not None:
             self._open_batches(advantage_moments)
@@ -456,14 +452,13 @@ class GWorker(Worker):
             skipped, info = applied is None, {**info, **(applied or {})}
         elif self.index_worker > 0:
             with report.watch.part("encode"):
-                vectors = report.pack(grads, self.encoder, self.iter)
+                vectors = report.pack(grads, self.encoder)
         reported = report.fields(self.collector, self.shards)
         self.report = Report(self._runtime.now, report)
         return Gradients(
             vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter, info=info,
             ledger=self.ledger.snapshot(), last=used.last, samples=dict(used.samples), fault=self._fault, skipped=skipped,
-            weights_s=self.local_worker.take_weights_s(), is_trial=self.encoder.is_trial,
             part=self.take_part() if self.index_worker > 0 else None,
             checksum=self.get_weights(learning=True).checksum if check else None, **reported)
 

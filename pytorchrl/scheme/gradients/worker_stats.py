@@ -17,6 +17,7 @@ from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.receive import receive
 
 if TYPE_CHECKING:
     from pytorchrl.scheme.replay.shards import Shards
@@ -87,11 +88,11 @@ class Report:
         self.envs_restarted: dict[tuple[int, int], int] = dict(previous.envs_restarted) if previous else {}
         self.traffic: dict[str, Traffic] = dict(previous.traffic) if previous else dict.fromkeys(KINDS, Traffic())
 
-    def pack(self, gradients: Vectors, encoder: Encoder, number: int) -> list[Any]:
-        """Gradients as they cross between processes, in message `number`; their bytes are counted."""
+    def pack(self, gradients: Vectors, encoder: Encoder) -> list[Any]:
+        """Gradients as they cross between processes; their bytes are counted."""
         arrays = [None if grad is None else grad.detach().cpu().numpy() for grad in gradients]
         vectors, sent = encoder.pack(lambda pack: [
-            None if array is None else pack(array, place) for place, array in enumerate(arrays)], number)
+            None if array is None else pack(array, place) for place, array in enumerate(arrays)])
         self.counters["bytes_raw"] += sent.raw
         self.counters["bytes_sent"] += sent.sent
         self.traffic[GRADS] += Traffic.of(sent)
@@ -99,17 +100,11 @@ class Report:
         return [np.array(vector) if vector is array and vector is not None else vector
                 for vector, array in zip(vectors, arrays, strict=True)]
 
-    def open(self, rollout: Rollout, collector: Any) -> Rollout:
-        """The rollout with tensors that the learner may write; what that takes is counted, and the CollectorThread told."""
-        start = self.watch.now()
-        data = decode(rollout)
-        if data is rollout.data:
-            return rollout
-        seconds = self.watch.now() - start
-        if rollout.sent.is_encoded:
-            self.traffic[DATA] += Traffic(decodes=1, decode_s=seconds)
-        collector.opened(rollout, seconds)
-        return replace(rollout, data=data)
+    def receive(self, rollout: Rollout) -> Rollout:
+        """Return the rollout with tensors that the learner may write, and count the time that decoding takes."""
+        rollout, traffic = receive(rollout, self.watch.now)
+        self.traffic[DATA] += traffic
+        return rollout
 
     def add_rollout(self, rollout: Rollout, version_queued: int, version_used: int) -> None:
         """A rollout came into use; the learner's version when it was queued, and now."""
@@ -206,9 +201,3 @@ def own(rollout: Rollout) -> Rollout:
     if not codecs.is_made_of(data, Tensor):
         return rollout
     return replace(rollout, data=data.map(Tensor.clone))
-
-
-def decode(rollout: Rollout) -> Any:
-    """The rollout's data as tensors that the learner may write; the local worker's are used as they are."""
-    data = rollout.data
-    return data if codecs.is_made_of(data, Tensor) else data.map(codecs.own_tensor)

@@ -19,9 +19,10 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
-from pytorchrl.scheme.gradients.worker_stats import decode
 from pytorchrl.scheme.replay.versions import Versions
+from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.scheme.window_stat import WindowStat
 
 # Times of calls are means over so many.
@@ -49,8 +50,8 @@ class ShardState(NamedTuple):
     """Statistics of the shard's storage; see `describe`."""
     times_ms: Mapping[str, float] = MappingProxyType({})
     """Mean milliseconds of the last 100 calls of each kind."""
-    open_s: float = 0.0
-    """Seconds that it took to decode or to copy its last added rollout."""
+    traffic: Traffic = Traffic()
+    """The decoding of the rollout that was added last."""
     notes: Mapping[str, Any] = MappingProxyType({})
     """Where it keeps notes, statistics of them by name; see `ReplayBuffer.take_notes`."""
 
@@ -105,7 +106,7 @@ class RWorker(Worker):
         self._storage: Any = None
         self._num_envs = 0  # of each collection worker; with the storage
         self._answers = 0
-        self._open_s = 0.0
+        self._traffic = Traffic()
         self._versions = Versions()
         self._keeps_notes = debug
         self._notes: dict[str, WindowStat] = {}
@@ -120,10 +121,9 @@ class RWorker(Worker):
         self._arrive("add")
         if self._storage is None:
             self._storage = self._build(rollout.data.num_envs)
-        start, data = self._now(), decode(rollout)
-        self._open_s = self._now() - start
+        rollout, self._traffic = receive(rollout, self._now)
         self._versions.add(self._storage.num_rows_added, rollout.weights_version, version)
-        self._storage.insert_data_slice([data], sources=[rollout.source])
+        self._storage.insert_data_slice([rollout.data], sources=[rollout.source])
         self._versions.forget(self._storage.num_rows_added - self._storage.options.size)
 
     def sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> Drawn:
@@ -216,7 +216,7 @@ class RWorker(Worker):
         storage, counters = self._storage, self._storage.counters
         return ShardState(
             self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "leaf_min", 1.0),
-            describe(storage), {name: statistics.fmean(times) for name, times in self._times.items()}, self._open_s, self._take_notes(storage))
+            describe(storage), {name: statistics.fmean(times) for name, times in self._times.items()}, self._traffic, self._take_notes(storage))
 
 
 def describe(storage: Any) -> dict[str, Any]:

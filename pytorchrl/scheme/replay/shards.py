@@ -21,10 +21,11 @@ from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.replay.r_worker import Drawn, RWorker, ShardState
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.routing import ROUTINGS, Router
-from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
+from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.encoder import DATA, Traffic
+from pytorchrl.scheme.transport.encoder import DATA
 from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.requests import Requests
 
 
 class _Draw(NamedTuple):
@@ -116,8 +117,6 @@ class Shards:
         self._changed = self._runtime.make_event()
         self.is_draining = False
         """Whether learning rests, so that collection need not wait for it."""
-        self.opened: Callable[[Rollout, float], object] = lambda rollout, seconds: None
-        """Called with each rollout that a shard has, and the seconds that it took to decode or to copy it."""
         self.items_dropped = 0
         """Batches that were drawn and not used."""
         # Both threads read and write, each in a moment.
@@ -188,11 +187,9 @@ class Shards:
         self._ledger.move(evicted, "resident", "evicted")
         self._evicted[index] = state.evicted
         self._resident[index] += steps - evicted
-        decoded = Traffic(decodes=1, decode_s=state.open_s) if rollout.sent.is_encoded else Traffic()
         with self._lock:
             self._added += steps
-            self._headers.append(replace(rollout, data=None, traffic={**rollout.traffic, DATA: decoded}))
-        self.opened(rollout, state.open_s)
+            self._headers.append(replace(rollout, data=None, traffic={**rollout.traffic, DATA: state.traffic}))
         self._take(index, self._incarnations[index], state)
         self._changed.set()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
@@ -16,22 +15,14 @@ from pytorchrl.errors import (
     CrashLoopError,
     InsufficientResourcesError,
     NoWorkersLeft,
-    ReplayError,
     WorkerDiedError,
     WorkerLostError,
 )
-from pytorchrl.runtime import Future, Handle, Journal, Outcome, Runtime
+from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.terminal import get_logger
-
-R = TypeVar("R")
 
 FAILURE_POLICIES = ("restart", "ignore", "raise")
 
-ENDS_OF_POLLS = ("update", "parameter", "asked", "ask")
-"""Events that come between two polls, never within one."""
-
-# A finished result may lie on another node; fetching it takes no longer than this.
-_FETCH_TIMEOUT_S = 60.0
 # A worker may be replaced so often within this time.
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
 # So many losses in a row without a result in between are no accident.
@@ -117,10 +108,6 @@ class Supervisor:
             self._since[index] = self._runtime.now()
         else:
             self._since.pop(index, None)
-
-    def is_untried(self, index: int) -> bool:
-        """Whether a worker has given no result yet."""
-        return index in self._untried
 
     def failed(self, index: int) -> None:
         """A call of a worker has ended with an error, which is an answer too: its time does not run."""
@@ -211,171 +198,3 @@ class Supervisor:
                     "raise worker_timeout_s, or go on without lost workers (on_worker_failure='ignore')")
         return [(index, WorkerLostError(f"{self._workers[index].name} hangs: no result for {now - since:.1f} s"))
                 for index, since in self._since.items() if now - since > self.deadline_s(index)]
-
-
-class Requests(Generic[R]):
-    """The calls that the workers of one set are making, in the order in which they were asked for.
-
-    Args:
-        runtime: Where they run.
-        supervisor: Decides about lost workers.
-        journal: Notes in which order answers are taken; where a run is repeated, it says so.
-        seconds_of: What a result says about how long it took its worker, calls that said nothing (None) included.
-        numbers_of: What of a result is the same whenever the run is repeated.
-        on_lost: Called with the index of a lost worker, whose calls are forgotten: late answers find nobody.
-        on_replaced: Called with its index once another worker is in its place.
-    """
-
-    def __init__(self, runtime: Runtime, supervisor: Supervisor, journal: Journal,
-                 seconds_of: Callable[[R], float | None], numbers_of: Callable[[R], tuple[int, ...]],
-                 on_lost: Callable[[int], object], on_replaced: Callable[[int], object]) -> None:
-        self._runtime, self._supervisor, self._journal = runtime, supervisor, journal
-        self._seconds_of, self._numbers_of = seconds_of, numbers_of
-        self._on_lost, self._on_replaced = on_lost, on_replaced
-        self._open: dict[Future[R], int] = {}
-        self._asked_s: defaultdict[int, float] = defaultdict(float)  # by worker, of answers that said no time
-        self._send_s = 0.0
-        self.way_s: float | None = None
-        """Seconds that the last result and its call were on their way, as far as anybody waited for that: from asking, or the
-        answer before, until it came, less what it says that it took its worker, and then to fetch it. When it came is known
-        if we were waiting for it; else it was at hand when we looked, and may have come right after the look before. None of a
-        worker's first result, for which it had to start."""
-        self._looked = self._came = -math.inf
-        self._starting: set[int] = set()  # workers whose start is in the calls that have said no time yet
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def owners(self) -> list[int]:
-        """The worker of each call."""
-        return list(self._open.values())
-
-    def add(self, index: int, future: Future[R]) -> None:
-        """A worker was asked for something."""
-        self._open[future] = index
-        self._supervisor.asked(index)
-
-    def poll(self, timeout_s: float) -> Iterator[tuple[int, R]]:
-        """Replace whom it is time to replace; then (worker, value) of each call that is finished, once one is.
-
-        Raises:
-            Exception: Whatever a worker raised; what the supervisor makes of a lost one.
-        """
-        replaying = self._journal.upcoming() is not None
-        for future in self._as_recorded(timeout_s) if replaying else self._as_it_comes(timeout_s):
-            if future not in self._open:  # of a worker that is lost since
-                continue
-            index = self._open.pop(future)
-            start = self._runtime.now()
-            outcome = self._runtime.outcome(future, _FETCH_TIMEOUT_S)
-            fetch_s = self._runtime.now() - start
-            if isinstance(outcome.error, WorkerDiedError):
-                self._lose(index, outcome.error)
-                continue
-            if self._journal.is_kept:
-                self._note(index, outcome)
-            if outcome.error is not None:
-                self._supervisor.failed(index)
-            value = outcome.unwrap()
-            self._answered(index, self._seconds_of(value), fetch_s)
-            yield index, value
-
-    def _answered(self, index: int, seconds: float | None, fetch_s: float) -> None:
-        self._asked_s[index] += self._supervisor.waited_s(index)
-        if self._supervisor.is_untried(index):
-            self._starting.add(index)
-        if seconds is not None:
-            beyond_s = max(0.0, self._asked_s.pop(index) - seconds)
-            self._send_s += beyond_s
-            late_s = self._runtime.now() - self._came
-            self.way_s = None if index in self._starting else max(0.0, beyond_s - late_s) + fetch_s
-            self._starting.discard(index)
-        self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
-
-    def forget_waits(self) -> None:
-        """The calls without a time of their own that were answered are no part of what is asked next."""
-        self._asked_s.clear()
-        self._starting.clear()
-
-    def take_send_s(self) -> float:
-        """Seconds from asking to taking answers beyond what those say that they took their workers, since the last call.
-
-        That is the way there and back if each worker has one call at a time, and somebody waits for its answer.
-        """
-        seconds, self._send_s = self._send_s, 0.0
-        return seconds
-
-    def _note(self, index: int, outcome: Outcome[R]) -> None:
-        if outcome.error is None:
-            self._journal.note("answer", index, *self._numbers_of(outcome.unwrap()))
-        elif not isinstance(outcome.error, ReplayError):  # which names the first difference itself
-            self._journal.note("error", index, type(outcome.error).__name__)
-
-    def _as_it_comes(self, timeout_s: float) -> list[Future[R]]:
-        """The calls that are finished, once one is; hung workers are lost, and lost ones replaced, when it is time."""
-        for index in self._supervisor.replaced():
-            self._replaced(index)
-        if not self._open:
-            self._runtime.sleep(timeout_s)
-            return []
-        ready = self._look_or_wait(list(self._open), timeout_s)
-        answering = {self._open[future] for future in ready}
-        for index, error in self._supervisor.hung():
-            if index not in answering:  # its answer may have waited for us
-                self._lose(index, error)
-        return ready
-
-    def _look_or_wait(self, futures: list[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """The calls that are finished, once one is; notes when that was."""
-        ready = self._runtime.wait(futures, 0.0)
-        self._came = self._looked
-        if not ready and timeout_s:
-            ready = self._runtime.wait(futures, timeout_s)
-            self._came = self._runtime.now()
-        self._looked = self._runtime.now()
-        return ready
-
-    def _as_recorded(self, timeout_s: float) -> Iterator[Future[R]]:
-        """The calls whose ends come next in the record; what became of workers in between happens again."""
-        num_taken = 0
-        while (event := self._journal.upcoming()) is not None:
-            kind, index = event[:2]
-            if kind == "replaced" and index in self._supervisor.gone:
-                self._supervisor.replace(index)
-                self._replaced(index)
-            elif kind in ENDS_OF_POLLS or index not in self._open.values():
-                if num_taken:  # it is the turn of others
-                    return
-                self._journal.note("an answer awaited from", *sorted(set(self._open.values())))
-            elif kind == "lost":
-                self._supervisor.kill(index)
-                self._lose(index, WorkerDiedError(f"worker {index + 1} was lost in the run that is replayed"))
-            else:
-                future = next(future for future, owner in self._open.items() if owner == index)
-                if not self._look_or_wait([future], timeout_s):
-                    return
-                yield future
-            num_taken += 1
-
-    def _replaced(self, index: int) -> None:
-        self._journal.note("replaced", index)
-        self._on_replaced(index)
-
-    def lose(self, index: int, error: BaseException) -> None:
-        """A worker is lost, as somebody else has found."""
-        if index not in self._supervisor.gone:
-            self._lose(index, error)
-
-    def _lose(self, index: int, error: BaseException) -> None:
-        self._journal.note("lost", index)
-        self._open = {future: owner for future, owner in self._open.items() if owner != index}
-        self._asked_s.pop(index, None)
-        self._starting.discard(index)
-        self._on_lost(index)
-        self._supervisor.lost(index, error, goes_on=self._journal.upcoming() is not None)
-
-    def finish(self, timeout_s: float) -> list[Outcome[R]]:
-        """How all of them end within `timeout_s`; none is open any more."""
-        outcomes = self._runtime.get_all(list(self._open), timeout_s)
-        self._open.clear()
-        return outcomes

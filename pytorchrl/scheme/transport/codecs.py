@@ -86,8 +86,8 @@ class Packed:
         """Bytes that cross."""
         return sum(array.nbytes for array in self.arrays)
 
-    def unpack(self) -> np.ndarray:
-        """The array again, in memory of its own."""
+    def decode(self) -> np.ndarray:
+        """Return the decoded array, in memory of its own."""
         size = int(np.prod(self.shape, dtype=np.int64))
         array = self.codec.decode(self.arrays, np.dtype(self.dtype), size)
         if array.dtype.str != self.dtype or array.size != size:
@@ -95,14 +95,9 @@ class Packed:
         return (array if array.flags.writeable else array.copy()).reshape(self.shape)
 
 
-def unpack(array: Any) -> Any:
-    """The array again, in memory of its own, if it is packed; else as it is."""
-    return array.unpack() if isinstance(array, Packed) else array
-
-
-def own_tensor(array: Any) -> Tensor:
-    """An array, packed or not, as a tensor of our own: what came through shared memory is copied."""
-    return torch.from_numpy(array.unpack() if isinstance(array, Packed) else np.array(array))
+def decode_array(array: np.ndarray | Packed) -> np.ndarray:
+    """Return the decoded array, in memory of its own, if it is encoded; else the array as it is."""
+    return array.decode() if isinstance(array, Packed) else array
 
 
 def is_made_of(data: RolloutData | MultiRollout, kind: type) -> bool:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.transport.adaptive_codec import Choice
-from pytorchrl.scheme.transport.codecs import Codec, Packed, check_installed, codec_names, get_codec, unpack
+from pytorchrl.scheme.transport.adaptive_codec import AdaptiveCodec
+from pytorchrl.scheme.transport.codecs import Codec, Packed, check_installed, codec_names, decode_array, get_codec
 
 T = TypeVar("T")
 
@@ -26,8 +26,8 @@ _WHY_NOT = {
     WEIGHTS: "is for gradients, where what one leaves out is added to the next, while each push of weights is the whole anew"}
 # What looks into an encoding costs as much as the encoding: done at the first, and then once in so many.
 _LOOK_INTERVAL = 64
-# Messages whose time on the way is not known yet; of lost ones it never will be.
-_MAX_PENDING = 1024
+# Messages that the sender itself decodes at first, to know how long that takes.
+_FIRST_TIMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,7 @@ class Sent:
     fallbacks: int = 0
     """Arrays that its codec could not hold."""
     relative_error: float | None = None
-    """||x - decode(encode(x))|| / ||x||; None where it was not looked at."""
-    is_trial: bool = False
-    """Whether it was sent in the way that seems slower, to see whether it is."""
+    """||x - decode(encode(x))|| / ||x||; None where it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +164,7 @@ class Pack(Protocol):
 
 
 class Encoder:
-    """Encodes the messages of one sender to one reader.
+    """Encodes the messages of one sender.
 
     With a codec that has feedback, what an encoding left out is kept here and added to the next array of the same place
     (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that in the long run all of it crosses. An array that is not
@@ -175,31 +173,37 @@ class Encoder:
     Args:
         compression: What to do; None sends everything as it is.
         now: The clock.
-        delay: See `Choice`.
+        num_readers: Readers of each message, who each decode what was encoded once.
     """
 
-    def __init__(self, compression: Compression | None, now: Callable[[], float], delay: int = 0) -> None:
+    def __init__(self, compression: Compression | None, now: Callable[[], float], num_readers: int = 1) -> None:
         self._codec = None if compression is None else compression.codec
-        self._choice = Choice(delay) if compression is not None and compression.is_auto else None
-        self._now = now
+        self._adaptive = AdaptiveCodec() if compression is not None and compression.is_auto else None
+        self._now, self._num_readers = now, num_readers
         self.kept: dict[int, np.ndarray] = {}
-        """Of each place, what did not cross yet."""
-        self.is_trial = False
-        """Whether the last message was sent in the way that seems slower."""
-        self._pending: dict[int, tuple[Sent, int]] = {}  # and how often they were told of
+        """What did not cross yet, by place."""
         self._encodings = 0
+        self._decode_s = 0.0  # of the last message that was decoded for it
         # Of the message at hand.
         self._fallbacks, self._squares, self._is_looked_at = 0, (0.0, 0.0), False
 
-    def pack(self, walk: Callable[[Pack], T], number: int = 0) -> tuple[T, Sent]:
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether it needs to know the speed of the link."""
+        return self._adaptive is not None
+
+    def set_link(self, seconds_per_byte: float) -> None:
+        """Take over the measured speed of the link to the readers; without it nothing is encoded but to time the codec."""
+        if self._adaptive is not None:
+            self._adaptive.link_s = seconds_per_byte
+
+    def pack(self, walk: Callable[[Pack], T]) -> tuple[T, Sent]:
         """Make a message.
 
         Args:
             walk: Given what packs one array, makes the message, with each of its arrays packed.
-            number: Of the message, for `fetched`.
         """
-        is_encoded = self._codec is not None and (self._choice is None or self._choice.next())
-        self.is_trial = self._choice is not None and is_encoded != self._choice.is_on
+        is_encoded = self._codec is not None and (self._adaptive is None or self._adaptive.next())
         self._is_looked_at = is_encoded and self._encodings % _LOOK_INTERVAL == 0
         self._encodings += is_encoded
         self._fallbacks, self._squares = 0, (0.0, 0.0)
@@ -216,25 +220,23 @@ class Encoder:
         encode_s = self._now() - start if is_encoded else 0.0
         error, norm = self._squares
         sent = Sent(raw, sum(array.nbytes for array in made), is_encoded, encode_s, self._fallbacks,
-                    math.sqrt(error / norm) if norm and math.isfinite(error / norm) else None, self.is_trial)
-        if self._choice is not None:
-            self._pending[number] = sent, 0
-            if len(self._pending) > _MAX_PENDING:
-                del self._pending[next(iter(self._pending))]
+                    math.sqrt(error / norm) if norm and math.isfinite(error / norm) else None)
+        if self._adaptive is not None and is_encoded:
+            if self._is_timed:
+                self._decode_s = self._time_decoding(made)
+            self._adaptive.record(raw, sent.sent, encode_s / self._num_readers + self._decode_s)
         return message, sent
 
-    def fetched(self, number: int, way_s: float, open_s: float, num_readers: int = 1) -> None:
-        """A reader tells, for what "auto" decides, how long a message was on its way and then took to be decoded or copied.
+    @property
+    def _is_timed(self) -> bool:
+        """Whether the sender decodes this message, as its readers will, to know how long that takes."""
+        return self._encodings <= _FIRST_TIMED or self._is_looked_at
 
-        One encoding may be for several readers, who tell one after the other.
-        """
-        sent, told = self._pending.pop(number, (None, 0))
-        if sent is None or self._choice is None:
-            return
-        told += 1
-        if told < num_readers:
-            self._pending[number] = sent, told
-        self._choice.tell(sent.is_encoded, sent.raw, sent.sent, sent.encode_s / num_readers + open_s, way_s, told * sent.is_trial)
+    def _time_decoding(self, made: Sequence[Any]) -> float:
+        start = self._now()
+        for array in made:
+            decode_array(array)
+        return self._now() - start
 
     def _with_kept(self, array: np.ndarray, place: int) -> np.ndarray:
         """All of it crosses this time."""
@@ -257,14 +259,14 @@ class Encoder:
         self._fallbacks += not (isinstance(packed, Packed) and packed.codec == codec)
         if self._is_looked_at:
             with np.errstate(invalid="ignore"):
-                self._add_error(array, array - unpack(packed))
+                self._add_error(array, array - decode_array(packed))
         return packed
 
     def _encode_with_feedback(self, codec: Codec, array: np.ndarray, place: int) -> Any:
         with np.errstate(over="ignore", invalid="ignore"):
             whole = array + self.kept[place] if place in self.kept else array
             packed = codec.pack(whole)
-            left_out: np.ndarray = whole - unpack(packed)
+            left_out: np.ndarray = whole - decode_array(packed)
         if np.isfinite(left_out).all():
             self.kept[place] = left_out
             self._add_error(whole, left_out)

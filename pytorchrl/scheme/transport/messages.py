@@ -95,8 +95,6 @@ class Rollout:
     """How its arrays were."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     """By kind, what its worker has decoded of weights since its last one, and what a shard took to decode it."""
-    way_s: float | None = None
-    """Seconds on its way, as who received it knows; see `Requests.way_s` and `Pushes.answered`."""
 
     @property
     def collect_s(self) -> float:
@@ -158,10 +156,6 @@ class Gradients:
     samples: dict[str, int] = field(default_factory=dict)
     """Of several policies: policy -> valid samples behind its vector, in the order of `vectors`: its weight in a mean."""
 
-    weights_s: float = 0.0
-    """Seconds that it took to take over the weights that came with the request."""
-    is_trial: bool = False
-    """See `Sent.is_trial`."""
     checksum: int | None = None
     """Of its parameters after the update, where it applied that itself and was asked for it."""
 

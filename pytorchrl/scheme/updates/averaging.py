@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from pytorchrl.scheme.transport import codecs
-from pytorchrl.scheme.transport.encoder import GRADS, Traffic
 from pytorchrl.scheme.transport.messages import Gradients
-from pytorchrl.scheme.updates.statistics import Accounts
-
-
-def decode(gradients: Gradients) -> list[Tensor | None]:
-    """Its vectors as tensors of our own: what came through shared memory is copied."""
-    return [part if part is None or isinstance(part, Tensor) else codecs.own_tensor(part) for part in gradients.vectors]
-
-
-def opened(gradients: Gradients, accounts: Accounts, now: Callable[[], float]) -> Gradients:
-    """The gradient with its vectors as `decode` makes them; what it takes to decode them is booked."""
-    if not gradients.vectors:
-        return gradients
-    start = now()
-    vectors = decode(gradients)
-    if any(isinstance(part, codecs.Packed) for part in gradients.vectors):
-        accounts.traffic[GRADS] += Traffic(decodes=1, decode_s=now() - start)
-    return replace(gradients, vectors=vectors)
 
 
 def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:
@@ -34,7 +14,7 @@ def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None =
 
     Each may have a factor of its own: then it is the sum of n_i s_i g_i over the sum of n_i.
     """
-    decoded = [decode(part) for part in parts]
+    decoded: list[list[Tensor | None]] = [part.vectors for part in parts]
     weights = [part.weights(len(vectors)) for part, vectors in zip(parts, decoded, strict=True)]
     factors = factors or [1.0] * len(parts)
     return [_mean([row[index] for row in decoded], [row[index] for row in weights], factors) for index in range(len(decoded[0]))]

@@ -16,11 +16,13 @@ from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.recording.record import checksum_of
-from pytorchrl.scheme.supervision.supervisor import ENDS_OF_POLLS, Requests, Supervisor
-from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Weights, WholeState
-from pytorchrl.scheme.transport.weight_sync import Pushes
-from pytorchrl.scheme.updates.averaging import mean_gradients, mean_info, opened
+from pytorchrl.scheme.transport.receive import receive
+from pytorchrl.scheme.transport.requests import ENDS_OF_POLLS, Requests
+from pytorchrl.scheme.transport.weight_sync import WeightSync
+from pytorchrl.scheme.updates.averaging import mean_gradients, mean_info
 from pytorchrl.scheme.updates.statistics import Accounts
 
 LAG_POLICIES = ("apply", "scale", "drop")
@@ -187,9 +189,7 @@ class RemoteRound:
         self._local, self._workers, self._runtime, self._accounts = local_worker, workers, runtime, accounts
         self._timeout_s, self._supervisor, self._journal = request_timeout_s, supervisor, journal
         accounts.num_workers, accounts.missing = len(workers), supervisor.gone
-        self._pushes = Pushes(runtime, compress_weights, getattr(local_worker.algo, "groups", ()), len(workers))
-        # By worker, (sequence, seconds on its way, and to open it) of its last gradient, to be told.
-        self._fetched: dict[int, tuple[int, float, float]] = {}
+        self._weight_sync = WeightSync(runtime, compress_weights, getattr(local_worker.algo, "groups", ()), workers)
         self._versions = [-1] * len(workers)
         self._drains, self._is_draining = 0, False
         # Touched by the thread that steps only, or after it has ended.
@@ -201,37 +201,32 @@ class RemoteRound:
         version = self._local.actor_version
         if self._versions[index] == version:
             return None
-        if not self._pushes.has(version):
+        if not self._weight_sync.has(version):
             with self._accounts.part("push"):
-                self._pushes.put(self._local.get_weights(learning=True))
+                self._weight_sync.put(self._local.get_weights(learning=True))
         self._versions[index] = version
         self._accounts.weight_pushes += 1
-        self._pushes.count()
-        self._accounts.bytes_out, self._accounts.traffic[WEIGHTS] = self._pushes.bytes_out, self._pushes.traffic
-        return self._pushes.reference
+        self._weight_sync.count()
+        self._accounts.bytes_out, self._accounts.traffic[WEIGHTS] = self._weight_sync.bytes_out, self._weight_sync.traffic
+        return self._weight_sync.reference
 
-    def _fetch(self, index: int, answer: Any) -> Any:
-        """A worker's answer has come: a gradient is decoded, and its worker will be told how long it took until then."""
+    def _receive(self, answer: Any) -> Any:
+        """Return a worker's answer; the vectors of a gradient are decoded."""
         if not isinstance(answer, Gradients):
             return answer
-        start = self._runtime.now()
         with self._accounts.part("decode"):
-            gradients = opened(answer, self._accounts, self._runtime.now)
-        way_s = self._pushes.answered(index, answer.weights_version, self._in_flight.way_s, answer.weights_s, answer.is_trial)
-        if way_s is not None:
-            self._fetched[index] = answer.sequence, way_s, self._runtime.now() - start
+            gradients, traffic = receive(answer, self._runtime.now)
+        self._accounts.traffic[GRADS] += traffic
         return gradients
 
     def forget_weights(self) -> None:
         """A parameter was changed: every worker gets the weights anew with its next request."""
         self._versions = [-1] * len(self._workers)
-        self._pushes.forget()
+        self._weight_sync.forget()
 
     def _lost(self, index: int) -> None:
         """A worker is lost, with what it held."""
         self._versions[index] = -1
-        self._fetched.pop(index, None)
-        self._pushes.lost(index)
         self._accounts.lose(index + 1)
 
     def _replaced(self, index: int) -> None:
@@ -243,7 +238,7 @@ class RemoteRound:
         done: dict[int, Gradients] = {}
         with self._accounts.part("wait"):
             while len(self._in_flight) or self._supervisor.is_replacing:
-                done.update((index, self._fetch(index, answer)) for index, answer in self._in_flight.poll(POLL_INTERVAL_S))
+                done.update((index, self._receive(answer)) for index, answer in self._in_flight.poll(POLL_INTERVAL_S))
         self._accounts.add_send_s(self._in_flight.take_send_s())
         return [done[index] for index in sorted(done)]
 
@@ -341,9 +336,8 @@ class SyncRound(RemoteRound):
         self._was_lost = False
         for index, handle in enumerate(self._workers):
             if index not in self._supervisor.gone:
-                told = {"fetched": self._fetched.pop(index, None)} if method is GWorker.collect_and_grad else {}
                 self._in_flight.add(index, handle.submit(
-                    method, self._weights_for(index), skip_remaining=self._skip, **kwargs, **told))
+                    method, self._weights_for(index), skip_remaining=self._skip, **kwargs))
         answers = self._gather_all()
         for answer in answers:
             if not isinstance(answer, Gradients):
@@ -508,7 +502,7 @@ class AsyncRound(RemoteRound):
             try:
                 for index, gradients in self._in_flight.poll(timeout_s):
                     self._accounts.receive(gradients)
-                    self._ready.append((index, self._fetch(index, gradients)))
+                    self._ready.append((index, self._receive(gradients)))
                 break
             except (ReplayError, DeadlockError):  # the run cannot go on at all
                 raise
@@ -556,7 +550,7 @@ class AsyncRound(RemoteRound):
 
     def _request(self, index: int, skip: bool) -> None:
         self._in_flight.add(index, self._workers[index].submit(
-            GWorker.collect_and_grad, self._weights_for(index), skip_remaining=skip, fetched=self._fetched.pop(index, None)))
+            GWorker.collect_and_grad, self._weights_for(index), skip_remaining=skip))
 
     def _replaced(self, index: int) -> None:
         super()._replaced(index)

@@ -19,7 +19,8 @@ from pytorchrl.runtime import CPU_RESOURCES, Handle, Journal, Outcome, ThreadRun
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
-from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.transport.requests import Requests
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.updates.statistics import Accounts

@@ -35,7 +35,8 @@ from pytorchrl.runtime import DEFAULT_RESOURCES, Future, Journal, Outcome
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.transport.messages import Weights
-from pytorchrl.scheme.supervision.supervisor import Requests, Supervisor
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.transport.requests import Requests
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -11,7 +11,7 @@ import torch
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.transport import codecs
-from pytorchrl.scheme.transport.codecs import Packed, get_codec, register_codec, unpack
+from pytorchrl.scheme.transport.codecs import Packed, get_codec, register_codec, decode_array
 
 _RNG = np.random.default_rng(0)
 _LOSSLESS = ("lz4", "zstd")
@@ -48,7 +48,7 @@ def same(a, b):
 @pytest.mark.parametrize("array", _ARRAYS.values(), ids=_ARRAYS.keys())
 def test_round_trip_is_bit_exact(array, name):
     packed = get_codec(name).pack(array)
-    assert same(unpack(packed), array)
+    assert same(decode_array(packed), array)
     assert packed.nbytes <= array.nbytes
 
 
@@ -65,9 +65,9 @@ def test_decoded_arrays_can_be_written_and_are_nobody_elses(name):
     array = np.arange(4000, dtype=np.float32) // 100
     before = array.copy()
     packed = get_codec(name).pack(array)
-    first, second = packed.unpack(), packed.unpack()
+    first, second = packed.decode(), packed.decode()
     first += 1
-    assert same(packed.unpack(), second)
+    assert same(packed.decode(), second)
     assert same(array, before)
 
 
@@ -81,8 +81,8 @@ def test_packed_arrays_cross_out_of_band_and_name_their_codec(name):
     assert sum(len(buffer.raw()) for buffer in buffers) == packed.nbytes
     arrived = pickle.loads(stream, buffers=[bytes(buffer.raw()) for buffer in buffers])
     assert not arrived.arrays[0].flags.writeable
-    again = arrived.unpack()
-    assert same(again, packed.unpack())
+    again = arrived.decode()
+    assert same(again, packed.decode())
     again += 1
     assert arrived.codec.name == name
 
@@ -122,7 +122,7 @@ def brute_topk(values):
 def test_half_precision(values, name, dtype, relative):
     packed = get_codec(name).pack(values)
     assert packed.nbytes == values.nbytes / 2
-    again = unpack(packed)
+    again = decode_array(packed)
     assert same(again, brute_half(values, dtype))
     normal = np.abs(values) > 2**-14
     assert (np.abs(again - values)[normal] <= relative * np.abs(values)[normal]).all()
@@ -131,7 +131,7 @@ def test_half_precision(values, name, dtype, relative):
 @pytest.mark.parametrize("values", GRADIENTS.values(), ids=GRADIENTS.keys())
 def test_int8_in_blocks(values):
     packed = get_codec("int8").pack(values)
-    again = unpack(packed)
+    again = decode_array(packed)
     if values.size > 2:
         assert packed.nbytes == values.size + 4 * -(-values.size // 256)
     largest = np.repeat(np.abs(np.pad(values.reshape(-1), (0, -values.size % 256)).reshape(-1, 256)).max(1), 256)[:values.size]
@@ -145,7 +145,7 @@ def test_int8_in_blocks(values):
 @pytest.mark.parametrize("values", GRADIENTS.values(), ids=GRADIENTS.keys())
 def test_top_tenth(values):
     packed = get_codec("topk").pack(values)
-    again = unpack(packed)
+    again = decode_array(packed)
     if values.size == 1:
         assert packed is values  # eight bytes in place of four
         return
@@ -186,7 +186,7 @@ def test_golden_small_cases():
 def test_what_is_not_finite_stays_so(name, bad, size):
     values = np.ones(size, np.float32)
     values[size // 2] = bad
-    again = unpack(get_codec(name).pack(values))
+    again = decode_array(get_codec(name).pack(values))
     assert not np.isfinite(again).all()
     assert values[size // 2] is not again[size // 2]
 
@@ -194,7 +194,7 @@ def test_what_is_not_finite_stays_so(name, bad, size):
 @pytest.mark.parametrize("tiny", [1e-45, 1e-40, 1e-37])
 def test_int8_of_tiny_values_is_finite(tiny):
     values = np.linspace(-tiny, tiny, 300, dtype=np.float32)
-    again = unpack(get_codec("int8").pack(values))
+    again = decode_array(get_codec("int8").pack(values))
     assert np.isfinite(again).all()
     assert np.abs(again - values).max() <= 0.51 * np.finfo(np.float32).tiny
 
@@ -204,7 +204,7 @@ def test_fp16_falls_back_to_bf16_where_values_are_too_large(large):
     values = np.array([1.0, large, 3.0], np.float32)
     packed = get_codec("fp16").pack(values)
     assert packed.codec.name == "bf16"
-    np.testing.assert_allclose(unpack(packed), values, rtol=2**-8)
+    np.testing.assert_allclose(decode_array(packed), values, rtol=2**-8)
     assert get_codec("fp16").pack(np.float32([65504.0, 1.0])).codec.name == "fp16"
 
 
@@ -237,21 +237,21 @@ def test_a_codec_of_ones_own(registry):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     packed = codec.pack(array)
     assert packed.nbytes == 12
-    assert packed.unpack().tolist() == [[0, 0, 2], [2, 4, 4]]
+    assert packed.decode().tolist() == [[0, 0, 2], [2, 4, 4]]
     # Its arrays are no view of the sender's, and it travels with the message: the reader need not know it.
     array[:] = 7
     codecs._codecs.pop("halves")
-    assert pickle.loads(pickle.dumps(packed)).unpack().tolist() == [[0, 0, 2], [2, 4, 4]]
+    assert pickle.loads(pickle.dumps(packed)).decode().tolist() == [[0, 0, 2], [2, 4, 4]]
     assert register_codec("halves", _every_other, _twice, is_lossless=True).is_lossless
 
 
 def test_a_codec_that_decodes_something_else_is_found_out(registry):
     wrong_size = register_codec("a", _every_other, lambda arrays, dtype, size: arrays[0], is_lossless=True)
     with pytest.raises(ValueError, match="codec 'a' decodes 4 values of <f4 as 2 of <f4"):
-        wrong_size.pack(np.arange(4, dtype=np.float32)).unpack()
+        wrong_size.pack(np.arange(4, dtype=np.float32)).decode()
     wrong_dtype = register_codec("b", _every_other, lambda arrays, dtype, size: np.zeros(size), is_lossless=True)
     with pytest.raises(ValueError, match="codec 'b' decodes 4 values of <f4 as 4 of <f8"):
-        wrong_dtype.pack(np.arange(4, dtype=np.float32)).unpack()
+        wrong_dtype.pack(np.arange(4, dtype=np.float32)).decode()
 
 
 @pytest.mark.parametrize("name", ["lz4", "none", "auto", "auto:x", "", 3])
@@ -283,7 +283,7 @@ def test_rollout_round_trip_and_sizes(name):
     data = _rollout().to_numpy()
     packed = data.map(get_codec(name).pack)
     assert codecs.num_bytes(packed) < codecs.num_bytes(data)
-    again = packed.map(codecs.unpack)
+    again = packed.map(codecs.decode_array)
     assert codecs.num_bytes(again) == codecs.num_bytes(data)
     compared = [(getattr(data, group)[leaf], array) for group in ("obs", "other", "final_obs")
                 for leaf, array in getattr(again, group).items()]

@@ -1,0 +1,56 @@
+"""Receive messages: decode what crossed, into memory that the reader may write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorchrl.scheme.transport.codecs import Packed, decode_array, is_made_of
+from pytorchrl.scheme.transport.encoder import Traffic
+from pytorchrl.scheme.transport.messages import Gradients, Rollout, Weights
+
+M = TypeVar("M", Rollout, Weights, Gradients)
+
+
+def receive(message: M, now: Callable[[], float]) -> tuple[M, Traffic]:
+    """Return a message in the form that its reader uses, and the time that decoding took.
+
+    Data of a rollout and vectors of gradients become tensors in memory of their own; the state of weights becomes arrays. What
+    did not cross between processes is returned as it is.
+
+    Args:
+        message: The message as it crossed.
+        now: The clock.
+    """
+    start = now()
+    received, is_encoded = _received(message)
+    return received, Traffic(decodes=1, decode_s=now() - start) if is_encoded else Traffic()
+
+
+def receive_tensor(array: np.ndarray | Packed) -> Tensor:
+    """Return an array, encoded or not, as a tensor in memory of its own: what came through shared memory is read-only."""
+    return torch.from_numpy(array.decode() if isinstance(array, Packed) else np.array(array))
+
+
+def _received(message: Any) -> tuple[Any, bool]:
+    """Return the message with its arrays received, and whether any of them was encoded."""
+    if isinstance(message, Rollout):
+        if is_made_of(message.data, Tensor):
+            return message, False
+        return replace(message, data=message.data.map(receive_tensor)), message.sent.is_encoded
+    if isinstance(message, Weights):
+        arrays = [*message.state.values(), *message.learning.values()]
+        if not any(isinstance(array, Packed) for array in arrays):
+            return message, False
+        state, learning = ({name: decode_array(array) for name, array in part.items()}
+                           for part in (message.state, message.learning))
+        return replace(message, state=state, learning=learning), True
+    if not message.vectors:
+        return message, False
+    vectors = [part if part is None or isinstance(part, Tensor) else receive_tensor(part) for part in message.vectors]
+    return replace(message, vectors=vectors), any(isinstance(part, Packed) for part in message.vectors)

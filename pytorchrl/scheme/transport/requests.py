@@ -1,0 +1,194 @@
+"""Requests that the workers of one set are answering."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from pytorchrl.errors import ReplayError, WorkerDiedError
+from pytorchrl.runtime import Future, Journal, Outcome, Runtime
+
+R = TypeVar("R")
+
+ENDS_OF_POLLS = ("update", "parameter", "asked", "ask")
+"""Events that come between two polls, never within one."""
+
+# A finished result may lie on another node; fetching it takes no longer than this.
+_FETCH_TIMEOUT_S = 60.0
+
+
+class Watch(Protocol):
+    """The watch over the workers of a set; see `pytorchrl.scheme.supervision.supervisor.Supervisor`."""
+
+    @property
+    def gone(self) -> Collection[int]:
+        """Indices of the workers that are lost and not replaced (yet)."""
+
+    def asked(self, index: int) -> None:
+        """Note that a call was made of a worker."""
+
+    def waited_s(self, index: int) -> float:
+        """Return how long a worker has had to answer."""
+
+    def answered(self, index: int, seconds: float, more: bool) -> None:
+        """Note that a worker has given a result that took it `seconds`."""
+
+    def failed(self, index: int) -> None:
+        """Note that a call of a worker has ended with an error."""
+
+    def lost(self, index: int, error: BaseException, goes_on: bool = False) -> None:
+        """Note that a worker is dead or hung."""
+
+    def replaced(self) -> list[int]:
+        """Replace the workers that are due; return their indices."""
+
+    def replace(self, index: int) -> None:
+        """Replace a lost worker now."""
+
+    def kill(self, index: int) -> None:
+        """End a worker."""
+
+    def hung(self) -> Sequence[tuple[int, BaseException]]:
+        """Return the workers that have not answered for too long, with an error for each."""
+
+
+class Requests(Generic[R]):
+    """The calls that the workers of one set are making, in the order in which they were asked for.
+
+    Args:
+        runtime: Where they run.
+        supervisor: Decides about lost workers.
+        journal: Notes in which order answers are taken; where a run is repeated, it says so.
+        seconds_of: What a result says about how long it took its worker, calls that said nothing (None) included.
+        numbers_of: What of a result is the same whenever the run is repeated.
+        on_lost: Called with the index of a lost worker, whose calls are forgotten: late answers find nobody.
+        on_replaced: Called with its index once another worker is in its place.
+    """
+
+    def __init__(self, runtime: Runtime, supervisor: Watch, journal: Journal,
+                 seconds_of: Callable[[R], float | None], numbers_of: Callable[[R], tuple[int, ...]],
+                 on_lost: Callable[[int], object], on_replaced: Callable[[int], object]) -> None:
+        self._runtime, self._supervisor, self._journal = runtime, supervisor, journal
+        self._seconds_of, self._numbers_of = seconds_of, numbers_of
+        self._on_lost, self._on_replaced = on_lost, on_replaced
+        self._open: dict[Future[R], int] = {}
+        self._asked_s: defaultdict[int, float] = defaultdict(float)  # by worker, of answers that said no time
+        self._send_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def owners(self) -> list[int]:
+        """The worker of each call."""
+        return list(self._open.values())
+
+    def add(self, index: int, future: Future[R]) -> None:
+        """A worker was asked for something."""
+        self._open[future] = index
+        self._supervisor.asked(index)
+
+    def poll(self, timeout_s: float) -> Iterator[tuple[int, R]]:
+        """Replace whom it is time to replace; then (worker, value) of each call that is finished, once one is.
+
+        Raises:
+            Exception: Whatever a worker raised; what the supervisor makes of a lost one.
+        """
+        replaying = self._journal.upcoming() is not None
+        for future in self._as_recorded(timeout_s) if replaying else self._as_it_comes(timeout_s):
+            if future not in self._open:  # of a worker that is lost since
+                continue
+            index = self._open.pop(future)
+            outcome = self._runtime.outcome(future, _FETCH_TIMEOUT_S)
+            if isinstance(outcome.error, WorkerDiedError):
+                self._lose(index, outcome.error)
+                continue
+            if self._journal.is_kept:
+                self._note(index, outcome)
+            if outcome.error is not None:
+                self._supervisor.failed(index)
+            value = outcome.unwrap()
+            self._answered(index, self._seconds_of(value))
+            yield index, value
+
+    def _answered(self, index: int, seconds: float | None) -> None:
+        self._asked_s[index] += self._supervisor.waited_s(index)
+        if seconds is not None:
+            self._send_s += max(0.0, self._asked_s.pop(index) - seconds)
+        self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
+
+    def forget_waits(self) -> None:
+        """The calls without a time of their own that were answered are no part of what is asked next."""
+        self._asked_s.clear()
+
+    def take_send_s(self) -> float:
+        """Seconds from asking to taking answers beyond what those say that they took their workers, since the last call.
+
+        That is the way there and back if each worker has one call at a time, and somebody waits for its answer.
+        """
+        seconds, self._send_s = self._send_s, 0.0
+        return seconds
+
+    def _note(self, index: int, outcome: Outcome[R]) -> None:
+        if outcome.error is None:
+            self._journal.note("answer", index, *self._numbers_of(outcome.unwrap()))
+        elif not isinstance(outcome.error, ReplayError):  # which names the first difference itself
+            self._journal.note("error", index, type(outcome.error).__name__)
+
+    def _as_it_comes(self, timeout_s: float) -> list[Future[R]]:
+        """The calls that are finished, once one is; hung workers are lost, and lost ones replaced, when it is time."""
+        for index in self._supervisor.replaced():
+            self._replaced(index)
+        if not self._open:
+            self._runtime.sleep(timeout_s)
+            return []
+        ready = self._runtime.wait(list(self._open), timeout_s)
+        answering = {self._open[future] for future in ready}
+        for index, error in self._supervisor.hung():
+            if index not in answering:  # its answer may have waited for us
+                self._lose(index, error)
+        return ready
+
+    def _as_recorded(self, timeout_s: float) -> Iterator[Future[R]]:
+        """The calls whose ends come next in the record; what became of workers in between happens again."""
+        num_taken = 0
+        while (event := self._journal.upcoming()) is not None:
+            kind, index = event[:2]
+            if kind == "replaced" and index in self._supervisor.gone:
+                self._supervisor.replace(index)
+                self._replaced(index)
+            elif kind in ENDS_OF_POLLS or index not in self._open.values():
+                if num_taken:  # it is the turn of others
+                    return
+                self._journal.note("an answer awaited from", *sorted(set(self._open.values())))
+            elif kind == "lost":
+                self._supervisor.kill(index)
+                self._lose(index, WorkerDiedError(f"worker {index + 1} was lost in the run that is replayed"))
+            else:
+                future = next(future for future, owner in self._open.items() if owner == index)
+                if not self._runtime.wait([future], timeout_s):
+                    return
+                yield future
+            num_taken += 1
+
+    def _replaced(self, index: int) -> None:
+        self._journal.note("replaced", index)
+        self._on_replaced(index)
+
+    def lose(self, index: int, error: BaseException) -> None:
+        """A worker is lost, as somebody else has found."""
+        if index not in self._supervisor.gone:
+            self._lose(index, error)
+
+    def _lose(self, index: int, error: BaseException) -> None:
+        self._journal.note("lost", index)
+        self._open = {future: owner for future, owner in self._open.items() if owner != index}
+        self._asked_s.pop(index, None)
+        self._on_lost(index)
+        self._supervisor.lost(index, error, goes_on=self._journal.upcoming() is not None)
+
+    def finish(self, timeout_s: float) -> list[Outcome[R]]:
+        """How all of them end within `timeout_s`; none is open any more."""
+        outcomes = self._runtime.get_all(list(self._open), timeout_s)
+        self._open.clear()
+        return outcomes
