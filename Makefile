@@ -8,9 +8,9 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 REQUIREMENTS := requirements.txt constraints.txt pyproject.toml setup.py
 THREADS := OMP_NUM_THREADS=1
-# Processes that share the tests; all that use Ray go to one of them.
+# Processes that share the tests, in the order of tests/conftest.py; all that use Ray go to one of them.
 JOBS ?= 2
-PYTEST = $(THREADS) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup
+PYTEST = $(THREADS) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help venv train test test-all lint docs bench clean
@@ -39,14 +39,19 @@ train: $(VENV)/.stamp  ## PPO on CartPole-v1: a model, a learning curve, 100 eva
 	@$(BIN)/python -m pytorchrl plot $(RUN_DIR)
 	@$(BIN)/python -m pytorchrl enjoy $(RUN_DIR) --episodes 100
 
-test: $(VENV)/.stamp-dev  ## the tests of every change
+test: $(VENV)/.stamp-dev  ## the tests of every change; failures show at once
 	@$(PYTEST)
 
 test-all: $(VENV)/.stamp-dev  ## also those that train until a score is reached
 	@$(PYTEST) -m ''
 
-lint: $(VENV)/.stamp-dev  ## ruff and mypy; both run, whichever fails
-	@$(BIN)/python -m ruff check .; ruff=$$?; $(BIN)/python -m mypy pytorchrl && exit $$ruff
+lint: $(VENV)/.stamp-dev  ## ruff, mypy, spelling and links; all run, whichever fails
+	@code=0; \
+	$(BIN)/python -m ruff check . || code=1; \
+	$(BIN)/python -m mypy pytorchrl || code=1; \
+	$(BIN)/python -m codespell_lib || code=1; \
+	$(BIN)/python docs/_ext/check_links.py || code=1; \
+	exit $$code
 
 docs: $(VENV)/.stamp-dev  ## the documentation, into docs/_build/html
 	@$(THREADS) $(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -17,12 +17,42 @@ from pytorchrl.scheme.supervision.evaluation import Evaluation
 ROOT = Path(__file__).parent.parent
 
 
+# Folders of tests in the order in which they run: what fails in a second comes before what takes minutes.
+FOLDERS = ("unit", "integration", "docs", "learning")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Where processes share the tests, all that use Ray are one process's: they start it once, and count what is left."""
+    """Run units first, and in each folder what needs no Ray; one process runs all tests with Ray and starts it once."""
     for item in items:
         if item.get_closest_marker("ray") is not None:
             item.add_marker(pytest.mark.xdist_group("ray"))
+    items.sort(key=place_of)
+
+
+def place_of(item):
+    """Return the place of a test in the order; tests of equal places keep the order in which they were found."""
+    folder = item.path.relative_to(ROOT / "tests").parts[0] if item.path.is_relative_to(ROOT / "tests") else ""
+    return FOLDERS.index(folder) if folder in FOLDERS else 0, item.get_closest_marker("ray") is not None
+
+
+class Failures:
+    """Show each failure when it happens; where processes share the tests, pytest itself shows them at the end only."""
+
+    def __init__(self, config):
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+            reporter.ensure_newline()
+            reporter.write_line(f"FAILED {report.nodeid} ({report.when})\n{report.longreprtext}", red=True)
+
+
+def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # in the process that writes to the terminal
+        config.pluginmanager.register(Failures(config))
 
 
 

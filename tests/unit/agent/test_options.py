@@ -52,7 +52,7 @@ class Part:
     ({"size": 1, "sizes": "64"}, "sizes must be a tuple or list"),
     ({"size": 1, "flag": 1}, "flag must be True or False"),
     ({"size": 1, "limit": "x"}, "limit must be a number or None"),
-    ({"size": 1, "sise": 2}, "did you mean 'size'?"),
+    ({"size": 1, "sise": 2}, "did you mean 'size'?"),  # codespell:ignore sise
 ])
 def test_bad_option_raises_with_name_and_limit(given, message):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):

@@ -54,7 +54,7 @@ def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["trian"], "did you mean 'train'"),
+    (["trian"], "did you mean 'train'"),  # codespell:ignore trian
     (["train"], "usage"),
     (["train", "--env", "CartPole-v1"], "algorithm must be one of a2c, appo, ddpg, dqn, impala, ppo, r2d2, sac, td3 or MODULE:CLASS"),
     (["train", "pppo", "--env", "CartPole-v1"], "got 'pppo'"),
@@ -141,7 +141,7 @@ def test_several_values_may_be_several_words(flags, sizes):
     (["--col-communication", "asink"], "['synchronous', 'asynchronous'], got 'asink'"),
     (["--col-fraction-workers", "1.2"], "in (0, 1], got 1.2"),
     (["--fraction-samples", "nan"], "in (0, 1], got nan"),
-    (["--col-execution", "Paralel"], "['Central', 'Parallel'], got 'Paralel'"),
+    (["--col-execution", "Paralel"], "['Central', 'Parallel'], got 'Paralel'"),  # codespell:ignore
     (["--distribute-gradients", "--num-grad-workers", "2", "--grad-communication", "asynchronous"],
      "distribute_gradients=True contradicts grad_communication"),
     (["--compress-data-to-send"], "compress_data_to_send=True needs num_col_workers >= 2"),

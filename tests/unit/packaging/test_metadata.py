@@ -7,8 +7,10 @@ import re
 import shutil
 import stat
 import subprocess
+import sys
 
 import pytest
+import yaml
 
 import pytorchrl
 from tests.conftest import ROOT
@@ -76,38 +78,69 @@ def test_ci_calls_make_alone_and_is_executable():
     path = ROOT / ".ci" / "run"
     assert path.stat().st_mode & stat.S_IXUSR
     commands = [line for line in lines_of(".ci/run") if line.startswith("make")]
-    assert [line.split()[:2] for line in commands] == [["make", "lint"], ["make", "test"]]
+    assert [line.split()[:2] for line in commands] == [["make", "lint"], ["make", "docs"], ["make", "test"]]
     assert not re.search(r"pytest\s+-|ruff|mypy|pip ", path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("lint", [0, 1])
+@pytest.mark.parametrize(("lint", "docs"), [(0, 0), (0, 1), (1, 0)])
 @pytest.mark.parametrize(("tests", "closing"), [
     (0, "3 passed in 0.10s"), (1, "1 failed, 2 passed in 0.10s"), (2, "1 error in 0.10s"), (5, "no tests ran in 0.01s")])
-def test_ci_fails_with_any_gate_and_ends_with_the_closing_line(tmp_path, lint, tests, closing):
+def test_ci_fails_with_any_gate_and_ends_with_the_closing_line(tmp_path, lint, docs, tests, closing):
     """Everything runs, also what comes after a gate that failed."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     (tmp_path / "Makefile").write_text(
-        f"lint:\n\t@echo linted; exit {lint}\ntest:\n\t@echo tested; echo '{closing}'; echo more; exit {tests}\n")
+        f"lint:\n\t@echo linted; exit {lint}\ndocs:\n\t@echo built; exit {docs}\n"
+        f"test:\n\t@echo tested the site $$PYTORCHRL_SITE; echo '{closing}'; echo more; exit {tests}\n")
     result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False)
     lines = result.stdout.splitlines()
-    assert lines.index("linted") < lines.index("tested")
+    # A site that failed to build is not tested in its place.
+    tested = "tested the site" if docs else "tested the site docs/_build/html"
+    assert lines.index("linted") < lines.index("built") < lines.index(tested)
     assert lines[-1] == closing
-    assert (result.returncode == 0) == (lint == tests == 0)
+    assert (result.returncode == 0) == (lint == docs == tests == 0)
+    assert any("the documentation failed" in line for line in lines) == bool(docs)
     assert any("lint or types failed" in line for line in lines) == bool(lint)
 
 
-@pytest.mark.parametrize(("ruff", "mypy"), [(0, 0), (1, 0), (0, 1), (1, 1)])
-def test_lint_runs_both_checks_and_fails_with_either(tmp_path, ruff, mypy):
+CHECKS = ["-m ruff check .", "-m mypy pytorchrl", "-m codespell_lib", "docs/_ext/check_links.py"]
+
+
+@pytest.mark.parametrize("failing", [[], *([check] for check in CHECKS), CHECKS])
+def test_lint_runs_all_checks_and_fails_with_any(tmp_path, failing):
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text(f"#!/bin/sh\necho $2\n[ $2 = ruff ] && exit {ruff}\nexit {mypy}\n")
+    python.write_text("#!/bin/sh\necho \"$*\"\ncase \"$*\" in " + "".join(f"'{check}') exit 3;; " for check in failing) + "esac\n")
     python.chmod(0o755)
     for stamp in (".stamp", ".stamp-dev"):
         (tmp_path / stamp).touch()
     result = subprocess.run(["make", "--no-print-directory", "lint", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert result.stdout.split()[:2] == ["ruff", "mypy"]
-    assert (result.returncode == 0) == (ruff == mypy == 0)
+    assert result.stdout.splitlines() == CHECKS
+    assert (result.returncode == 0) == (not failing)
+
+
+def test_hooks_before_a_commit_run_the_checks_of_lint():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    assert [hook["entry"] for hook in hooks] == [f".venv/bin/python {check}" for check in CHECKS]
+    assert all(hook["language"] == "system" and not hook["pass_filenames"] for hook in hooks)
+
+
+@pytest.mark.parametrize(("check", "path", "defect"), [
+    ("-m ruff check", "tests/test_planted.py", "import os\n"),
+    ("-m ruff check", "tests/test_planted.py", f"A = {'1 + ' * 40}1\n"),
+    ("-m mypy", "pytorchrl/planted.py", "def planted() -> int:\n    return 'one'\n"),
+    ("-m codespell_lib", "docs/planted.md", "An enviroment.\n"),  # codespell:ignore enviroment
+])
+def test_a_planted_defect_stops_its_check(tmp_path, check, path, defect):
+    """With the repository's settings, in a folder of which the rest is clean."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    planted = tmp_path / path
+    planted.parent.mkdir()
+    command = [sys.executable, *check.split(), *([] if "codespell" in check else [path])]
+    for text, is_clean in (("", True), (defect, False)):
+        planted.write_text(text, encoding="utf-8")
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (result.returncode == 0) == is_clean, result.stdout + result.stderr
 
 
 def test_what_contributing_and_the_readme_name_is_there():
@@ -122,9 +155,11 @@ def test_what_contributing_and_the_readme_name_is_there():
 
 
 def test_the_gates_are_pinned_as_they_are_installed():
-    pins = dict(line.split("==") for line in lines_of("constraints.txt"))
-    for name in ("ruff", "mypy", "pytest"):
+    pins = dict(line.split("==", 1) for line in lines_of("constraints.txt"))
+    for name in ("ruff", "mypy", "codespell", "pytest", "pytest-timeout", "pytest-xdist"):
         assert importlib.metadata.version(name) == pins[name]
+    for name in ("sphinx", "furo", "myst-nb"):  # newer ones need a newer Python
+        assert sys.version_info < (3, 11) or importlib.metadata.version(name) == pins[name].partition(";")[0]
 
 
 def test_make_help_lists_every_target():
