@@ -142,12 +142,17 @@ class Requests(Generic[R]):
         if not self._open:
             self._runtime.sleep(timeout_s)
             return []
-        ready = self._runtime.wait(list(self._open), timeout_s)
+        ready = self._wait(list(self._open), timeout_s)
         answering = {self._open[future] for future in ready}
         for index, error in self._supervisor.hung():
             if index not in answering:  # its answer may have waited for us
                 self._lose(index, error)
         return ready
+
+    def _wait(self, futures: list[Future[R]], timeout_s: float) -> list[Future[R]]:
+        """Return the calls that are finished, once one is; an answer that is there already is taken without waiting."""
+        ready = self._runtime.wait(futures, 0.0)
+        return ready if ready or not timeout_s else self._runtime.wait(futures, timeout_s)
 
     def _as_recorded(self, timeout_s: float) -> Iterator[Future[R]]:
         """The calls whose ends come next in the record; what became of workers in between happens again."""
@@ -166,7 +171,7 @@ class Requests(Generic[R]):
                 self._lose(index, WorkerDiedError(f"worker {index + 1} was lost in the run that is replayed"))
             else:
                 future = next(future for future, owner in self._open.items() if owner == index)
-                if not self._runtime.wait([future], timeout_s):
+                if not self._wait([future], timeout_s):
                     return
                 yield future
             num_taken += 1
