@@ -49,7 +49,7 @@ class SyntheticEnvs(VecEnv):
     def create_factory(cls, vec_env_size: int = 1) -> EnvFactory:  # type: ignore[override] # no environment to name
         """A factory of vectors of `vec_env_size` environments."""
         return EnvFactory(cls, build_options(cls, {"vec_env_size": vec_env_size}), observation_space={},
-                          action_space=gym.spaces.Discrete(1), has_action_mask=False)
+                          action_space=gym.spaces.Discrete(1))
 
     @property
     def num_restarts(self) -> int:

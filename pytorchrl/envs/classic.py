@@ -6,9 +6,6 @@ from typing import Any
 
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 
-REWARD_THRESHOLDS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "MountainCar-v0": -110.0}
-"""Mean return from which an environment counts as solved."""
-
 
 def classic_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
     """Environments of classic control or toy text.

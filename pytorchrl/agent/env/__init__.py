@@ -1,12 +1,12 @@
-"""Environments: one interface to single, vector, native and multi-process ones.
+"""Environments: one interface to single, vector, native and multi-process environments.
 
-Names are imported when they are first used: worker processes need the light modules only, and not torch.
+Names are imported at their first use, because worker processes need only the modules that do not import torch.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytorchrl.agent.env.guard import check_finite
@@ -19,7 +19,7 @@ _HOMES = {"EnvFactory": "vec_env", "VecEnv": "vec_env", "check_finite": "guard",
           "flatten_space": "spaces"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Building, seeding and closing vector environments: native ones, ours in this process, or processes."""
+"""Build, seed and close vector environments: native ones, those of this process, and those with one process each."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import iterate
 
+from pytorchrl.agent.env.aliases import AnyEnv, AnyVectorEnv, EnvFn, Info, Observation
 from pytorchrl.agent.env.autoreset import autoreset_mode_of
 from pytorchrl.agent.env.guard import describe, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
@@ -24,10 +25,10 @@ from pytorchrl.agent.env.restarts import RESTARTS, RestartingEnv, Restarts
 from pytorchrl.agent.env.single import Blueprint, build_env, env_or_failure, find_spec, missing_package, name_of
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 
-AnyVectorEnv = VectorEnv[Any, Any, Any]
+VectorMaker = Callable[..., AnyVectorEnv]
 
-# A step of Gymnasium's vector environments in numpy takes 40 us for any number; one environment alone takes 17 us, each more 10 us
-# (benchmarks/env_backends.py): from this number on the vector is faster.
+# A step of Gymnasium's NumPy vector environments takes 40 us for any number of environments; a step of one environment
+# takes 17 us, and each further environment 10 us (benchmarks/env_backends.py). From this number on, NumPy is faster.
 _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
 
@@ -35,7 +36,7 @@ _ASKED_MODES = {"same_step": AutoresetMode.SAME_STEP, "next_step": AutoresetMode
 
 
 def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
-    """Build the vector environment and tell when it starts new episodes.
+    """Build the vector environment, and return it with its autoreset mode.
 
     Raises:
         ConfigError: The settings do not fit the environment, or a package is missing.
@@ -69,20 +70,20 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
         raise EnvError(f"{blueprint.where}: {describe(failure)}") from failure
 
 
-def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Any, dict[str, Any]]:
-    """Reset all environments; those that take one seed each get `seeds`, others the first of them."""
+def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Observation, Info]:
+    """Reset all environments with `seeds`, or with the first seed if the vector environment takes only one."""
     if seeds is None:
         return envs.reset()
     if isinstance(envs, (SyncVectorEnv, AsyncVectorEnv)):
         return envs.reset(seed=seeds)  # type: ignore[arg-type] # a list[int] is a list[int | None] here
     if type(envs).__module__.startswith("ale_py"):
-        # One integer would mean seed, seed + 1, ...: neighbouring workers would share games.
+        # An integer would mean seed, seed + 1, ...: neighbouring workers would play the same games.
         return envs.reset(seed=np.array(seeds))  # type: ignore[arg-type] # wider than Gymnasium's signature
     return envs.reset(seed=seeds[0])
 
 
 def close_vector(envs: AnyVectorEnv, failed: bool) -> None:
-    """Close all environments; processes of which one failed are ended without waiting for answers."""
+    """Close all environments; if one of several processes failed, terminate all without waiting for replies."""
     if failed and isinstance(envs, AsyncVectorEnv):
         for process in envs.processes:
             process.terminate()
@@ -97,7 +98,7 @@ def close_vector(envs: AnyVectorEnv, failed: bool) -> None:
 
 
 def _build_native(
-    blueprint: Blueprint, spec: EnvSpec | None, native: Callable[..., AnyVectorEnv],
+    blueprint: Blueprint, spec: EnvSpec | None, native: VectorMaker,
 ) -> tuple[AnyVectorEnv, AutoresetMode]:
     _check_native(blueprint)
     accepted = _parameters(native)
@@ -107,7 +108,7 @@ def _build_native(
     if "num_threads" in accepted:
         kwargs.setdefault("num_threads", blueprint.num_threads)
     if "reward_clipping" in accepted:
-        # No info has the raw reward, which statistics need; reward_transform="sign" does this for learners.
+        # Statistics need the raw reward, which no info contains; reward_transform="sign" clips it for learners.
         kwargs.setdefault("reward_clipping", False)
     if blueprint.max_episode_steps is not None:
         kwargs |= _time_limit(blueprint, spec, accepted)
@@ -123,36 +124,37 @@ def _build_native(
         raise EnvError(f"{blueprint.where}: the constructor raised: {describe(failure)}") from failure
     if not isinstance(envs, VectorEnv) or envs.num_envs != blueprint.num_envs:
         raise FactoryError(
-            f"env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size; "
+            "env_fn takes num_envs, so it must return a gymnasium.vector.VectorEnv of that size; "
             f"{name_of(blueprint)} returned {envs}")
     _check_spaces(envs, blueprint.where)
-    # The argument that was passed says more than the environment's metadata, which may be shared between classes.
+    # The argument is more reliable than the metadata of the environment, which several classes may share.
     mode = AutoresetMode(kwargs["autoreset_mode"]) if "autoreset_mode" in kwargs else autoreset_mode_of(envs)
     if mode is not _ASKED_MODES.get(blueprint.autoreset, mode):
         envs.close()
         raise ConfigError(
             f"autoreset={blueprint.autoreset!r}, but {name_of(blueprint)} offers {mode.value} only; use backend='sync'")
-    _check_quickly(envs)
+    _speed_up_action_check(envs)
     return envs, mode
 
 
 def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
     """Raise `EnvError` if a native vector environment lacks one of its four spaces."""
-    if problem := space_problem(envs, ("single_observation_space", "single_action_space", "observation_space", "action_space")):
+    names = ("single_observation_space", "single_action_space", "observation_space", "action_space")
+    if problem := space_problem(envs, names):
         raise EnvError(f"{where}: {problem}")
 
 
-def _check_quickly(envs: AnyVectorEnv) -> None:
-    """Let the space of one choice in each environment say in a third of the time whether it contains an action.
+def _speed_up_action_check(envs: AnyVectorEnv) -> None:
+    """Replace the `contains` of a batched Discrete action space by one that takes a third of the time.
 
-    Gymnasium's own vector environments ask it at every step, which takes a tenth of one.
+    The vector environments of Gymnasium call `contains` at every step, for a tenth of the step's time.
     """
     space = envs.unwrapped.action_space
     if type(space) is not MultiDiscrete or space.nvec.ndim != 1:
         return
     low, end = space.start, space.start + space.nvec
 
-    def contains(action: Any) -> bool:
+    def contains(action: object) -> bool:
         return (isinstance(action, np.ndarray) and action.shape == low.shape and action.dtype.kind in "iu"
                 and not np.count_nonzero((action < low) | (action >= end)))
 
@@ -162,7 +164,7 @@ def _check_quickly(envs: AnyVectorEnv) -> None:
 def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode) -> AnyVectorEnv:
     check_main_guard("backend='async'")
     restarts = blueprint.restarts
-    if restarts is not None:  # each process has a budget of its own; here they are added up
+    if restarts is not None:  # each process has its own budget; `restarts` limits their sum
         blueprint = dataclasses.replace(blueprint, restarts=Restarts(restarts.limit, logs=False))
     makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     first = makers[0]()
@@ -170,7 +172,7 @@ def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode
     first.close()
     makers = [functools.partial(env_or_failure, maker, observation_space, action_space) for maker in makers]
     try:
-        # spawn: a fork of a process with threads (torch has some) may deadlock.
+        # spawn, because a fork of a process with threads, such as those of torch, may deadlock.
         envs = _Processes(makers, copy=False, context="spawn", autoreset_mode=mode)
     except (RuntimeError, ValueError, OSError, EOFError) as failure:
         raise EnvError(f"{blueprint.where}: the processes could not be started: {describe(failure)}") from failure
@@ -178,23 +180,24 @@ def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode
     return envs
 
 
-def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> Callable[..., AnyVectorEnv] | None:
-    """What builds the native vector environment, if there is one."""
+def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | None:
+    """Return the function that builds the native vector environment; None if there is none."""
     if spec is None:
-        return blueprint.env_fn if "num_envs" in _parameters(blueprint.env_fn) else None
+        maker = blueprint.env_fn
+        return maker if callable(maker) and "num_envs" in _parameters(maker) else None
     entry_point = spec.vector_entry_point
     if entry_point is None or callable(entry_point):
         return entry_point
     try:
         return load_env_creator(entry_point)  # type: ignore[return-value] # the entry point of a vector environment
     except ImportError as failure:
-        if blueprint.backend == "auto":  # e.g. phys2d needs JAX; the single environment may not
+        if blueprint.backend == "auto":  # phys2d, for example, needs JAX; its single environment may not
             return None
         raise missing_package(spec, failure) or failure from failure
 
 
-def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: Callable[..., Any] | None) -> bool:
-    """Return whether `backend="auto"` uses the native vector environment: it supports all options that are set, and is the fastest."""
+def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMaker | None) -> bool:
+    """Return whether `backend="auto"` uses the native vector environment: it supports the options and is fastest."""
     if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
         return False
     if spec is not None and native.__module__.startswith(_NUMPY_VECTORS) and blueprint.num_envs < _FEWEST_FOR_NUMPY:
@@ -206,50 +209,50 @@ def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: Callable[.
 
 
 def _time_limit(blueprint: Blueprint, spec: EnvSpec | None, accepted: set[str]) -> dict[str, int]:
-    """`max_episode_steps` in the native environment's own terms."""
+    """Return `max_episode_steps` as an argument of the native environment."""
     assert blueprint.max_episode_steps is not None
     if "max_episode_steps" in accepted:
         return {"max_episode_steps": blueprint.max_episode_steps}
     if "max_num_frames_per_episode" in accepted:
         known = ({} if spec is None else spec.kwargs) | blueprint.env_kwargs
         return {"max_num_frames_per_episode": blueprint.max_episode_steps * known.get("frameskip", 4)}
-    raise ConfigError(f"max_episode_steps is not offered by {name_of(blueprint)}; use backend='sync'")
+    raise ConfigError(f"{name_of(blueprint)} does not support max_episode_steps; use backend='sync'")
 
 
 def _check_native(blueprint: Blueprint) -> None:
-    """Refuse what a native vector environment cannot do."""
+    """Raise `ConfigError` for settings that a native vector environment does not support."""
     if blueprint.needs_restarts:
         raise ConfigError(
-            f"on_env_error='restart' needs single environments, but {name_of(blueprint)} is built whole and cannot be "
-            "replaced in part; use backend='sync' or 'async', or on_env_error='raise'")
+            f"on_env_error='restart' needs single environments, but {name_of(blueprint)} is one vector environment, of "
+            "which no part can be replaced; use backend='sync' or 'async', or on_env_error='raise'")
     if blueprint.frame_stack > 1 or blueprint.wrappers:
         raise ConfigError(
             f"frame_stack={blueprint.frame_stack} and {len(blueprint.wrappers)} wrappers need single environments, "
-            f"but {name_of(blueprint)} is built whole; use backend='sync' or 'async'")
+            f"but {name_of(blueprint)} is one vector environment; use backend='sync' or 'async'")
 
 
-def _parameters(function: Any) -> set[str]:
+def _parameters(function: EnvFn) -> set[str]:
     try:
-        return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # some callables of C have no signature
+        return set(inspect.signature(function).parameters)  # type: ignore[arg-type] # what has none raises
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return set()
 
 
 class _InProcess(SyncVectorEnv):
-    """Gymnasium's, whose step costs more than acting in it; the frequent case is done here with a third of that."""
+    """Gymnasium's vector environment, with a `step` that takes a third of its overhead in the most frequent case."""
 
-    def __init__(self, makers: Sequence[Callable[[], gym.Env[Any, Any]]], **settings: Any) -> None:
+    def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:
         super().__init__(makers, **settings)
         for index, env in enumerate(self.envs):
             if isinstance(env, RestartingEnv):
                 env.last_observation = functools.partial(self._last_observation, index)
 
     def step(self, actions: Any) -> Any:
-        """Step all environments; the observations are overwritten by the next step."""
+        """Step all environments; the next step overwrites the observations."""
         if self.autoreset_mode is not AutoresetMode.SAME_STEP or not isinstance(self._observations, np.ndarray):
             return super().step(actions)
         rewards, terminations, truncations = self._rewards, self._terminations, self._truncations
-        infos: dict[str, Any] = {}
+        infos: Info = {}
         for index, env in enumerate(self.envs):
             observation, rewards[index], terminated, truncated, info = env.step(actions[index])
             if terminated or truncated:
@@ -261,26 +264,27 @@ class _InProcess(SyncVectorEnv):
                 infos = self._add_info(infos, info, index)
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
-
-    def _last_observation(self, index: int) -> Any:
-        """A copy of an environment's last observation; while it steps, its row of the buffer still holds that."""
+    def _last_observation(self, index: int) -> Observation:
+        """Return a copy of the last observation of an environment, which is still in the buffer during a step."""
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 
 
 class _Processes(AsyncVectorEnv):
-    restarts: Restarts | None = None
-    """The budget of all environments together."""
+    """Gymnasium's vector environment with one process for each environment, with restarts and complete errors."""
 
-    def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
-        """As Gymnasium's; restarts are taken out and counted."""
+    restarts: Restarts | None = None
+    """Budget of restarts of all environments together; None if restarts are off."""
+
+    def _add_info(self, vector_infos: Info, env_info: Info, env_num: int) -> Info:
+        """Add the `info` of one environment, after removing and counting its restarts."""
         if self.restarts is not None:
             for fault in env_info.pop(RESTARTS, ()):
                 self.restarts.spend(fault, None)
         return super()._add_info(vector_infos, env_info, env_num)
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise what the processes sent as one `EnvError`; Gymnasium would raise the last and warn of the others."""
+        """Raise the errors of all processes as one `EnvError`; Gymnasium raises the last and warns of the others."""
         num_failed = sum(not success for success in successes)
         if num_failed:
             reports = sorted((self.error_queue.get() for _ in range(num_failed)), key=lambda report: report[0])

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
+from pytorchrl.agent.env.aliases import AnySpace, AnyVectorEnv, EnvFn, Info, Observation
 from pytorchrl.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from pytorchrl.agent.env.single import Blueprint
 
 
-class EnvPoolVector(VectorEnv[Any, Any, Any]):
-    """A pool that steps all its environments at once, in threads; new episodes start in the next step.
+class EnvPoolVector(AnyVectorEnv):
+    """A pool that steps all environments together, in threads, with autoreset in the next step.
 
-    Its seeds are given when it is built, so `reset` ignores seeds.
+    The pool is seeded by its constructor, so `reset` ignores seeds.
+
+    Args:
+        blueprint: The task, the number of environments, their seeds and the number of threads.
+
+    Attributes:
+        pool: The environments of EnvPool.
 
     Raises:
         ConfigError: EnvPool is not installed, has no such task, or refuses an option.
@@ -40,45 +47,46 @@ class EnvPoolVector(VectorEnv[Any, Any, Any]):
         if task not in known:
             raise ConfigError(f"EnvPool has no task {task!r}; see envpool.list_all_envs()")
         try:
-            self._pool = envpool.make(
+            self.pool = envpool.make(
                 task, env_type="gymnasium", num_envs=blueprint.num_envs, seed=blueprint.seeds,
                 num_threads=blueprint.num_threads, **kwargs)
         except (AssertionError, KeyError, TypeError, ValueError) as failure:
             raise ConfigError(f"EnvPool refuses {kwargs} for {task!r}: {failure}") from failure
         self.num_envs = blueprint.num_envs
-        # A pool's spaces are those of one environment.
-        self.single_observation_space: gym.Space[Any] = self._pool.observation_space
-        self.single_action_space: gym.Space[Any] = self._pool.action_space
+        # The spaces of a pool are those of one environment.
+        self.single_observation_space: AnySpace = self.pool.observation_space
+        self.single_action_space: AnySpace = self.pool.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start a new episode everywhere."""
-        observations, info = self._pool.reset()
+    def reset(self, *, seed: object = None, options: Info | None = None) -> tuple[Observation, Info]:
+        """Start a new episode in all environments."""
+        observations, info = self.pool.reset()
         return observations, _flat(info)
 
-    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: np.ndarray) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step all environments."""
-        observations, reward, terminated, truncated, info = self._pool.step(actions)
+        observations, reward, terminated, truncated, info = self.pool.step(actions)
         return observations, reward, terminated.astype(np.bool_), truncated.astype(np.bool_), _flat(info)
 
-    def close_extras(self, **kwargs: Any) -> None:
-        """End the pool's threads."""
-        self._pool.close()
+    def close_extras(self, **kwargs: object) -> None:
+        """Stop the threads of the pool."""
+        self.pool.close()
 
 
-def _flat(info: dict[str, Any]) -> dict[str, Any]:
+def _flat(info: Info) -> Info:
+    """Return the entries of `info` that are arrays."""
     return {key: value for key, value in info.items() if isinstance(value, np.ndarray)}
 
 
-def _task_id(env_fn: Any) -> str:
+def _task_id(env_fn: EnvFn) -> str:
     name = env_fn.id if isinstance(env_fn, EnvSpec) else env_fn
     if not isinstance(name, str):
-        raise ConfigError(f"backend='envpool' needs the id of one of EnvPool's tasks, got {env_fn!r}")
+        raise ConfigError(f"backend='envpool' needs the id of a task of EnvPool, got {env_fn!r}")
     return name.removeprefix("ALE/")
 
 
-def _import_envpool() -> Any:
+def _import_envpool() -> ModuleType:
     try:
         return importlib.import_module("envpool")
     except ImportError as failure:

@@ -1,21 +1,34 @@
-"""Checks of what environments return: against their declared spaces, and for NaN and infinity."""
+"""Check the results of environments against their declared spaces, and for NaN and infinity."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from pytorchrl.agent.env.aliases import (
+    Action,
+    AnyEnv,
+    AnySpace,
+    AnyVectorEnv,
+    AnyWrapper,
+    Info,
+    Observation,
+    ResetResult,
+    StepResult,
+)
 from pytorchrl.errors import EnvError, NonFiniteDataError
 from pytorchrl.terminal import get_logger
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 logger = get_logger(__name__)
 
-# Of the text of an exception; some environments put whole states into theirs.
+# Limit for the text of an exception, because some environments put whole states into it.
 _MAX_CHARS = 2000
 _HINTS = (
     ("unexpected keyword argument 'seed'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "
@@ -27,23 +40,23 @@ _HINTS = (
 )
 
 
-class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """One environment whose failures say where they happened, and whose first results are checked.
+class GuardedEnv(AnyWrapper):
+    """Wrapper of one environment that adds the location to its failures and checks its first results.
 
     Args:
         env: The environment.
-        where: Worker and environment index, for messages.
+        where: Worker and environment index, for error messages.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], where: str) -> None:
+    def __init__(self, env: AnyEnv, where: str) -> None:
         super().__init__(env)
         self._where = where
         self._seed: int | None = None
         self._num_steps = 0
-        self._form: tuple[Any, Any] | None = None
+        self._form: tuple[type, object] | None = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environment; raises `EnvError` if it raises or breaks its contract."""
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
+        """Reset the environment; raise `EnvError` if the environment raises or violates its contract."""
         self._seed = seed if seed is not None else self._seed
         try:
             result = self.env.reset(seed=seed, options=options)
@@ -54,24 +67,24 @@ class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
             raise EnvError(f"{self._where}: reset: {problem}")
         return result
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment; raises `EnvError` if it raises or breaks its contract."""
+    def step(self, action: Action) -> StepResult:
+        """Step the environment; raise `EnvError` if the environment raises or violates its contract."""
         self._num_steps += 1
         try:
             result = self.env.step(action)
         except Exception as failure:  # noqa: BLE001 - raised again, or the environment is replaced
             return self._step_failed(failure)
-        # The whole check comes at the first step; then a result of the same form needs none.
+        # The first step is checked fully; later steps with a result of the same form need no check.
         if len(result) != 5 or self._form != (type(result[1]), _form(result[0])):
             problem = step_problem(self.observation_space, result)
             if problem:
                 raise EnvError(f"{self._where}: step: {problem}")
             self._form = (type(result[1]), _form(result[0]))
-        if result[2] or result[3]:  # the last observation is kept while the next episode begins, perhaps in the same memory
+        if result[2] or result[3]:  # copied, because the next episode may begin in the same memory
             return copy.deepcopy(result[0]), *result[1:]
         return result
 
-    def _step_failed(self, failure: Exception) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def _step_failed(self, failure: Exception) -> StepResult:
         raise self._error("step", failure) from failure
 
     def _error(self, call: str, failure: Exception) -> EnvError:
@@ -79,20 +92,20 @@ class GuardedEnv(gym.Wrapper[Any, Any, Any, Any]):
             f"{self._where}: {call} raised after {self._num_steps} steps, seed {self._seed}: {describe(failure)}")
 
 
-def _form(observation: Any) -> Any:
-    """What has to stay the same from step to step: cheap to make, and exact for arrays."""
+def _form(observation: Observation) -> object:
+    """Return what must be the same in each step: dtype and shape of an array, else the type."""
     if isinstance(observation, np.ndarray):
         return observation.dtype, observation.shape
     return type(observation)
 
 
 def describe(failure: BaseException) -> str:
-    """Type and text of `failure`, with a hint where it is a well-known mistake."""
+    """Return the type and text of `failure`, with a hint if it is a well-known mistake."""
     return f"{type(failure).__name__}: {_text(failure)}{hint_for(failure)}"
 
 
 def hint_for(failure: BaseException) -> str:
-    """What to correct, if `failure` looks like a well-known break of the contract of environments; else empty."""
+    """Return a hint if `failure` looks like a well-known violation of the contract; else an empty text."""
     text = _text(failure)
     return "".join(f"; {hint}" for mark, hint in _HINTS if mark in text)
 
@@ -100,29 +113,31 @@ def hint_for(failure: BaseException) -> str:
 def _text(failure: BaseException) -> str:
     try:
         return str(failure)[:_MAX_CHARS]
-    except Exception as another:  # noqa: BLE001 - an exception of others, whose text is no reason to fail
-        return f"its text cannot be had, {type(another).__name__}"
+    except Exception as another:  # noqa: BLE001 - reporting an exception must not raise another one
+        return f"its __str__ raised {type(another).__name__}"
 
 
-def space_problem(env: Any, names: tuple[str, ...] = ("observation_space", "action_space")) -> str | None:
-    """Return an error text for the first of these attributes that is not a `gymnasium.Space`; None if all of them are."""
+def space_problem(
+    env: AnyEnv | AnyVectorEnv, names: tuple[str, ...] = ("observation_space", "action_space"),
+) -> str | None:
+    """Return an error text for the first of these attributes that is not a `gymnasium.Space`; None if all are."""
     for name in names:
         space = getattr(env, name, None)
-        if not isinstance(space, gym.Space):
+        if not isinstance(space, spaces.Space):
             found = f"has {name} {space!r}" if hasattr(env, name) else f"has no {name}"
             return f"{type(env.unwrapped).__name__} {found}; set self.{name} to a gymnasium.Space in its constructor"
     return None
 
 
-def reset_problem(space: gym.Space[Any], result: Any) -> str | None:
-    """What is wrong with the result of a first `reset`, if anything."""
+def reset_problem(space: AnySpace, result: object) -> str | None:
+    """Return an error text for the result of a first `reset` if it violates the contract; else None."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        return f"expected (observation, info), got {_kind(result)}; return both, info may be empty"
+        return f"expected (observation, info), got {_kind(result)}; return both; info may be empty"
     return observation_problem(space, result[0])
 
 
-def step_problem(space: gym.Space[Any], result: Any) -> str | None:
-    """What is wrong with the result of a first `step`, if anything."""
+def step_problem(space: AnySpace, result: object) -> str | None:
+    """Return an error text for the result of a first `step` if it violates the contract; else None."""
     if not (isinstance(result, tuple) and len(result) == 5):
         return (f"expected (observation, reward, terminated, truncated, info), got {_kind(result)}; "
                 "split a single `done` into terminated and truncated")
@@ -137,10 +152,10 @@ def step_problem(space: gym.Space[Any], result: Any) -> str | None:
     return observation_problem(space, observation)
 
 
-def observation_problem(space: gym.Space[Any], observation: Any, name: str = "observation") -> str | None:
-    """What shape or dtype of `observation` differs from `space`, with expected, got and fix; None if nothing does.
+def observation_problem(space: AnySpace, observation: Observation, name: str = "observation") -> str | None:
+    """Return an error text if the shape or dtype of `observation` differs from `space`; else None.
 
-    Numbers where the space declares floats are fine and are cast; that is logged.
+    Other numbers where the space declares floats are accepted and cast, which is logged.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(observation, Mapping) or set(observation) != set(space.spaces):
@@ -159,23 +174,23 @@ def observation_problem(space: gym.Space[Any], observation: Any, name: str = "ob
     return next((problem for n, child, part in parts if (problem := observation_problem(child, part, n))), None)
 
 
-def _array_problem(space: gym.Space[Any], observation: Any, name: str) -> str | None:
+def _array_problem(space: AnySpace, observation: Observation, name: str) -> str | None:
     array, dtype = np.asarray(observation), space.dtype
     expected = f"{name}: expected {dtype} {space.shape}, got {array.dtype} {array.shape}"
     if array.shape != space.shape:
-        return f"{expected}; correct the observation, or the space that the environment declares"
+        return f"{expected}; correct the observation, or the declared space"
     if array.dtype == dtype or (isinstance(space, spaces.Discrete) and np.issubdtype(array.dtype, np.integer)):
         return None
     if np.issubdtype(dtype, np.floating) and (
             (np.issubdtype(array.dtype, np.number) and not np.iscomplexobj(array)) or array.dtype == np.bool_):
-        logger.info("%s: cast from %s to %s, as declared", name, array.dtype, dtype)
+        logger.info("%s: cast from %s to %s, the dtype of the space", name, array.dtype, dtype)
         return None
     if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)) and array.dtype.kind in "iub":
         return None
     return f"{expected}; return `observation.astype(np.{dtype})`, or declare the other dtype"
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     if isinstance(value, np.ndarray):
@@ -183,20 +198,21 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def check_finite(leaves: Mapping[str, Any], worker: str, env_axis: int = 1) -> None:
-    """Raise if an array of numbers holds NaN or infinity; meant for whole rollouts, one pass over each.
+def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axis: int = 1) -> None:
+    """Raise if an array contains NaN or infinity, in one pass over each array of a whole rollout.
 
     Args:
         leaves: Key -> array or CPU tensor, e.g. `{"reward": (T, E), "obs": (T + 1, E, ...)}`; integers are skipped.
-        worker: Who collected them, for the message.
-        env_axis: Which axis counts the environments.
+        worker: The worker that collected the data, for the message.
+        env_axis: Axis of the environments.
 
     Raises:
-        NonFiniteDataError: Names worker, environment and key.
+        NonFiniteDataError: A value is not finite; the message names worker, environment and key.
     """
     for key, leaf in leaves.items():
         array = np.asarray(leaf)
-        # A sum is infinite or NaN if any term is, and costs a fraction of isfinite; an overflow is looked at closely.
+        # A sum is infinite or NaN if any term is, and costs a fraction of isfinite; isfinite then sorts out an
+        # overflow.
         with np.errstate(over="ignore", invalid="ignore"):
             if array.dtype.kind != "f" or np.isfinite(array.sum()):
                 continue

@@ -17,8 +17,8 @@ _GUARDS = {"__name__", "current_process"}
 def check_main_guard(setting: str) -> None:
     """Refuse to start processes from a line of the script that those processes would run as well.
 
-    A spawned process imports the main script first. If the line that leads here is not under
-    `if __name__ == "__main__":`, the new process reaches the same line and fails, and this process waits for it forever.
+    A spawned process imports the main script first. If the line that leads here is not under `if __name__ ==
+    "__main__":`, the new process reaches the same line and fails, and this process waits for it forever.
 
     Args:
         setting: The setting that starts processes, for the message.
@@ -37,16 +37,17 @@ def check_main_guard(setting: str) -> None:
         return
     if lines and not _is_guarded(tree, frame.f_lineno):
         raise ConfigError(
-            f"{setting} starts processes that import the script again, and line {frame.f_lineno} of {path}, which starts them, is not "
-            'under `if __name__ == "__main__":`; move the training code into a function and call it under that condition, or use '
-            "backend='sync'")
+            f"{setting} starts processes that import the script again, and line {frame.f_lineno} of {path}, "
+            'which starts them, is not under `if __name__ == "__main__":`; move the training code into a function and '
+            "call it under that condition, or use backend='sync'")
 
 
 def _main_frame() -> FrameType | None:
-    """Return the frame of the main script if a spawned process would run the script; None for `python -m`, `-c` and notebooks."""
+    """Return the frame of the main script if a spawned process runs it; None for `python -m`, `-c` and notebooks."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
-    if main is None or getattr(main, "__file__", None) is None or (spec is not None and spec.name.split(".")[-1] == "__main__"):
+    is_module = spec is not None and spec.name.split(".")[-1] == "__main__"
+    if main is None or getattr(main, "__file__", None) is None or is_module:
         return None
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
@@ -58,5 +59,5 @@ def _is_guarded(tree: ast.Module, line: int) -> bool:
     """Return whether the line is inside an `if` that distinguishes the script's own run from its import."""
     return any(
         isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line)
-        and any(name in _GUARDS for part in ast.walk(node.test) for name in (getattr(part, "id", None), getattr(part, "attr", None)))
+        and any(getattr(part, name, None) in _GUARDS for part in ast.walk(node.test) for name in ("id", "attr"))
         for node in ast.walk(tree))

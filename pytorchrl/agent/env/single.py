@@ -1,4 +1,4 @@
-"""Building single environments. Worker processes of `backend="async"` import this, so it does without torch."""
+"""Build single environments. Worker processes of `backend="async"` import this module, so it must not import torch."""
 
 from __future__ import annotations
 
@@ -9,50 +9,54 @@ import importlib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
+from pytorchrl.agent.env.aliases import AnyEnv, AnySpace, EnvFn, EnvWrapper, Info, ResetResult
 from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack
 from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError, install_hint
 
-# Namespace of ids -> the module that registers them, and the extra that installs it.
-_NAMESPACES: dict[str, tuple[str, str | None]] = {"ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
-# What an entry point contains -> the extra that it needs.
+# Namespace of ids -> the module that registers them, and the extra that installs the module.
+_NAMESPACES: dict[str, tuple[str, str | None]] = {
+    "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
+# Part of an entry point -> the extra that the environment needs.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """All that one vector environment is built from; fields as in `VecEnv.Options`."""
+    """Everything needed to build one vector environment; fields as in `VecEnv.Options`."""
 
-    env_fn: Any
+    env_fn: EnvFn
     env_kwargs: dict[str, Any]
     num_envs: int
     backend: str
     autoreset: str
     max_episode_steps: int | None
     frame_stack: int
-    wrappers: tuple[Any, ...]
+    wrappers: tuple[EnvWrapper, ...]
     num_threads: int
     seeds: list[int]
     where: str
-    """The worker, for messages."""
+    """Name of the worker, for error messages."""
     restarts: Restarts | None = None
-    """Budget of restarts; None raises what environments raise."""
+    """Budget of restarts; with None, what an environment raises ends the run."""
     needs_restarts: bool = False
-    """Whether restarts were asked for, so that what cannot offer them is refused."""
+    """Whether `on_env_error="restart"` is set, so that vector environments without restarts are refused."""
 
 
 def find_spec(env_id: str | EnvSpec) -> EnvSpec:
-    """The registered specification.
+    """Return the registered specification of an id.
 
     Raises:
-        ConfigError: Unknown (names the nearest id), or its package is not installed (names the extra).
+        ConfigError: The id is unknown (the message names the nearest one), or its package is not installed (the message
+            names the extra).
     """
     if isinstance(env_id, EnvSpec):
         return env_id
@@ -67,17 +71,17 @@ def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     if name in gym.registry:
         return gym.registry[name]
     try:
-        return gym.spec(name)  # finds the newest version of an id without one
+        return gym.spec(name)  # finds the newest version of an id without a version
     except gym.error.Error as failure:
         near = difflib.get_close_matches(name, list(gym.registry), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "is its package imported?"
         if not near and "/" in name and name.replace("/", "").isidentifier():
-            hint += f" A module of PettingZoo's is named with dots, {name.replace('/', '.')!r}"
+            hint += f" A module of PettingZoo is named with dots, {name.replace('/', '.')!r}"
         raise ConfigError(f"there is no environment {env_id!r}; {hint} ({failure})") from failure
 
 
-def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> gym.Env[Any, Any]:
-    """Environment `index`, wrapped as asked, with its own copy of the keyword arguments."""
+def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> AnyEnv:
+    """Build environment `index` with its wrappers and a copy of the keyword arguments."""
     where = f"{blueprint.where}, env {index}"
     build = functools.partial(_build_bare, blueprint, spec, where)
     env = build()
@@ -85,19 +89,21 @@ def build_env(blueprint: Blueprint, spec: EnvSpec | None, index: int) -> gym.Env
         env, where, build, blueprint.restarts)
 
 
-def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> gym.Env[Any, Any]:
+def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEnv:
     kwargs = copy.deepcopy(blueprint.env_kwargs)
     try:
         if spec is not None:
             _load_quietly(spec)
-            # The checker would repeat GuardedEnv's checks in every step.
+            # Gymnasium's checker would repeat the checks of GuardedEnv at every step.
             env = gym.make(spec, disable_env_checker=True, max_episode_steps=blueprint.max_episode_steps, **kwargs)
         else:
+            assert callable(blueprint.env_fn)
             env = blueprint.env_fn(**kwargs)
             if isinstance(env, gym.Env) and blueprint.max_episode_steps is not None:
                 env = TimeLimit(env, blueprint.max_episode_steps)
         if not isinstance(env, gym.Env):
-            raise FactoryError(f"env_fn must return a gymnasium.Env, got {type(env).__name__} from {name_of(blueprint)}" + _agents_hint(env))
+            raise FactoryError(f"env_fn must return a gymnasium.Env, got {type(env).__name__} from "
+                               f"{name_of(blueprint)}{_agents_hint(env)}")
         for wrapper in blueprint.wrappers:
             env = wrapper(env)
         if problem := space_problem(env):
@@ -111,14 +117,15 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> gym.E
     return env
 
 
-def _agents_hint(env: Any) -> str:
-    """What to do with an environment of several agents."""
-    several = hasattr(env, "possible_agents")
-    return "; it has several agents: MultiAgentVecEnv takes it, and train(...) with policies='shared'" if several else ""
+def _agents_hint(env: object) -> str:
+    """Return a hint if this is an environment of several agents; else an empty text."""
+    if not hasattr(env, "possible_agents"):
+        return ""
+    return "; it has several agents: use MultiAgentVecEnv, or train(...) with policies='shared'"
 
 
 def _load_quietly(spec: EnvSpec) -> None:
-    """Import the module behind `spec` where deprecation warnings are no errors: Box2D's would crash the process."""
+    """Import the module of `spec` without deprecation warnings: as errors, those of Box2D would crash the process."""
     if isinstance(spec.entry_point, str) and "box2d" in spec.entry_point:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -126,9 +133,9 @@ def _load_quietly(spec: EnvSpec) -> None:
 
 
 def env_or_failure(
-    maker: Callable[[], gym.Env[Any, Any]], observation_space: gym.Space[Any], action_space: gym.Space[Any],
-) -> gym.Env[Any, Any]:
-    """The environment, or one that raises its constructor's error at reset, where the parent process hears of it."""
+    maker: Callable[[], AnyEnv], observation_space: AnySpace, action_space: AnySpace,
+) -> AnyEnv:
+    """Build an environment; if that fails, return one whose reset raises the error in the parent process."""
     try:
         env = maker()
         return RememberingEnv(env) if isinstance(env, RestartingEnv) else env
@@ -136,37 +143,38 @@ def env_or_failure(
         return _FailedEnv(failure, observation_space, action_space)
 
 
-class _FailedEnv(gym.Env[Any, Any]):
+class _FailedEnv(AnyEnv):
     def __init__(
-        self, failure: PyTorchRLError, observation_space: gym.Space[Any], action_space: gym.Space[Any],
+        self, failure: PyTorchRLError, observation_space: AnySpace, action_space: AnySpace,
     ) -> None:
         self._failure = failure
         self.observation_space, self.action_space = observation_space, action_space
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         raise self._failure
 
 
-def _import(module: str, need: str, extra: str | None) -> Any:
+def _import(module: str, need: str, extra: str | None) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as failure:
-        fix = install_hint(extra) if extra else f"install the package that has {module}"
+        fix = install_hint(extra) if extra else f"install the package that contains {module}"
         raise ConfigError(f"{need} needs {module}, which is not installed: {fix}") from failure
 
 
 def missing_package(spec: EnvSpec | None, failure: Exception) -> Exception | None:
-    """`failure` as a `ConfigError` naming the extra to install, if a missing package is behind it."""
+    """Return a `ConfigError` that names the extra to install if a missing package caused `failure`; else None."""
     if isinstance(failure, PyTorchRLError):
         return None
     entry_point = str(spec.entry_point) if spec is not None else ""
     extra = next((name for mark, name in _EXTRAS.items() if mark in f"{entry_point} {failure}".lower()), None)
     fix = f": {install_hint(extra)}" if extra else ""
-    return ConfigError(f"{spec.id if spec else 'the environment'} needs a package that is not installed{fix} ({failure})")
+    name = spec.id if spec else "the environment"
+    return ConfigError(f"{name} needs a package that is not installed{fix} ({failure})")
 
 
 def name_of(blueprint: Blueprint) -> str:
-    """The environment as the user named it."""
+    """Return the name of the environment as the user gave it, for error messages."""
     env_fn = blueprint.env_fn
     if isinstance(env_fn, str):
         return repr(env_fn)

@@ -5,42 +5,49 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
 from pytorchrl.agent.data import OBS_LEAF
+from pytorchrl.agent.env.aliases import AnySpace, Observation
 from pytorchrl.errors import SpaceError
 
 MASK_LEAF = "action_mask"
-"""Observation leaf, or entry of `info`, with the actions allowed next; lifted out of the observation."""
+"""Name of the observation leaf, or the entry of `info`, with the actions allowed next; removed from the observation."""
 
-LEAF_SPACES: tuple[type[gym.Space[Any]], ...] = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-"""Spaces of an action, and of each leaf of an observation."""
+LEAF_SPACES: tuple[type[AnySpace], ...] = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+"""Supported spaces of an action, and of each leaf of an observation."""
+
+Path = tuple[Any, ...]
+"""Keys (of any type) and indices that lead to a leaf of a nested space."""
+Conversion = Callable[[np.ndarray], np.ndarray]
+
 _NUM_CHANNELS = (1, 3, 4)
 MIN_IMAGE_SIZE = 16
 """Smallest height and width, in pixels, of an observation that is treated as an image by default."""
 
 
 def flatten_space(
-    space: gym.Space[Any] | Mapping[str, gym.Space[Any]], *, keep_float64: bool = False,
-) -> dict[str, gym.Space[Any]]:
-    """Leaf -> space, as observations of `space` look to actors and storages.
+    space: AnySpace | Mapping[str, AnySpace], *, keep_float64: bool = False,
+) -> dict[str, AnySpace]:
+    """Return leaf -> space, as actors and storages see the observations of `space`.
 
-    Nested names are joined (`"camera/left"`), the leaf of a plain space is called `"obs"`. float64 becomes float32,
-    images of unsigned bytes, or of floats from 0 to 1, become (C, H, W), Discrete and MultiDiscrete count from 0. A leaf `action_mask` is left
-    out: it is no part of what networks see. Flattening twice gives the same.
+    Nested names are joined (`"camera/left"`); the leaf of a plain space is called `"obs"`. float64 becomes float32,
+    images with channels last become (C, H, W), and Discrete and MultiDiscrete count from 0. A leaf `action_mask` is
+    left out, because networks do not see it. Flattening a flattened space changes nothing.
 
-    float64 is kept if `keep_float64`, and in a plain dictionary of leaves, whose dtypes an environment factory has already chosen.
+    float64 is kept with `keep_float64=True`, and in a plain dictionary of leaves, whose dtypes an environment factory
+    has chosen.
 
-    Images of unsigned bytes have three axes, of which the last one is 1, 3 or 4 long and the first one is not; images of floats
-    also have bounds of 0 and 1 everywhere, and 16 pixels or more each way.
+    An image has three axes, of which the last one has length 1, 3 or 4 and the first one has not. Its values are
+    unsigned bytes, or floats with bounds of 0 and 1 everywhere, the latter with at least 16 pixels in both directions.
 
     Raises:
-        SpaceError: A leaf that is neither Box, Discrete, MultiDiscrete nor MultiBinary or has no number, or no leaf at all.
+        SpaceError: A leaf is not a Box, Discrete, MultiDiscrete or MultiBinary, or has no elements; or there is no leaf
+            at all.
     """
-    keep_float64 = keep_float64 or not isinstance(space, gym.Space)
-    leaves: dict[str, gym.Space[Any]] = {}
+    keep_float64 = keep_float64 or not isinstance(space, spaces.Space)
+    leaves: dict[str, AnySpace] = {}
     for path, leaf in _walk(space, ()):
         name = _name(path)
         if name in leaves:
@@ -53,11 +60,11 @@ def flatten_space(
     return leaves
 
 
-def flatten_action_space(space: gym.Space[Any]) -> gym.Space[Any]:
-    """The action space as actors see it: Discrete and MultiDiscrete count from 0.
+def flatten_action_space(space: AnySpace) -> AnySpace:
+    """Return the action space as actors see it: Discrete and MultiDiscrete count from 0.
 
     Raises:
-        SpaceError: Neither Box, Discrete, MultiDiscrete nor MultiBinary, or no number in an action.
+        SpaceError: The space is not a Box, Discrete, MultiDiscrete or MultiBinary, or its actions have no elements.
     """
     if not isinstance(space, LEAF_SPACES):
         raise SpaceError(
@@ -67,8 +74,8 @@ def flatten_action_space(space: gym.Space[Any]) -> gym.Space[Any]:
     return space if isinstance(space, spaces.Box) else _seen_as(space)
 
 
-def action_start(space: gym.Space[Any]) -> np.ndarray | None:
-    """What to add to actions that count from 0, int64 () or (n,); None where nothing is to be added."""
+def action_start(space: AnySpace) -> np.ndarray | None:
+    """Return the offset of actions that count from 0, int64 () or (n,); None if there is no offset."""
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
         return np.asarray(space.start, dtype=np.int64)
     return None
@@ -82,21 +89,21 @@ class ObservationReader:
         keep_float64: Whether float64 leaves stay float64; otherwise they become float32.
     """
 
-    def __init__(self, space: gym.Space[Any], keep_float64: bool = False) -> None:
+    def __init__(self, space: AnySpace, keep_float64: bool = False) -> None:
         self.space = flatten_space(space, keep_float64=keep_float64)
-        self._leaves: list[tuple[tuple[Any, ...], str, Callable[[np.ndarray], np.ndarray] | None]] = []
-        self._mask_path: tuple[Any, ...] | None = None
+        self._leaves: list[tuple[Path, str, Conversion | None]] = []
+        self._mask_path: Path | None = None
         for path, leaf in _walk(space, ()):
             if path[-1:] == (MASK_LEAF,):
                 self._mask_path = path
             else:
                 self._leaves.append((path, _name(path), _conversion(leaf, keep_float64)))
         self.is_plain = isinstance(space, LEAF_SPACES) and self._leaves[0][2] is None
-        """Whether `{"obs": observations}` is all there is to do."""
+        """Whether reading is `{"obs": observations}`, without any conversion."""
         self.has_mask = self._mask_path is not None
 
-    def read(self, observations: Any) -> dict[str, np.ndarray]:
-        """Leaf -> (E, ...) of the batched observations of a vector environment."""
+    def read(self, observations: Observation) -> dict[str, np.ndarray]:
+        """Return leaf -> (E, ...) for the batched observations of a vector environment."""
         if self.is_plain:
             return {OBS_LEAF: observations}
         leaves = {}
@@ -105,8 +112,8 @@ class ObservationReader:
             leaves[name] = array if convert is None else convert(array)
         return leaves
 
-    def read_rows(self, rows: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Leaf -> (K, ...) of K observations of single environments."""
+    def read_rows(self, rows: Sequence[Observation]) -> dict[str, np.ndarray]:
+        """Return leaf -> (K, ...) for K observations of single environments."""
         leaves = {}
         for path, name, convert in self._leaves:
             array = np.stack([np.asarray(_at(row, path)) for row in rows])
@@ -115,22 +122,27 @@ class ObservationReader:
             leaves[name] = array if array.dtype == dtype else array.astype(dtype)
         return leaves
 
-    def all_allowed(self, space: gym.Space[Any], count: int) -> np.ndarray | None:
-        """(count, n) bool, all True: masks of `count` environments before they are known; None if this space has no such leaf."""
+    def all_allowed(self, space: AnySpace, count: int) -> np.ndarray | None:
+        """Return `count` masks that allow all actions, (count, n) bool; None if `space` has no mask leaf."""
         if self._mask_path is None:
             return None
         return np.ones((count, *(_at(space, self._mask_path).shape or ())), dtype=np.bool_)
 
-    def mask(self, observations: Any) -> np.ndarray | None:
-        """(E, n) bool, the lifted leaf `action_mask`, if the space has one."""
+    def mask(self, observations: Observation) -> np.ndarray | None:
+        """Return the leaf `action_mask` of batched observations, (E, n) bool; None if the space has no such leaf."""
         if self._mask_path is None:
             return None
         return np.asarray(_at(observations, self._mask_path)).astype(np.bool_)
 
+    def mask_rows(self, rows: Sequence[Observation]) -> np.ndarray | None:
+        """Return the leaf `action_mask` of K single observations, (K, n) bool; None if the space has no such leaf."""
+        masks = [mask for row in rows if (mask := self.mask(row)) is not None]
+        return np.stack(masks) if masks else None
+
 
 def _walk(
-    space: gym.Space[Any] | Mapping[str, gym.Space[Any]], path: tuple[Any, ...],
-) -> Iterator[tuple[tuple[Any, ...], gym.Space[Any]]]:
+    space: AnySpace | Mapping[str, AnySpace], path: Path,
+) -> Iterator[tuple[Path, AnySpace]]:
     if isinstance(space, (spaces.Dict, Mapping)):
         for key, child in space.items():
             yield from _walk(child, (*path, key))
@@ -145,19 +157,19 @@ def _walk(
             "MultiBinary, and Dict and Tuple of these; a wrapper can encode or drop it")
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _name(path: Path) -> str:
     return "/".join(map(str, path)) or OBS_LEAF
 
 
-def _at(nested: Any, path: tuple[Any, ...]) -> Any:
+def _at(nested: Any, path: Path) -> Any:  # a nested space or observation
     for key in path:
         nested = nested[key]
     return nested
 
 
-def _refuse_empty(space: gym.Space[Any], what: str, remedy: str) -> None:
+def _refuse_empty(space: AnySpace, what: str, remedy: str) -> None:
     if 0 in (space.shape or ()):
-        raise SpaceError(f"{what} is {space}, whose shape {space.shape} holds no number; {remedy}")
+        raise SpaceError(f"{what} is {space}, whose shape {space.shape} has no elements; {remedy}")
 
 
 def has_image_values(space: spaces.Box) -> bool:
@@ -166,7 +178,7 @@ def has_image_values(space: spaces.Box) -> bool:
         np.issubdtype(space.dtype, np.floating) and not np.any(space.low) and bool(np.all(space.high == 1)))
 
 
-def _has_channels_last(space: gym.Space[Any]) -> bool:
+def _has_channels_last(space: AnySpace) -> bool:
     return (
         isinstance(space, spaces.Box) and len(space.shape) == 3
         and space.shape[2] in _NUM_CHANNELS and space.shape[0] not in _NUM_CHANNELS
@@ -174,7 +186,7 @@ def _has_channels_last(space: gym.Space[Any]) -> bool:
     )
 
 
-def _seen_as(space: gym.Space[Any], keep_float64: bool = False) -> gym.Space[Any]:
+def _seen_as(space: AnySpace, keep_float64: bool = False) -> AnySpace:
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n)) if space.start else space
     if isinstance(space, spaces.MultiDiscrete):
@@ -190,7 +202,7 @@ def _seen_as(space: gym.Space[Any], keep_float64: bool = False) -> gym.Space[Any
     return space
 
 
-def _conversion(space: gym.Space[Any], keep_float64: bool) -> Callable[[np.ndarray], np.ndarray] | None:
+def _conversion(space: AnySpace, keep_float64: bool) -> Conversion | None:
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
         start = np.asarray(space.start)
         return lambda array: array - start

@@ -1,4 +1,4 @@
-"""Returns and lengths of episodes, of raw rewards, and the monitor file."""
+"""Returns (sums of raw rewards) and lengths of episodes, and the monitor file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 
@@ -15,12 +15,12 @@ from pytorchrl.errors import ConfigError
 
 
 class EpisodeStatistics:
-    """Sums raw rewards over the valid steps of E running episodes.
+    """Sums of the raw rewards over the valid steps of E running episodes.
 
     Args:
         num_envs: E.
-        monitor: Where finished episodes are written, if anywhere.
-        now: A clock in seconds.
+        monitor: File to which finished episodes are written; None for no file.
+        now: Clock, in seconds.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class EpisodeStatistics:
         self._lengths[:] = 0
 
     def add(self, reward: np.ndarray, valid: np.ndarray | None = None) -> None:
-        """Count one step; `reward` is (E,) of any number type, `valid` (E,) bool, None if all are."""
+        """Count one step with rewards (E,) of any number type; `valid` is (E,) bool, or None if all steps are valid."""
         if valid is None:
             self._returns += reward
             self._lengths += 1
@@ -47,14 +47,14 @@ class EpisodeStatistics:
             self._lengths += valid
 
     def finish(
-        self, ended: np.ndarray, terminated: np.ndarray, keywords_of: Callable[[int], Mapping[str, Any]],
+        self, ended: np.ndarray, terminated: np.ndarray, keywords_of: Callable[[int], Mapping[str, object]],
     ) -> list[Episode]:
-        """Close the episodes that ended in the step counted last.
+        """Finish the episodes that ended in the step counted last, and return them.
 
         Args:
             ended: (E,) bool.
-            terminated: (E,) bool, which of them ended by themselves.
-            keywords_of: Gives the `info` of an environment's last step.
+            terminated: (E,) bool, whether the environment ended the episode itself.
+            keywords_of: Function from the index of an environment to the `info` of its last step.
         """
         seconds = self._now() - self._start
         episodes = []
@@ -69,7 +69,7 @@ class EpisodeStatistics:
         return episodes
 
     def forget(self, cut: np.ndarray) -> None:
-        """Start anew where `cut` (E,) bool: a fault ended those episodes, so their sums say nothing of the policy."""
+        """Discard the sums of the environments in `cut`, (E,) bool, whose episodes a fault ended."""
         self._returns[cut] = 0.0
         self._lengths[cut] = 0
 
@@ -80,10 +80,15 @@ class EpisodeStatistics:
 
 
 class Monitor:
-    """One CSV file of finished episodes; rows are appended, nothing is ever deleted.
+    """CSV file of finished episodes, to which rows are appended; existing rows are kept.
 
-    Columns: `r` sum of raw rewards, `l` steps, `t` seconds since the environments were created, `env` index,
-    `ended` "terminated" or "truncated", then the keywords, taken from the last step's `info`.
+    Columns: `r`, the sum of raw rewards; `l`, the number of steps; `t`, the seconds since the environments were
+    created;
+    `env`, the index of the environment; `ended`, "terminated" or "truncated"; then `keywords`.
+
+    Args:
+        path: The file.
+        keywords: Names of further columns, with entries of the `info` of the last step.
 
     Raises:
         ConfigError: The file exists and has other columns.
@@ -101,19 +106,19 @@ class Monitor:
                 found = next(csv.reader(file), [])
             if found != columns:
                 raise ConfigError(f"{path} has columns {found}, not {columns}; use another log_dir or info_keywords")
-        # Line by line, so that a killed worker leaves whole rows.
+        # Line buffering, so that a killed worker leaves complete rows.
         self._file: TextIO = path.open("a", newline="", encoding="utf-8", buffering=1)
         self._writer = csv.writer(self._file)
         if is_new:
             self._writer.writerow(columns)
 
-    def write(self, episode: Episode, info: Mapping[str, Any]) -> None:
-        """Append one episode; a keyword that `info` lacks stays empty."""
+    def write(self, episode: Episode, info: Mapping[str, object]) -> None:
+        """Append one episode, with an empty field for a keyword that `info` lacks."""
         self._writer.writerow([
             round(episode.env_return, 6), episode.length, round(episode.seconds, 3), episode.env_index,
             "terminated" if episode.terminated else "truncated", *(info.get(key, "") for key in self._keywords),
         ])
 
     def close(self) -> None:
-        """Close the file; closing twice is fine."""
+        """Close the file. Closing it again has no effect."""
         self._file.close()

@@ -1,27 +1,32 @@
-"""Wrappers of single environments that the factory's own options need."""
+"""Wrappers of single environments for options of `VecEnv`."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from pytorchrl.agent.env.aliases import Action, AnyEnv, Info, ResetResult, StepResult
 from pytorchrl.errors import ConfigError
 
 
-class FrameStack(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
-    """The last observations of a Box joined along the channels: the first axis, of (H, W, C) images the last.
+class FrameStack(gym.Wrapper[np.ndarray, Action, np.ndarray, Action]):
+    """Wrapper that joins the last observations of a Box along the channels.
 
-    An episode begins with copies of its first observation.
+    The channels are the last axis of (H, W, C) images, else the first axis. An episode begins with copies of its first
+    observation.
+
+    Args:
+        env: The environment.
+        num_frames: Number of observations joined.
 
     Raises:
-        ConfigError: The observation is no Box.
+        ConfigError: The observation space is not a Box, or has no axis.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], num_frames: int) -> None:
+    def __init__(self, env: AnyEnv, num_frames: int) -> None:
         super().__init__(env)
         space = env.observation_space
         if not isinstance(space, spaces.Box) or not space.shape:
@@ -32,15 +37,15 @@ class FrameStack(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
             np.concatenate([space.low] * num_frames, self._axis),
             np.concatenate([space.high] * num_frames, self._axis), dtype=space.dtype.type)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Reset, and fill the stack with the first observation."""
         observation, info = self.env.reset(seed=seed, options=options)
         # Copies: an environment may write its next observation into the same memory.
         self._frames.extend([np.array(observation)] * (self._frames.maxlen or 1))
         return np.concatenate(self._frames, self._axis), info
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: Action) -> StepResult:
         """Step, and return the stack with the newest observation last."""
-        observation, *rest = self.env.step(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
         self._frames.append(np.array(observation))
-        return np.concatenate(self._frames, self._axis), *rest
+        return np.concatenate(self._frames, self._axis), reward, terminated, truncated, info

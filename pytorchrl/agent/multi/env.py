@@ -9,7 +9,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,15 +16,21 @@ from gymnasium.spaces import Discrete
 
 from pytorchrl.agent.data import Arrays, Episode, Step
 from pytorchrl.agent.env.autoreset import NO_INDEX
+from pytorchrl.agent.env.common import (
+    check_common_options,
+    env_seeds,
+    is_training_mode,
+    open_monitor,
+    reward_function,
+)
 from pytorchrl.agent.env.guard import describe, observation_problem
 from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, action_start, flatten_action_space
-from pytorchrl.agent.env.statistics import EpisodeStatistics, Monitor
-from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv, check_shared_options, env_seeds, reward_function
+from pytorchrl.agent.env.statistics import EpisodeStatistics
+from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.data import SEPARATOR, MultiStep
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
-from pytorchrl.agent.seeding import Stream
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError, install_hint
 from pytorchrl.tracebacks import brief_errors
 
@@ -115,7 +120,7 @@ class MultiAgentVecEnv(VecEnv):
             if not (isinstance(self.env_fn, str) or callable(self.env_fn)):
                 raise ConfigError(f"env_fn must be a function or the module of an environment, got {self.env_fn!r}; pass the "
                                   "function, not what it returns")
-            check_shared_options(self)
+            check_common_options(self)
 
     @classmethod
     @brief_errors
@@ -151,22 +156,19 @@ class MultiAgentVecEnv(VecEnv):
         built = dataclasses.replace(built, agents=agents)
         probe = cls(dataclasses.replace(built, vec_env_size=1, log_dir=None), seed=0)
         try:
-            _, mask = probe.reset()
+            probe.reset()
         finally:
             probe.close()
         return MultiAgentEnvFactory(
-            cls, built, observation_space=probe.observation_space, action_space=probe.action_space,
-            has_action_mask=any(own is not None for own in mask.values()))
+            cls, built, observation_space=probe.observation_space, action_space=probe.action_space)
 
     def __init__(self, options: Any, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train",
                  seed: int | None = None, num_threads: int = 1, incarnation: int = 0) -> None:
-        if mode not in ("train", "test"):
-            raise ConfigError(f"mode must be 'train' or 'test', got {mode!r}")
-        is_training = mode == "train"
+        is_training = is_training_mode(mode)
         self.num_envs = options.vec_env_size
         self._where = f"worker g{index_grad_worker}-c{index_col_worker}"
         self._first_seeds: list[int] | None = env_seeds(
-            seed, Stream.ENV if is_training else Stream.EVALUATION, (index_grad_worker, index_col_worker, incarnation), self.num_envs)
+            seed, is_training, (index_grad_worker, index_col_worker, incarnation), self.num_envs)
         kwargs = options.env_kwargs | ({} if is_training else options.test_env_kwargs)
         self._games = [_build(options, kwargs, f"{self._where}, env {index}") for index in range(self.num_envs)]
         self._columns = {
@@ -177,11 +179,10 @@ class MultiAgentVecEnv(VecEnv):
         self.action_space = {policy: columns.action_space for policy, columns in self._columns.items()}  # type: ignore[assignment]
         self._transform = reward_function(options.reward_transform if is_training else None)
         self._max_steps = options.max_episode_steps
-        path = None if options.log_dir is None else (
-            Path(options.log_dir) / f"monitor_{mode}_g{index_grad_worker:03d}_c{index_col_worker:03d}.csv")
-        # An episode's return is that of all agents; those of policies are further columns.
-        self._statistics = EpisodeStatistics(
-            self.num_envs, None if path is None else Monitor(path, tuple(f"r{SEPARATOR}{policy}" for policy in self._columns)))
+        # The return of an episode sums over all agents; the returns of the policies are further columns.
+        self._statistics = EpisodeStatistics(self.num_envs, open_monitor(
+            options.log_dir, mode, index_grad_worker, index_col_worker,
+            tuple(f"r{SEPARATOR}{policy}" for policy in self._columns)))
         self._agent_returns: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         self._lengths = np.zeros(self.num_envs, np.int64)
         self._checked: set[str] = set()

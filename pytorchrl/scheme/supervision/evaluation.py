@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.data import PREVIOUS, map_tensors, show_reward
-from pytorchrl.agent.env.vec_env import reward_function
+from pytorchrl.agent.env.common import reward_function
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.base.worker import Worker

@@ -18,7 +18,7 @@ def breakout():
 
     def run(mode, factory=factory):
         env = factory(seed=3, mode=mode)
-        env._seeds = [3, 77]
+        env.seeds = [3, 77]
         obs, _ = env.reset()
         steps = [env.step(action) for action in actions]
         env.close()
@@ -84,7 +84,7 @@ def test_an_episode_is_a_whole_game_of_raw_rewards(breakout):
 
 def test_final_observations_are_the_games_last_pictures(breakout):
     next_step = atari_factory(GAME, 2, autoreset="next_step")(seed=3, mode="test")
-    next_step._seeds = [3, 77]
+    next_step.seeds = [3, 77]
     next_step.reset()
     _, steps = breakout["test"]
     first_end = next(t for t, step in enumerate(steps) if step.final_index.size)
@@ -144,6 +144,6 @@ def test_runs_repeat_for_any_number_of_threads_and_workers_differ():
 
 def test_a_plain_factory_of_an_atari_id_has_raw_rewards_and_same_step():
     env = VecEnv.create_factory(GAME)(seed=0)
-    assert isinstance(env._envs, AtariVectorEnv)
+    assert isinstance(env.vector, AtariVectorEnv)
     assert env.autoreset_mode is AutoresetMode.SAME_STEP
     env.close()

@@ -19,7 +19,7 @@ def test_suites_build_and_step(suite, env_id, obs_shape):
     assert factory.observation_space["obs"].dtype == np.float32
     env = factory(seed=0)
     env.reset()
-    step = env.step(np.zeros(env._action_shape, env.action_space.dtype))
+    step = env.step(np.zeros(env.action_shape, env.action_space.dtype))
     assert step.obs["obs"].shape == (2, *obs_shape)
     assert step.obs["obs"].dtype == np.float32
     env.close()

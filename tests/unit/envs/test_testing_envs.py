@@ -31,7 +31,7 @@ def test_they_are_environments(env):
 def test_counting_env_tells_seed_episode_step_and_action():
     env = VecEnv.create_factory(testing.CountingEnv, {"episode_length": 2, "offset": 1000}, 2)(seed=0)
     obs, _ = env.reset()
-    seeds = [seed % 2**16 for seed in env._seeds]
+    seeds = [seed % 2**16 for seed in env.seeds]
     assert obs["obs"].tolist() == [[seed, 0, 0, 0] for seed in seeds]
     step = env.step(np.array([0, 1]))
     assert step.obs["obs"].tolist() == [[seeds[0], 0, 1, 0], [seeds[1], 0, 1, 1]]

@@ -21,7 +21,7 @@ def test_auto_takes_the_native_vector_of_numpy_from_four_environments_on(num_env
     from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
     env = VecEnv.create_factory("CartPole-v1", vec_env_size=num_envs)(seed=0)
-    assert isinstance(env._envs, CartPoleVectorEnv if is_native else SyncVectorEnv)
+    assert isinstance(env.vector, CartPoleVectorEnv if is_native else SyncVectorEnv)
 
 
 def test_auto_takes_any_other_native_vector_whatever_its_size():
@@ -31,7 +31,7 @@ def test_auto_takes_any_other_native_vector_whatever_its_size():
 
     gym.register("NativeCounting-v0", entry_point=CountingEnv, vector_entry_point=Native)
     try:
-        assert isinstance(VecEnv.create_factory("NativeCounting-v0")(seed=0)._envs, Native)
+        assert isinstance(VecEnv.create_factory("NativeCounting-v0")(seed=0).vector, Native)
     finally:
         del gym.registry["NativeCounting-v0"]
 
@@ -45,7 +45,7 @@ def cartpole(**options):
         rows.append((step.obs["obs"].tolist(), step.reward.tolist(), step.terminated.tolist(), step.truncated.tolist(),
                      step.valid.tolist(), step.first.tolist(), step.final_index.tolist(), dict(step.final_obs),
                      [(episode.env_return, episode.length, episode.terminated) for episode in step.episodes]))
-    return type(env._envs), env.autoreset_mode, rows
+    return type(env.vector), env.autoreset_mode, rows
 
 
 def test_one_environment_gives_what_the_native_vector_gives():
@@ -60,9 +60,9 @@ def test_one_environment_gives_what_the_native_vector_gives():
 
 
 def test_auto_takes_sync_where_there_is_no_native_vector_or_it_lacks_something():
-    assert isinstance(VecEnv.create_factory("Pendulum-v1")(seed=0)._envs, SyncVectorEnv)
-    assert isinstance(VecEnv.create_factory("CartPole-v1", vec_env_size=8, backend="sync")(seed=0)._envs, SyncVectorEnv)
-    assert isinstance(VecEnv.create_factory("CartPole-v1", vec_env_size=8, frame_stack=2)(seed=0)._envs, SyncVectorEnv)
+    assert isinstance(VecEnv.create_factory("Pendulum-v1")(seed=0).vector, SyncVectorEnv)
+    assert isinstance(VecEnv.create_factory("CartPole-v1", vec_env_size=8, backend="sync")(seed=0).vector, SyncVectorEnv)
+    assert isinstance(VecEnv.create_factory("CartPole-v1", vec_env_size=8, frame_stack=2)(seed=0).vector, SyncVectorEnv)
 
 
 def test_spec_and_id_of_the_newest_version_are_accepted():
@@ -85,7 +85,7 @@ def test_native_vectors_get_what_their_signature_asks_for():
     env = VecEnv.create_factory(make, vec_env_size=2)(seed=0, num_threads=3)
     assert seen == {"mode": AutoresetMode.SAME_STEP, "num_threads": 3, "reward_clipping": False}
     assert env.autoreset_mode is AutoresetMode.SAME_STEP
-    assert len({seed % 2**16 for seed in env._seeds} & set(env.reset()[0]["obs"][:, 0].astype(int))) == 2
+    assert len({seed % 2**16 for seed in env.seeds} & set(env.reset()[0]["obs"][:, 0].astype(int))) == 2
     VecEnv.create_factory(make, {"num_threads": 5, "autoreset_mode": "NextStep"})
     assert (seen["num_threads"], seen["mode"]) == (5, "NextStep")
 
@@ -107,7 +107,7 @@ def test_processes_give_what_one_process_gives_and_leave_none(autoreset):
     before = set(multiprocessing.active_children())
     options = {"env_kwargs": {"episode_length": 4}, "vec_env_size": 2, "autoreset": autoreset}
     env = VecEnv.create_factory(CountingEnv, **options, backend="async")(seed=3)
-    assert isinstance(env._envs, AsyncVectorEnv)
+    assert isinstance(env.vector, AsyncVectorEnv)
     started = set(multiprocessing.active_children()) - before
     assert len(started) == 2
     found = run(env)
@@ -145,8 +145,8 @@ def test_a_killed_process_is_an_error_and_close_still_returns():
     before = set(multiprocessing.active_children())
     env = VecEnv.create_factory(CountingEnv, vec_env_size=2, backend="async")(seed=3)
     env.reset()
-    env._envs.processes[1].kill()
-    env._envs.processes[1].join()
+    env.vector.processes[1].kill()
+    env.vector.processes[1].join()
     with pytest.raises(EnvError, match="worker g0-c0, environments 0 to 1: step raised"):
         env.step(np.zeros(2, np.int64))
     env.close()
@@ -197,7 +197,7 @@ def test_envpool_steps_with_seeds_of_their_own_and_invalid_rows():
     factory = VecEnv.create_factory("Task-v0", vec_env_size=2, backend="envpool")
     assert factory.observation_space["obs"].dtype == np.float32
     env = factory(seed=0, num_threads=2)
-    pool = env._envs._pool
+    pool = env.vector.pool
     assert len(set(pool.seed)) == 2
     assert (pool.num_threads, env.autoreset_mode) == (2, AutoresetMode.NEXT_STEP)
     env.reset()
@@ -207,7 +207,7 @@ def test_envpool_steps_with_seeds_of_their_own_and_invalid_rows():
     env.close()
     assert pool.closed
     short = VecEnv.create_factory("Task-v0", backend="envpool", max_episode_steps=2)(seed=0)
-    assert short._envs._pool.limit == 2
+    assert short.vector.pool.limit == 2
 
 
 @pytest.mark.usefixtures("fake_envpool")
@@ -225,7 +225,7 @@ def test_envpool_refuses_what_it_cannot_do(options, match):
 
 def test_actions_of_a_native_vector_environment_are_checked_as_gymnasium_does():
     env = VecEnv.create_factory("CartPole-v1", vec_env_size=3, backend="vector")(seed=0)
-    quick, own = env._envs.unwrapped.action_space, gym.spaces.MultiDiscrete([2, 2, 2])
+    quick, own = env.vector.unwrapped.action_space, gym.spaces.MultiDiscrete([2, 2, 2])
     assert quick.contains != own.contains.__func__
     for action in (
             np.array([0, 1, 1]), np.array([0, 1, 2]), np.array([-1, 0, 0]), np.array([0, 1]), np.array([0.0, 1.0, 1.0]),

@@ -78,7 +78,7 @@ def test_factory_knows_spaces_and_survives_pickling():
     assert factory.num_envs == 3
     assert factory.observation_space["obs"].shape == (4,)
     assert factory.action_space == spaces.Discrete(2)
-    assert not factory.has_action_mask
+    assert factory(seed=0).reset()[1] is None
     assert "CartPole-v1" in repr(factory)
     copy = cloudpickle.loads(cloudpickle.dumps(factory))
     assert copy.observation_space == factory.observation_space
@@ -139,7 +139,7 @@ def test_same_seed_same_run(env_id):
         env = factory(seed=11)
         rows = [env.reset()[0]["obs"].copy()]
         for k in range(20):
-            action = np.full(env._action_shape, k % 2).astype(env.action_space.dtype)
+            action = np.full(env.action_shape, k % 2).astype(env.action_space.dtype)
             rows.append(env.step(action).obs["obs"].copy())
         return np.stack(rows)
 
@@ -154,7 +154,7 @@ def test_generators_of_others_stay_untouched():
     for env_id in ("CartPole-v1", "Pendulum-v1"):
         env = VecEnv.create_factory(env_id, vec_env_size=2)()
         env.reset()
-        env.step(np.zeros(env._action_shape, env.action_space.dtype))
+        env.step(np.zeros(env.action_shape, env.action_space.dtype))
         env.close()
     assert states() == before
 
@@ -193,7 +193,6 @@ def test_bad_actions_are_refused():
 
 def test_action_mask_is_lifted_out_of_the_observation():
     factory = VecEnv.create_factory(EchoEnv, {"action_space": spaces.Discrete(3)}, 2)
-    assert factory.has_action_mask
     assert set(factory.observation_space) == {"value"}
     env = factory(seed=0)
     obs, mask = env.reset()
@@ -284,7 +283,7 @@ def test_action_mask_that_vanishes_is_an_error():
 def lengths(num_steps=40, **options):
     env = VecEnv.create_factory(options.pop("env_fn", "Pendulum-v1"), **options)(seed=0)
     env.reset()
-    action = np.zeros(env._action_shape, env.action_space.dtype)
+    action = np.zeros(env.action_shape, env.action_space.dtype)
     return [e.length for _ in range(num_steps) for e in env.step(action).episodes]
 
 
@@ -459,7 +458,7 @@ def test_spaces_that_cannot_be_used_are_named():
     ({"env_fn": CountingEnv, "max_episode_steps": 0}, "max_episode_steps must be >= 1"),
     ({"env_fn": CountingEnv, "wrappers": (3,)}, "wrappers must be functions"),
     ({"env_fn": CountingEnv, "log_dir": ""}, "log_dir"),
-    ({"env_fn": CountingEnv, "info_keywords": ("r",)}, "own columns"),
+    ({"env_fn": CountingEnv, "info_keywords": ("r",)}, "differ from the columns"),
     ({"env_fn": CountingEnv, "frame_stacks": 2}, "did you mean 'frame_stack'"),
     ({"env_fn": "CartPole-v1", "backend": "vector", "frame_stack": 2}, "need single environments"),
     ({"env_fn": lambda num_envs: None, "frame_stack": 2}, "builds a vector environment"),

@@ -34,7 +34,7 @@ def test_factory_knows_agents_and_spaces():
     assert factory.num_envs == 4
     assert factory.observation_space["shared"]["obs"].shape == (4,)
     assert factory.action_space["early"] == gym.spaces.Discrete(3)
-    assert not factory.has_action_mask
+    assert set(factory(seed=0).reset()[1].values()) == {None}
 
 
 def test_without_policy_of_one_policy_decides_for_all():

@@ -1,0 +1,31 @@
+"""Names for Gymnasium's generic types.
+
+Their parameters are open, because the spaces of an environment prescribe the types of its observations and actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+Observation = Any
+"""An array or a number, or a dictionary or tuple of observations, as the observation space prescribes."""
+Action = Any
+"""An action as the environment expects it, as the action space prescribes."""
+Info = dict[str, Any]
+"""The `info` of an environment: values of any type by name."""
+AnySpace = gym.Space[Any]
+AnyEnv = gym.Env[Any, Any]
+AnyWrapper = gym.Wrapper[Any, Any, Any, Any]
+AnyVectorEnv = VectorEnv[Any, Any, Any]
+EnvFn = str | EnvSpec | Callable[..., Any]
+"""A Gymnasium id, an EnvSpec, or a function of keyword arguments that builds an environment or a vector environment."""
+EnvWrapper = Callable[[AnyEnv], AnyEnv]
+ResetResult = tuple[Observation, Info]
+"""Observation and info."""
+StepResult = tuple[Observation, Any, bool, bool, Info]
+"""Observation, reward (a number of Python or NumPy), terminated, truncated and info of one environment."""

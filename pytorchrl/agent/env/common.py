@@ -1,0 +1,81 @@
+"""Settings, seeds and files that vectors of environments of one agent and of several agents have in common."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pytorchrl.agent.env.guard import describe
+from pytorchrl.agent.env.statistics import Monitor
+from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
+from pytorchrl.errors import ConfigError
+
+# Environments get the upper 31 bits of a seed, because some store seeds as signed 32-bit integers (ALE, EnvPool).
+_SEED_SHIFT = 32
+
+
+def check_common_options(options: Any) -> None:  # of VecEnv or of MultiAgentVecEnv, which have these fields
+    """Raise `ConfigError` for wrong values of `reward_transform`, `log_dir`, `wrappers` and the keyword arguments."""
+    transform = options.reward_transform
+    if isinstance(transform, str) and transform not in ("sign", "clip"):
+        raise ConfigError(f"reward_transform must be None, 'sign', 'clip' or a number, got {transform!r}")
+    if isinstance(options.log_dir, str) and not options.log_dir:
+        raise ConfigError("log_dir must be a folder or None, got an empty text")
+    for name in ("env_kwargs", "test_env_kwargs"):
+        for key, value in getattr(options, name).items():
+            try:
+                copy.deepcopy(value)
+            except Exception as failure:  # noqa: PERF203 - a few entries, and the error names one of them
+                raise ConfigError(
+                    f"{name}[{key!r}] cannot be copied ({describe(failure)}), and every environment gets its own copy; "
+                    "create it in the environment's constructor") from failure
+    for wrapper in options.wrappers:
+        if not callable(wrapper):
+            raise ConfigError(f"wrappers must be functions from environment to environment, got {wrapper!r}")
+
+
+def is_training_mode(mode: str) -> bool:
+    """Return whether `mode` is "train"; raise `ConfigError` unless it is "train" or "test"."""
+    if mode not in ("train", "test"):
+        raise ConfigError(f"mode must be 'train' or 'test', got {mode!r}")
+    return mode == "train"
+
+
+def env_seeds(seed: int | None, is_training: bool, path: tuple[int, ...], num_envs: int) -> list[int]:
+    """Return a seed for each environment of a vector.
+
+    Args:
+        seed: Seed of the experiment; None draws one.
+        is_training: Whether the environments are for training; those for testing have other seeds.
+        path: Place of the vector in the worker tree: gradient worker, collection worker, incarnation.
+        num_envs: Number of environments.
+    """
+    root = secrets.randbits(63) if seed is None else check_seed(seed)
+    stream = Stream.ENV if is_training else Stream.EVALUATION
+    return [derive_seed(root, stream, *path, index) >> _SEED_SHIFT for index in range(num_envs)]
+
+
+def reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the function from raw rewards (E,) to rewards for learners; None if they are the same."""
+    if transform is None:
+        return None
+    if transform == "sign":
+        return np.sign
+    if transform == "clip":
+        return lambda reward: np.clip(reward, -1, 1)
+    scale = np.float32(transform)
+    return lambda reward: reward * scale
+
+
+def open_monitor(
+    log_dir: str | None, mode: str, index_grad_worker: int, index_col_worker: int, keywords: tuple[str, ...] = (),
+) -> Monitor | None:
+    """Open the monitor file of a worker in `log_dir`; return None if that is None."""
+    if log_dir is None:
+        return None
+    return Monitor(Path(log_dir) / f"monitor_{mode}_g{index_grad_worker:03d}_c{index_col_worker:03d}.csv", keywords)

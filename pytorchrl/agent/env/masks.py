@@ -1,0 +1,93 @@
+"""Action masks of a vector environment: which actions are allowed after each observation. E environments, n actions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from pytorchrl.agent.env.aliases import Info, Observation
+from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader
+from pytorchrl.errors import EnvError
+
+
+class ActionMasks:
+    """Action masks from the observation leaf `action_mask`, or from `info["action_mask"]` if there is no such leaf.
+
+    Args:
+        reader: Reader of the observations.
+        num_envs: E.
+        where: Name of the worker, for error messages.
+        shows_last: Whether the step that ends an episode returns its last observation (NEXT_STEP).
+        has_one_choice: Whether an action is one choice among n.
+    """
+
+    def __init__(
+        self, reader: ObservationReader, num_envs: int, where: str, shows_last: bool, has_one_choice: bool,
+    ) -> None:
+        self._reader, self._where = reader, where
+        self._shows_last, self._has_one_choice = shows_last, has_one_choice
+        self._is_in_info = False
+        self._free = np.empty(0, dtype=np.bool_)
+        self._all = np.ones(num_envs, dtype=np.bool_)
+
+    def reset(self, observations: Observation, info: Info) -> np.ndarray | None:
+        """Return the masks after a reset of all environments, whose `info` decides whether later ones contain masks."""
+        self._is_in_info = not self._reader.has_mask and MASK_LEAF in info
+        mask = self.read(observations, info)
+        if mask is not None:
+            self._free = np.ones_like(mask)
+        return mask
+
+    def read(self, observations: Observation, info: Info) -> np.ndarray | None:
+        """Return the masks of a step, (E, n) bool; None if the environment has none.
+
+        Raises:
+            EnvError: The first reset had `info["action_mask"]`, and this step has not.
+        """
+        if self._reader.has_mask:
+            return self._reader.mask(observations)
+        if not self._is_in_info:
+            return None
+        given = info.get(f"_{MASK_LEAF}", self._all)
+        if MASK_LEAF not in info or not given.all():
+            raise EnvError(
+                f"{self._where}: expected info['{MASK_LEAF}'] in every step, because the first reset had it; got none")
+        return np.asarray(info[MASK_LEAF], dtype=np.bool_)
+
+    def settled(
+        self, observations: Observation, info: Info, done: np.ndarray, truncated: np.ndarray,
+    ) -> np.ndarray | None:
+        """Return the masks of a step in which episodes ended (`done`, (E,) bool).
+
+        Under NEXT_STEP, the last observation of an episode allows all actions, unless a learner bootstraps from it: its
+        action
+        is ignored, and an environment that terminated need not allow any.
+        """
+        mask = self.read(observations, info)
+        if mask is None or not self._shows_last or not np.count_nonzero(done):
+            return mask
+        # Learners bootstrap with masks only for one choice among n; of several choices, each would have to allow one.
+        is_used = truncated & mask.any(axis=1) & self._has_one_choice
+        return np.where((done & ~is_used)[:, None], True, mask)
+
+    def final(
+        self, mask: np.ndarray | None, final_index: np.ndarray, last_info_of: Callable[[int], Mapping[str, object]],
+    ) -> np.ndarray | None:
+        """Return the masks of last observations, (K, n) bool, where a row without any allowed action allows all.
+
+        Args:
+            mask: (K, n) bool, the observation leaf; None if there is none.
+            final_index: (K,) int64, the environments.
+            last_info_of: Function from the index of an environment to the `info` of the last step of its episode.
+        """
+        if self._is_in_info and len(final_index):
+            infos = [last_info_of(index) for index in final_index.tolist()]
+            mask = np.stack([np.asarray(info.get(MASK_LEAF, self._free[0])).astype(np.bool_) for info in infos])
+        return None if mask is None else mask | ~mask.any(axis=1, keepdims=True)
+
+    def complete(self, info: Info, cut: np.ndarray) -> None:
+        """Add free masks to `info` for the environments that raised (`cut`, (E,) bool) and so gave none."""
+        if self._is_in_info:
+            info[MASK_LEAF] = np.where(cut[:, None], self._free, info.get(MASK_LEAF, self._free))
+            info[f"_{MASK_LEAF}"] = info.get(f"_{MASK_LEAF}", ~self._all) | cut

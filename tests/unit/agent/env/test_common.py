@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+
+from pytorchrl.agent.env.common import env_seeds, is_training_mode, open_monitor, reward_function
+from pytorchrl.errors import ConfigError
+
+REWARDS = np.array([-3.0, 0.0, 0.5], np.float32)
+
+
+@pytest.mark.parametrize(("transform", "seen"), [
+    ("sign", [-1.0, 0.0, 1.0]), ("clip", [-1.0, 0.0, 0.5]), (2, [-6.0, 0.0, 1.0]), (0.5, [-1.5, 0.0, 0.25])])
+def test_rewards_are_transformed_for_learners(transform, seen):
+    changed = reward_function(transform)(REWARDS)
+    assert changed.dtype == np.float32
+    assert changed.tolist() == seen
+
+
+def test_without_a_transform_there_is_no_function():
+    assert reward_function(None) is None
+
+
+def test_each_environment_of_each_worker_has_a_seed_of_31_bits_that_repeats():
+    places = [(training, (grad, col, incarnation)) for training in (True, False) for grad in (0, 1) for col in (0, 1)
+              for incarnation in (0, 1)]
+    seeds = [seed for training, path in places for seed in env_seeds(7, training, path, 3)]
+    assert len(set(seeds)) == len(seeds) == 48
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert env_seeds(7, True, (0, 1, 0), 3) == env_seeds(7, True, (0, 1, 0), 3)
+    assert env_seeds(None, True, (0, 0, 0), 1) != env_seeds(None, True, (0, 0, 0), 1)
+
+
+def test_mode_is_train_or_test():
+    assert (is_training_mode("train"), is_training_mode("test")) == (True, False)
+    with pytest.raises(ConfigError, match="mode must be 'train' or 'test', got 'play'"):
+        is_training_mode("play")
+
+
+def test_monitor_is_named_by_mode_and_worker(tmp_path):
+    assert open_monitor(None, "train", 0, 0) is None
+    open_monitor(str(tmp_path), "test", 1, 12, ("x",)).close()
+    assert (tmp_path / "monitor_test_g001_c012.csv").read_text() == "r,l,t,env,ended,x\n"
