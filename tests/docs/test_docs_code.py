@@ -1,6 +1,7 @@
 """The code on the pages runs as it stands there.
 
 All ```python blocks of a page are run one after the other as one script, in a process and an empty folder of their own.
+A ```python block whose first line is a comment with the name of a file is that file instead, and lies in the folder.
 What a ```text block shows must be in the script's output. Then the `pytorchrl` commands of ```bash blocks are run in
 the same folder. ```console blocks (with a prompt) are shown only: they install, or train for minutes; of ```sh scripts
 and ```yaml files, which need several machines, the syntax is checked.
@@ -19,6 +20,7 @@ from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# (\w+\.py)\n")
 # Notebooks are executed when the site is built, the API reference holds no code of its own.
 PAGES = sorted(
     path for path in [*DOCS.rglob("*.md"), ROOT / "README.md"]
@@ -35,11 +37,16 @@ def blocks(text, language):
     return [body for found, body in _BLOCK.findall(text) if found == language]
 
 
+def files_of(text):
+    """Name -> content of the Python blocks that are files of their own."""
+    return {found[1]: body for body in blocks(text, "python") if (found := _FILE.match(body))}
+
+
 def script_of(text):
     """The Python blocks at their own line numbers: everything else is blank."""
     lines = [""] * (text.count("\n") + 1)
     for block in _BLOCK.finditer(text):
-        if block.group(1) == "python":
+        if block.group(1) == "python" and not _FILE.match(block.group(2)):
             first = text.count("\n", 0, block.start(2))
             body = block.group(2).splitlines()
             lines[first:first + len(body)] = body
@@ -64,6 +71,8 @@ def test_code_of_page_runs(page, run_python, tmp_path):
     text = page.read_text(encoding="utf-8")
     script = tmp_path / page.name
     script.write_text(script_of(text), encoding="utf-8")
+    for name, content in files_of(text).items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
     result = run_python(script, timeout=TIMEOUT_S)
     assert result.returncode == 0, result.stderr
     for shown in blocks(text, "text"):
@@ -104,4 +113,5 @@ def test_script_keeps_line_numbers_of_the_page():
     page = "# Page\n\n```python\na = 1\n```\n\n```{note}\nno code\n```\n\n```text\nneither\n```\n\n```python\nb = 2\n```\n"
     assert script_of(page).splitlines()[3] == "a = 1"
     assert script_of(page).splitlines()[15] == "b = 2"
+    assert files_of("```python\n# part.py\nc = 3\n```\n" + page) == {"part.py": "# part.py\nc = 3\n"}
     assert script_of(page).split() == ["a", "=", "1", "b", "=", "2"]
