@@ -21,26 +21,26 @@ from pytorchrl.reporting import by_policy, to_json
 from pytorchrl.run_directory import MODEL_NAME
 from pytorchrl.training import make_learner, named_settings
 
-# Not options: what a command itself does.
+# Arguments of the command itself, which are not options of `train`.
 _OWN = ("algorithm", "env", "json", "debug")
 _WITHOUT_VALUE = ("--json", "--debug", "--help")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train; returns the exit code."""
+    """Train and return the exit code."""
     given = parse("train", "Train", arguments)
     learner = learner_of(given)
     try:
         _train(learner)
     except (KeyboardInterrupt, SystemExit):
-        _show(learner, as_json=given.json)
+        _show(learner, given)
         raise
-    _show(learner, as_json=given.json)
+    _show(learner, given)
     return 0
 
 
 def learner_of(given: argparse.Namespace) -> Learner:
-    """A learner that has not started, of the flags that were given.
+    """Return a learner, not yet started, for the given flags.
 
     Raises:
         StartError: An environment does not work.
@@ -54,7 +54,7 @@ def learner_of(given: argparse.Namespace) -> Learner:
 
 @contextmanager
 def refusing_broken_envs(learner: Learner) -> Iterator[None]:
-    """Raise `StartError` where an environment breaks before anything was learned: it never worked."""
+    """Raise `StartError` if an environment fails before the first update, because it never worked."""
     try:
         yield
     except EnvError as error:
@@ -77,10 +77,10 @@ def _train(learner: Learner) -> None:
         raise
 
 
-def _show(learner: Learner, *, as_json: bool) -> None:
-    """The figures of the run on standard output; with `--json` as one line, the last."""
+def _show(learner: Learner, given: argparse.Namespace) -> None:
+    """Print the figures of the run; with `--json` as one line, the last."""
     summary = learner.summary()
-    if as_json:
+    if given.json:
         show(to_json(summary))
         return
     returns = summary["return_mean"]
@@ -90,7 +90,8 @@ def _show(learner: Learner, *, as_json: bool) -> None:
         show(f"mean return of the last {summary['return_episodes']} training episodes: {returns:.1f}"
              f"{by_policy(summary.get('policy_return_means'))}")
     if learner.log_dir is not None and (learner.log_dir / f"{MODEL_NAME}.pt").exists():
-        show(f"saved in {learner.log_dir}: try `pytorchrl enjoy {learner.log_dir}`")
+        algorithm = f" --algorithm {given.algorithm}" if is_reference(given.algorithm) else ""
+        show(f"saved in {learner.log_dir}: try `pytorchrl enjoy {learner.log_dir}{algorithm}`")
 
 
 def parse(command: str, verb: str, arguments: Sequence[str],
