@@ -75,11 +75,6 @@ def test_only_the_ray_runtime_imports_ray():
     assert importers == {"pytorchrl.runtime.ray_runtime"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_no_file_is_over_600_lines(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 600
-
-
 def test_public_names_are_sorted_unique_and_there():
     names = pytorchrl.__all__
     assert names == sorted(set(names), key=str.lower)
