@@ -19,7 +19,6 @@ FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 LONGEST_FILE = 450
 # Exceptions, from before the rule.
 LONG_FILES = {
-    "pytorchrl/agent/env/vec_env.py",
     "pytorchrl/agent/multi/env.py",
     "pytorchrl/agent/storages/replay.py",
     "pytorchrl/learner.py",
@@ -40,21 +39,6 @@ LONG_FILES = {
     "tests/unit/scheme/test_record.py",
 }
 CIRCLES = [
-    [
-        "pytorchrl",
-        "pytorchrl.composition",
-        "pytorchrl.learner",
-        "pytorchrl.recipes",
-        "pytorchrl.scheme",
-        "pytorchrl.scheme.recording.record",
-        "pytorchrl.scheme.rules",
-        "pytorchrl.scheme.scheme",
-        "pytorchrl.scheme.updates.decentralised",
-        "pytorchrl.scheme.updates.rounds",
-        "pytorchrl.scheme.updates.u_worker",
-        "pytorchrl.scheme_options",
-        "pytorchrl.training",
-    ],
     [
         "pytorchrl.agent.algorithms",
         "pytorchrl.agent.algorithms.a2c",
@@ -106,9 +90,9 @@ UNTYPED_KEYWORDS = {
     "pytorchrl.scheme.updates.rounds._ask",
 }
 # Each use of `Any` in an annotation; of these at most a third of the 1,271 is to be left.
-MOST_ANY = 1225
+MOST_ANY = 1060
 # Docstrings that open with What, Whose, Who, Those or How; none is to be left.
-MOST_HEADLESS_DOCSTRINGS = 160
+MOST_HEADLESS_DOCSTRINGS = 148
 
 
 def name_of(path):
@@ -223,15 +207,13 @@ def annotations_of(tree):
 def test_any_is_rare_in_annotations():
     count = sum(isinstance(node, ast.Name) and node.id == "Any"
                 for tree in MODULES.values() for annotation in annotations_of(tree) for node in ast.walk(annotation))
-    print(f"{count} uses of Any in annotations")
-    assert count <= MOST_ANY
+    assert count <= MOST_ANY, "name the type: object, a Protocol, a TypeVar, a union"
 
 
 def test_no_docstring_opens_without_a_subject():
     found = [f"{name_of(path)}: {doc.splitlines()[0]}" for path, tree in MODULES.items() for node in ast.walk(tree)
              if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (doc := ast.get_docstring(node))
              and re.match(r"(What|Whose|Who|Those|How)\b", doc)]
-    print(f"{len(found)} docstrings open with What, Whose, Who, Those or How")
     assert len(found) <= MOST_HEADLESS_DOCSTRINGS, "\n".join(found)
 
 
