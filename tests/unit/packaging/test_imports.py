@@ -14,10 +14,11 @@ PACKAGE = Path(pytorchrl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What every layer may import. Every owner declares its options, so the module that declares options belongs to no layer.
-EVERYWHERE = ("errors", "terminal", "tracebacks", "options")
+EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation")
 # What each layer may import of the package: itself, what is written here, and what every layer may.
 ALLOWED = {
     "errors": set(),
+    "deprecation": set(),
     "terminal": set(),
     "tracebacks": set(),
     "options": {"agent"},
