@@ -8,21 +8,17 @@ The command line makes its flags from the same declarations.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
-import types
-import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
+from pytorchrl.agent.declarations import Declaration, declarations_of
 from pytorchrl.agent.names import options_of, refuse_unknown
-from pytorchrl.agent.schedules import Schedule, as_schedule, out_of_range
 from pytorchrl.errors import ConfigError, ContractError, FactoryError
 
 T = TypeVar("T")
-_UNION_TYPES = (typing.Union, types.UnionType)
 # Characters of arguments that an error repeats.
 _LONGEST_ECHO = 200
 
@@ -63,105 +59,66 @@ class Options:
     """The base of all `Options` classes, which checks every field's type, range and choice when it is built.
 
     If an option may be a `Schedule`, a function of the remaining share of the experiment, or a list of points
-    (env step, value), is converted to one.
+    (env step, value), is converted to one. An option annotated with an enum accepts the value of a member.
+
+    A class may inherit the options of several classes. `__post_init__` of each must then call `super().__post_init__()` first.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _refuse_conflicts(cls)
+
     def __post_init__(self) -> None:
-        """Convert lists to tuples and functions to schedules, then check each field; report all problems at once."""
-        hints = typing.get_type_hints(type(self))
+        """Convert values to the form that options store, then check each field; report all problems at once."""
         problems = []
-        for field in dataclasses.fields(self):
+        for name, declaration in self.declarations().items():
             try:
-                value = _settled(field, hints[field.name], getattr(self, field.name))
+                value = declaration.settled(getattr(self, name))
             except ConfigError as error:
                 problems.append(str(error))
                 continue
-            object.__setattr__(self, field.name, value)  # the class is frozen, and only this method may set a field
-            problem = _problem(field, hints[field.name], value)
-            if problem:
+            object.__setattr__(self, name, value)  # the class is frozen, and only this method may set a field
+            if problem := declaration.problem(value):
                 problems.append(problem)
         if problems:
             raise ConfigError("; ".join(problems))
 
+    @classmethod
+    def declarations(cls) -> Mapping[str, Declaration]:
+        """Return name -> declaration of all options of this class, in the order of its fields."""
+        return declarations_of(cls)  # type: ignore[arg-type] # mypy takes __hash__ of instances for that of the class
+
+    def changed(self) -> tuple[str, ...]:
+        """Return the names of the options that differ from their defaults; required options always do."""
+        return tuple(name for name, declaration in self.declarations().items() if getattr(self, name) != declaration.default)
+
     def _refuse_changed(self, names: Sequence[str], needs: str) -> None:
         """Raise `ConfigError` if one of these options differs from its default; without `needs`, it has no effect."""
-        changed = [name for name in names if getattr(self, name) != type(self).__dataclass_fields__[name].default]
-        if changed:
-            raise ConfigError(f"{', '.join(changed)} needs {needs}")
+        changed = self.changed()
+        if wrong := [name for name in names if name in changed]:
+            raise ConfigError(f"{', '.join(wrong)} needs {needs}")
 
 
-def _problem(field: dataclasses.Field[Any], hint: Any, value: Any) -> str | None:
-    if not field.metadata:
-        return None
-    choices = field.metadata["choices"]
-    if choices is not None and not (_fits(hint, value) and (callable(value) or value in choices)):  # a function needs no name among the choices
-        # Of a class, such as torch.nn.ReLU for "relu", the name counts.
-        text = (value.__name__ if isinstance(value, type) else str(value)).lower()
-        near = difflib.get_close_matches(text, [str(c) for c in choices], n=1)
-        return f"{field.name} must be one of {list(choices)}, got {value!r}" + (
-            f"; did you mean {near[0]!r}?" if near else "")
-    if not _fits(hint, value):
-        return f"{field.name} must be {_type_name(hint)}, got {value!r}"
-    # A schedule may end at an excluded bound, because it reaches the bound only at the last step.
-    last = value.values[-1:] if isinstance(value, Schedule) else ()
-    for number, is_last in [*((number, False) for number in _numbers(value)), *((number, True) for number in last)]:
-        wrong = out_of_range(number, field.metadata["low"], field.metadata["high"], field.metadata["exclusive"] and not is_last)
-        if wrong:
-            return f"{field.name} must be {wrong}, got {value!r}"
-    return None
+def _refuse_conflicts(cls: type[Options]) -> None:
+    """Raise `ConfigError` if a class inherits an option from several bases that declare it differently.
+
+    Python would take the declaration of one base without a word. The class itself may declare the option again.
+    """
+    found: dict[str, type] = {}
+    for base in cls.__bases__:
+        for name, field in getattr(base, "__dataclass_fields__", {}).items():
+            first = found.setdefault(name, base)
+            other = first.__dataclass_fields__[name]  # type: ignore[attr-defined] # it was found there
+            differing = [part for part in ("type", "default", "default_factory", "metadata")
+                         if getattr(field, part) != getattr(other, part)]
+            if differing and name not in inspect.get_annotations(cls):
+                homes = [_declares(kind, name).__qualname__ for kind in (first, base)]
+                raise ConfigError(f"{cls.__qualname__} inherits {name} from {' and '.join(homes)}, which declare it differently; "
+                                  f"declare it once, in a class that both inherit, or again in {cls.__qualname__}")
 
 
-def _settled(field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
-    """Return the value in the form that options store: a schedule for a function or points, a tuple for a list."""
-    members = (hint, *typing.get_args(hint))
-    if field.metadata and Schedule in members[1:]:
-        return as_schedule(value, field.name, field.metadata["low"], field.metadata["high"], field.metadata["exclusive"])
-    return tuple(value) if isinstance(value, list) and any(typing.get_origin(member) is tuple for member in members) else value
-
-
-def _numbers(value: Any) -> list[float]:
-    """Return the numbers in a value, except the last of a schedule."""
-    if isinstance(value, Schedule):
-        return list(value.values[:-1])
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return [value]
-    if isinstance(value, tuple):
-        return [n for item in value for n in _numbers(item)]
-    return []
-
-
-def _fits(hint: Any, value: Any) -> bool:  # noqa: C901 - one branch a kind of annotation reads best in one place
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return True
-    if origin in _UNION_TYPES:
-        return any(_fits(argument, value) for argument in arguments)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return all(_fits(arguments[0], item) for item in value)
-        return len(value) == len(arguments) and all(map(_fits, arguments, value))
-    if origin is typing.Literal:
-        return value in arguments
-    if hint is None or hint is type(None):
-        return value is None
-    if origin is not None:
-        return callable(value) if not isinstance(origin, type) else isinstance(value, origin)
-    if hint is float:  # a whole number is fine where a float is due; a bool or a text never is
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint) if isinstance(hint, type) else True
-
-
-def _type_name(hint: Any) -> str:
-    if typing.get_origin(hint) in _UNION_TYPES:
-        return " or ".join(_type_name(argument) for argument in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return f"a tuple or list, each item {_type_name(typing.get_args(hint)[0])}"
-    return {int: "a whole number", float: "a number", bool: "True or False", str: "a text",
-            type(None): "None"}.get(hint) or getattr(hint, "__name__", str(hint)).replace("typing.", "")
+def _declares(cls: type, name: str) -> type:
+    return next(kind for kind in cls.__mro__ if name in inspect.get_annotations(kind))
 
 
 @dataclass(frozen=True)
@@ -180,13 +137,8 @@ class Factory(Generic[T]):
 
     def __repr__(self) -> str:
         """The call that makes this factory again, with the options that differ from their defaults."""
-        changed = [f"{field.name}={getattr(self.options, field.name)!r}" for field in dataclasses.fields(self.options)
-                   if getattr(self.options, field.name) != _default(field)]
+        changed = [f"{name}={getattr(self.options, name)!r}" for name in self.options.changed()]
         return f"{self.cls.__name__}.create_factory({', '.join(changed)})"
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def check_is_whole(cls: type) -> None:
@@ -208,10 +160,8 @@ def build_options(owner: type, options: dict[str, Any]) -> Any:
     check_is_whole(owner)
     check_declaration(owner)
     refuse_unknown(options, options_of(owner), f"{owner.__name__} has no option")
-    missing = [
-        field.name for field in dataclasses.fields(owner.Options) if field.name not in options  # type: ignore[attr-defined]
-        and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
+    declarations = declarations_of(owner.Options)  # type: ignore[attr-defined]
+    missing = [name for name, declaration in declarations.items() if declaration.is_required and name not in options]
     if missing:
         raise ConfigError(f"{owner.__name__} needs {', '.join(missing)}")
     return owner.Options(**options)  # type: ignore[attr-defined]

@@ -263,6 +263,11 @@ def out_of_range(number: float, low: float | None, high: float | None, exclusive
     too_low = low is not None and (number <= low if exclusive else number < low)
     if not too_low and (high is None or number <= high):
         return ""
+    return bounds_text(low, high, exclusive)
+
+
+def bounds_text(low: float | None, high: float | None, exclusive: bool) -> str:
+    """Return a range as text, such as ">= 0.0 and <= 1.0"; empty without bounds."""
     bounds = [f"{'>' if exclusive else '>='} {low}"] if low is not None else []
     return " and ".join(bounds + ([f"<= {high}"] if high is not None else []))
 

@@ -115,7 +115,7 @@ def test_a_function_is_called_with_the_share_that_remains_of_the_experiment(func
     ({"rate": lambda progress: 1 + progress / 2}, "must be > 0.0 and <= 1.0, got 1.5"),
     ({"rate": lambda progress: math.nan}, "must be finite, got nan"),
     ({"rate": lambda progress: None}, "must return a number, got None"),
-    ({"rate": lambda: 0.1}, "raised TypeError"), ({"rate": float}, "rate must be a number or Schedule"),
+    ({"rate": lambda: 0.1}, "raised TypeError"), ({"rate": float}, "rate must be a number > 0.0 and <= 1.0 or a schedule"),
     ({"plain": falling}, "plain must be a number"), ({"plain": [(0, 1.0), (1, 0.5)]}, "plain must be a number"),
     ({"rate": [(0, 2.0), (1, 0.5)], "share": "much"}, "rate must be .*share must be"),
 ])

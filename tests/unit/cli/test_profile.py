@@ -55,7 +55,7 @@ def test_a_heavy_network_is_the_bottleneck_and_the_target_does_not_end_it(capsys
 
 @pytest.mark.parametrize(("flags", "message"), [
     (["--seconds", "0"], "a number of seconds above 0, got '0'"), (["--seconds", "nan"], "got 'nan'"),
-    (["--seconds", "soon"], "got 'soon'"), (["--lr", "-1"], "lr must be >= 0.0"), (["--second", "1"], "did you mean --seconds?"),
+    (["--seconds", "soon"], "got 'soon'"), (["--lr", "-1"], "lr must be a number >= 0.0"), (["--second", "1"], "did you mean --seconds?"),
 ])
 def test_wrong_flags_are_refused(capsys, flags, message):
     code, out, err = run(capsys, "--env", "CartPole-v1", *flags)

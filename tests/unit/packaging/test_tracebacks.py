@@ -36,7 +36,7 @@ def test_a_script_shows_its_own_line_and_the_message(run_python, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     lines = run_python(script).stderr.splitlines()
-    assert lines[-1] == "pytorchrl.errors.ConfigError: lr must be >= 0.0, got -1"
+    assert lines[-1] == "pytorchrl.errors.ConfigError: lr must be a number >= 0.0 or a schedule, got -1"
     assert lines[0] == "Traceback (most recent call last):"
     files = [line for line in lines if line.startswith("  File")]
     assert [file.split(", ")[-1] for file in files] == ["in <module>", "in main", "in entry"]
@@ -49,7 +49,7 @@ def test_an_environment_variable_shows_all_frames(run_python, tmp_path, monkeypa
     monkeypatch.setenv(VARIABLE, "1")
     (tmp_path / "script.py").write_text(SCRIPT)
     lines = run_python("script.py").stderr.splitlines()
-    assert lines[-1] == "pytorchrl.errors.ConfigError: lr must be >= 0.0, got -1"
+    assert lines[-1] == "pytorchrl.errors.ConfigError: lr must be a number >= 0.0 or a schedule, got -1"
     assert len([line for line in lines if "in __post_init__" in line]) > 0
 
 

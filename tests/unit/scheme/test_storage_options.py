@@ -78,7 +78,7 @@ def test_prioritized_changes_how_it_draws(make_apex):
 
 
 @pytest.mark.parametrize(("storage", "settings", "text"), [
-    (PERBuffer, {"alpha": 0.0}, r"alpha must be > 0.0, got 0\.0"),
+    (PERBuffer, {"alpha": 0.0}, r"alpha must be a number > 0.0, got 0\.0"),
     (PERBuffer, {"beta": float("inf")}, "beta must be finite"),
     (PERBuffer, {"prioritized": 1}, "prioritized must be True, False or None, got 1"),
     (ReplayBuffer, {"alpha": 0.5}, "alpha would be ignored: ReplayBuffer has no such option"),

@@ -144,10 +144,10 @@ def test_factory_prints_and_pickles(cls):
     (OffPolicyActor, FOUR, {"policy": "deterministic"}, ConfigError, "needs a Box"),
     (OffPolicyActor, FOUR, {"log_std_bound": "tanh"}, ConfigError, "log_std_bound needs"),
     (OffPolicyActor, BOX, {"policy": "deterministic", "log_std_bound": "tanh"}, ConfigError, "log_std_bound needs"),
-    (OffPolicyActor, BOX, {"num_critics": 0}, ConfigError, "num_critics must be >= 1"),
+    (OffPolicyActor, BOX, {"num_critics": 0}, ConfigError, "num_critics must be a whole number >= 1"),
     (QActor, FOUR, {"duelling": True}, ConfigError, "did you mean 'dueling'"),
     (QActor, FOUR, {"feature_extractor": "cnn"}, SpaceError, "needs an image leaf"),
-    (QActor, FOUR, {"hidden_sizes": (0,)}, ConfigError, "hidden_sizes must be >= 1"),
+    (QActor, FOUR, {"hidden_sizes": (0,)}, ConfigError, "hidden_sizes must be a tuple or list of whole numbers >= 1"),
 ])
 def test_wrong_options_are_refused_at_once(cls, actions, options, error, message):
     with pytest.raises(error, match=message):

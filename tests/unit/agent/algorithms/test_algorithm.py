@@ -62,9 +62,9 @@ def test_defaults_of_a2c_are_its_own():
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"clip_parm": 0.1}, "did you mean 'clip_param'"), ({"lr": -1.0}, "lr must be >= 0"),
+    ({"clip_parm": 0.1}, "did you mean 'clip_param'"), ({"lr": -1.0}, "lr must be a number >= 0"),
     ({"optimizer": "adm"}, "did you mean 'adam'"), ({"gamma": 1.1}, "gamma"), ({"num_epochs": 0}, "num_epochs"),
-    ({"clip_param": linear(0.0, 0.2)}, "clip_param must be > 0"), ({"dual_clip": 1.0}, "dual_clip must be > 1"),
+    ({"clip_param": linear(0.0, 0.2)}, "clip_param must be > 0"), ({"dual_clip": 1.0}, "dual_clip must be a number > 1"),
     ({"recompute_advantages": True, "advantage_normalization": "batch"}, "recompute_advantages"),
 ])
 def test_wrong_options_raise(options, message):

@@ -238,8 +238,8 @@ def test_target_kl_asks_to_skip_what_remains(train):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"kl_coef": -1.0}, "kl_coef must be >= 0"), ({"kl_target": 0.0}, "kl_target must be > 0"),
-    ({"is_clip": 0.0, **SLOW}, "is_clip must be > 0"), ({"target_update_interval": 0}, "target_update_interval must be >= 1"),
+    ({"kl_coef": -1.0}, "kl_coef must be a number >= 0"), ({"kl_target": 0.0}, "kl_target must be a number > 0"),
+    ({"is_clip": 0.0, **SLOW}, "is_clip must be a number > 0"), ({"target_update_interval": 0}, "target_update_interval must be a whole number >= 1"),
     ({"kl_target": 0.1}, "needs kl_coef > 0"), ({"target_update_interval": 3}, "needs target_network=True"),
     ({"is_clip": 3.0}, "needs target_network=True"), ({"compile": True, **SLOW}, "leave one out"),
     ({"kl_coef": 1.0, "target_update_interval": 1, **SLOW}, "needs target_update_interval >= 2"),

@@ -187,8 +187,8 @@ def test_defaults_are_those_of_the_papers():
 @pytest.mark.parametrize(("cls", "options", "message"), [
     (DQN, {"loss": "hubber"}, "did you mean 'huber'"), (DQN, {"initial_epsilon": 1.5}, "initial_epsilon must be"),
     (DQN, {"duelling": True}, "has no option"), (SAC, {"polyak": 1.0}, "never move"),
-    (SAC, {"target_entropy": -1.0, "learn_alpha": False}, "needs learn_alpha"), (SAC, {"initial_alpha": 0.0}, "initial_alpha must be > 0"),
-    (TD3, {"policy_delay": 0}, "policy_delay must be >= 1"), (DDPG, {"ou_sigma": 0.3}, "ou_sigma needs noise='ou'"),
+    (SAC, {"target_entropy": -1.0, "learn_alpha": False}, "needs learn_alpha"), (SAC, {"initial_alpha": 0.0}, "initial_alpha must be a number > 0"),
+    (TD3, {"policy_delay": 0}, "policy_delay must be a whole number >= 1"), (DDPG, {"ou_sigma": 0.3}, "ou_sigma needs noise='ou'"),
 ])
 def test_wrong_options_are_refused(cls, options, message):
     with pytest.raises(ConfigError, match=message):

@@ -538,7 +538,7 @@ def test_native_vectors_always_raise_and_say_so_when_asked_to_restart():
 @pytest.mark.parametrize(("options", "match"), [
     ({"on_env_error": "restrat"}, "on_env_error must be one of .*did you mean 'restart'"),
     ({"on_env_error": None}, "on_env_error"),
-    ({"max_env_restarts": 0, "on_env_error": "restart"}, "max_env_restarts must be >= 1"),
+    ({"max_env_restarts": 0, "on_env_error": "restart"}, "max_env_restarts must be a whole number >= 1"),
     ({"max_env_restarts": 5}, "max_env_restarts=5 needs on_env_error='restart', got 'auto'"),
     ({"max_env_restarts": 5, "on_env_error": "raise"}, "got 'raise'"),
 ])

@@ -376,7 +376,7 @@ def test_sequences_without_valid_steps_are_left_out_and_masks_of_invalid_rows_al
 
 
 @pytest.mark.parametrize(("options", "context", "message"), [
-    ({"size": 0}, {}, "size must be >= 1"),
+    ({"size": 0}, {}, "size must be a whole number >= 1"),
     ({"gae_lambda": 1.5}, {}, "gae_lambda"),
     ({"gae_lamda": 0.9}, {}, "did you mean 'gae_lambda'"),
     ({"sequence_length": 4}, {}, "needs an actor with memory"),

@@ -195,7 +195,7 @@ def test_beta_follows_its_schedule_and_can_be_changed(per):
     storage.load_state_dict(state)
     assert storage.parameters == {"beta": 0.75}
     assert storage.follow_schedules(100, 1000) == {"beta": 1.0}
-    with pytest.raises(ConfigError, match="beta must be > 0"):
+    with pytest.raises(ConfigError, match="beta must be a number > 0"):
         storage.update_storage_parameter("beta", 0.0)
     with pytest.raises(KeyError, match="cannot update 'alpha'; it can beta"):
         storage.update_storage_parameter("alpha", 0.5)
@@ -208,7 +208,7 @@ def test_nothing_is_allocated_before_the_first_rollout(build_replay):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"alpha": 0.0}, "alpha must be > 0"), ({"beta": 0.0}, "beta must be > 0"), ({"epsilon": 0.0}, "epsilon must be > 0"),
+    ({"alpha": 0.0}, "alpha must be a number > 0"), ({"beta": 0.0}, "beta must be a number > 0"), ({"epsilon": 0.0}, "epsilon must be a number > 0"),
     ({"weight_norm": "max"}, "weight_norm must be one of"), ({"beta": linear(0.0, 1.0)}, "beta must be > 0"),
 ])
 def test_wrong_options_are_refused(options, message):

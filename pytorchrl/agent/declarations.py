@@ -1,0 +1,265 @@
+"""Declarations of options: name, type, default, range, choices and help, and the checks of values against them."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import difflib
+import enum
+import functools
+import math
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of_range
+
+_UNION_TYPES = (typing.Union, types.UnionType)
+# Types whose items are checked, apart from tuples and mappings.
+_COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
+# Type -> its name in errors: of one value, and of several.
+_NAMES: dict[Any, tuple[str, str]] = {
+    int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), bool: ("True or False", "booleans"),
+    str: ("a string", "strings"), type(None): ("None", "None"), Schedule: ("a schedule", "schedules"),
+    Any: ("any value", "any values"), object: ("any value", "any values"),
+}
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One option of an `Options` class, as its field declares it."""
+
+    name: str
+    type: Any
+    """The evaluated annotation, such as `int | None`."""
+    field: dataclasses.Field[Any] = dataclasses.field(repr=False)
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the option has no default."""
+        return self.field.default is dataclasses.MISSING and self.field.default_factory is dataclasses.MISSING
+
+    @property
+    def default(self) -> Any:
+        """The default, made anew if it is mutable; `dataclasses.MISSING` for a required option."""
+        factory = self.field.default_factory
+        return self.field.default if factory is dataclasses.MISSING else factory()
+
+    @property
+    def help(self) -> str:
+        """One or two sentences for users; empty if the field was not declared by `option`."""
+        return self.field.metadata.get("help", "")
+
+    @property
+    def low(self) -> float | None:
+        """The smallest value allowed, or the bound that all values exceed if `is_exclusive`; None without a bound."""
+        return self.field.metadata.get("low")
+
+    @property
+    def high(self) -> float | None:
+        """The largest value allowed; None without a bound."""
+        return self.field.metadata.get("high")
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether `low` itself is refused, except as the last value of a `Schedule`."""
+        return self.field.metadata.get("exclusive", False)
+
+    @property
+    def is_updatable(self) -> bool:
+        """Whether the option may change while training."""
+        return self.field.metadata.get("updatable", False)
+
+    @property
+    def choices(self) -> tuple[Any, ...] | None:
+        """The closed set of allowed values; those of the members for an enum; None if the set is open."""
+        declared = self.field.metadata.get("choices")
+        if declared is not None:
+            return declared
+        kind = _enum_of(self.type)
+        is_closed = kind is not None and all(other in (kind, str, type(None)) for other in _members(self.type))
+        return tuple(member.value for member in kind) if kind is not None and is_closed else None
+
+    @property
+    def allowed(self) -> str:
+        """What values are allowed, for an error, such as "a whole number >= 1 or None"."""
+        if self.choices is None:
+            return type_name(self.type, bounds_text(self.low, self.high, self.is_exclusive))
+        return f"one of {list(self.choices)}" + (" or None" if self._may_be_none(self.choices) else "")
+
+    def settled(self, value: Any) -> Any:
+        """Return a value in the form that options store.
+
+        A schedule replaces a function or a list of points, a tuple replaces a list, and an enum member replaces its value.
+
+        Raises:
+            ConfigError: The value cannot be converted to a schedule.
+        """
+        members = (self.type, *typing.get_args(self.type))
+        if self.field.metadata and Schedule in members[1:]:
+            return as_schedule(value, self.name, self.low, self.high, self.is_exclusive)
+        if (kind := _enum_of(self.type)) is not None and not isinstance(value, enum.Enum):
+            return next((member for member in kind if _same(member.value, value)), value)
+        if isinstance(value, list) and any(typing.get_origin(member) is tuple for member in members):
+            return tuple(value)
+        return value
+
+    def problem(self, value: Any) -> str | None:
+        """Return the error message for a settled value that is not allowed; None if the value is allowed."""
+        if not self.field.metadata:
+            return None
+        choices = self.choices
+        if choices is not None and not self._is_choice(value, choices):
+            return f"{self.name} must be {self.allowed}, got {_shown(value)}{_nearest(value, choices)}"
+        if not fits(self.type, value):
+            return f"{self.name} must be {self.allowed}, got {value!r}"
+        if isinstance(value, Schedule):
+            return self._problem_of_schedule(value)
+        for number in _numbers(value):
+            if wrong := out_of_range(number, self.low, self.high, self.is_exclusive):
+                return f"{self.name} must be {self.allowed if math.isfinite(number) else wrong}, got {value!r}"
+        return None
+
+    def _problem_of_schedule(self, schedule: Schedule) -> str | None:
+        # A schedule may end at an excluded bound, because it reaches the bound only at the last step.
+        for index, number in enumerate(schedule.values):
+            is_last = index == len(schedule.values) - 1
+            if wrong := out_of_range(number, self.low, self.high, self.is_exclusive and not is_last):
+                return f"{self.name} must be {wrong}, got {schedule!r}"
+        return None
+
+    def _is_choice(self, value: Any, choices: tuple[Any, ...]) -> bool:
+        # An enum member is allowed by its type. A function needs no name among the choices.
+        return fits(self.type, value) and (
+            isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
+            or callable(value) or any(_same(choice, value) for choice in choices))
+
+    def _may_be_none(self, choices: tuple[Any, ...]) -> bool:
+        return type(None) in _members(self.type) and None not in choices
+
+
+@functools.cache
+def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:
+    """Return the declarations of a dataclass of options, by name, in the order of its fields."""
+    hints = typing.get_type_hints(options)
+    return types.MappingProxyType({
+        field.name: Declaration(field.name, hints[field.name], field) for field in dataclasses.fields(options)})
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Whether a value, with its items, is of an annotated type; a whole number also fits `float`, a bool fits only `bool`."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if hint is None or hint is type(None):
+        return value is None
+    if origin in _UNION_TYPES:
+        return any(fits(argument, value) for argument in arguments)
+    if origin is typing.Literal:
+        return any(_same(argument, value) for argument in arguments)
+    if origin is not None:
+        return _fits_generic(origin, arguments, value)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def _fits_generic(origin: Any, arguments: tuple[Any, ...], value: Any) -> bool:
+    if origin is collections.abc.Callable:
+        return callable(value)
+    if not isinstance(value, origin):
+        return False
+    if origin is tuple:
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(fits(arguments[0], item) for item in value)
+        return len(value) == len(arguments) and all(map(fits, arguments, value))
+    if issubclass(origin, Mapping):
+        return all(fits(arguments[0], key) and fits(arguments[1], item) for key, item in value.items())
+    if origin in _COLLECTIONS:  # a string is a sequence of strings, but is never meant as one
+        return not isinstance(value, (str, bytes)) and all(fits(arguments[0], item) for item in value)
+    return True
+
+
+def type_name(hint: Any, bounds: str = "", is_plural: bool = False) -> str:
+    """Return the name of an annotated type for errors, such as "a whole number >= 1 or None".
+
+    Args:
+        hint: The annotation.
+        bounds: Range of the numbers in it, such as ">= 1".
+        is_plural: Whether the name is of several values.
+    """
+    if hint in (int, float) and bounds:
+        return f"{_NAMES[hint][is_plural]} {bounds}"
+    if hint in _NAMES:
+        return _NAMES[hint][is_plural]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _UNION_TYPES:
+        *others, last = (type_name(argument, bounds, is_plural) for argument in arguments)
+        return f"{', '.join(others)} or {last}"
+    if origin is typing.Literal:
+        return f"one of {list(arguments)}"
+    if origin is tuple:
+        return ("tuples or lists of " if is_plural else "a tuple or list of ") + _tuple_items(arguments, bounds)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        key, item = arguments
+        names = f"{type_name(key, is_plural=True)} to {type_name(item, bounds, is_plural=True)}"
+        kind = "dict" if issubclass(origin, dict) else "mapping"
+        return (f"{kind}s of " if is_plural else f"a {kind} of ") + names
+    if origin in _COLLECTIONS:
+        kind = origin.__name__.lower()
+        return (f"{kind}s of " if is_plural else f"a {kind} of ") + type_name(arguments[0], bounds, is_plural=True)
+    if origin is collections.abc.Callable:
+        return "functions" if is_plural else "a function"
+    path = origin or hint
+    if isinstance(path, type) and issubclass(path, os.PathLike):
+        return "paths" if is_plural else "a path"
+    return getattr(hint, "__name__", str(hint)).replace("typing.", "")
+
+
+def _tuple_items(arguments: tuple[Any, ...], bounds: str) -> str:
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        return type_name(arguments[0], bounds, is_plural=True)
+    return f"{len(arguments)} items: {', '.join(type_name(argument, bounds) for argument in arguments)}"
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union; an annotation that is none is its own only member."""
+    return typing.get_args(hint) if typing.get_origin(hint) in _UNION_TYPES else (hint,)
+
+
+def _enum_of(hint: Any) -> type[enum.Enum] | None:
+    """Return the enum in an annotation, which may be a union with others; None if there is none."""
+    return next((member for member in _members(hint) if isinstance(member, type) and issubclass(member, enum.Enum)), None)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are equal; True and 1 are not."""
+    return isinstance(one, bool) is isinstance(other, bool) and one == other
+
+
+def _shown(value: Any) -> str:
+    return repr(value.value) if isinstance(value, enum.Enum) else repr(value)
+
+
+def _nearest(value: Any, choices: tuple[Any, ...]) -> str:
+    # Of a class, such as torch.nn.ReLU for "relu", the name counts.
+    text = (value.__name__ if isinstance(value, type) else str(value)).lower()
+    by_lower = {str(choice).lower(): choice for choice in choices}
+    near = difflib.get_close_matches(text, by_lower, n=1)
+    return f"; did you mean {str(by_lower[near[0]])!r}?" if near else ""
+
+
+def _numbers(value: Any) -> list[float]:
+    """Return the numbers in a value and its items."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return [value]
+    if isinstance(value, Mapping):
+        return _numbers(tuple(value.values()))
+    if isinstance(value, tuple):
+        return [number for item in value for number in _numbers(item)]
+    return []
