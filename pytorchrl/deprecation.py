@@ -1,8 +1,8 @@
 """Warnings for names that a later release removes.
 
-A name that changes or goes keeps working for one release of warning: it warns in release `since` and is gone in release
-`removed_in`. All warnings are a `DeprecationWarning` that names the replacement and both releases, and points to the line
-outside this package that used the name, so that Python shows it to whoever can change that line.
+A name that changes or goes keeps working for one release: it warns in release `since` and is gone in `removed_in`.
+Each warning is a `DeprecationWarning` that names the replacement and both releases, and points to the line outside this
+package that used the name, because Python shows such warnings only to the author of that line.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def renamed_options(given: Mapping[str, V], renames: Iterable[Renamed]) -> dict[
         if each.old not in options:
             continue
         if each.new in options:
-            raise ConfigError(f"{each.old} and {each.new} are the same option, got both; leave out {each.old}, which is its old name")
+            raise ConfigError(
+                f"{each.old} and {each.new} are the same option, got both; leave out {each.old}, which is its old name")
         warn_deprecated(each.old, use=each.new, since=each.since, removed_in=each.removed_in)
         options = {each.new if name == each.old else name: value for name, value in options.items()}
     return options

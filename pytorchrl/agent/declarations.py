@@ -93,7 +93,7 @@ class Declaration:
     def settled(self, value: Any) -> Any:
         """Return a value in the form that options store.
 
-        A schedule replaces a function or a list of points, a tuple replaces a list, and an enum member replaces its value.
+        A schedule replaces a function or a list of points, a tuple replaces a list, an enum member replaces its value.
 
         Raises:
             ConfigError: The value cannot be converted to a schedule.
@@ -150,7 +150,10 @@ def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """Whether a value, with its items, is of an annotated type; a whole number also fits `float`, a bool fits only `bool`."""
+    """Return whether a value and its items have an annotated type.
+
+    A whole number also fits `float`; True and False fit only `bool`.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
@@ -234,7 +237,8 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 def _enum_of(hint: Any) -> type[enum.Enum] | None:
     """Return the enum in an annotation, which may be a union with others; None if there is none."""
-    return next((member for member in _members(hint) if isinstance(member, type) and issubclass(member, enum.Enum)), None)
+    types_ = (member for member in _members(hint) if isinstance(member, type))
+    return next((member for member in types_ if issubclass(member, enum.Enum)), None)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Declared options of every type are checked and reported; classes that inherit the options of several have one of each."""
+"""Options of every type are checked and reported, also where a class inherits the options of several classes."""
 
 from __future__ import annotations
 
@@ -39,37 +39,68 @@ class Kinds(Options):
     kind: str | None = option(None, help="A kind.", choices=("Copy", "move"))
 
 
-@pytest.mark.parametrize("given", [
-    {"resources": {"num_cpus": 1, "num_gpus": 0.5}}, {"agents": {"red": ("a", "b")}}, {"names": ["a", "b"]}, {"pair": (2, "b")},
-    {"maybe": None}, {"amount": 3}, {"path": Path("a")}, {"path": "a"}, {"hook": abs}, {"lag": 0}, {"level": "top"}, {"kind": None},
-])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"resources": {"num_cpus": 1, "num_gpus": 0.5}},
+        {"agents": {"red": ("a", "b")}},
+        {"names": ["a", "b"]},
+        {"pair": (2, "b")},
+        {"maybe": None},
+        {"amount": 3},
+        {"path": Path("a")},
+        {"path": "a"},
+        {"hook": abs},
+        {"lag": 0},
+        {"level": "top"},
+        {"kind": None},
+    ],
+)
 def test_a_value_of_the_declared_type_is_kept(given):
-    (name, value), = given.items()
+    ((name, value),) = given.items()
     assert getattr(Kinds(**given), name) == value
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    ({"resources": {"num_cpus": "1"}}, "resources must be a mapping of strings to numbers >= 0.0, got {'num_cpus': '1'}"),
-    ({"resources": {1: 1.0}}, "resources must be a mapping of strings to numbers >= 0.0, got {1: 1.0}"),
-    ({"resources": {"num_cpus": -1.0}}, "resources must be a mapping of strings to numbers >= 0.0, got {'num_cpus': -1.0}"),
-    ({"resources": {"num_cpus": True}}, "resources must be a mapping of strings to numbers >= 0.0, got {'num_cpus': True}"),
-    ({"resources": {"num_cpus": float("nan")}}, "resources must be finite, got {'num_cpus': nan}"),
-    ({"resources": 1.0}, "resources must be a mapping of strings to numbers >= 0.0, got 1.0"),
-    ({"agents": {"red": "ab"}}, "agents must be a dict of strings to tuples or lists of strings, got {'red': 'ab'}"),
-    ({"names": "ab"}, "names must be a sequence of strings, got 'ab'"), ({"names": ("a", 1)}, "names must be a sequence of strings, got ('a', 1)"),
-    ({"pair": (1, 2)}, "pair must be a tuple or list of 2 items: a whole number, a string, got (1, 2)"),
-    ({"order": "lasst"}, "order must be one of ['first', 'last'], got 'lasst'; did you mean 'last'?"),
-    ({"order": None}, "order must be one of ['first', 'last'], got None"),
-    ({"maybe": "none"}, "maybe must be one of ['first', 'last'] or None, got 'none'"),
-    ({"text": "lats"}, "text must be one of ['first', 'last'], got 'lats'; did you mean 'last'?"),
-    ({"amount": "3"}, "amount must be Order or a whole number, got '3'"),
-    ({"path": 3}, "path must be a string, a path or None, got 3"), ({"hook": 3}, "hook must be a function or None, got 3"),
-    ({"lag": -1}, "lag must be a whole number >= 0 or None, got -1"), ({"lag": 0.5}, "lag must be a whole number >= 0 or None, got 0.5"),
-    ({"rate": 2}, "rate must be a number >= 0.0 and <= 1.0 or a schedule, got 2"),
-    ({"rate": linear(0.5, 2.0)}, "rate must be >= 0.0 and <= 1.0, got linear(0.5, 2.0)"),
-    ({"level": 0}, "level must be a whole number >= 1, a string or None, got 0"),
-    ({"kind": "copy"}, "kind must be one of ['Copy', 'move'] or None, got 'copy'; did you mean 'Copy'?"),
-])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"resources": {"num_cpus": "1"}},
+            "resources must be a mapping of strings to numbers >= 0.0, got {'num_cpus': '1'}",
+        ),
+        ({"resources": {1: 1.0}}, "resources must be a mapping of strings to numbers >= 0.0, got {1: 1.0}"),
+        (
+            {"resources": {"num_cpus": -1.0}},
+            "resources must be a mapping of strings to numbers >= 0.0, got {'num_cpus': -1.0}",
+        ),
+        (
+            {"resources": {"num_cpus": True}},
+            "resources must be a mapping of strings to numbers >= 0.0, got {'num_cpus': True}",
+        ),
+        ({"resources": {"num_cpus": float("nan")}}, "resources must be finite, got {'num_cpus': nan}"),
+        ({"resources": 1.0}, "resources must be a mapping of strings to numbers >= 0.0, got 1.0"),
+        (
+            {"agents": {"red": "ab"}},
+            "agents must be a dict of strings to tuples or lists of strings, got {'red': 'ab'}",
+        ),
+        ({"names": "ab"}, "names must be a sequence of strings, got 'ab'"),
+        ({"names": ("a", 1)}, "names must be a sequence of strings, got ('a', 1)"),
+        ({"pair": (1, 2)}, "pair must be a tuple or list of 2 items: a whole number, a string, got (1, 2)"),
+        ({"order": "lasst"}, "order must be one of ['first', 'last'], got 'lasst'; did you mean 'last'?"),
+        ({"order": None}, "order must be one of ['first', 'last'], got None"),
+        ({"maybe": "none"}, "maybe must be one of ['first', 'last'] or None, got 'none'"),
+        ({"text": "lats"}, "text must be one of ['first', 'last'], got 'lats'; did you mean 'last'?"),
+        ({"amount": "3"}, "amount must be Order or a whole number, got '3'"),
+        ({"path": 3}, "path must be a string, a path or None, got 3"),
+        ({"hook": 3}, "hook must be a function or None, got 3"),
+        ({"lag": -1}, "lag must be a whole number >= 0 or None, got -1"),
+        ({"lag": 0.5}, "lag must be a whole number >= 0 or None, got 0.5"),
+        ({"rate": 2}, "rate must be a number >= 0.0 and <= 1.0 or a schedule, got 2"),
+        ({"rate": linear(0.5, 2.0)}, "rate must be >= 0.0 and <= 1.0, got linear(0.5, 2.0)"),
+        ({"level": 0}, "level must be a whole number >= 1, a string or None, got 0"),
+        ({"kind": "copy"}, "kind must be one of ['Copy', 'move'] or None, got 'copy'; did you mean 'Copy'?"),
+    ],
+)
 def test_another_value_is_refused_with_what_is_allowed(given, message):
     with pytest.raises(ConfigError) as caught:
         Kinds(**given)
@@ -98,12 +129,22 @@ def test_declarations_tell_all_about_each_option_in_order():
     found = Queue.declarations()
     assert list(found) == ["size", "lag", "order", "kind", "names"]
     assert [(each.name, each.type) for each in found.values()] == [
-        ("size", int), ("lag", int | None), ("order", Order), ("kind", str), ("names", dict[str, str])]
+        ("size", int),
+        ("lag", int | None),
+        ("order", Order),
+        ("kind", str),
+        ("names", dict[str, str]),
+    ]
     assert [each.is_required for each in found.values()] == [True, False, False, False, False]
     assert [each.default for each in found.values()] == [dataclasses.MISSING, None, Order.FIRST, "a", {}]
     assert [each.choices for each in found.values()] == [None, None, ("first", "last"), ("a", "b"), None]
     assert [each.allowed for each in found.values()] == [
-        "a whole number >= 1", "a whole number > 0 or None", "one of ['first', 'last']", "one of ['a', 'b']", "a dict of strings to strings"]
+        "a whole number >= 1",
+        "a whole number > 0 or None",
+        "one of ['first', 'last']",
+        "one of ['a', 'b']",
+        "a dict of strings to strings",
+    ]
     lag, size = found["lag"], found["size"]
     assert (lag.help, lag.low, lag.high, lag.is_exclusive, lag.is_updatable) == ("A bound.", 0, None, True, True)
     assert (size.low, size.is_exclusive, size.is_updatable) == (1, False, False)
@@ -160,8 +201,11 @@ def test_options_of_several_classes_are_one_and_checked_by_each():
     assert isinstance(both, Workers)
     assert isinstance(both, Shards)
     assert both.changed() == ("share", "num")
-    for given, message in (({"num": 13}, "num must not be 13"), ({"ahead": 2}, "ahead must be 0 or 1"),
-                           ({"num": 0, "share": 2.0}, "share must be a number .*; num must be a whole number >= 1, got 0")):
+    for given, message in (
+        ({"num": 13}, "num must not be 13"),
+        ({"ahead": 2}, "ahead must be 0 or 1"),
+        ({"num": 0, "share": 2.0}, "share must be a number .*; num must be a whole number >= 1, got 0"),
+    ):
         with pytest.raises(ConfigError, match=message):
             Both(**given)
 
@@ -173,15 +217,25 @@ def test_a_factory_prints_options_of_several_classes():
     assert repr(Factory(Part, Both(num=2, own=True))) == "Part.create_factory(num=2, own=True)"
 
 
-@pytest.mark.parametrize("other", [
-    option(2, help="Batches prepared ahead.", low=0), option(1, help="Other help.", low=0), option(1, help="Batches prepared ahead.", low=1)])
+@pytest.mark.parametrize(
+    "other",
+    [
+        option(2, help="Batches prepared ahead.", low=0),
+        option(1, help="Other help.", low=0),
+        option(1, help="Batches prepared ahead.", low=1),
+    ],
+)
 def test_an_option_that_two_bases_declare_differently_is_refused(other):
     @dataclass(frozen=True, kw_only=True)
     class Other(Options):
         ahead: int = other
 
-    with pytest.raises(ConfigError, match=r"Mixed inherits ahead from Ahead and .*Other, which declare it differently; declare it once, "
-                                          r"in a class that both inherit, or again in .*Mixed"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Mixed inherits ahead from Ahead and .*Other, which declare it differently; declare it once, "
+        r"in a class that both inherit, or again in .*Mixed",
+    ):
+
         class Mixed(Workers, Other):
             pass
 
@@ -192,6 +246,7 @@ def test_an_option_that_one_base_declares_anew_is_refused_too():
         ahead: int = option(0, help="Batches prepared ahead.", low=0)
 
     with pytest.raises(ConfigError, match=r"inherits ahead from Ahead and .*Narrowed"):
+
         class Mixed(Workers, Narrowed):
             pass
 

@@ -13,14 +13,18 @@ from pytorchrl.deprecation import deprecated, renamed, renamed_attribute, rename
 from pytorchrl.errors import ConfigError
 
 PACKAGE = Path(pytorchrl.__file__).parent
-RENAMES = (renamed("queue_length", "queue_size", since="0.2", removed_in="0.3"),
-           renamed("lag", "max_policy_lag", since="0.2", removed_in="0.3"))
+RENAMES = (
+    renamed("queue_length", "queue_size", since="0.2", removed_in="0.3"),
+    renamed("lag", "max_policy_lag", since="0.2", removed_in="0.3"),
+)
 
 
 def test_a_warning_names_the_releases_and_the_replacement_and_points_to_the_users_line():
     with pytest.warns(DeprecationWarning, match="scheme.ranks") as caught:
         warn_deprecated("scheme.ranks", use="scheme.settings", since="0.2", removed_in="0.3")
-    assert str(caught[0].message) == "scheme.ranks is deprecated since 0.2 and will be removed in 0.3; use scheme.settings"
+    assert (
+        str(caught[0].message) == "scheme.ranks is deprecated since 0.2 and will be removed in 0.3; use scheme.settings"
+    )
     assert caught[0].filename == __file__
 
 
@@ -47,7 +51,8 @@ def test_renamed_options_are_returned_under_their_new_names_in_their_order():
     assert list(options.items()) == [("max_policy_lag", 2), ("seed", 3), ("queue_size", 4)]
     assert sorted(str(warning.message) for warning in caught) == [
         "lag is deprecated since 0.2 and will be removed in 0.3; use max_policy_lag",
-        "queue_length is deprecated since 0.2 and will be removed in 0.3; use queue_size"]
+        "queue_length is deprecated since 0.2 and will be removed in 0.3; use queue_size",
+    ]
 
 
 def test_options_with_present_names_do_not_warn():
@@ -55,7 +60,9 @@ def test_options_with_present_names_do_not_warn():
 
 
 def test_an_option_given_under_both_names_is_refused():
-    with pytest.raises(ConfigError, match="queue_length and queue_size are the same option, got both; leave out queue_length"):
+    with pytest.raises(
+        ConfigError, match="queue_length and queue_size are the same option, got both; leave out queue_length"
+    ):
         renamed_options({"queue_size": 4, "queue_length": 4}, RENAMES)
 
 
@@ -82,10 +89,15 @@ def test_nothing_deprecated_stays_beyond_the_release_that_removes_it():
     kept = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            given = {keyword.arg: keyword.value.value for keyword in getattr(node, "keywords", [])
-                     if isinstance(keyword.value, ast.Constant) and keyword.arg in ("since", "removed_in")}
+            given = {
+                keyword.arg: keyword.value.value
+                for keyword in getattr(node, "keywords", [])
+                if isinstance(keyword.value, ast.Constant) and keyword.arg in ("since", "removed_in")
+            }
             if len(given) == 2:
-                assert release(given["since"]) < release(given["removed_in"]), f"{path}:{node.lineno} has no release of warning"
+                assert release(given["since"]) < release(given["removed_in"]), (
+                    f"{path}:{node.lineno} has no release of warning"
+                )
                 if release(given["removed_in"]) <= release(pytorchrl.__version__):
                     kept.append(f"{path}:{node.lineno}")
     assert kept == [], "remove these, with their tests"
