@@ -1,4 +1,4 @@
-"""Actors: networks that act and are trained, with what they are made of."""
+"""Actors, which are the networks that act and are trained, and the feature extractors that they consist of."""
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, Embedding

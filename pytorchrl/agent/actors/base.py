@@ -1,4 +1,4 @@
-"""What every actor has: normalisers of what it sees, untrained state, and a saved model to start from."""
+"""The base of actors: normalisers of observations and rewards, untrained state, and loading of saved models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -22,7 +22,7 @@ from pytorchrl.agent.env.spaces import LEAF_SPACES, flatten_action_space
 from pytorchrl.agent.fit import check_action_space
 from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.names import checked_names
-from pytorchrl.agent.options import Factory, Part, build_options
+from pytorchrl.agent.options import Factory, Options, Part, build_options
 from pytorchrl.agent.seeding import Stream, derive_seed, global_draws, torch_generator
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.tracebacks import brief_errors
@@ -33,33 +33,45 @@ if TYPE_CHECKING:
 _REWARD = "reward"
 
 
+class Loadable(Protocol):
+    """An actor into which `load_checkpoint` can copy a saved model."""
+
+    def acting_networks(self) -> dict[str, nn.Module]:
+        """Return group of parameters -> network, for the networks that act."""
+
+    def state_buffers(self) -> dict[str, Tensor]:
+        """Return name -> live tensor of all state that is not trained."""
+
+
 class Actor(Part, nn.Module, ABC):
     """The base class of actors. A subclass builds its networks in `build_networks`.
 
     Attributes:
         options: Checked options.
-        device: Where it lives.
-        is_recurrent: Whether it has memory between observations.
+        device: Device of the networks.
+        is_recurrent: Whether the actor has memory between observations.
         obs_moments: Running moments of the observations that are normalised.
-        reward_moments: Those of discounted returns, or None where rewards are not normalised.
+        reward_moments: Running moments of discounted returns, or None if rewards are not normalised.
     """
 
     home: ClassVar[str] = "actor"
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the actor supports; see also `action_space_problem`."""
     network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation")
-    """Options that only `build_networks` reads. If a subclass's `build_networks` does not read one, setting it is refused."""
+    """Options that only `build_networks` reads. It is an error to set one that a subclass does not read there."""
     is_recurrent = False
 
     @classmethod
     @brief_errors
     @checked_names
-    def create_factory(cls, observation_space: Any, action_space: Any, **options: Any) -> Factory[Self]:
-        """A factory of this actor; see its `Options`.
+    def create_factory(
+        cls, observation_space: object, action_space: gym.Space[object], **options: object,
+    ) -> Factory[Self]:
+        """Return a factory of this actor; see its `Options`.
 
         Raises:
-            ConfigError: An unknown or wrong option.
-            SpaceError: A space that it cannot use; the message names the leaf.
+            ConfigError: An option is unknown or has a wrong value.
+            SpaceError: The actor does not support a space; the message names the leaf.
         """
         check_action_space(cls, flatten_action_space(action_space))
         spaces = {"observation_space": observation_space, "action_space": action_space}
@@ -67,22 +79,25 @@ class Actor(Part, nn.Module, ABC):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return the requirement that an action space does not meet, such as "a Box of floats"; None if it is supported."""
+        """Return the requirement that an action space does not meet, such as "a Box of floats"; None if all are met."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
         if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):
             return "a Box of floats"
         return None
 
-    def __init__(self, options: Any, device: str | torch.device) -> None:
-        """Store the options and the device. A subclass then sets the attributes that its networks need, and calls `build`."""
+    def __init__(self, options: Options, device: str | torch.device) -> None:
+        """Store options and device. A subclass then sets the attributes that its networks need, and calls `build`."""
         super().__init__()
-        self.options = options
+        self.options: Any = options  # each subclass has options of its own
         self.device = torch.device(device)
 
     @classmethod
-    def has_memory(cls, options: Any) -> bool | None:
-        """Return whether an actor with these options has memory; None if it builds its own networks, which alone tell."""
+    def has_memory(cls, options: Options) -> bool | None:
+        """Return whether an actor with these options has memory.
+
+        For a subclass with its own `build_networks`, return None, because only the built networks show it.
+        """
         is_own = not cls.build_networks.__module__.startswith("pytorchrl.")
         return None if is_own else getattr(options, "recurrent_net", None) is not None
 
@@ -90,8 +105,8 @@ class Actor(Part, nn.Module, ABC):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build all networks and set them as attributes; a subclass defines this method.
 
-        Every attribute that is a module or a parameter is saved and sent to workers, and trained by algorithms with a single
-        parameter group. The attributes that `__init__` sets, such as `options`, exist already.
+        Every attribute that is a module or a parameter is saved and sent to workers, and trained by algorithms with a
+        single parameter group. The attributes that `__init__` sets, such as `options`, exist already.
 
         Args:
             generator: CPU generator for initial weights. The layers of torch draw from the global generator, which is
@@ -99,7 +114,11 @@ class Actor(Part, nn.Module, ABC):
         """
 
     def check_networks(self) -> None:
-        """Run the networks of a subclass once on zero observations; raise `ContractError` if their outputs do not fit the actor."""
+        """Run the networks of a subclass once on zero observations.
+
+        Raises:
+            ContractError: The outputs of the networks do not fit the actor.
+        """
 
     def example_obs(self) -> Obs:
         """Return zero observations after normalisation, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
@@ -116,15 +135,15 @@ class Actor(Part, nn.Module, ABC):
             seed: Seed of the initial weights.
 
         Raises:
-            CheckpointError: The checkpoint cannot be read or holds another network.
+            CheckpointError: The checkpoint cannot be read or contains another network.
             ConfigError: An option was set that the `build_networks` of a subclass does not read.
             ContractError: The networks of a subclass do not fit the actor.
         """
-        generator = torch_generator(seed)  # on the CPU, so that every device starts alike
+        generator = torch_generator(seed)  # on the CPU, so that the initial weights are the same on every device
         with global_draws(torch_generator(derive_seed(seed, Stream.INIT))), reading(self, self.network_options):
             self.build_networks(generator)
         normalised = _normalised_leaves(self.options)
-        # By position: a leaf's name may hold a dot, a module's may not.
+        # By position, because the name of a leaf may contain a dot, which the name of a module may not.
         self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
         self._wide = [leaf for leaf, space in self.options.observation_space.items()
                       if space.dtype == np.float64 and leaf not in normalised]
@@ -142,65 +161,71 @@ class Actor(Part, nn.Module, ABC):
                 module.training = mode
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """Group of parameters -> network, of those that acting needs; of one actor alone all are in one group, `all`."""
+        """Return group of parameters -> network, for the networks that act; by default a single group, `all`."""
         return {"all": self}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Network -> zeros (E, H), for those with memory."""
+        """Return network -> zeros (E, H), for each network with memory."""
         return {}
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Name -> live tensor of all state that is not trained: the normalisers', and buffers of own extractors."""
+        """Return name -> live tensor of all untrained state: buffers of normalisers and of custom extractors."""
         return {name: value for name, value in self.state_dict(keep_vars=True).items()
                 if not isinstance(value, nn.Parameter)}
 
     def moments_of(self, rollout: RolloutData, discounted_returns: Tensor | None = None) -> dict[str, Moments]:
-        """Moments of a rollout's valid steps, for `merge_moments` of the actor that owns the statistics.
+        """Return the moments of a rollout's valid steps, for `merge_moments` of the actor that has the statistics.
 
         Args:
-            rollout: Its observations o_t with a valid transition are counted, each once.
-            discounted_returns: (T, E), G of the reward normaliser: G = gamma * G + r, zero after an episode's end.
+            rollout: Each observation o_t with a valid transition is counted once.
+            discounted_returns: (T, E) G of the reward normaliser: G = gamma * G + r, and 0 after the end of an episode.
 
         Returns:
             Normaliser -> (count, mean, M2) on the CPU; empty if nothing is normalised.
+
+        Raises:
+            ConfigError: Rewards are normalised, but there are no discounted returns.
         """
         valid = rollout.valid
         found = {f"obs/{leaf}": moments(rollout.obs[leaf][:-1][valid]) for leaf in self._normalised}
         if self.reward_moments is not None:
             if discounted_returns is None:
-                raise ConfigError("normalize_reward needs the discounted returns of a rollout")
+                raise ConfigError("normalize_reward=True needs discounted_returns, got None; `Algorithm.moments_of` "
+                                  "computes them")
             found[_REWARD] = moments(discounted_returns[valid])
         return found
 
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
-        """Add what `moments_of` found in one rollout; each rollout once, in a fixed order of workers."""
+        """Add the moments of one rollout, from `moments_of`; add each rollout once, in a fixed order of workers."""
         for leaf, index in self._normalised.items():
             self.obs_moments[index].merge(found[f"obs/{leaf}"])  # type: ignore[operator]
         if self.reward_moments is not None:
             self.reward_moments.merge(found[_REWARD])
 
     def reward_scale(self) -> float:
-        """What to multiply rewards with, before clipping them to +-10; 1.0 if rewards are not normalised."""
+        """Return the factor for rewards, which are then clipped to +-10; 1.0 if rewards are not normalised."""
         return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
 
     def normalise(self, obs: Obs) -> Obs:
-        """Return observations as the networks see them: normalised if the options say so, and never float64.
+        """Return observations as inputs of the networks: normalised if the options say so, and never float64.
 
         If there is nothing to change, the same dictionary is returned.
         """
         if not self._normalised and not self._wide:
             return obs
         narrow = {leaf: obs[leaf].float() for leaf in self._wide}
-        normalised = {leaf: self.obs_moments[i].normalise(obs[leaf]) for leaf, i in self._normalised.items()}  # type: ignore[operator]
+        normalised = {
+            leaf: self.obs_moments[i].normalise(obs[leaf])  # type: ignore[operator] # they are `RunningMoments`
+            for leaf, i in self._normalised.items()}
         return {**obs, **narrow, **normalised}
 
 
-def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:
+def _dtype_of(space: gym.Space[object]) -> np.dtype[Any]:  # known only at run time
     """Return the dtype in which storages store a leaf."""
     return np.dtype(space.dtype or np.int64)
 
 
-def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:
+def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # fields of a subclass of `Options`
     if not options.normalize_obs:
         return {}
     return {
@@ -209,11 +234,14 @@ def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:
     }
 
 
-def load_checkpoint(actor: Any, path: str) -> None:
+def load_checkpoint(actor: Loadable, path: str) -> None:
     """Copy the acting state of a saved model into the actor.
 
-    The state has one vector for each of the acting networks, all parameters in their order; its other entries are
-    buffers by name.
+    The state contains one vector for each acting network, with its parameters in their order; the other entries of the
+    state are buffers by name.
+
+    Raises:
+        CheckpointError: The file cannot be read, or does not contain the state of such an actor.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"checkpoint {path!r} is not a file; give a model that save_model wrote")
@@ -224,12 +252,14 @@ def load_checkpoint(actor: Any, path: str) -> None:
     state = saved.get("acting_state") if isinstance(saved, dict) else None
     networks = {name: list(network.parameters()) for name, network in actor.acting_networks().items()}
     if not isinstance(state, dict) or not all(isinstance(state.get(name), Tensor) for name in networks):
-        raise CheckpointError(f"checkpoint {path!r} holds no acting_state of such an actor ({', '.join(networks)})")
+        raise CheckpointError(f"checkpoint {path!r} must contain the acting_state of an actor with the networks "
+                              f"{', '.join(networks)}; give a model that save_model wrote for such an actor")
     for name, parameters in networks.items():
         size = sum(parameter.numel() for parameter in parameters)
         if state[name].shape != (size,):
             raise CheckpointError(
-                f"checkpoint {path!r} holds {math.prod(state[name].shape)} parameters, this actor has {size}; build it "
+                f"checkpoint {path!r} contains {math.prod(state[name].shape)} parameters, this actor has {size}; build "
+                "it "
                 "with the spaces and options that the model was trained with")
     with torch.no_grad():
         for name, parameters in networks.items():
@@ -238,6 +268,7 @@ def load_checkpoint(actor: Any, path: str) -> None:
             value = state.get(name)
             if not isinstance(value, Tensor) or value.shape != buffer.shape:
                 raise CheckpointError(
-                    f"checkpoint {path!r} has no {name} of shape {tuple(buffer.shape)}; was it trained with the same "
-                    "normalize_obs and normalize_reward?")
+                    f"checkpoint {path!r} has no {name} of shape {tuple(buffer.shape)}; give the actor the "
+                    "normalize_obs and "
+                    "normalize_reward of the training")
             buffer.copy_(value)

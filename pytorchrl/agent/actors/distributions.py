@@ -1,9 +1,9 @@
-"""Action distributions as functions of one tensor: no objects are made while acting or learning.
+"""Action distributions as functions of one tensor, so that acting and learning create no objects.
 
-One distribution fits one action space and is chosen when the actor is built. It says how many outputs the policy
-head has; `params` (..., P) is all it needs to know later: logits, or means and log standard deviations. Masks are
-(..., n) bool, true where an action is allowed; a forbidden logit becomes the lowest finite float, which stands for
-minus infinity: its probability is exactly 0, and 0 * log 0 stays 0 instead of NaN.
+The actor chooses its distribution by the action space when it is built. The distribution determines the number of
+outputs of the policy head. `params` (..., P) are its parameters: logits, or means and log standard deviations. Masks
+are (..., n) bool, true where an action is allowed. A forbidden logit is replaced by the lowest finite float instead of
+minus infinity: its probability is exactly 0, and 0 * log 0 is 0 instead of NaN.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 class Distribution(nn.Module):
-    """Base of the distributions; `...` below are any leading axes, such as (B,) or (L, B)."""
+    """The base class of the distributions; `...` in shapes stands for any leading axes, such as (B,) or (L, B)."""
 
     num_outputs: int
-    """Outputs of the policy head."""
+    """Number of outputs of the policy head."""
     mask_size: int | None = None
-    """Width n of a mask, or None if the distribution takes none."""
+    """Width n of a mask, or None if the distribution does not support masks."""
 
     def params_of(self, outputs: Tensor) -> Tensor:
-        """(..., num_outputs) of the policy head -> (..., P) float32, everything the distribution needs."""
+        """Return the parameters (..., P) float32 for outputs (..., num_outputs) of the policy head."""
         return outputs.float()
 
     def check_mask(self, mask: Tensor) -> None:
@@ -39,35 +39,35 @@ class Distribution(nn.Module):
         check_mask(mask)
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """Draw one action a row, (..., *action_shape) int64 or float32."""
+        """Draw one action for each row, (..., *action_shape) int64 or float32."""
         raise NotImplementedError
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """The most likely action of each row."""
+        """Return the most likely action of each row, (..., *action_shape) int64 or float32."""
         raise NotImplementedError
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Log-probability (density) of `action` and entropy, each (...,) float32."""
+        """Return the log-probability (or log-density) of `action`, and the entropy; each is (...,) float32."""
         raise NotImplementedError
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None) -> Tensor:
-        """Log-probability (density) of `action`, (...,) float32."""
+        """Return the log-probability (or log-density) of `action`, (...,) float32."""
         return self.log_prob_entropy(params, action, mask)[0]
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """KL divergence (...,) float32 of `other` from `params`: the mean of log p - log q over draws from `params`."""
+        """Return the mean of log p - log q under p, where p has `params` and q has `other`; (...,) float32."""
         raise NotImplementedError
 
     def clip(self, action: Tensor) -> Tensor:
-        """The action as the environment takes it."""
+        """Return the action for the environment."""
         return action
 
 
 def distribution_of(space: gym.Space[object]) -> Distribution:
-    """The distribution for an action space.
+    """Return the distribution for an action space.
 
     Raises:
-        SpaceError: No distribution fits.
+        SpaceError: No distribution fits the space.
     """
     if isinstance(space, gym.spaces.Discrete):
         return Categorical(int(space.n))
@@ -83,20 +83,20 @@ def distribution_of(space: gym.Space[object]) -> Distribution:
 
 
 def check_mask(mask: Tensor) -> None:
-    """Raise unless every row of a mask (..., n) allows some action.
+    """Refuse a mask (..., n) with a row that allows no action.
 
     Raises:
-        NonFiniteDataError: A row allows none, so that no probability is defined.
+        NonFiniteDataError: A row allows no action, so its probabilities are not defined.
     """
     if not bool(mask.any(-1).all()):
         rows = (~mask.any(-1)).nonzero().flatten().tolist()
         raise NonFiniteDataError(
-            f"the action mask forbids every action, or every one of a part of MultiDiscrete, in rows {rows[:8]}; each needs one "
-            "allowed action at least")
+            "the action mask forbids every action, or every action of one MultiDiscrete component, in rows "
+            f"{rows[:8]}; allow at least one action in each")
 
 
 def _sample_logits(logits: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-    # argmax(logits + Gumbel noise) is a draw from their softmax, and -log(Exponential(1)) is Gumbel noise.
+    # argmax(logits + Gumbel noise) is a draw from the softmax of the logits, and -log(Exponential(1)) is Gumbel noise.
     noisy = logits - torch.empty_like(logits).exponential_(generator=generator).log_()
     if mask is not None:
         noisy = noisy.masked_fill_(~mask, _LOWEST)
@@ -108,49 +108,45 @@ def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Categorical(Distribution):
-    """One of n actions, counted from 0 (the environments add their space's start). Params: logits (..., n)."""
+    """One of n actions, counted from 0 (environments add the `start` of their space). Params: logits (..., n)."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
         self.num_outputs = self.mask_size = n
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """Draw (...,) int64."""
+        """Draw actions (...,) int64."""
         return _sample_logits(params, mask, generator)
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """The allowed action with the highest logit, (...,) int64."""
+        """Return the allowed action with the highest logit, (...,) int64."""
         return _masked(params, mask).argmax(-1)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of the softmax over allowed actions."""
+        """See `Distribution`; the probabilities are the softmax over allowed actions."""
         log_probs = F.log_softmax(_masked(params, mask), -1)
         log_prob = log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return log_prob, -(log_probs.exp() * log_probs).sum(-1)
 
     def log_prob(self, params: Tensor, action: Tensor, mask: Tensor | None) -> Tensor:
-        """Of the softmax over allowed actions."""
+        """See `Distribution`; the probabilities are the softmax over allowed actions."""
         log_probs = F.log_softmax(_masked(params, mask), -1)
         return log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Of the softmaxes over allowed actions."""
+        """See `Distribution`; the probabilities are the softmaxes over allowed actions."""
         log_p, log_q = (F.log_softmax(_masked(logits, mask), -1) for logits in (params, other))
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
-    def clip(self, action: Tensor) -> Tensor:
-        """As it is."""
-        return action
-
 
 class MultiCategorical(Distribution):
-    """D independent categoricals. Params: their logits one after the other; log-probability and entropy add.
+    """D independent categoricals. Params: their concatenated logits. Log-probabilities and entropies are summed.
 
-    All are treated at once as (..., D, max n), short ones padded with forbidden actions.
+    All D are computed together as (..., D, max n); components with fewer actions are padded with forbidden actions.
     """
 
     index: Tensor
-    """(D * max n,) where each entry of the padded form lies in the params."""
+    """(D * max n,) int64, the position in the params of each entry of the padded form."""
     present: Tensor
     """(D, max n) bool, false for padding."""
 
@@ -167,44 +163,41 @@ class MultiCategorical(Distribution):
         self.register_buffer("present", present, persistent=False)
 
     def check_mask(self, mask: Tensor) -> None:
-        """Raise `NonFiniteDataError` unless every row of a mask allows some action in each of the D parts."""
+        """Raise `NonFiniteDataError` unless every row of a mask (..., n) allows an action in each component."""
         check_mask(self._split(mask, mask)[1].any(-1).all(-1, keepdim=True))
 
     def _split(self, params: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         shape = (*params.shape[:-1], *self.present.shape)
-        index, present = self.index.to(params.device), self.present.to(params.device)  # rollouts are completed on the CPU
+        # The params may be on another device, because rollouts are completed on the CPU.
+        index, present = self.index.to(params.device), self.present.to(params.device)
         logits = params.index_select(-1, index).view(shape)
         if mask is None:
             return logits, present.expand(shape)
         return logits, mask.index_select(-1, index).view(shape) & present
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """Draw (..., *action_shape) int64."""
+        """Draw actions (..., *action_shape) int64."""
         drawn = _sample_logits(*self._split(params, mask), generator)
         return drawn.view(*params.shape[:-1], *self.action_shape)
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """The most likely allowed action of each, (..., *action_shape) int64."""
+        """Return the most likely allowed action of each component, (..., *action_shape) int64."""
         return _masked(*self._split(params, mask)).argmax(-1).view(*params.shape[:-1], *self.action_shape)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sums over the D parts."""
+        """Return sums over the D components; see `Distribution`."""
         log_probs = F.log_softmax(_masked(*self._split(params, mask)), -1)
         action = action.reshape(*log_probs.shape[:-1], 1)
         return log_probs.gather(-1, action).sum((-2, -1)), -(log_probs.exp() * log_probs).sum((-2, -1))
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Sum over the D parts."""
+        """Return the sum over the D components; see `Distribution`."""
         log_p, log_q = (F.log_softmax(_masked(*self._split(logits, mask)), -1) for logits in (params, other))
         return (log_p.exp() * (log_p - log_q)).sum((-2, -1))
 
-    def clip(self, action: Tensor) -> Tensor:
-        """As it is."""
-        return action
-
 
 class Bernoulli(Distribution):
-    """Independent bits. Params: logits of a one, (..., n); log-probability and entropy add."""
+    """n independent bits. Params: logits (..., n) of a bit being 1. Log-probabilities and entropies are summed."""
 
     def __init__(self, action_shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -212,34 +205,34 @@ class Bernoulli(Distribution):
         self.num_outputs = math.prod(action_shape)
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """Draw (..., *action_shape) int64."""
+        """Draw actions (..., *action_shape) int64."""
         _refuse_mask(mask)
         drawn = torch.bernoulli(params.sigmoid(), generator=generator).long()
         return drawn.view(*params.shape[:-1], *self.action_shape)
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """One where its probability is above a half, (..., *action_shape) int64."""
+        """Return 1 for each bit with a probability above 1/2, else 0; (..., *action_shape) int64."""
         _refuse_mask(mask)
         return (params > 0).long().view(*params.shape[:-1], *self.action_shape)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sums over the bits."""
+        """Return sums over the bits; see `Distribution`."""
         _refuse_mask(mask)
         bits = action.reshape(params.shape).float()
         softplus = F.softplus(params)
         return (bits * params - softplus).sum(-1), (softplus - params * params.sigmoid()).sum(-1)
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Sum over the bits."""
+        """Return the sum over the bits; see `Distribution`."""
         _refuse_mask(mask)
         return (params.sigmoid() * (params - other) - F.softplus(params) + F.softplus(other)).sum(-1)
 
 
 class Gaussian(Distribution):
-    """Independent normal distributions. Params: means then log standard deviations, (..., 2n).
+    """n independent normal distributions. Params: means, then log standard deviations, (..., 2n).
 
-    The action is stored as drawn; a copy clipped to the bounds goes to the environment. The standard deviation is a
-    parameter that does not depend on the observation.
+    Actions are stored as drawn; the environment receives a copy that is clipped to the bounds. The log standard
+    deviations are parameters of this module and do not depend on the observation.
     """
 
     low: Tensor
@@ -256,24 +249,24 @@ class Gaussian(Distribution):
         self.register_buffer("high", torch.as_tensor(space.high, dtype=torch.float32), persistent=False)
 
     def params_of(self, outputs: Tensor) -> Tensor:
-        """Append the log standard deviations to the means."""
+        """Return the means with the log standard deviations appended; see `Distribution`."""
         means = outputs.float()
         return torch.cat((means, self.log_std.expand_as(means)), -1)
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """Draw (..., *action_shape) float32."""
+        """Draw actions (..., *action_shape) float32."""
         _refuse_mask(mask)
         mean, log_std = params.chunk(2, -1)
         drawn = torch.empty_like(mean).normal_(generator=generator).mul_(log_std.exp()).add_(mean)
         return drawn.view(*params.shape[:-1], *self.action_shape)
 
     def mode(self, params: Tensor, mask: Tensor | None) -> Tensor:
-        """The means, (..., *action_shape) float32."""
+        """Return the means, (..., *action_shape) float32."""
         _refuse_mask(mask)
         return params[..., : self.num_outputs].reshape(*params.shape[:-1], *self.action_shape)
 
     def log_prob_entropy(self, params: Tensor, action: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sums over the n dimensions."""
+        """Return sums over the n dimensions; see `Distribution`."""
         _refuse_mask(mask)
         mean, log_std = params.chunk(2, -1)
         errors = (action.reshape(mean.shape) - mean) * (-log_std).exp()
@@ -282,7 +275,7 @@ class Gaussian(Distribution):
         return -0.5 * (errors * errors).sum(-1) - log_stds - constant, log_stds + (constant + 0.5 * self.num_outputs)
 
     def kl(self, params: Tensor, other: Tensor, mask: Tensor | None) -> Tensor:
-        """Sum over the n dimensions."""
+        """Return the sum over the n dimensions; see `Distribution`."""
         _refuse_mask(mask)
         (mean, log_std), (other_mean, other_log_std) = params.chunk(2, -1), other.chunk(2, -1)
         precision = (-2.0 * other_log_std).exp()
@@ -290,7 +283,7 @@ class Gaussian(Distribution):
         return (other_log_std - log_std + 0.5 * squares - 0.5).sum(-1)
 
     def clip(self, action: Tensor) -> Tensor:
-        """The nearest action within the bounds; a new tensor."""
+        """Return the nearest action within the bounds, as a new tensor."""
         return torch.clamp(action, self.low, self.high)
 
 

@@ -1,14 +1,14 @@
-"""Feature extractors: from an observation leaf (B, ...) in its own dtype to features (B, out_features) float32.
+"""Feature extractors, from an observation leaf (B, ...) in its own dtype to features (B, out_features) float32.
 
-Every extractor is a module made from a space, with an `out_features`. Weights start orthogonal with gain sqrt(2) and
-zero bias, drawn from the given generator, so that the global one stays untouched.
+Every extractor is a module that is built from a space and has an attribute `out_features`. Initial weights are
+orthogonal with gain sqrt(2), and biases are 0. Weights are drawn from the given generator, not from torch's global one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -22,27 +22,27 @@ from pytorchrl.errors import SpaceError
 HIDDEN_GAIN = math.sqrt(2.0)
 """Gain of orthogonal initialisation for hidden layers."""
 
-# In place where autograd needs the result only: it saves an allocation a layer.
+# The in-place ones are those for which autograd needs only the result; they save one allocation for each layer.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_, "relu": torch.relu_, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
 }
-"""Activation functions by name."""
+"""Name -> activation function."""
 
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 class _Linear(nn.Linear):
     def reset_parameters(self) -> None:
-        """Draw nothing: `orthogonal` initialises, from a generator of its own."""
+        """Draw nothing, because `orthogonal` initialises the layer from a given generator."""
 
 
 class _Conv2d(nn.Conv2d):
     def reset_parameters(self) -> None:
-        """Draw nothing: `orthogonal` initialises, from a generator of its own."""
+        """Draw nothing, because `orthogonal` initialises the layer from a given generator."""
 
 
 def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN, generator: torch.Generator | None = None) -> nn.Linear:
-    """A linear layer with orthogonal weight and zero bias."""
+    """Return a linear layer with orthogonal weight and zero bias."""
     return orthogonal(_Linear(inputs, outputs), gain, generator)
 
 
@@ -52,14 +52,16 @@ def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def conv(
-    inputs: int, outputs: int, kernel_size: int, generator: torch.Generator | None = None, **options: Any,
+    inputs: int, outputs: int, kernel_size: int, generator: torch.Generator | None = None, *, stride: int = 1,
+    padding: int = 0, bias: bool = True,
 ) -> nn.Conv2d:
-    """A convolution with orthogonal weight and zero bias."""
-    return orthogonal(_Conv2d(inputs, outputs, kernel_size, **options), HIDDEN_GAIN, generator)
+    """Return a convolution with orthogonal weight and, with `bias`, zero bias."""
+    layer = _Conv2d(inputs, outputs, kernel_size, stride=stride, padding=padding, bias=bias)
+    return orthogonal(layer, HIDDEN_GAIN, generator)
 
 
 def orthogonal(layer: Layer, gain: float, generator: torch.Generator | None) -> Layer:
-    """Initialise a layer's weight orthogonally and its bias, if any, with zero."""
+    """Initialise a layer's weight orthogonally and its bias, if any, with 0; return the layer."""
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -77,26 +79,27 @@ def is_image(space: gym.Space[object]) -> bool:
 
 
 def image_shape(space: gym.Space[object], min_size: int, leaf: str = "obs") -> tuple[int, int, int]:
-    """(C, H, W) of the image leaf called `leaf`.
+    """Return (C, H, W) of the image leaf that is called `leaf`.
 
     Raises:
-        SpaceError: No Box with three axes, or too small for the layers.
+        SpaceError: The space is not a Box with three axes, or its images are too small for the layers.
     """
     if not isinstance(space, gym.spaces.Box) or len(space.shape) != 3:
-        raise SpaceError(f"leaf {leaf!r}: a convolutional extractor needs a Box of shape (C, H, W), got {space}; use 'mlp'")
+        raise SpaceError(f"leaf {leaf!r}: a convolutional extractor needs a Box of shape (C, H, W), got {space}; use "
+                         "'mlp'")
     channels, height, width = space.shape
     if min(height, width) < min_size:
         raise SpaceError(
-            f"leaf {leaf!r}: this extractor needs images of {min_size} x {min_size} pixels at least, got "
+            f"leaf {leaf!r}: this extractor needs images of at least {min_size} x {min_size} pixels, got "
             f"{height} x {width}; use 'mlp'")
     return channels, height, width
 
 
 def encoded_size(space: gym.Space[object]) -> int:
-    """Length of `encode`'s vectors.
+    """Return n, the length of the vectors of `encode`.
 
     Raises:
-        SpaceError: A space that cannot be written as numbers.
+        SpaceError: `encode` does not support the space.
     """
     if isinstance(space, gym.spaces.Discrete):
         return int(space.n)
@@ -108,7 +111,7 @@ def encoded_size(space: gym.Space[object]) -> int:
 
 
 def encode(space: gym.Space[object], x: Tensor) -> Tensor:
-    """A leaf (B, ...) as vectors (B, n) float32: one-hot for categories, bytes over 255, other numbers as they are."""
+    """Return a leaf (B, ...) as vectors (B, n) float32: categories one-hot, bytes divided by 255, others unchanged."""
     if isinstance(space, gym.spaces.Discrete):
         return (x.unsqueeze(-1) == torch.arange(int(space.n), device=x.device)).float()
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -123,7 +126,7 @@ def encode(space: gym.Space[object], x: Tensor) -> Tensor:
 
 
 class MLP(nn.Module):
-    """Fully connected layers over any leaf, written as a vector by `encode`; a number of features is a leaf too."""
+    """Fully connected layers over a leaf, which `encode` converts to vectors, or over a given number of features."""
 
     def __init__(
         self,
@@ -132,13 +135,13 @@ class MLP(nn.Module):
         activation: str = "tanh",
         generator: torch.Generator | None = None,
     ) -> None:
-        """Build the layers; without any, the features are the encoded leaf."""
+        """Build the layers; with no `hidden_sizes`, the features are the encoded leaf."""
         super().__init__()
         size = space if isinstance(space, int) else encoded_size(space)
         # Vectors of floats, by far the most frequent leaf, need no encoding.
         is_vector = isinstance(space, int) or (
             isinstance(space, gym.spaces.Box) and space.dtype == np.float32 and len(space.shape) == 1)
-        self._to_encode: Any = None if is_vector else space
+        self._to_encode = None if is_vector or isinstance(space, int) else space
         self.encodes = not is_vector
         layers = []
         for hidden_size in hidden_sizes:
@@ -147,11 +150,12 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.out_features = size
         self._activation = ACTIVATIONS[activation]
-        # The same parameters once more: looking them up in modules costs as much as using them, for small networks.
+        # A second list of the same parameters: for small networks, looking them up in modules takes as long as using
+        # them.
         self._weights = [(layer.weight, layer.bias) for layer in layers]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> (B, out_features)."""
+        """Return features (B, out_features) of a leaf (B, ...)."""
         if self._to_encode is not None:
             x = encode(self._to_encode, x)
         activation = self._activation
@@ -161,9 +165,9 @@ class MLP(nn.Module):
 
 
 def image_input(x: Tensor) -> tuple[Tensor, float]:
-    """Images as float32 in channels-last memory, and what their first layer's weight has to be scaled with.
+    """Return images as float32 in channels-last memory, and the factor for the weight of the first layer.
 
-    Dividing the weight by 255 instead of every pixel gives the same features and spares a pass over the images.
+    To divide the weight by 255 instead of every pixel gives the same features and saves a pass over the images.
     Convolutions on channels-last memory are about twice as fast on CPUs.
     """
     scale = 1 / 255 if x.dtype == torch.uint8 else 1.0
@@ -174,7 +178,7 @@ class CNN(nn.Module):
     """The network of Mnih et al. 2015 (DQN, Methods) for images (C, H, W): 32@8/4, 64@4/2, 64@3/1, linear."""
 
     MIN_SIZE = 36
-    """Smallest height and width in pixels."""
+    """Minimum height and width in pixels."""
 
     def __init__(
         self, space: gym.Space[object], out_features: int = 512, generator: torch.Generator | None = None,
@@ -189,7 +193,7 @@ class CNN(nn.Module):
         self.out_features = out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) uint8 or float -> (B, out_features); bytes are divided by 255."""
+        """Return features (B, out_features) of images (B, C, H, W), uint8 or float; bytes are divided by 255."""
         x, scale = image_input(x)
         x = torch.relu_(F.conv2d(x, self.conv1.weight * scale, self.conv1.bias, stride=4))
         x = torch.relu_(F.conv2d(x, self.conv2.weight, self.conv2.bias, stride=2))
@@ -198,7 +202,7 @@ class CNN(nn.Module):
 
 
 class DictNet(nn.Module):
-    """One extractor a leaf, then a ReLU network over all their features side by side."""
+    """One extractor for each leaf, then a ReLU network over their concatenated features."""
 
     def __init__(
         self,
@@ -206,15 +210,16 @@ class DictNet(nn.Module):
         hidden_sizes: tuple[int, ...] = (256, 256),
         generator: torch.Generator | None = None,
     ) -> None:
-        """Join `extractors`: leaf -> module with `out_features`."""
+        """Join `extractors`, leaf -> module with `out_features`."""
         super().__init__()
         self._leaves = list(extractors)
-        self.extractors = nn.ModuleList(extractors.values())  # a leaf's name may hold a dot, a module's may not
+        # No ModuleDict, because the name of a leaf may contain a dot, which the name of a module may not.
+        self.extractors = nn.ModuleList(extractors.values())
         self.joint = MLP(sum(_sizes(extractors.values())), hidden_sizes, "relu", generator)
         self.out_features = self.joint.out_features
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        """Leaf -> (B, ...) to (B, out_features)."""
+        """Return features (B, out_features) of observations, leaf -> (B, ...)."""
         features = [net(obs[leaf]) for leaf, net in zip(self._leaves, self.extractors, strict=True)]
         return self.joint.forward(torch.cat(features, -1))
 
@@ -229,7 +234,7 @@ class Embedding(nn.Module):
     def __init__(
         self, space: gym.Space[object] | int, out_features: int = 256, generator: torch.Generator | None = None,
     ) -> None:
-        """Build the table; `space` is a Discrete space or the size of the vocabulary."""
+        """Build the table of vectors; `space` is a Discrete space or the size of the vocabulary."""
         super().__init__()
         if not isinstance(space, (int, gym.spaces.Discrete)):
             raise SpaceError(f"Embedding needs a Discrete leaf or the size of a vocabulary, got {space}")
@@ -238,12 +243,12 @@ class Embedding(nn.Module):
         self.table = nn.Parameter(torch.empty(self.vocabulary, out_features).normal_(generator=generator))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B,) of whole numbers -> (B, out_features).
+        """Return features (B, out_features) of whole numbers (B,).
 
         Raises:
-            IndexError: An index below 0 or not below the vocabulary.
+            IndexError: A number is below 0, or not below the size of the vocabulary.
         """
-        # A compiled graph has this check built in, as far as its device offers it.
+        # A compiled graph contains its own check, on devices that support it.
         if not torch.compiler.is_compiling() and bool(((x < 0) | (x >= self.vocabulary)).any()):
             raise IndexError(f"an index must be from 0 to {self.vocabulary - 1}, got {int(x.min())} to {int(x.max())}")
         return F.embedding(x.long(), self.table)

@@ -1,7 +1,7 @@
 """Recurrent memory between extractor and heads. B = environments, L = steps, F = features, H = state size.
 
-The state is one flat vector a network, so that storages need not know what it holds. It is set to zero where an
-observation is the first of its episode, before that observation is seen. Single steps and sequences run the same code.
+The state is one flat vector for each network, so storages do not depend on its contents. If an observation is the first
+of its episode, the state is set to zero before that observation. Single steps and sequences run the same code.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pytorchrl.agent.actors.extractors import linear
 
 
 class Memory(nn.Module):
-    """Base of the recurrent cells."""
+    """The base class of the recurrent cells."""
 
     num_gates: int
-    """Blocks of `size` rows in the weights."""
+    """Number of blocks of `size` rows in the weights."""
     num_parts: int
-    """Vectors of length `size` in the state."""
+    """Number of vectors of length `size` in the state."""
 
     def __init__(self, in_features: int, size: int, generator: torch.Generator | None = None) -> None:
-        """Weights are orthogonal with gain 1, biases zero."""
+        """Initialise the weights orthogonally with gain 1, and the biases with 0."""
         super().__init__()
         self.size = self.out_features = size
         self.state_size = size * self.num_parts
@@ -30,21 +30,29 @@ class Memory(nn.Module):
         self.recurrence = linear(size, size * self.num_gates, 1.0, generator)
 
     def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: `inputs(x)` (B, gates * size) and state (B, H) to output (B, size) and next state (B, H)."""
+        """Compute one step.
+
+        Args:
+            projected: (B, num_gates * size), `inputs(x)`.
+            state: (B, H).
+
+        Returns:
+            The output (B, size) and the next state (B, H).
+        """
         raise NotImplementedError
 
     def forward(self, x: Tensor, state: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
-        """One step, or L of them.
+        """Compute one step or L steps.
 
         Args:
             x: (B, F) or (L, B, F) features.
-            state: (B, H), before the first row; not changed.
+            state: (B, H) before the first row; not changed.
             done: (B,) or (L, B) bool, whether a row is the first of its episode.
 
         Returns:
             Outputs (B, size) or (L, B, size), and the state after the last row, (B, H).
         """
-        # One product for all steps: only the recurrent half has to wait for the step before.
+        # One product for all steps, because only the recurrent half depends on the previous step.
         projected = F.linear(x, self.inputs.weight, self.inputs.bias)
         done = done.unsqueeze(-1)
         if x.dim() == 2:
@@ -57,12 +65,12 @@ class Memory(nn.Module):
 
 
 class GRU(Memory):
-    """Gated recurrent unit, in the form of `torch.nn.GRU`. The state is its output."""
+    """Gated recurrent unit, with the equations of `torch.nn.GRU`. The state is the output."""
 
     num_gates, num_parts = 3, 1
 
     def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step."""
+        """See `Memory`."""
         gates = F.linear(state, self.recurrence.weight, self.recurrence.bias).float()
         projected = projected.float()
         size = 2 * self.size
@@ -73,12 +81,12 @@ class GRU(Memory):
 
 
 class LSTM(Memory):
-    """Long short-term memory, in the form of `torch.nn.LSTM`. The state is its output, then its cell."""
+    """Long short-term memory, with the equations of `torch.nn.LSTM`. The state is the output, then the cell."""
 
     num_gates, num_parts = 4, 2
 
     def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One step."""
+        """See `Memory`."""
         hidden, cell = state.chunk(2, -1)
         gates = (projected + F.linear(hidden, self.recurrence.weight, self.recurrence.bias)).float()
         write, forget, candidate, output = gates.chunk(4, -1)
@@ -88,6 +96,6 @@ class LSTM(Memory):
 
 
 MEMORIES: dict[str, type[Memory]] = {"gru": GRU, "lstm": LSTM}
-"""Memory networks by name."""
+"""Name -> class of the memory."""
 DEFAULT_SIZES = {"gru": 256, "lstm": 512}
-"""Their sizes where none is asked for."""
+"""Name -> size of the memory if the option `recurrent_size` is None."""

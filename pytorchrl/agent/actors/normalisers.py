@@ -1,4 +1,4 @@
-"""Running moments of what an actor normalises."""
+"""Running moments by which an actor normalises observations and rewards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDE = (torch.float64, torch.int64, torch.int32, torch.uint32, torch.uint64)
 
 
 def moments(samples: Tensor) -> Moments:
-    """Moments of `samples` (N, ...) over their first axis; N = 0 gives zeros."""
+    """Return (count, mean, M2) of `samples` (N, ...) over the first axis, float64; all are 0 if N = 0."""
     samples = samples.double()
     count = torch.tensor(float(samples.shape[0]), dtype=torch.float64)
     mean = samples.sum(0) / max(1, samples.shape[0])
@@ -45,21 +45,21 @@ def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> 
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of everything merged so far; all of it is in buffers, so it travels with the actor's state.
+    """Mean and variance of all merged samples, in buffers, which are part of the actor's state.
 
-    Nothing moves while acting or learning: only `merge` does. Before the first merge normalising does nothing but clip.
+    Only `merge` changes the moments; acting and learning do not. Before the first merge, `normalise` only clips.
     """
 
     count: Tensor
-    """() float64."""
+    """() float64, number of samples."""
     mean: Tensor
     """(...) float64."""
     m2: Tensor
-    """(...) float64."""
+    """(...) float64, sum of squared deviations from the mean."""
     shift: Tensor
-    """(...) float32, the mean; kept beside it because acting cannot afford to derive it."""
+    """(...) float32, the mean; stored too, because converting it in each step would slow acting down."""
     scale: Tensor
-    """(...) float32, one over the standard deviation."""
+    """(...) float32, 1 / standard deviation."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("scale", torch.ones(shape))
 
     def merge(self, other: Moments) -> None:
-        """Add samples by their moments, in place."""
+        """Add samples, given by their moments, in place."""
         own = (self.count, self.mean, self.m2)
         count, mean, m2 = merge_moments(own, tuple(x.to(self.mean.device) for x in other))
         if count == 0:
@@ -82,7 +82,7 @@ class RunningMoments(nn.Module):
         self.scale.copy_((m2 / count + _EPSILON).rsqrt())
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Return (x - mean) / std, clipped to +-10, as a new float32 tensor; wide dtypes are normalised in float64 first."""
+        """Return (x - mean) / std, clipped to +-10, as a new float32 tensor; wide dtypes are computed in float64."""
         if x.dtype in _WIDE:
             return ((x - self.mean) * self.scale).clamp_(-_CLIP, _CLIP).float()
         if x.dtype is torch.bool:  # torch cannot subtract from bool

@@ -1,10 +1,10 @@
-"""The actor of DDPG, TD3 and SAC: a policy and critics that share nothing."""
+"""The actor of DDPG, TD3 and SAC: a policy and critics without shared layers."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +18,7 @@ from pytorchrl.agent.actors.replay_actor import (
     ContinuousQNet,
     DiscreteQNet,
     ReplayActor,
+    ReplayNetworkOptions,
     replay_linear,
     replay_trunk,
 )
@@ -31,17 +32,17 @@ _LOWEST = torch.finfo(torch.float32).min
 
 
 class OffPolicyActor(ReplayActor):
-    """A policy, and critics that value its actions.
+    """A policy, and critics that estimate the values of actions.
 
-    Over a Box, actions lie in [-1, 1] everywhere but on the way to the environment (`to_env`). Over a Discrete space
-    the policy is categorical, and critics value all actions.
+    For a Box, actions are in [-1, 1] until `to_env` scales them for the environment. For a Discrete space, the policy
+    is categorical, and each critic returns the values of all actions.
 
     Attributes:
         policy: The policy network.
         critics: `num_critics` Q networks.
         is_discrete: Whether the action space is Discrete.
-        is_deterministic: Whether the policy has no distribution.
-        action_size: D, numbers in an action; of a Discrete space, the number of actions.
+        is_deterministic: Whether the policy returns actions instead of the parameters of a distribution.
+        action_size: D, the number of dimensions of an action; for a Discrete space, n, the number of actions.
     """
 
     low: Tensor
@@ -57,29 +58,35 @@ class OffPolicyActor(ReplayActor):
         """Settings of the actor."""
 
         policy: str = option(
-            "stochastic", help="stochastic (squashed Gaussian, or categorical) for SAC, deterministic for DDPG and TD3.",
+            "stochastic", help="stochastic (squashed Gaussian, or categorical) for SAC, deterministic for DDPG and "
+                               "TD3.",
             choices=("stochastic", "deterministic"))
         num_critics: int = option(2, help="Number of Q networks.", low=1)
         log_std_bound: str = option(
-            "clip", help="How log standard deviations stay bounded: cut off at [-20, 2], or by tanh into [-5, 2].",
+            "clip", help="Bounds of log standard deviations: clip to [-20, 2], or map by tanh into [-5, 2].",
             choices=LOG_STD_BOUNDS)
 
-        recurrent_net: ClassVar[None] = None  # it has no memory
+        recurrent_net: ClassVar[None] = None  # the actor has no memory
+        recurrent_size: ClassVar[None] = None
 
         def __post_init__(self) -> None:
-            """Refuse a policy that does not exist for the action space, and options without effect."""
+            """Refuse a policy that the action space does not support, and options without effect."""
             super().__post_init__()
             space = self.action_space
             is_box = isinstance(space, gym.spaces.Box)
             is_gaussian = is_box and self.policy == "stochastic"
             if not is_box and self.policy == "deterministic":
-                raise ConfigError("policy='deterministic' needs a Box of actions, got a Discrete space; use QActor and DQN")
+                raise ConfigError("policy='deterministic' needs a Box of actions, got a Discrete space; use QActor and "
+                                  "DQN")
             if self.log_std_bound != "clip" and not is_gaussian:
-                raise ConfigError("log_std_bound needs policy='stochastic' over a Box: no other policy has a deviation")
+                raise ConfigError(
+                    f"log_std_bound={self.log_std_bound!r} needs policy='stochastic' and a Box of actions, because no "
+                    "other "
+                    "policy has a standard deviation; leave it out")
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """See `Actor`. A Box must have finite bounds, into which tanh squashes actions."""
+        """See `Actor`. A Box must have finite bounds, because actions are scaled from [-1, 1] to them."""
         problem = super().action_space_problem(space)
         if problem is None and isinstance(space, gym.spaces.Box) and not np.isfinite([space.low, space.high]).all():
             return "a Box with finite bounds"
@@ -89,7 +96,7 @@ class OffPolicyActor(ReplayActor):
         """Build the networks from `seed`, then load the checkpoint if there is one.
 
         Raises:
-            CheckpointError: The checkpoint cannot be read or holds another network.
+            CheckpointError: The checkpoint cannot be read or contains another network.
         """
         super().__init__(options, device)
         space = options.action_space
@@ -108,9 +115,9 @@ class OffPolicyActor(ReplayActor):
         """Build `policy` and `critics`; a subclass may build other modules.
 
         The modules receive normalised observations, leaf -> (B, ...). `policy(obs)` returns (B, k) float32. For a Box,
-        k = D if the policy is deterministic, else k = 2 D (means and log standard deviations); for a Discrete space, the
-        outputs are k = n logits. `critics` is a ModuleList of networks that return values (float32): `critic(obs, action)`
-        returns (B,) for a Box, `critic(obs)` returns (B, n) for a Discrete space.
+        k = D if the policy is deterministic, else k = 2 D (means and log standard deviations); for a Discrete space,
+        the outputs are k = n logits. `critics` is a ModuleList of networks that return values (float32): `critic(obs,
+        action)` returns (B,) for a Box, `critic(obs)` returns (B, n) for a Discrete space.
         """
         options, size = self.options, self.action_size
         self.policy: nn.Module = PolicyNet(options, self.num_outputs, generator)
@@ -136,11 +143,11 @@ class OffPolicyActor(ReplayActor):
                 check_output(self, "critics[i](obs, action)", critic(obs, action), None)
 
     def networks(self) -> dict[str, nn.Module]:
-        """Critics in group `q`, the policy in group `pi`."""
+        """Return the critics as group `q`, and the policy as group `pi`."""
         return {"q": self.critics, "pi": self.policy}
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """The policy."""
+        """Return the policy as group `pi`."""
         return {"pi": self.policy}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
@@ -150,27 +157,27 @@ class OffPolicyActor(ReplayActor):
         return torch.empty((num_envs, *self.low.shape), device=self.device).uniform_(-1.0, 1.0, generator=generator)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Actions (E, ...) as environments take them: from [-1, 1] to the Box."""
+        """Return actions (E, ...) for environments; for a Box, scaled from [-1, 1] to its bounds."""
         if self.is_discrete:
             return action
         scaled = self.low + 0.5 * (action + 1) * (self.high - self.low)
-        return torch.clamp(scaled, self.low, self.high)  # rounding must not leave the Box
+        return torch.clamp(scaled, self.low, self.high)  # rounding may have exceeded the bounds
 
     def act(
         self, obs: Obs, deterministic: bool = False, mask: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Actions (E, ...): in [-1, 1] float32, or int64.
+        """Return actions (E, ...), float32 in [-1, 1] or int64.
 
         Args:
             obs: Leaf -> (E, ...).
-            deterministic: Take the mode (of a squashed Gaussian, tanh of the mean) instead of drawing.
+            deterministic: Whether to return the mode (for a squashed Gaussian, tanh of the mean) instead of a draw.
             mask: (E, n) bool, true where an action is allowed.
-            generator: What to draw from.
+            generator: Generator of the draws.
 
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
-            SpaceError: There is a mask, but no Discrete space.
+            SpaceError: There is a mask, but the action space is not Discrete.
         """
         outputs = self.policy(self.normalise(obs))
         if self._categorical is not None:
@@ -180,7 +187,8 @@ class OffPolicyActor(ReplayActor):
                 return self._categorical.mode(outputs, mask)
             return self._categorical.sample(outputs, mask, generator)
         if mask is not None:
-            raise SpaceError("action masks need a Discrete action space")
+            raise SpaceError(f"action masks need a Discrete action space, got {self.options.action_space}; leave the "
+                             "mask out")
         if self.is_deterministic:
             return torch.tanh(outputs).view(-1, *self.low.shape)
         mean, log_std = self._gaussian(outputs)
@@ -188,16 +196,16 @@ class OffPolicyActor(ReplayActor):
         return torch.tanh(u).view(-1, *self.low.shape)
 
     def sample_log_prob(self, obs: Obs, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Actions (B, D) of the squashed Gaussian, reparameterised, and their log-densities (B,) in [-1, 1].
+        """Draw reparameterised actions (B, D) in [-1, 1] of the squashed Gaussian; return them and log-densities (B,).
 
         Args:
             obs: Leaf -> (B, ...), normalised.
-            generator: What to draw from.
+            generator: Generator of the draws.
         """
         return squashed_sample(*self._gaussian(self.policy(obs)), generator)
 
     def log_probs(self, obs: Obs, mask: Tensor | None) -> Tensor:
-        """Log-probabilities (B, n) of a categorical policy; of forbidden actions the lowest finite number.
+        """Return log-probabilities (B, n) of a categorical policy; forbidden actions get about the lowest finite float.
 
         Args:
             obs: Leaf -> (B, ...), normalised.
@@ -207,15 +215,15 @@ class OffPolicyActor(ReplayActor):
         return F.log_softmax(logits if mask is None else logits.masked_fill(~mask, _LOWEST), -1)
 
     def get_q_scores(self, obs: Obs, action: Tensor | None = None) -> Tensor:
-        """Values by every critic: (num_critics, B) of actions (B, ...), or (num_critics, B, n) of all that there are.
+        """Return the values by each critic: (num_critics, B) for given actions, or (num_critics, B, n) for all actions.
 
         Args:
             obs: Leaf -> (B, ...).
-            action: (B, ...) in [-1, 1], or (B,) int64; None, over a Discrete space, for all actions.
+            action: (B, ...) in [-1, 1], or (B,) int64; None means all actions of a Discrete space.
         """
         obs = self.normalise(obs)
         if not self.is_discrete:
-            assert action is not None, "a Box has no end of actions"
+            assert action is not None, "a Box has infinitely many actions"
             return critic_scores(self.critics, obs, action)
         scores = critic_scores(self.critics, obs)
         if action is None:
@@ -228,19 +236,19 @@ class OffPolicyActor(ReplayActor):
 
 
 class PolicyNet(nn.Module):
-    """Extractor and one linear head."""
+    """Policy network: feature extractor and one linear head."""
 
-    def __init__(self, options: Any, num_outputs: int, generator: torch.Generator) -> None:
+    def __init__(self, options: ReplayNetworkOptions, num_outputs: int, generator: torch.Generator) -> None:
         super().__init__()
         self.trunk = replay_trunk(options, generator)
         self.head = replay_linear(self.trunk.out_features, num_outputs, generator)
 
     def forward(self, obs: Obs) -> Tensor:
-        """Observations leaf -> (B, ...), normalised, to (B, num_outputs)."""
+        """Return outputs (B, num_outputs) for normalised observations, leaf -> (B, ...)."""
         features, _ = self.trunk.forward(obs, None, None)
         return self.head(features)
 
 
 def critic_scores(critics: nn.Module, obs: Obs, *action: Tensor) -> Tensor:
-    """What each of `critics` says, one after the other: (num_critics, B) or (num_critics, B, n)."""
+    """Return the values by each of `critics`: (num_critics, B), or (num_critics, B, n) for Discrete spaces."""
     return torch.stack([critic(obs, *action) for critic in critics])  # type: ignore[attr-defined] # a ModuleList

@@ -14,7 +14,7 @@ from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.distributions import Gaussian, distribution_of
 from pytorchrl.agent.actors.extractors import ACTIVATIONS, is_image, is_linear, linear
 from pytorchrl.agent.actors.memory import MEMORIES
-from pytorchrl.agent.actors.trunk import Trunk, check_extractor
+from pytorchrl.agent.actors.trunk import EXTRACTOR_HELP, NORMALIZE_OBS_HELP, RECURRENT_SIZE_HELP, Trunk, check_extractor
 from pytorchrl.agent.contracts import NUM_EXAMPLES, check_attributes, check_features, check_output, overrides, violation
 from pytorchrl.agent.data import Evaluated, Obs
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
@@ -29,11 +29,11 @@ class OnPolicyActor(Actor):
 
     Observations are dictionaries leaf -> (B, ...), or (L, B, ...) for sequences; `done` is true where a row is the
     first of its episode; `rhs` maps networks with memory to states (B, H). Without memory, `rhs` is empty and `done`
-    may be None. Inputs are never changed. Act within `torch.inference_mode()`: entering it here would cost more than
-    a small network.
+    may be None. Inputs are never changed. Call `act` within `torch.inference_mode()`; the actor does not enter it,
+    because that would take longer than a small network.
 
-    A subclass with networks of its own defines `build_networks`, `policy_features` and, unless the value head is applied to
-    the policy's features, `value_features`.
+    A subclass with networks of its own defines `build_networks`, `policy_features` and, unless the value head is
+    applied to the policy's features, `value_features`.
 
     Attributes:
         distribution: Distribution of actions that the outputs of the policy head parametrise.
@@ -46,32 +46,35 @@ class OnPolicyActor(Actor):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Settings of the actor."""
+        """Options of `OnPolicyActor`."""
 
-        observation_space: Any = option(help="Leaf -> space, as environment factories give it, or a gymnasium space.")
+        observation_space: Any = option(
+            help="Leaf -> space, as environment factories return it, or a gymnasium space.")
         action_space: Any = option(help="Discrete, MultiDiscrete, MultiBinary, or a Box of floats.")
-        feature_extractor: str | Callable[..., Any] = option(
-            "auto", help="auto (cnn for images of 36 pixels or more, impala from 16, else mlp), mlp, cnn, impala or fixup; or a callable from a space (a dictionary of spaces, where "
-            "there are several leaves) to a module with out_features.")
-        hidden_sizes: tuple[int, ...] = option((64, 64), help="Units of each fully connected layer over vectors.", low=1)
+        feature_extractor: str | Callable[..., Any] = option("auto", help=EXTRACTOR_HELP)
+        hidden_sizes: tuple[int, ...] = option(
+            (64, 64), help="Units of each fully connected layer over vectors.", low=1)
         activation: str = option("tanh", help="Activation between those layers.", choices=tuple(ACTIVATIONS))
         recurrent_net: str | None = option(None, help="Memory after the extractor.", choices=(None, *MEMORIES))
-        recurrent_size: int | None = option(None, help="Units of the memory; None: gru 256, lstm 512.", low=1)
+        recurrent_size: int | None = option(None, help=RECURRENT_SIZE_HELP, low=1)
         shared_policy_value_network: bool | None = option(
-            None, help="Whether policy and value share extractor and memory; None: for images only.")
+            None, help="Whether policy and value share extractor and memory; None means only for images.")
         policy_gain: float = option(
-            0.01, low=0.0, exclusive=True, help="Gain of the policy head's first weights: small ones begin with an almost uniform "
-            "policy (a Gaussian of mean 0), 1.0 learns faster where updates are few.")
-        log_std_init: float = option(0.0, help="Log standard deviation of a Gaussian policy at the start.")
-        normalize_obs: bool = option(False, help="Divide observations that are no images by their running moments.")
-        normalize_reward: bool = option(False, help="Divide rewards by the running deviation of discounted returns.")
-        checkpoint: str | None = option(None, help="Saved model whose weights and normalisers to start from.")
+            0.01, low=0.0, exclusive=True, help="Gain of the initial weights of the policy head: a small gain gives an "
+                                                "almost "
+            "uniform initial policy (or a Gaussian of mean 0), 1.0 learns faster if there are few updates.")
+        log_std_init: float = option(0.0, help="Initial log standard deviation of a Gaussian policy.")
+        normalize_obs: bool = option(False, help=NORMALIZE_OBS_HELP)
+        normalize_reward: bool = option(
+            False, help="Divide rewards by the running standard deviation of discounted returns.")
+        checkpoint: str | None = option(
+            None, help="Saved model from which the weights and normalisers are initialised.")
 
         def __post_init__(self) -> None:
-            """Flatten the observation space; refuse spaces and extractors that do not fit."""
+            """Flatten the spaces, and refuse spaces and extractors that do not fit."""
             super().__post_init__()
             object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
-            # Counting from 0: the environments add the space's own start.
+            # Networks count actions from 0; the environments add the `start` of the space.
             object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
             distribution_of(self.action_space)
             check_extractor(self.feature_extractor, self.observation_space)
@@ -80,16 +83,17 @@ class OnPolicyActor(Actor):
         """Build the networks from `seed`, then load the checkpoint if there is one.
 
         Raises:
-            CheckpointError: The checkpoint cannot be read or holds another network.
+            CheckpointError: The checkpoint cannot be read or contains another network.
         """
         super().__init__(options, device)
         self.distribution = distribution_of(options.action_space)
         if isinstance(self.distribution, Gaussian):
             nn.init.constant_(self.distribution.log_std, options.log_std_init)
         self.build(seed)
-        # Plain tuples of the same modules: looking up a submodule or parameter of a module is slow, and the look-ups add up
-        # to a third of the time to act with small networks.
-        self._trunks: tuple[Any, Any] = (getattr(self, "policy", None), getattr(self, "value", None))
+        # Plain tuples of the same modules: looking up a submodule or parameter of a module is slow, and the look-ups
+        # add up to a third of the time to act with small networks.
+        self._trunks: tuple[Any, Any] = (  # a subclass may give its networks any interface
+            getattr(self, "policy", None), getattr(self, "value", None))
         self._heads = (self.policy_head, self.value_head, self.distribution)
         self._linear = tuple(
             (head.weight, head.bias) if is_linear(head) else None for head in (self.policy_head, self.value_head))
@@ -99,10 +103,10 @@ class OnPolicyActor(Actor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build extractors, memories and heads as the options say; a subclass may build other networks.
 
-        The method sets `policy_head`, a module from features (B, F) to (B, `distribution.num_outputs`), and `value_head`, a module
-        from features to (B, 1); and the modules that `policy_features` and `value_features` use. If the value head is applied
-        to the policy's features, the method sets `is_shared` to True. If the networks have memory, it sets `is_recurrent` to
-        True, and the subclass defines `initial_states`.
+        The method sets `policy_head`, a module from features (B, F) to (B, `distribution.num_outputs`), and
+        `value_head`, a module from features to (B, 1); and the modules that `policy_features` and `value_features` use.
+        If the value head is applied to the policy's features, the method sets `is_shared` to True. If the networks have
+        memory, it sets `is_recurrent` to True, and the subclass defines `initial_states`.
         """
         options, shared = self.options, self.options.shared_policy_value_network
         self.is_recurrent = options.recurrent_net is not None
@@ -138,10 +142,11 @@ class OnPolicyActor(Actor):
                          value_head="a module from features (B, F) to (B, 1)")
         if not self.is_shared and not overrides(self, OnPolicyActor, "value_features") and not hasattr(self, "value"):
             raise violation(self, "build_networks()", "networks for policy_features() alone",
-                            "a method value_features() too, or is_shared = True where the value head takes the policy's "
-                            "features")
+                            "a method value_features() too, or is_shared = True where the value head takes the "
+                            "policy's features")
         if not overrides(self, OnPolicyActor, "policy_features") and not hasattr(self, "policy"):
-            raise violation(self, "build_networks()", "no network for policy_features()", "a method policy_features() too")
+            raise violation(
+                self, "build_networks()", "no network for policy_features()", "a method policy_features() too")
         self._trunks = (getattr(self, "policy", None), getattr(self, "value", None))
         obs, done = self.example_obs(), torch.ones(NUM_EXAMPLES, dtype=torch.bool, device=self.device)
         rhs = self.initial_states(NUM_EXAMPLES)
@@ -154,7 +159,7 @@ class OnPolicyActor(Actor):
     # ---- acting
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Network -> zeros (E, H); an LSTM's vector is its output and its cell. Empty without memory."""
+        """Return network -> zeros (E, H), and {} without memory; the state of an LSTM is its output, then its cell."""
         if not self.is_recurrent:
             return {}
         trunks = {"policy": self.policy} | ({} if self.value is None else {"value": self.value})
@@ -173,22 +178,21 @@ class OnPolicyActor(Actor):
         generator: torch.Generator | None = None,
         with_value: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
-        """Choose actions with as little work as possible.
+        """Choose actions; compute nothing that can be computed later for all steps of a rollout at once.
 
         Args:
             obs: Leaf -> (E, ...).
             rhs: Network -> (E, H), the memory before these observations.
-            done: (E,) bool.
-            deterministic: Take the most likely action instead of drawing one.
+            done: (E,) bool, whether an observation is the first of its episode.
+            deterministic: Whether to return the most likely actions instead of drawing.
             mask: (E, n) bool, true where an action is allowed.
-            generator: What to draw from.
-            with_value: Whether values are wanted.
+            generator: Generator of the draws.
+            with_value: Whether to compute values.
 
         Returns:
-            Action (E, ...) as drawn; the action for the environment; `dist_params` (E, P), from which
-            `log_prob_from_params` gets log-probabilities later; values (E,), or None where they are not wanted, or
-            would need a network of their own that has no memory to keep up to date; the memory after these
-            observations.
+            Actions (E, ...) as drawn; actions for the environment; `dist_params` (E, P), from which
+            `log_prob_from_params` computes log-probabilities later; values (E,), or None without `with_value` or if
+            they come from a separate network without memory; and the memory after these observations.
 
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
@@ -209,7 +213,7 @@ class OnPolicyActor(Actor):
         return action, distribution.clip(action), params, value, rhs_next
 
     def log_prob_from_params(self, dist_params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Log-probabilities (...,) of actions `(..., *shape)` under the parameters (..., P) that `act` returned."""
+        """Return log-probabilities (...,) of actions `(..., *shape)` under parameters (..., P) that `act` returned."""
         return self.distribution.log_prob(dist_params, action, mask)
 
     def get_action(
@@ -221,7 +225,12 @@ class OnPolicyActor(Actor):
         mask: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Obs, Tensor, Tensor]:
-        """As `act`; returns action, clipped action, log-probability (E,), rhs', entropy (E,), dist_params (E, P)."""
+        """Choose actions; see `act` for the arguments.
+
+        Returns:
+            Actions (E, ...) as drawn, clipped actions, log-probabilities (E,), the memory after these observations,
+            entropies (E,), and `dist_params` (E, P).
+        """
         action, clipped, params, _, rhs = self.act(obs, rhs, done, deterministic, mask, generator)
         logp, entropy = self.distribution.log_prob_entropy(params, action, mask)
         return action, clipped, logp, rhs, entropy, params
@@ -231,7 +240,15 @@ class OnPolicyActor(Actor):
     def evaluate(
         self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Everything a loss needs, in one pass: log-probability, entropy and value, each (B,) or (L, B) float32."""
+        """Return log-probability, entropy and value, each (B,) or (L, B) float32, from one forward pass.
+
+        Args:
+            obs: Leaf -> (B, ...) or (L, B, ...).
+            rhs: Network -> (B, H), the memory before the first row; empty without memory.
+            done: (B,) or (L, B) bool, whether a row is the first of its episode.
+            action: (B, ...) or (L, B, ...), as drawn.
+            mask: (B, n) or (L, B, n) bool, true where an action is allowed.
+        """
         evaluated = self.evaluate_all(obs, rhs, done, action, mask)
         return evaluated.logp, evaluated.entropy, evaluated.value
 
@@ -243,25 +260,28 @@ class OnPolicyActor(Actor):
         params, latent, _ = self._policy_params(obs, rhs, done)
         value_latent = latent if self.is_shared else self.value_features(obs, rhs, done)[0]
         logp, entropy = self._heads[2].log_prob_entropy(params, action, mask)
-        features = latent.float()  # may be bfloat16 under mixed precision; the user's terms get float32
+        features = latent.float()  # it may be bfloat16 under mixed precision; the user's terms receive float32
         value_features = features if value_latent is latent else value_latent.float()
         return Evaluated(logp, entropy, self._value_of(value_latent), params, features, value_features)
 
     def evaluate_actions(
         self, obs: Obs, rhs: Obs, done: Tensor | None, action: Tensor, mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Obs]:
-        """Log-probability (B,), entropy (B,), dist_params (B, P), rhs', by exactly the layers that act."""
+        """Return log-probability (B,), entropy (B,), `dist_params` (B, P) and the memory after the last row.
+
+        Only the layers that `act` uses are computed; see `evaluate` for the arguments.
+        """
         params, _, rhs_next = self._policy_params(self.normalise(obs), rhs, done)
         logp, entropy = self.distribution.log_prob_entropy(params, action, mask)
         return logp, entropy, params, {**rhs, **rhs_next}
 
     def get_value(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Obs, Obs]:
-        """{"value": (B,) or (L, B)}, and rhs' of the network that the value comes from."""
+        """Return {"value": (B,) or (L, B)}, and `rhs` with the next state of the network that computes the value."""
         features_of = self.policy_features if self.is_shared else self.value_features
         latent, states = features_of(self.normalise(obs), rhs, done)
         return {"value": self._value_of(latent)}, {**rhs, **states} if states else rhs
 
-    # ---- parts of the passes
+    # ---- heads
 
     def _policy_params(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Tensor, Obs]:
         latent, states = self.policy_features(obs, rhs, done)

@@ -1,4 +1,4 @@
-"""The actor of DQN: a network that values every action of a Discrete space."""
+"""The actor of DQN and R2D2: a network for the values of all actions of a Discrete space."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet, ReplayActor
+from pytorchrl.agent.actors.trunk import RECURRENT_SIZE_HELP
 from pytorchrl.agent.contracts import check_attributes, check_output
 from pytorchrl.agent.data import PREVIOUS, Obs
 from pytorchrl.agent.options import option
@@ -22,13 +23,14 @@ _LOWEST = torch.finfo(torch.float32).min
 
 
 class QActor(ReplayActor):
-    """Takes the action with the highest value.
+    """A Q network, whose action with the highest value is chosen.
 
-    With memory (`recurrent_net`) values depend on the observations before: `unroll` takes the memory's state, and is what
-    acts and learns. Without, `act` and `get_q_scores` are all there is.
+    With memory (`recurrent_net`), values depend on earlier observations too; `unroll`, which takes the state of the
+    memory, serves both acting and learning. Without memory, `act` and `get_q_scores` serve them.
 
     Attributes:
         q: The network, from normalised observations to values (B, n).
+        num_actions: n, the number of actions.
     """
 
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Discrete,)
@@ -37,14 +39,17 @@ class QActor(ReplayActor):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayActor.Options):
-        """Settings of the actor."""
+        """Options of `QActor`."""
 
-        dueling: bool = option(False, help="Separate heads for the value and for advantages of actions.")
-        noisy: bool = option(False, help="Noise on the parameters of the heads, whose size is learned; explores by itself.")
-        recurrent_net: str | None = option(None, help="Memory after the extractor; R2D2 learns with it.", choices=(None, *MEMORIES))
-        recurrent_size: int | None = option(None, help="Units of the memory; None: gru 256, lstm 512.", low=1)
+        dueling: bool = option(False, help="Use separate heads for the value and for the advantages of actions.")
+        noisy: bool = option(
+            False, help="Add noise of learned size to the parameters of the heads, which explores without epsilon.")
+        recurrent_net: str | None = option(
+            None, help="Memory after the extractor, for R2D2.", choices=(None, *MEMORIES))
+        recurrent_size: int | None = option(None, help=RECURRENT_SIZE_HELP, low=1)
         prev_action_reward: bool = option(
-            False, help="Show the memory the action and the reward of the step before, too; zeros where an episode begins.")
+            False, help="Give the memory the previous action and reward as inputs too; they are 0 at the start of an "
+                        "episode.")
 
         def __post_init__(self) -> None:
             """Refuse options of the memory if there is none."""
@@ -58,7 +63,7 @@ class QActor(ReplayActor):
         """Build the network from `seed`, then load the checkpoint if there is one.
 
         Raises:
-            CheckpointError: The checkpoint cannot be read or holds another network.
+            CheckpointError: The checkpoint cannot be read or contains another network.
         """
         super().__init__(options, device)
         self.num_actions = int(options.action_space.n)
@@ -67,8 +72,9 @@ class QActor(ReplayActor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build `q`; a subclass may build another module.
 
-        `q.forward(obs, mask, generator)` returns the values of all actions, (B, n) float32, from normalised observations,
-        leaf -> (B, ...). `mask` is (B, n) bool or None; `generator` draws the noise of the network, and None means no noise.
+        `q.forward(obs, mask, generator)` returns the values of all actions, (B, n) float32, from normalised
+        observations, leaf -> (B, ...). `mask` is (B, n) bool or None; `generator` draws the noise of the network, and
+        None means no noise.
         """
         options = self.options
         self.is_recurrent = options.recurrent_net is not None
@@ -83,7 +89,7 @@ class QActor(ReplayActor):
             check_output(self, "q(obs, mask, generator)", self.q(self.example_obs(), None, None), self.num_actions)
 
     def networks(self) -> dict[str, nn.Module]:
-        """The Q network, group `q`."""
+        """Return the Q network as group `q`."""
         return {"q": self.q}
 
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
@@ -91,41 +97,49 @@ class QActor(ReplayActor):
         return best_action(torch.rand(num_envs, self.num_actions, generator=generator, device=self.device), mask)
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """The same."""
+        """Return the Q network as group `q`."""
         return {"q": self.q}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """{"q": zeros (E, H)}; an LSTM's vector is its output and its cell. Empty without memory.
+        """Return {"q": zeros (E, H)}, and {} without memory; the state of an LSTM is its output, then its cell.
 
-        With `prev_action_reward` also `PREVIOUS`, zeros (E, n + 1).
+        With `prev_action_reward`, the result also has `PREVIOUS`, zeros (E, n + 1).
         """
         if not self.is_recurrent:
             return {}
         assert isinstance(self.q, DiscreteQNet)
         memory = self.q.trunk.memory
         assert memory is not None
-        sizes = {"q": memory.state_size, **({PREVIOUS: self.num_actions + 1} if self.options.prev_action_reward else {})}
+        sizes = {"q": memory.state_size}
+        if self.options.prev_action_reward:
+            sizes[PREVIOUS] = self.num_actions + 1
         return {name: torch.zeros(num_envs, size, device=self.device) for name, size in sizes.items()}
 
     def unroll(
         self, obs: Obs, rhs: Obs, done: Tensor, mask: Tensor | None = None, generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Obs]:
-        """Values of all actions, (B, n) or (L, B, n), of one step or of L of them, and the memory after the last one.
+        """Compute the values of all actions for one step or for L steps.
 
         Args:
             obs: Leaf -> (B, ...) or (L, B, ...).
-            rhs: {"q": (B, H)}, the memory before the first row; empty without memory. With `prev_action_reward` also `PREVIOUS`,
-                (B, n + 1) or (L, B, n + 1), of the step before each row.
+            rhs: {"q": (B, H)}, the memory before the first row; empty without memory. With `prev_action_reward`, `rhs`
+                also has `PREVIOUS`, (B, n + 1) or (L, B, n + 1), for the step before each row.
             done: (B,) or (L, B) bool, whether a row is the first of its episode.
             mask: (B, n) or (L, B, n) bool, true where an action is allowed.
-            generator: Of a noisy network's noise; None leaves it out.
+            generator: Generator of the noise of a noisy network; None means no noise.
+
+        Returns:
+            Values (B, n) or (L, B, n), and {"q": (B, H)}, the memory after the last row; {} without memory.
         """
         assert isinstance(self.q, DiscreteQNet)
         scores, state = self.q.unroll(self.normalise(obs), rhs.get("q"), done, mask, generator, rhs.get(PREVIOUS))
         return scores, {} if state is None else {"q": state}
 
     def with_action(self, rhs: Obs, action: Tensor) -> Obs:
-        """What `unroll` gave, with the actions (B,) then taken if the memory is shown them; `show_reward` adds what they brought."""
+        """Add the chosen actions (B,) to the memory that `unroll` returned, if they are an input of the memory.
+
+        `show_reward` adds the rewards of these actions later.
+        """
         if not self.options.prev_action_reward:
             return rhs
         return {**rhs, PREVIOUS: F.pad(F.one_hot(action, self.num_actions).float(), (0, 1))}
@@ -134,19 +148,19 @@ class QActor(ReplayActor):
         self, obs: Obs, action: Tensor | None = None, mask: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Values of all actions (B, n), or of those given (B,).
+        """Return the values (B, n) of all actions, or the values (B,) of given actions.
 
         Args:
             obs: Leaf -> (B, ...).
-            action: (B,) int64.
+            action: (B,) int64, or None for all actions.
             mask: (B, n) bool, true where an action is allowed.
-            generator: Of a noisy network's noise; None leaves it out.
+            generator: Generator of the noise of a noisy network; None means no noise.
         """
         scores: Tensor = self.q(self.normalise(obs), mask, generator)
         return scores if action is None else scores.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def act(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """The best allowed action of each row, (B,) int64; arguments as of `get_q_scores`.
+        """Return the best allowed action of each row, (B,) int64; see `get_q_scores` for the arguments.
 
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
@@ -157,5 +171,5 @@ class QActor(ReplayActor):
 
 
 def best_action(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Index (...) of the highest score (..., n) among allowed actions."""
+    """Return the index (...) of the highest score (..., n) among allowed actions."""
     return (scores if mask is None else scores.masked_fill(~mask, _LOWEST)).argmax(-1)

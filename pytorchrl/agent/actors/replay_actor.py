@@ -1,4 +1,4 @@
-"""What actors of replay algorithms share: settings, PyTorch's default initialisation, and Q networks."""
+"""The base of the actors of replay algorithms: options, PyTorch's default initialisation, and Q networks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -16,41 +16,47 @@ from torch import Tensor, nn
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.extractors import ACTIVATIONS, MLP, linear
 from pytorchrl.agent.actors.resnets import FixupCNN
-from pytorchrl.agent.actors.trunk import Trunk, check_extractor
+from pytorchrl.agent.actors.trunk import EXTRACTOR_HELP, NORMALIZE_OBS_HELP, NetworkOptions, Trunk, check_extractor
 from pytorchrl.agent.data import Obs
 from pytorchrl.agent.env.spaces import flatten_action_space, flatten_space
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 
 _NOISE_SCALE = 0.5
-"""Sigma of noisy layers at the start, times the root of their inputs: Fortunato et al. 2018, section 3.2."""
+"""Initial sigma of noisy layers, times the square root of the number of inputs: Fortunato et al. 2018, section 3.2."""
+
+
+class ReplayNetworkOptions(NetworkOptions, Protocol):
+    """The options from which `replay_trunk` builds; they are fields of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # as typeshed declares it
 
 
 class ReplayActor(Actor):
-    """Base of the actors of replay algorithms: networks that share nothing.
+    """The base of the actors of replay algorithms, whose networks share no layers.
 
     Observations are dictionaries leaf -> (B, ...). Inputs are never changed.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Settings of every such actor."""
+        """Options of every actor of replay algorithms."""
 
-        observation_space: Any = option(help="Leaf -> space, as environment factories give it, or a gymnasium space.")
+        observation_space: Any = option(
+            help="Leaf -> space, as environment factories return it, or a gymnasium space.")
         action_space: Any = option(help="Space of the actions.")
-        feature_extractor: str | Callable[..., Any] = option(
-            "auto", help="auto (cnn for images of 36 pixels or more, impala from 16, else mlp), mlp, cnn, impala or fixup; or a callable from a space (a dictionary of spaces, where "
-            "there are several leaves) to a module with out_features.")
+        feature_extractor: str | Callable[..., Any] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option((256, 256), help="Units of each fully connected layer.", low=1)
         activation: str = option("relu", help="Activation between those layers.", choices=tuple(ACTIVATIONS))
-        normalize_obs: bool = option(False, help="Divide observations that are no images by their running moments.")
-        checkpoint: str | None = option(None, help="Saved model whose acting networks and normalisers to start from.")
+        normalize_obs: bool = option(False, help=NORMALIZE_OBS_HELP)
+        checkpoint: str | None = option(
+            None, help="Saved model from which the acting networks and normalisers are initialised.")
 
         def __post_init__(self) -> None:
-            """Flatten the spaces; refuse those that do not fit."""
+            """Flatten the spaces, and refuse spaces and extractors that do not fit."""
             super().__post_init__()
             object.__setattr__(self, "observation_space", flatten_space(self.observation_space))
-            # Counting from 0: the environments add the space's own start.
+            # Networks count actions from 0; the environments add the `start` of the space.
             object.__setattr__(self, "action_space", flatten_action_space(self.action_space))
             check_extractor(self.feature_extractor, self.observation_space)
 
@@ -60,20 +66,23 @@ class ReplayActor(Actor):
 
     @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return uniformly random actions (E, ...) in the form in which they are stored, among those that the mask (E, n) allows."""
+        """Return uniformly random actions (E, ...), as they are stored, among those that the mask (E, n) allows."""
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Actions (E, ...) as environments take them."""
+        """Return actions (E, ...) for environments."""
         return action
 
 
-def replay_trunk(options: Any, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None, num_previous: int = 0) -> Trunk:
-    """An extractor that starts as PyTorch's layers do; one of the user's own starts as it likes.
+def replay_trunk(
+    options: ReplayNetworkOptions, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None,
+    num_previous: int = 0,
+) -> Trunk:
+    """Return a trunk whose extractor has PyTorch's default initialisation; a user's extractor keeps its own.
 
     Args:
-        options: Of the actor.
-        generator: Of the weights.
-        hidden_sizes: In place of those in the options.
+        options: Options of the actor.
+        generator: CPU generator for the initial weights.
+        hidden_sizes: Sizes that replace those in the options.
         num_previous: See `Trunk`.
     """
     if hidden_sizes is not None:
@@ -85,9 +94,9 @@ def replay_trunk(options: Any, generator: torch.Generator, hidden_sizes: tuple[i
 
 
 def default_init(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw all linear and convolutional layers as PyTorch does: uniform within 1 / sqrt(inputs of a unit).
+    """Draw weights of all linear and convolutional layers as PyTorch does, uniformly within 1 / sqrt(inputs of a unit).
 
-    Fixup networks are left alone: their first weights are what makes them.
+    Fixup networks keep their weights, because they depend on a special initialisation.
     """
     if isinstance(module, FixupCNN):
         return
@@ -100,14 +109,14 @@ def default_init(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def replay_linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """A linear layer that starts as PyTorch's does."""
+    """Return a linear layer with PyTorch's default initialisation."""
     layer = linear(inputs, outputs, generator=generator)
     default_init(layer, generator)
     return layer
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer with factorised Gaussian noise on its parameters: Fortunato et al. 2018, equations 9 to 11."""
+    """Linear layer with factorised Gaussian noise on its parameters: Fortunato et al. 2018, equations 9 to 11."""
 
     def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -118,21 +127,21 @@ class NoisyLinear(nn.Module):
         self.bias_sigma = nn.Parameter(torch.full((outputs,), _NOISE_SCALE * bound))
 
     def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """(B, inputs) -> (B, outputs), with one draw of noise for all rows; without a generator there is none."""
+        """Return (B, outputs) for (B, inputs), with one draw of noise for all rows; no generator means no noise."""
         mean = F.linear(x, self.weight, self.bias)
         if generator is None:
             return mean
         outputs, inputs = self.weight.shape
         noise = torch.empty(inputs + outputs, device=x.device).normal_(generator=generator)
         noise_in, noise_out = torch.split(noise.sign() * noise.abs().sqrt(), [inputs, outputs])
-        # (sigma * outer(out, in)) x = out * (sigma (in * x)): the outer product is never made.
+        # (sigma * outer(out, in)) x = out * (sigma (in * x)), which does not compute the outer product.
         return mean + F.linear(x * noise_in, self.weight_sigma, self.bias_sigma) * noise_out
 
 
 class DiscreteQNet(nn.Module):
-    """Values of all actions of a Discrete space: an extractor, and one linear head or two (dueling)."""
+    """Network for the values of all actions of a Discrete space: a trunk, and one linear head or two (dueling)."""
 
-    def __init__(self, options: Any, num_actions: int, generator: torch.Generator, *,
+    def __init__(self, options: ReplayNetworkOptions, num_actions: int, generator: torch.Generator, *,
                  dueling: bool = False, noisy: bool = False, num_previous: int = 0) -> None:
         super().__init__()
         self.trunk = replay_trunk(options, generator, num_previous=num_previous)
@@ -142,26 +151,31 @@ class DiscreteQNet(nn.Module):
         self._noisy = noisy
 
     def forward(self, obs: Obs, mask: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """(B, n) values.
+        """Return the values (B, n) of all actions, without memory.
 
         Args:
             obs: Leaf -> (B, ...), normalised.
-            mask: (B, n) bool: the mean of a dueling network is that of allowed actions.
-            generator: Of the noise of noisy layers.
+            mask: (B, n) bool, actions over which a dueling network takes the mean of the advantages.
+            generator: Generator of the noise of noisy layers; None means no noise.
         """
         return self.unroll(obs, None, None, mask, generator)[0]
 
-    def unroll(self, obs: Obs, state: Tensor | None, done: Tensor | None, mask: Tensor | None = None,
-               generator: torch.Generator | None = None, previous: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Values of one step (B, n), or of L of them (L, B, n), and the memory's state after the last one, (B, H).
+    def unroll(
+        self, obs: Obs, state: Tensor | None, done: Tensor | None, mask: Tensor | None = None,
+        generator: torch.Generator | None = None, previous: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the values of all actions for one step or for L steps.
 
         Args:
             obs: Leaf -> (B, ...) or (L, B, ...), normalised.
-            state: (B, H), before the first row; None without memory.
+            state: (B, H), the memory before the first row; None without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
-            mask: (B, n) or (L, B, n) bool: the mean of a dueling network is that of allowed actions.
-            generator: Of the noise of noisy layers.
-            previous: (B, n + 1) or (L, B, n + 1), see `PREVIOUS`, if the memory is shown it.
+            mask: (B, n) or (L, B, n) bool, actions over which a dueling network takes the mean of the advantages.
+            generator: Generator of the noise of noisy layers; None means no noise.
+            previous: (B, n + 1) or (L, B, n + 1), see `PREVIOUS`; None if it is not an input of the memory.
+
+        Returns:
+            Values (B, n) or (L, B, n), and the memory after the last row, (B, H); None without memory.
         """
         features, state = self.trunk.forward(obs, state, done, previous)
         noise = (generator,) if self._noisy else ()
@@ -170,22 +184,23 @@ class DiscreteQNet(nn.Module):
             return q, state
         if mask is None:
             mean = q.mean(-1, keepdim=True)
-        else:  # a terminal observation may allow nothing; its values count nothing
+        else:  # a terminal observation may allow no action; its values have no effect
             mean = torch.where(mask, q, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
         return self.value_head(features, *noise) + q - mean, state
 
 
 class ContinuousQNet(nn.Module):
-    """The value of one action: extractor of the observation, then fully connected layers over both."""
+    """Network for the value of one action: an extractor, then fully connected layers over features and action."""
 
-    def __init__(self, options: Any, action_size: int, generator: torch.Generator) -> None:
+    def __init__(self, options: ReplayNetworkOptions, action_size: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # vectors go on as they are
+        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # no layers: vectors are passed on unchanged
         self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, 1, generator)
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
-        """(B,) values of actions (B, ...) in [-1, 1]; observations leaf -> (B, ...), normalised."""
+        """Return values (B,) of actions (B, ...) in [-1, 1] at normalised observations, leaf -> (B, ...)."""
         features, _ = self.trunk.forward(obs, None, None)
-        return self.head(self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))).squeeze(-1)
+        hidden = self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))
+        return self.head(hidden).squeeze(-1)

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from pytorchrl.agent.actors.extractors import conv, image_input, image_shape, linear
 
 CHANNELS = (16, 32, 32)
-"""Channels of the three stages."""
+"""Number of channels of each of the three stages."""
 _NUM_BLOCKS = 2 * len(CHANNELS)
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(relu(conv(relu(x)))), 3 x 3."""
+    """Residual block of two 3 x 3 convolutions: x + conv(relu(conv(relu(x))))."""
 
     def __init__(self, channels: int, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -26,15 +26,15 @@ class ResidualBlock(nn.Module):
         self.conv2 = conv(channels, channels, 3, generator, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> the same shape."""
+        """Return the output (B, C, H, W) for features (B, C, H, W)."""
         return x + self.conv2(torch.relu_(self.conv1(torch.relu(x))))
 
 
 class FixupBlock(nn.Module):
-    """A residual block that starts as the identity: Zhang et al. 2019 (Fixup initialization), section 3.
+    """Residual block that is initially the identity: Zhang et al. 2019 (Fixup initialization), section 3.
 
-    The last convolution starts at zero, the first is scaled by L^(-1/2) for L blocks; scalar biases stand before each
-    convolution and activation, a scalar multiplier after the last.
+    The initial weight of the last convolution is 0, that of the first one is scaled by L^(-1/2) for L blocks. A scalar
+    bias precedes each convolution and activation, and a scalar multiplier follows the last convolution.
     """
 
     def __init__(self, channels: int, generator: torch.Generator | None = None) -> None:
@@ -48,17 +48,17 @@ class FixupBlock(nn.Module):
             self.conv2.weight.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> the same shape."""
+        """Return the output (B, C, H, W) for features (B, C, H, W)."""
         before1, after1, before2, after2 = self.biases.unbind()
         hidden = torch.relu(self.conv1(torch.relu(x) + before1) + after1)
         return x + self.conv2(hidden + before2) * self.scale + after2
 
 
 class ImpalaCNN(nn.Module):
-    """Espeholt et al. 2018 (IMPALA), figure 3, right: three stages of convolution, pooling and two residual blocks."""
+    """Three stages of convolution, pooling and two residual blocks: Espeholt et al. 2018 (IMPALA), figure 3, right."""
 
     MIN_SIZE = 8
-    """Smallest height and width in pixels."""
+    """Minimum height and width in pixels."""
     block: type[nn.Module] = ResidualBlock
 
     def __init__(
@@ -75,9 +75,9 @@ class ImpalaCNN(nn.Module):
         self.out_features = out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) uint8 or float -> (B, out_features); bytes are divided by 255."""
+        """Return features (B, out_features) of images (B, C, H, W), uint8 or float; bytes are divided by 255."""
         x, scale = image_input(x)
-        stage: Any
+        stage: Any  # torch types the members of a ModuleList as Module
         for stage in self.stages:
             convolution, block1, block2 = stage
             x = F.conv2d(x, convolution.weight * scale, convolution.bias, padding=1)
@@ -87,6 +87,6 @@ class ImpalaCNN(nn.Module):
 
 
 class FixupCNN(ImpalaCNN):
-    """`ImpalaCNN` of Fixup blocks, which need no normalisation however deep they are stacked."""
+    """`ImpalaCNN` with Fixup blocks, which need no normalisation at any depth."""
 
     block = FixupBlock

@@ -1,9 +1,8 @@
-"""A small policy on NumPy, which acts in a third of the time that torch takes. E = environments, P as `dist_params`."""
+"""A small policy in NumPy, which acts in a third of the time that torch takes. E = environments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,17 +19,18 @@ _ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
     "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, 0.0, out=out),
 }
 _MAX_PRODUCTS = 2**18
-"""Multiplications of a layer for all rows: beyond it OpenBLAS starts threads, and it is no longer calls that cost."""
+"""Limit of a layer's multiplications over all rows. Above it OpenBLAS starts threads, and calls no longer dominate."""
 
 _NOISE_STEPS = 64
-"""Steps for which noise is drawn at once."""
+"""Number of steps for which noise is drawn at once."""
 
 
 class SmallPolicy:
-    """Acts like an actor's fully connected policy, from the same parameters, for a few rows at a time.
+    """An actor's fully connected policy in NumPy, with the actor's own parameters, for a few rows at a time.
 
-    A small network's time goes into calls, not into numbers, and a call of NumPy costs a third of one of torch. The
-    parameters are read where they lie: who changes them in place, as algorithms do, needs to tell nobody.
+    A small network spends its time on calls, not on arithmetic, and a call of NumPy takes a third of the time of a call
+    of torch. The arrays share memory with the parameters, so changes in place, as algorithms make them, take effect at
+    once.
     """
 
     def __init__(self, actor: OnPolicyActor) -> None:
@@ -50,18 +50,20 @@ class SmallPolicy:
             self._low, self._high = distribution.low.numpy(), distribution.high.numpy()
 
     @staticmethod
-    def suits(actor: Any) -> bool:
-        """Whether an actor acts by a policy network alone that can be computed here."""
-        if overrides(actor, OnPolicyActor, "act", "policy_features") or not isinstance(getattr(actor, "policy", None), Trunk):
+    def suits(actor: OnPolicyActor) -> bool:
+        """Return whether this class can act for an actor, whose policy must be fully connected and without memory."""
+        policy = getattr(actor, "policy", None)
+        if overrides(actor, OnPolicyActor, "act", "policy_features") or not isinstance(policy, Trunk):
             return False
-        extractor = actor.policy.extractor
+        extractor = policy.extractor
         return (
-            not actor.is_shared and not actor.is_recurrent and is_linear(actor.policy_head) and type(extractor) is MLP and not extractor.encodes and actor.options.activation in _ACTIVATIONS
+            not actor.is_shared and not actor.is_recurrent and is_linear(actor.policy_head)
+            and type(extractor) is MLP and not extractor.encodes and actor.options.activation in _ACTIVATIONS
             and type(actor.distribution) in (Categorical, Gaussian))
 
     @property
     def noise(self) -> Tensor:
-        """(k, E, n) float32 noise that was drawn and not yet used: with the generator, all there is to go on exactly."""
+        """Noise that was drawn and not yet used, (k, E, n) float32; together with the generator, the state of draws."""
         return torch.from_numpy(self._noise[self._next_noise:].copy())
 
     @noise.setter
@@ -69,7 +71,7 @@ class SmallPolicy:
         self._noise, self._next_noise = noise.numpy(), 0
 
     def act(self, obs: Arrays, deterministic: bool, generator: torch.Generator) -> ActingStep | None:
-        """Decide for E environments, as the actor would; None where there are so many that torch is faster."""
+        """Choose the actions of E environments as the actor does; return None if torch is faster for so many."""
         values = obs[OBS_LEAF]
         if len(values) > self._max_rows:
             return None
@@ -82,7 +84,7 @@ class SmallPolicy:
             activation(values, out=values)
         params = np.dot(values, self._weight)
         params += self._bias
-        if self._log_std is None:  # argmax with Gumbel noise is a draw from the softmax
+        if self._log_std is None:  # the argmax of logits with Gumbel noise is a draw from their softmax
             action = clipped = (params if deterministic else params + self._draw(params.shape, generator)).argmax(-1)
         else:
             action = params if deterministic else params + self._draw(params.shape, generator) * np.exp(self._log_std)
@@ -92,7 +94,7 @@ class SmallPolicy:
         return ActingStep(action, clipped, {}, {"dist_params": params})
 
     def _draw(self, shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
-        """Noise of one step, from a block of many: drawing costs more than the numbers do."""
+        """Return the noise of one step, from a block for many steps, because each call of a generator is slow."""
         if self._next_noise == len(self._noise) or self._noise.shape[1:] != shape:
             noise = torch.empty(_NOISE_STEPS, *shape)
             if self._log_std is None:

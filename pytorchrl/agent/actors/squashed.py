@@ -1,4 +1,4 @@
-"""The squashed Gaussian: a = tanh(u), u normal. Haarnoja et al. 2018 (SAC), appendix C. D = dimensions of an action."""
+"""The squashed Gaussian, tanh(u) with normal u: Haarnoja et al. 2018 (SAC), appendix C. D = dimensions of an action."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 def bound_log_std(outputs: Tensor, bound: str) -> Tensor:
-    """Log standard deviations from what a network gives: cut off at [-20, 2], or bent smoothly into [-5, 2]."""
+    """Return log standard deviations from a network's outputs: clipped to [-20, 2], or mapped by tanh into [-5, 2]."""
     if bound == "clip":
         return outputs.clamp(*_CLIP)
     low, high = _TANH
@@ -25,20 +25,21 @@ def bound_log_std(outputs: Tensor, bound: str) -> Tensor:
 
 
 def squashed_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density (...,) of tanh(u) in (-1, 1), from u, mean and log_std (..., D).
+    """Return the log-density (...,) of tanh(u) in (-1, 1), from u, mean and log_std (..., D).
 
-    log N(u) - log(1 - tanh(u)^2), where the second is 2 (log 2 - u - softplus(-2u)): exact for large |u| too.
+    The log-density is log N(u) - log(1 - tanh(u)^2). The second term is computed as 2 (log 2 - u - softplus(-2u)),
+    which is also exact for large |u|.
     """
     normal = -0.5 * ((u - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_TWO_PI
     return (normal - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(-1)
 
 
 def squashed_draw(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw u (..., D), from which actions are tanh(u); it carries gradients to mean and log_std (..., D)."""
+    """Draw u (..., D), with gradients to mean and log_std (..., D); the action is tanh(u)."""
     return mean + log_std.exp() * torch.empty_like(mean).normal_(generator=generator)
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Actions (..., D) and their log-densities (...,); both carry gradients to mean and log_std (..., D)."""
+    """Draw actions (..., D); return them and their log-densities (...,), with gradients to mean and log_std."""
     u = squashed_draw(mean, log_std, generator)
     return torch.tanh(u), squashed_log_prob(u, mean, log_std)

@@ -1,4 +1,4 @@
-"""What lies under the heads of an actor: an extractor chosen by name, space or the user, and a memory."""
+"""The trunk of an actor, which computes the input of its heads: a feature extractor and, optionally, a memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import torch
@@ -26,12 +26,56 @@ Spaces = Mapping[str, gym.Space[object]]
 _IMAGE_EXTRACTORS: dict[str, type[CNN] | type[ImpalaCNN]] = {"cnn": CNN, "impala": ImpalaCNN, "fixup": FixupCNN}
 _EXTRACTORS = ("auto", "mlp", *_IMAGE_EXTRACTORS)
 
+EXTRACTOR_HELP = (
+    "auto (cnn for images of 36 pixels or more, impala from 16, else mlp), mlp, cnn, impala or fixup; or a callable "
+    "from a "
+    "space (a dictionary of spaces if there are several leaves) to a module with out_features.")
+"""Help text of the option `feature_extractor`."""
+NORMALIZE_OBS_HELP = "Normalise observations except images by their running mean and standard deviation."
+"""Help text of the option `normalize_obs`."""
+RECURRENT_SIZE_HELP = "Units of the memory; None means 256 for gru, 512 for lstm."
+"""Help text of the option `recurrent_size`."""
+
+
+class NetworkOptions(Protocol):
+    """The options of an actor from which its trunk is built."""
+
+    @property
+    def observation_space(self) -> Spaces:
+        """Leaf -> space."""
+
+    @property
+    def feature_extractor(self) -> str | Callable[..., Any]:
+        """Name of an extractor, or a callable from a space to a module."""
+
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """Units of each fully connected layer."""
+
+    @property
+    def activation(self) -> str:
+        """Key of `ACTIVATIONS`."""
+
+    @property
+    def recurrent_net(self) -> str | None:
+        """Key of `MEMORIES`, or None for no memory."""
+
+    @property
+    def recurrent_size(self) -> int | None:
+        """Units of the memory, or None for its default."""
+
 
 class Trunk(nn.Module):
-    """Extractor and memory: what lies under a head."""
+    """Feature extractor and memory, which compute the input of a head."""
 
-    def __init__(self, options: Any, generator: torch.Generator, num_previous: int = 0) -> None:
-        """Build both as an actor's options say, weights drawn from `generator`; the memory is shown `num_previous` numbers more."""
+    def __init__(self, options: NetworkOptions, generator: torch.Generator, num_previous: int = 0) -> None:
+        """Build extractor and memory.
+
+        Args:
+            options: Options of the actor.
+            generator: CPU generator for the initial weights.
+            num_previous: P, the number of further inputs of the memory; see `previous` of `forward`.
+        """
         super().__init__()
         self.extractor = _build_extractor(options, generator)
         self.out_features = int(self.extractor.out_features)  # type: ignore[arg-type]
@@ -44,15 +88,27 @@ class Trunk(nn.Module):
         self._is_plain = set(options.observation_space) == {OBS_LEAF}
         self._leaf, space = next(iter(options.observation_space.items()))
         self._leaf_ndim = len(space.shape or ())
-        self._parts = (self.extractor, self.memory)  # once more: looking up a module's module takes long
+        self._modules_in_order = (self.extractor, self.memory)  # a plain tuple, because looking up a submodule is slow
 
-    def forward(self, obs: Obs, state: Tensor | None, done: Tensor | None, previous: Tensor | None = None,
-                ) -> tuple[Tensor, Tensor | None]:
-        """Features (B, F) or (L, B, F), and the memory's next state (B, H) if there is a memory.
+    def forward(
+        self, obs: Obs, state: Tensor | None, done: Tensor | None, previous: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the features of one step or of L steps.
 
-        `previous`, (B, P) or (L, B, P), goes to the memory beside the features; zeros where an episode begins.
+        Args:
+            obs: Leaf -> (B, ...) or (L, B, ...), normalised.
+            state: (B, H), the memory before the first row; None without memory.
+            done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
+            previous: (B, P) or (L, B, P), further inputs of the memory; they are replaced by 0 at the first step of an
+                episode.
+
+        Returns:
+            Features (B, F) or (L, B, F), and the memory after the last row, (B, H); None without memory.
+
+        Raises:
+            ConfigError: An input of the memory is missing.
         """
-        extractor, memory = self._parts
+        extractor, memory = self._modules_in_order
         x = obs[self._leaf]
         lead = x.shape[:2] if x.dim() - self._leaf_ndim == 2 else None
         if lead is not None:
@@ -73,14 +129,14 @@ class Trunk(nn.Module):
 
 
 def check_extractor(name: str | Callable[..., Any], spaces: Spaces) -> None:
-    """Find what is wrong with an extractor and spaces before a worker builds them.
+    """Check before a worker is built that an extractor exists and fits the spaces.
 
-    With `auto`, a leaf that has the shape of an image but values that cannot be pixels causes a warning, because it gets fully
-    connected layers.
+    With `auto`, a leaf that has the shape of an image but values that cannot be pixels causes a warning, because it
+    gets fully connected layers.
 
     Raises:
         ConfigError: No extractor has this name.
-        SpaceError: Its layers do not fit the images, or there are none; the message names the leaf.
+        SpaceError: There are no images, or the layers of the extractor do not fit them; the message names the leaf.
     """
     if not isinstance(name, str):
         return
@@ -106,9 +162,12 @@ def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
     if _has_image_axes(space) and sorted(space.shape or ())[1] >= MIN_IMAGE_SIZE and not is_image(space):
         assert isinstance(space, gym.spaces.Box)
         warnings.warn(
-            f"leaf {leaf!r} has the shape of an image, {space.shape}, and goes into fully connected layers over {math.prod(space.shape)} "
-            "numbers: for feature_extractor='auto' an image is (H, W, C) with 1, 3 or 4 channels or (C, H, W), has 16 x 16 pixels or more, "
-            f"and consists of unsigned bytes, or of floats with bounds of 0 and 1; got {space.dtype} from {space.low.min()} to "
+            f"leaf {leaf!r} has the shape of an image, {space.shape}, and goes into fully connected layers over "
+            f"{math.prod(space.shape)} "
+            "numbers: for feature_extractor='auto' an image is (H, W, C) with 1, 3 or 4 channels or (C, H, W), has 16 "
+            "x 16 pixels or more, "
+            f"and consists of unsigned bytes, or of floats with bounds of 0 and 1; got {space.dtype} from "
+            f"{space.low.min()} to "
             f"{space.high.max()}; give feature_extractor='cnn' or 'impala' for an image (C, H, W), else 'mlp'",
             stacklevel=2)
 
@@ -117,19 +176,20 @@ def _has_image_axes(space: gym.Space[object]) -> bool:
     return isinstance(space, gym.spaces.Box) and len(space.shape) == 3
 
 
-def _build_extractor(options: Any, generator: torch.Generator) -> nn.Module:
+def _build_extractor(options: NetworkOptions, generator: torch.Generator) -> nn.Module:
     chosen, spaces = options.feature_extractor, options.observation_space
     is_single = set(spaces) == {OBS_LEAF}
     if not isinstance(chosen, str):
         module = _build_custom(chosen, spaces[OBS_LEAF] if is_single else dict(spaces), generator)
         if not isinstance(module, nn.Module) or not isinstance(getattr(module, "out_features", None), int):
             raise ConfigError(
-                f"feature_extractor must give a torch module with a whole number out_features, got {module!r}")
+                f"feature_extractor must return a torch module with a whole number out_features, got {module!r}")
         return module
 
     def build(space: gym.Space[object]) -> nn.Module:
         if chosen == "auto" and is_image(space):
-            return (CNN if min(space.shape[1:]) >= CNN.MIN_SIZE else ImpalaCNN)(space, generator=generator)  # type: ignore[index]
+            extractor = CNN if min(image_shape(space, 1)[1:]) >= CNN.MIN_SIZE else ImpalaCNN
+            return extractor(space, generator=generator)
         if chosen in _IMAGE_EXTRACTORS and _has_image_axes(space):
             return _IMAGE_EXTRACTORS[chosen](space, generator=generator)
         return MLP(space, options.hidden_sizes, options.activation, generator)
@@ -139,6 +199,6 @@ def _build_extractor(options: Any, generator: torch.Generator) -> nn.Module:
     return DictNet({leaf: build(space) for leaf, space in spaces.items()}, generator=generator)
 
 
-def _build_custom(build: Callable[..., Any], space: Any, generator: torch.Generator) -> Any:
+def _build_custom(build: Callable[..., object], space: object, generator: torch.Generator) -> object:
     with global_draws(generator):
         return build(space=space) if isinstance(build, Factory) else build(space)

@@ -1,4 +1,4 @@
-"""Declared options: names, types, ranges and choices are checked at once; schedules move; factories print and pickle."""
+"""Declared options: names, types, ranges and choices are checked at once; factories can be printed and pickled."""
 
 from __future__ import annotations
 
@@ -115,8 +115,10 @@ class Unrelated:
 
 
 @pytest.mark.parametrize(("owner", "options", "message"), [
-    (Bare, {"my_coef": 0.2}, r"Bare.Options declares my_coef but is not a dataclass; write @dataclass\(frozen=True, kw_only=True\) above it"),
-    (Bare, {}, "Bare.Options declares my_coef but is not a dataclass"), (Deeper, {}, "Bare.Options declares my_coef but is not a dataclass"),
+    (Bare, {"my_coef": 0.2}, r"Bare.Options declares my_coef but is not a dataclass; write @dataclass\(frozen=True, "
+                             r"kw_only=True\) above it"),
+    (Bare, {}, "Bare.Options declares my_coef but is not a dataclass"),
+    (Deeper, {}, "Bare.Options declares my_coef but is not a dataclass"),
     (Unannotated, {}, "Unannotated.Options sets lr without an annotation"),
     (UnannotatedInside, {}, "UnannotatedInside.Options sets gamma without an annotation"),
     (NewUnannotated, {"my_coef": 0.2}, "NewUnannotated.Options sets my_coef without an annotation"),
@@ -137,8 +139,10 @@ def test_a_part_with_such_a_class_says_so_when_its_factory_is_made():
 
 
 @pytest.mark.parametrize("part", [
-    pytorchrl.PPO, pytorchrl.A2C, pytorchrl.IMPALA, pytorchrl.APPO, pytorchrl.DQN, pytorchrl.R2D2, pytorchrl.DDPG, pytorchrl.TD3, pytorchrl.SAC,
-    pytorchrl.OnPolicyActor, pytorchrl.QActor, pytorchrl.OffPolicyActor, pytorchrl.VanillaOnPolicyBuffer, pytorchrl.GAEBuffer,
+    pytorchrl.PPO, pytorchrl.A2C, pytorchrl.IMPALA, pytorchrl.APPO, pytorchrl.DQN, pytorchrl.R2D2, pytorchrl.DDPG,
+    pytorchrl.TD3, pytorchrl.SAC,
+    pytorchrl.OnPolicyActor, pytorchrl.QActor, pytorchrl.OffPolicyActor, pytorchrl.VanillaOnPolicyBuffer,
+    pytorchrl.GAEBuffer,
     pytorchrl.VTraceBuffer, pytorchrl.ReplayBuffer, pytorchrl.PERBuffer, pytorchrl.SequenceBuffer, pytorchrl.VecEnv,
     pytorchrl.MultiAgentVecEnv])
 def test_a_part_called_without_options_points_to_its_factory(part):

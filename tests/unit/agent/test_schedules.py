@@ -46,7 +46,8 @@ class Callable:
 
 @pytest.mark.parametrize(("schedule", "at", "value"), [
     (linear(1.0, 0.0), 500, 0.5), (linear(1.0, 0.0, 100), 50, 0.5), (linear(1.0, 0.0, 1e2), 2000, 0.0),
-    (cosine(1.0, 0.5), 0, 1.0), (cosine(1.0, 0.5), 250, 0.75 + math.cos(math.pi / 4) / 4), (cosine(1.0, 0.5), 500, 0.75),
+    (cosine(1.0, 0.5), 0, 1.0), (cosine(1.0, 0.5), 250, 0.75 + math.cos(math.pi / 4) / 4),
+    (cosine(1.0, 0.5), 500, 0.75),
     (cosine(1.0, 0.5), 1000, 0.5), (cosine(1.0, 0.0, 100), 100, 0.0), (exponential(1.0, 0.01), 0, 1.0),
     (exponential(1.0, 0.01), 500, 0.1), (exponential(1.0, 0.01), 3000, 0.01), (exponential(1.0, 0.01, 200), 100, 0.1),
     (piecewise((0, 1.0), (100, 0.5), (300, 0.7)), 0, 1.0), (piecewise((0, 1.0), (100, 0.5), (300, 0.7)), 50, 0.75),
@@ -60,14 +61,18 @@ def test_values_after_so_many_env_steps(schedule, at, value):
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: linear(math.inf, 0.0), "must be finite numbers, got inf"), (lambda: linear(0.0, math.nan), "finite"),
     (lambda: linear("1e-3", 0.0), "got '1e-3'"), (lambda: linear(True, 0.0), "got True"),
-    (lambda: linear(1.0, 0.0, 0), "whole numbers >= 1, got 0"), (lambda: cosine(1.0, 0.0, 2.5), "whole numbers >= 1, got 2.5"),
+    (lambda: linear(1.0, 0.0, 0), "whole numbers >= 1, got 0"),
+    (lambda: cosine(1.0, 0.0, 2.5), "whole numbers >= 1, got 2.5"),
     (lambda: exponential(1.0, 0.0), "must be > 0, got 1.0 to 0.0; use linear"),
     (lambda: piecewise((0, 1.0)), "two or more points"), (lambda: piecewise(0.1, 0.2), "two or more points"),
-    (lambda: piecewise((0, 1.0), (5,)), "two or more points"), (lambda: piecewise((1, 1.0), (2, 1.0)), "must start at 0 and increase"),
+    (lambda: piecewise((0, 1.0), (5,)), "two or more points"),
+    (lambda: piecewise((1, 1.0), (2, 1.0)), "must start at 0 and increase"),
     (lambda: piecewise((0, 1.0), (5, 1.0), (5, 2.0)), r"must start at 0 and increase, got \[0, 5, 5\]"),
-    (lambda: piecewise((0, 1.0), (0.5, 0.1)), "whole numbers >= 0, got 0.5"), (lambda: piecewise((0, 1.0), (1, None)), "got None"),
+    (lambda: piecewise((0, 1.0), (0.5, 0.1)), "whole numbers >= 0, got 0.5"),
+    (lambda: piecewise((0, 1.0), (1, None)), "got None"),
     (lambda: schedule_of(["linear", 1.0]), "a schedule is written linear:START:END"),
-    (lambda: schedule_of(["square", 1.0, 2.0]), "got square:1.0:2.0"), (lambda: schedule_of([]), "a schedule is written"),
+    (lambda: schedule_of(["square", 1.0, 2.0]), "got square:1.0:2.0"),
+    (lambda: schedule_of([]), "a schedule is written"),
     (lambda: schedule_of(["piecewise", 0, 1.0, 5]), "a schedule is written"),
     (lambda: schedule_of(["linear", "fast", "0"]), "made of numbers"),
 ])
@@ -77,7 +82,8 @@ def test_invalid_schedules_are_refused(make, message):
 
 
 @pytest.mark.parametrize("schedule", [
-    linear(1e-3, 0), linear(0.1, 0.2, 10), cosine(1.0, 0.5), exponential(1.0, 1e-3, 10**6), piecewise((0, 0.1), (1e6, 1 / 3)),
+    linear(1e-3, 0), linear(0.1, 0.2, 10), cosine(1.0, 0.5), exponential(1.0, 1e-3, 10**6),
+    piecewise((0, 0.1), (1e6, 1 / 3)),
     linear(np.float32(0.1), np.float64(0.3), np.int64(7))], ids=repr)
 def test_a_schedule_prints_as_its_call_and_is_kept_as_plain_values(schedule):
     names = {name: getattr(prl, name) for name in ("linear", "cosine", "exponential", "piecewise")}
@@ -110,12 +116,14 @@ def test_a_function_is_called_with_the_share_that_remains_of_the_experiment(func
     ({"rate": [(0, 0.5), (10, 0.0), (20, 0.1)]}, r"^rate must be > 0.0 and <= 1.0, got piecewise\(\(0, 0.5\)"),
     ({"rate": [(0, 0.5), (10, 2.0)]}, "rate must be >= 0.0 and <= 1.0"),
     ({"rate": (0.1, 0.2)}, "^rate: a piecewise schedule needs two or more points"),
-    ({"rate": lambda progress: 1.0 - progress}, r"^rate: .*<lambda> at progress_remaining=1 must be > 0.0 and <= 1.0, got 0.0"),
+    ({"rate": lambda progress: 1.0 - progress}, r"^rate: .*<lambda> at progress_remaining=1 must be > 0.0 and <= 1.0, "
+                                                r"got 0.0"),
     ({"rate": lambda progress: 0.5 - (progress == 0)}, "progress_remaining=0 must be >= 0.0"),
     ({"rate": lambda progress: 1 + progress / 2}, "must be > 0.0 and <= 1.0, got 1.5"),
     ({"rate": lambda progress: math.nan}, "must be finite, got nan"),
     ({"rate": lambda progress: None}, "must return a number, got None"),
-    ({"rate": lambda: 0.1}, "raised TypeError"), ({"rate": float}, "rate must be a number > 0.0 and <= 1.0 or a schedule"),
+    ({"rate": lambda: 0.1}, "raised TypeError"), ({"rate": float},
+                                                  "rate must be a number > 0.0 and <= 1.0 or a schedule"),
     ({"plain": falling}, "plain must be a number"), ({"plain": [(0, 1.0), (1, 0.5)]}, "plain must be a number"),
     ({"rate": [(0, 2.0), (1, 0.5)], "share": "much"}, "rate must be .*share must be"),
 ])
@@ -129,7 +137,8 @@ def test_a_function_may_end_on_a_bound_that_a_number_may_not_have():
 
 
 @pytest.mark.parametrize(("value", "message"), [
-    (-0.5, "must be > 0.0 and <= 1.0, got -0.5"), (math.inf, "must be finite, got inf"), (None, "must return a number")])
+    (-0.5, "must be > 0.0 and <= 1.0, got -0.5"), (math.inf, "must be finite, got inf"),
+    (None, "must return a number")])
 def test_a_function_that_goes_wrong_later_names_its_option(value, message):
     part = Part(rate=lambda progress: value if 0.5 < progress < 0.501 else 0.25)
     assert part.rate_at(500) == 0.25
@@ -158,7 +167,8 @@ def test_points_given_while_training_start_a_schedule_and_functions_are_refused(
     assert part.rate_at(500) == 0.125
 
 
-@pytest.mark.parametrize("schedule", [linear(0.5, 0.1), cosine(0.5, 0.1, 700), piecewise((0, 0.5), (600, 0.1)), falling], ids=["linear", "cosine", "piecewise", "function"])
+@pytest.mark.parametrize("schedule", [linear(0.5, 0.1), cosine(0.5, 0.1, 700), piecewise((0, 0.5), (600, 0.1)),
+                                      falling], ids=["linear", "cosine", "piecewise", "function"])
 def test_a_state_restores_what_is_followed(schedule):
     part = Part(rate=schedule, share=linear(1.0, 0.0))
     state = json.loads(json.dumps(part._schedules_state()))

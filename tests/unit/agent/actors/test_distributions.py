@@ -77,7 +77,8 @@ def test_kl_counts_allowed_actions_only_and_has_a_finite_gradient(space):
         keep = [0, 2, 3]
         p, q = (torch.log_softmax(logits[:, keep], -1) for logits in (params, other))
     else:
-        p, q = (torch.log_softmax(logits[:, 2:], -1) for logits in (params, other))  # the first part has one action left
+        # Only one action of the first component is allowed.
+        p, q = (torch.log_softmax(logits[:, 2:], -1) for logits in (params, other))
     torch.testing.assert_close(kl, (p.exp() * (p - q)).sum(-1))
     gradient, = torch.autograd.grad(kl.sum(), other)
     assert gradient.isfinite().all()
@@ -134,7 +135,8 @@ def test_a_mask_that_allows_everything_changes_nothing_where_parts_have_differen
     action = distribution.sample(params, None, _generator())
     assert torch.equal(distribution.sample(params, mask, _generator()), action)
     assert (action.amax(0) == torch.tensor([1, 4, 2])).all()
-    for masked, plain in zip(distribution.log_prob_entropy(params, action, mask), distribution.log_prob_entropy(params, action, None),
+    for masked, plain in zip(distribution.log_prob_entropy(params, action, mask),
+                             distribution.log_prob_entropy(params, action, None),
                              strict=True):
         assert torch.equal(masked, plain)
     mask[:, :2] = False
@@ -146,7 +148,8 @@ def test_samples_follow_their_probabilities():
     logits = torch.tensor([0.0, 1.0, -1.0, 0.5])
     drawn = distribution_of(gym.spaces.Discrete(4)).sample(logits.expand(40_000, 4), None, _generator())
     torch.testing.assert_close(torch.bincount(drawn) / 40_000, logits.softmax(-1), atol=0.01, rtol=0)
-    bits = distribution_of(gym.spaces.MultiBinary(2)).sample(torch.tensor([1.0, -2.0]).expand(40_000, 2), None, _generator())
+    bits = distribution_of(gym.spaces.MultiBinary(2)).sample(torch.tensor([1.0, -2.0]).expand(40_000, 2), None,
+                                                             _generator())
     torch.testing.assert_close(bits.float().mean(0), torch.tensor([1.0, -2.0]).sigmoid(), atol=0.01, rtol=0)
     gaussian = distribution_of(BOX)
     params = torch.tensor([1.0, -1.0, 0.0, 0.0, -1.0, 0.5]).expand(40_000, 6)

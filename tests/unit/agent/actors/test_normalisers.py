@@ -62,7 +62,8 @@ def test_all_of_it_travels_in_the_state():
 def test_numbers_around_1e9_keep_their_spread(dtype):
     """float32 would round these numbers to multiples of 64; mean, deviation and normalised values are exact."""
     generator = torch.Generator().manual_seed(0)
-    samples = (1e9 + torch.randn(4000, 2, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 3.0])).round(decimals=3).to(dtype)
+    deviations = torch.randn(4000, 2, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 3.0])
+    samples = (1e9 + deviations).round(decimals=3).to(dtype)
     running = RunningMoments((2,))
     for part in samples.split(700):
         running.merge(moments(part))
@@ -86,7 +87,8 @@ def test_discounted_sums_go_on_over_rollouts_and_restart_after_ends():
     ended = np.array([[False], [True], [False], [False]])
     valid = np.array([[True], [True], [False], [True]])
     rollout = RolloutData(
-        obs={}, done=torch.zeros(5, 1, dtype=torch.bool), rhs={}, mask=None, action=torch.zeros(4, 1, dtype=torch.int64),
+        obs={}, done=torch.zeros(5, 1, dtype=torch.bool), rhs={}, mask=None,
+        action=torch.zeros(4, 1, dtype=torch.int64),
         reward=torch.tensor([[1.0], [1.0], [5.0], [2.0]]), terminated=torch.from_numpy(ended),
         truncated=torch.zeros(4, 1, dtype=torch.bool), valid=torch.from_numpy(valid),
         final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={})

@@ -237,7 +237,8 @@ def test_memory_matters_and_its_inputs_are_required():
 @pytest.mark.parametrize(("options", "policy_gain"), [({}, 0.01), ({"policy_gain": 1.0}, 1.0)])
 def test_heads_start_orthogonal_with_their_gains(options, policy_gain):
     actor = _actor(VECTOR, gym.spaces.Discrete(3), **options)
-    for layer, gain in ((actor.policy_head, policy_gain), (actor.value_head, 1.0), (actor.policy.extractor.layers[0], math.sqrt(2))):
+    for layer, gain in ((actor.policy_head, policy_gain), (actor.value_head, 1.0),
+                        (actor.policy.extractor.layers[0], math.sqrt(2))):
         singular = torch.linalg.svdvals(layer.weight.detach())
         torch.testing.assert_close(singular, torch.full_like(singular, gain), atol=1e-5, rtol=0)
         assert not layer.bias.any()
@@ -419,7 +420,7 @@ def test_moments_count_each_valid_observation_once():
     np.testing.assert_allclose(normaliser.mean.numpy(), seen.mean(0), rtol=1e-10)
     gains = torch.cat([g[r.valid] for g, r in zip(returns, rollouts, strict=True)]).double().numpy()
     assert actor.reward_scale() == pytest.approx(1 / gains.std(), rel=1e-6)
-    with pytest.raises(ConfigError, match="discounted returns"):
+    with pytest.raises(ConfigError, match="discounted_returns"):
         actor.moments_of(rollouts[0])
 
 

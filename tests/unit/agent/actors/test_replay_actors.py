@@ -125,7 +125,8 @@ def test_tables_of_options_are_complete():
     shared = {"observation_space", "action_space", "feature_extractor", "hidden_sizes", "activation", "normalize_obs",
               "checkpoint"}
     assert {field.name for field in dataclasses.fields(QActor.Options)} == shared | {
-        "dueling", "noisy", "recurrent_net", "recurrent_size", "prev_action_reward"}  # the memory: test_r2d2 and test_previous_action_reward
+        "dueling", "noisy", "recurrent_net", "recurrent_size",
+        "prev_action_reward"}  # the memory: test_r2d2 and test_previous_action_reward
     assert {field.name for field in dataclasses.fields(OffPolicyActor.Options)} == shared | {
         "policy", "num_critics", "log_std_bound"}
 
@@ -138,12 +139,15 @@ def test_factory_prints_and_pickles(cls):
 
 
 @pytest.mark.parametrize(("cls", "actions", "options", "error", "message"), [
-    (QActor, BOX, {}, SpaceError, "QActor needs Discrete actions, got Box.*; actors for such Box actions: .*OffPolicyActor"),
-    (OffPolicyActor, gym.spaces.MultiBinary(3), {}, SpaceError, "OffPolicyActor needs Box or Discrete actions.*; actors for such MultiBinary actions: .*OnPolicyActor"),
+    (QActor, BOX, {}, SpaceError, "QActor needs Discrete actions, got Box.*; actors for such Box actions: "
+                                  ".*OffPolicyActor"),
+    (OffPolicyActor, gym.spaces.MultiBinary(3), {}, SpaceError,
+     "OffPolicyActor needs Box or Discrete actions.*; actors for such MultiBinary actions: .*OnPolicyActor"),
     (OffPolicyActor, gym.spaces.Box(-np.inf, np.inf, (2,)), {}, SpaceError, "finite bounds"),
     (OffPolicyActor, FOUR, {"policy": "deterministic"}, ConfigError, "needs a Box"),
-    (OffPolicyActor, FOUR, {"log_std_bound": "tanh"}, ConfigError, "log_std_bound needs"),
-    (OffPolicyActor, BOX, {"policy": "deterministic", "log_std_bound": "tanh"}, ConfigError, "log_std_bound needs"),
+    (OffPolicyActor, FOUR, {"log_std_bound": "tanh"}, ConfigError, "log_std_bound=.tanh. needs"),
+    (OffPolicyActor, BOX, {"policy": "deterministic", "log_std_bound": "tanh"}, ConfigError,
+     "log_std_bound=.tanh. needs"),
     (OffPolicyActor, BOX, {"num_critics": 0}, ConfigError, "num_critics must be a whole number >= 1"),
     (QActor, FOUR, {"duelling": True}, ConfigError, "did you mean 'dueling'"),
     (QActor, FOUR, {"feature_extractor": "cnn"}, SpaceError, "needs an image leaf"),
@@ -182,7 +186,7 @@ def test_checkpoint_gives_policy_and_normalisers_or_raises(tmp_path):
     assert not torch.equal(_weights(loaded.critics), _weights(trained.critics))
     with pytest.raises(CheckpointError, match="this actor has"):
         _actor(OffPolicyActor, VECTOR, BOX, hidden_sizes=(9,), checkpoint=str(path))
-    with pytest.raises(CheckpointError, match="no acting_state of such an actor"):
+    with pytest.raises(CheckpointError, match="must contain the acting_state of an actor"):
         _actor(QActor, checkpoint=str(path))
 
 
@@ -241,7 +245,8 @@ def test_squashed_log_probability_has_known_values():
 
 def test_squashed_density_integrates_to_one():
     u = torch.linspace(-12, 12, 200_001, dtype=torch.float64).unsqueeze(-1)
-    density = squashed_log_prob(u, torch.tensor([0.4], dtype=torch.float64), torch.tensor([-0.3], dtype=torch.float64)).exp()
+    density = squashed_log_prob(u, torch.tensor([0.4], dtype=torch.float64),
+                                torch.tensor([-0.3], dtype=torch.float64)).exp()
     assert float(torch.trapezoid(density, torch.tanh(u[:, 0]))) == pytest.approx(1.0, abs=1e-6)
 
 

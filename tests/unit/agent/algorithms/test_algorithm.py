@@ -25,7 +25,8 @@ CHANGES = {
     "lr": ({}, 1e-2), "optimizer": ({}, "sgd"), "adam_eps": ({}, 1e-2),
     "rmsprop_eps": ({"optimizer": "rmsprop"}, 1e-2), "rmsprop_decay": ({"optimizer": "rmsprop"}, 0.5),
     "weight_decay": ({"optimizer": "adamw"}, 0.5), "momentum": ({"optimizer": "sgd"}, 0.5),
-    "max_grad_norm": ({"optimizer": "sgd"}, 1e-3), "gamma": ({}, 0.5), "num_epochs": ({}, 1), "num_mini_batch": ({}, 2), "mini_batch_size": ({}, 16),
+    "max_grad_norm": ({"optimizer": "sgd"}, 1e-3), "gamma": ({}, 0.5), "num_epochs": ({}, 1), "num_mini_batch": ({}, 2),
+    "mini_batch_size": ({}, 16),
     "value_loss_coef": ({}, 2.0), "entropy_coef": ({}, 0.5), "advantage_normalization": ({}, "none"),
     "mixed_precision": ({}, True), "clip_param": ({"lr": 1e-2}, 0.01), "use_clipped_value_loss": ({"lr": 1e-2}, True),
     "clip_param_vf": ({"lr": 1e-2, "use_clipped_value_loss": True}, 0.01), "recompute_advantages": ({"lr": 1e-2}, True),
@@ -64,7 +65,8 @@ def test_defaults_of_a2c_are_its_own():
 @pytest.mark.parametrize(("options", "message"), [
     ({"clip_parm": 0.1}, "did you mean 'clip_param'"), ({"lr": -1.0}, "lr must be a number >= 0"),
     ({"optimizer": "adm"}, "did you mean 'adam'"), ({"gamma": 1.1}, "gamma"), ({"num_epochs": 0}, "num_epochs"),
-    ({"clip_param": linear(0.0, 0.2)}, "clip_param must be > 0"), ({"dual_clip": 1.0}, "dual_clip must be a number > 1"),
+    ({"clip_param": linear(0.0, 0.2)}, "clip_param must be > 0"),
+    ({"dual_clip": 1.0}, "dual_clip must be a number > 1"),
     ({"recompute_advantages": True, "advantage_normalization": "batch"}, "recompute_advantages"),
 ])
 def test_wrong_options_raise(options, message):
@@ -270,7 +272,8 @@ def test_arrays_in_shared_memory_are_taken_as_they_are_and_never_written_again(b
     receiver.algorithm.load_acting_state(arrays)
     assert torch.equal(receiver.params, sender.params)
     receiver.params.add_(1.0)
-    assert all(torch.equal(torch.tensor(array), sender.algorithm.acting_state()[name]) for name, array in arrays.items())
+    sent = sender.algorithm.acting_state()
+    assert all(torch.equal(torch.tensor(array), sent[name]) for name, array in arrays.items())
 
 
 def test_acting_state_that_does_not_fit_raises_and_changes_nothing(build):

@@ -173,14 +173,16 @@ def returns(terms=lambda terms: terms, measures=lambda measures: measures, weigh
 
 MISTAKES = {
     "a term without a weight": (returns(terms=lambda found: {**found, "mine": found["entropy"]}),
-                                r"MyPPO.terms\(\) returned the terms .*'mine'.*MyPPO.loss_weights\(\) returned weights of"),
+                                r"MyPPO.terms\(\) returned the terms .*'mine'.*MyPPO.loss_weights\(\) returned weights "
+                                r"of"),
     "a weight without a term": (returns(weights=lambda found: {**found, "mine": 1.0}), r"weights of .*'mine'"),
     "a missing term": (returns(terms=lambda found: {"policy_loss": found["policy_loss"]}), "both need the same names"),
     "a mean": (returns(terms=lambda found: {**found, "entropy": found["entropy"].mean()}),
-               r"MyPPO.terms\(\) returned 'entropy' as a tensor of shape \(\) and dtype float32; expected a tensor of shape "
-               r"\(32,\) and dtype float32: one number for each sample"),
+               r"MyPPO.terms\(\) returned 'entropy' as a tensor of shape \(\) and dtype float32; expected a tensor of "
+               r"shape \(32,\) and dtype float32: one number for each sample"),
     "a column": (returns(terms=lambda found: {**found, "entropy": found["entropy"][:, None]}), r"shape \(32, 1\)"),
-    "float64": (returns(terms=lambda found: {**found, "entropy": found["entropy"].double()}), "dtype float64; expected"),
+    "float64": (returns(terms=lambda found: {**found, "entropy": found["entropy"].double()}),
+                "dtype float64; expected"),
     "a float64 measure": (returns(measures=lambda found: {"kl": found["kl"].double()}), "'kl' as .*float64"),
     "a number": (returns(terms=lambda found: {**found, "entropy": 0.5}), "'entropy' as 0.5"),
     "lists": (returns(terms=lambda found: list(found.values())), "a list and a dict; expected two dictionaries"),
@@ -200,7 +202,7 @@ def test_mistakes_are_named(make_batch, cls, message):
 
 
 def test_a_class_with_its_own_info_names_is_checked_too(make_batch):
-    """`info_names` follows from `terms`; one that a class declares neither takes its place nor keeps mistakes from being found."""
+    """The names follow from `terms`; `info_names` of a class does not replace them, nor switch the check off."""
     cls = type("MyPPO", (PPO,), {"info_names": ("loss", "mine")})
     parts, batch = make_batch(cls)
     _, info = parts.algorithm.compute_gradients(batch)
@@ -212,7 +214,8 @@ def test_a_class_with_its_own_info_names_is_checked_too(make_batch):
 
 
 @pytest.mark.parametrize(("returned", "described"), [
-    (None, "None"), (torch.tensor(1.0), r"a tensor of shape \(\) and dtype float32"), ([{}, {}], "a list"), (({}, {}, {}), "a tuple")])
+    (None, "None"), (torch.tensor(1.0), r"a tensor of shape \(\) and dtype float32"), ([{}, {}], "a list"),
+    (({}, {}, {}), "a tuple")])
 def test_a_result_that_is_not_a_pair_is_described(make_batch, returned, described):
     parts, batch = make_batch(type("MyPPO", (PPO,), {"terms": lambda self, *args: returned}))
     with pytest.raises(ContractError, match=rf"MyPPO.terms\(\) returned {described}; expected two dictionaries"):

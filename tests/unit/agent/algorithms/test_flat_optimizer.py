@@ -16,10 +16,13 @@ from pytorchrl.errors import ConfigError
 
 SETTINGS = OptimizerSettings(adam_eps=1e-5, weight_decay=0.1, momentum=0.9, rmsprop_eps=1e-4, rmsprop_decay=0.9)
 NAMED = {
-    "adam": functools.partial(torch.optim.Adam, eps=1e-5), "adamw": functools.partial(torch.optim.AdamW, eps=1e-5, weight_decay=0.1),
-    "sgd": functools.partial(torch.optim.SGD, momentum=0.9), "rmsprop": functools.partial(torch.optim.RMSprop, alpha=0.9, eps=1e-4)}
+    "adam": functools.partial(torch.optim.Adam, eps=1e-5),
+    "adamw": functools.partial(torch.optim.AdamW, eps=1e-5, weight_decay=0.1),
+    "sgd": functools.partial(torch.optim.SGD, momentum=0.9),
+    "rmsprop": functools.partial(torch.optim.RMSprop, alpha=0.9, eps=1e-4)}
 CLASSES = {
-    "NAdam": functools.partial(torch.optim.NAdam, betas=(0.8, 0.99)), "RAdam": torch.optim.RAdam, "Adagrad": torch.optim.Adagrad,
+    "NAdam": functools.partial(torch.optim.NAdam, betas=(0.8, 0.99)), "RAdam": torch.optim.RAdam,
+    "Adagrad": torch.optim.Adagrad,
     "Adadelta": torch.optim.Adadelta, "Adamax": torch.optim.Adamax, "ASGD": functools.partial(torch.optim.ASGD, t0=5),
     "Rprop": torch.optim.Rprop, "AMSGrad": lambda params, lr: torch.optim.Adam(params, lr, amsgrad=True),
     "Nesterov": functools.partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.01)}
@@ -31,7 +34,8 @@ def gradients(count=20, size=50):
 
 
 @pytest.mark.parametrize(("kind", "make"), [
-    *((name, make) for name, make in NAMED.items()), *((make, make) for make in CLASSES.values())], ids=[*NAMED, *CLASSES])
+    *((name, make) for name, make in NAMED.items()), *((make, make) for make in CLASSES.values())],
+    ids=[*NAMED, *CLASSES])
 def test_steps_equal_torch(kind, make):
     """Also where the learning rate moves and gradients are clipped."""
     mine, theirs = torch.ones(50), torch.nn.Parameter(torch.ones(50))
@@ -80,10 +84,11 @@ def test_restored_state_goes_on_alike_and_the_gradient_is_left_alone(kind):
 
 
 def test_a_state_is_on_the_cpu_wherever_the_moments_are(monkeypatch):
-    """It is sent to processes that lack the device. Here that is one without memory, so the copy is made in its place."""
+    """The state is sent to processes without the device; here the device is `meta`, which cannot copy to the CPU."""
     monkeypatch.setattr(torch.Tensor, "cpu", lambda self: torch.ones(self.shape))
     state = FlatOptimizer("adam", torch.zeros(3, device="meta"), SETTINGS).state_dict()
-    assert {name: tensor.device.type for name, tensor in state.items()} == dict.fromkeys(("mean", "mean_square", "num_steps"), "cpu")
+    devices = {name: tensor.device.type for name, tensor in state.items()}
+    assert devices == dict.fromkeys(("mean", "mean_square", "num_steps"), "cpu")
     monkeypatch.undo()
     optimizer = FlatOptimizer("adam", torch.zeros(3), SETTINGS)
     optimizer.state_dict()["mean"].add_(1.0)

@@ -205,11 +205,13 @@ CHANGES = {
     "lr": ({}, 1e-2), "optimizer": ({}, "sgd"), "adam_eps": ({}, 1e-2),
     "rmsprop_eps": ({"optimizer": "rmsprop"}, 1e-2), "rmsprop_decay": ({"optimizer": "rmsprop"}, 0.5),
     "weight_decay": ({"optimizer": "adamw"}, 0.5), "momentum": ({"optimizer": "sgd"}, 0.5),
-    "max_grad_norm": ({"optimizer": "sgd"}, 1e-3), "gamma": ({}, 0.5), "num_epochs": ({}, 2), "num_mini_batch": ({}, 2), "mini_batch_size": ({}, 16),
+    "max_grad_norm": ({"optimizer": "sgd"}, 1e-3), "gamma": ({}, 0.5), "num_epochs": ({}, 2), "num_mini_batch": ({}, 2),
+    "mini_batch_size": ({}, 16),
     "value_loss_coef": ({}, 2.0), "entropy_coef": ({}, 0.5), "advantage_normalization": ({}, "batch"),
     "mixed_precision": ({}, True), "clip_param": ({"lr": 1e-2}, 0.01), "use_clipped_value_loss": ({"lr": 1e-2}, True),
     "clip_param_vf": ({"lr": 1e-2, "use_clipped_value_loss": True}, 0.01), "recompute_advantages": ({"lr": 1e-2}, True),
-    "dual_clip": ({"lr": 0.1}, 1.001), "kl_coef": ({"lr": 1e-2}, 1.0), "kl_target": ({"kl_coef": 1.0, "lr": 1e-2}, 1e-9),
+    "dual_clip": ({"lr": 0.1}, 1.001), "kl_coef": ({"lr": 1e-2}, 1.0),
+    "kl_target": ({"kl_coef": 1.0, "lr": 1e-2}, 1e-9),
     "target_network": ({"lr": 1e-2}, True), "target_update_interval": ({"lr": 1e-2, **SLOW}, 5),
     "is_clip": ({"lr": 1e-2, **SLOW}, 0.5),
 }
@@ -239,7 +241,8 @@ def test_target_kl_asks_to_skip_what_remains(train):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"kl_coef": -1.0}, "kl_coef must be a number >= 0"), ({"kl_target": 0.0}, "kl_target must be a number > 0"),
-    ({"is_clip": 0.0, **SLOW}, "is_clip must be a number > 0"), ({"target_update_interval": 0}, "target_update_interval must be a whole number >= 1"),
+    ({"is_clip": 0.0, **SLOW}, "is_clip must be a number > 0"),
+    ({"target_update_interval": 0}, "target_update_interval must be a whole number >= 1"),
     ({"kl_target": 0.1}, "needs kl_coef > 0"), ({"target_update_interval": 3}, "needs target_network=True"),
     ({"is_clip": 3.0}, "needs target_network=True"), ({"compile": True, **SLOW}, "leave one out"),
     ({"kl_coef": 1.0, "target_update_interval": 1, **SLOW}, "needs target_update_interval >= 2"),
@@ -263,7 +266,8 @@ def test_schedules_reach_their_end(build, cls):
         options["clip_param"] = linear(0.2, 0.1)
     algorithm = build(cls, **options).algorithm
     algorithm.follow_schedules(1000, 1000)
-    assert {name: algorithm.parameters[name] for name in options} == {name: value.end for name, value in options.items()}
+    ends = {name: value.end for name, value in options.items()}
+    assert {name: algorithm.parameters[name] for name in options} == ends
 
 
 # The slow policy and the weight of KL

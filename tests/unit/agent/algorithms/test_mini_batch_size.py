@@ -29,7 +29,8 @@ def filled(build, collect, made_up_steps):
 
 
 @pytest.mark.parametrize(("size", "expected"), [
-    (8, [8] * 4), (16, [16, 16]), (32, [32]), (31, [16, 16]), (10, [8] * 4), (12, [11, 11, 10]), (1, [1] * 32), (100, [32])])
+    (8, [8] * 4), (16, [16, 16]), (32, [32]), (31, [16, 16]), (10, [8] * 4), (12, [11, 11, 10]), (1, [1] * 32),
+    (100, [32])])
 @pytest.mark.parametrize("cls", [PPO, A2C, APPO])
 def test_batches_are_as_few_as_the_size_allows(filled, cls, size, expected):
     assert sizes(filled(cls, mini_batch_size=size)) == expected
@@ -55,12 +56,14 @@ def test_of_an_actor_with_memory_whole_sequences_make_up_a_batch(filled, length,
 
 
 def test_a_batch_smaller_than_a_sequence_is_refused(build):
-    with pytest.raises(ConfigError, match="mini_batch_size=3 is less than a sequence, which has 4 steps; set sequence_length to 3 or less"):
+    with pytest.raises(ConfigError, match="mini_batch_size=3 is less than a sequence, which has 4 steps; set "
+                                          "sequence_length to 3 or less"):
         build(PPO, mini_batch_size=3, actor=MEMORY, storage={"sequence_length": 4})
 
 
 def test_mini_batch_size_trains_like_the_corresponding_num_mini_batch(build, collect, learn, made_up_steps):
-    parts = [build(PPO, **{name: value}) for name, value in (("num_mini_batch", 2), ("mini_batch_size", 16), ("mini_batch_size", 8))]
+    parts = [build(PPO, **{name: value}) for name, value in (("num_mini_batch", 2), ("mini_batch_size", 16),
+                                                             ("mini_batch_size", 8))]
     rollout = collect(parts[0], made_up_steps(4))
     for each in parts:
         learn(each, [copy.deepcopy(rollout)])
@@ -68,7 +71,9 @@ def test_mini_batch_size_trains_like_the_corresponding_num_mini_batch(build, col
     assert not torch.equal(parts[0].params, parts[2].params)
 
 
-@pytest.mark.parametrize("options", [{"num_mini_batch": 4, "mini_batch_size": 64}, {"num_mini_batch": 1, "mini_batch_size": 64}])
+@pytest.mark.parametrize("options", [{"num_mini_batch": 4, "mini_batch_size": 64},
+                                     {"num_mini_batch": 1, "mini_batch_size": 64}])
 def test_only_one_of_both_may_be_given(options):
-    with pytest.raises(ConfigError, match=rf"num_mini_batch={options['num_mini_batch']} and mini_batch_size=64 both set .*give only one"):
+    with pytest.raises(ConfigError, match=rf"num_mini_batch={options['num_mini_batch']} and mini_batch_size=64 both "
+                                          r"set .*give only one"):
         PPO.create_factory(**options)

@@ -107,7 +107,8 @@ def test_first_batch_has_ratio_1(train, settings):
 def test_what_was_recorded_where_there_is_no_step_does_not_reach_the_gradient(build, collect, made_up_steps, cls):
     """Even where its probability ratio would be infinite, whose gradient is NaN after any masking."""
     options = {"kl_coef": 0.5} if cls is APPO else {}
-    parts = build(cls, actor={"recurrent_net": "gru", "recurrent_size": 5}, storage={"sequence_length": 3}, num_mini_batch=1, **options)
+    parts = build(cls, actor={"recurrent_net": "gru", "recurrent_size": 5}, storage={"sequence_length": 3},
+                  num_mini_batch=1, **options)
     parts.storage.insert_data_slice([collect(parts, made_up_steps(4))])
     parts.storage.before_gradients()
     batch = next(parts.storage.generate_batches(1))
@@ -123,7 +124,8 @@ def test_what_follows_a_cut_is_valued_with_the_memory_after_the_last_observation
     parts = build(PPO, actor={"recurrent_net": net, "recurrent_size": 5}, size=20)
     rollout = collect(parts, made_up_steps(4))
     assert len(rollout.final_index) > 3
-    for (t, e), final, value in zip(rollout.final_index.tolist(), rollout.final_obs["obs"], rollout.other["final_value"], strict=True):
+    for (t, e), final, value in zip(rollout.final_index.tolist(), rollout.final_obs["obs"],
+                                    rollout.other["final_value"], strict=True):
         with torch.no_grad():
             _, after = parts.actor.get_value({"obs": rollout.obs["obs"][t, e:e + 1]}, {
                 name: state[t, e:e + 1] for name, state in rollout.rhs.items()}, rollout.done[t, e:e + 1])

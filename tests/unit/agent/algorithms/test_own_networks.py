@@ -140,9 +140,11 @@ def test_normalisers_and_checkpoints_need_nothing_of_the_subclass(tmp_path):
 
 @pytest.mark.parametrize(("cls", "options", "named"), [
     (Asymmetric, {"hidden_sizes": (9,), "normalize_obs": True}, r"hidden_sizes=\(9,\)"),
-    (Asymmetric, {"recurrent_net": "gru"}, "recurrent_net='gru'"), (Asymmetric, {"policy_gain": 1.0}, "policy_gain=1.0")])
+    (Asymmetric, {"recurrent_net": "gru"}, "recurrent_net='gru'"),
+    (Asymmetric, {"policy_gain": 1.0}, "policy_gain=1.0")])
 def test_options_that_own_networks_do_not_read_are_refused(cls, options, named):
-    with pytest.raises(ConfigError, match=rf"Asymmetric.build_networks\(\) does not read {named}, which would have no effect"):
+    with pytest.raises(ConfigError, match=rf"Asymmetric.build_networks\(\) does not read {named}, which would have no "
+                                          r"effect"):
         make(cls, **options)
 
 
@@ -230,20 +232,28 @@ def built(**networks):
 MISTAKES = {
     "no head": (lacking(Asymmetric, build_networks=lambda self, generator: None),
                 r"MyActor.build_networks\(\) set policy_head to None; expected a module"),
-    "no value": (lacking(OnPolicyActor, build_networks=Asymmetric.build_networks, policy_features=Asymmetric.policy_features),
-                 r"MyActor.build_networks\(\) returned networks for policy_features\(\) alone; expected a method value_features"),
-    "no policy": (lacking(OnPolicyActor, build_networks=Asymmetric.build_networks, value_features=Asymmetric.value_features),
-                  r"MyActor.build_networks\(\) returned no network for policy_features\(\); expected a method policy_features\(\) too"),
+    "no value": (lacking(OnPolicyActor, build_networks=Asymmetric.build_networks,
+                         policy_features=Asymmetric.policy_features),
+                 r"MyActor.build_networks\(\) returned networks for policy_features\(\) alone; expected a method "
+                 r"value_features"),
+    "no policy": (lacking(OnPolicyActor, build_networks=Asymmetric.build_networks,
+                          value_features=Asymmetric.value_features),
+                  r"MyActor.build_networks\(\) returned no network for policy_features\(\); expected a method "
+                  r"policy_features\(\) too"),
     "a head of another size": (lacking(Asymmetric, **built(policy_head=nn.Linear(6, 5))),
-                               r"MyActor.policy_head returned a tensor of shape \(3, 5\).*expected a tensor of shape \(3, 3\)"),
-    "a value of two": (lacking(Asymmetric, **built(value_head=nn.Linear(7, 2))), r"MyActor.value_head returned .*\(3, 2\)"),
+                               r"MyActor.policy_head returned a tensor of shape \(3, 5\).*expected a tensor of shape "
+                               r"\(3, 3\)"),
+    "a value of two": (lacking(Asymmetric, **built(value_head=nn.Linear(7, 2))),
+                       r"MyActor.value_head returned .*\(3, 2\)"),
     "a value without its axis": (lacking(Asymmetric, **built(value_head=nn.Sequential(nn.Linear(7, 1), nn.Flatten(0)))),
                                  r"MyActor.value_head returned a tensor of shape \(3,\)"),
-    "features alone": (lacking(Asymmetric, policy_features=lambda self, obs, rhs, done: self.body(obs["obs"][..., ::2])),
+    "features alone": (lacking(
+        Asymmetric, policy_features=lambda self, obs, rhs, done: self.body(obs["obs"][..., ::2])),
                        r"MyActor.policy_features\(\) returned a tensor .*expected features and the next state"),
     "features of one row": (lacking(Asymmetric, policy_features=lambda self, obs, rhs, done: (torch.zeros(6), {})),
                             r"MyActor.policy_features\(\) returned features as a tensor of shape \(6,\)"),
-    "a memory that was not begun": (lacking(Counting, initial_states=lambda self, num_envs: {"other": torch.zeros(num_envs, 4)},
+    "a memory that was not begun": (lacking(Counting,
+                                            initial_states=lambda self, num_envs: {"other": torch.zeros(num_envs, 4)},
                                             policy_features=lambda self, obs, rhs, done: (
                                                 self.body(obs["obs"][..., ::2]), {"sum": obs["obs"]})),
                                     r"MyActor.policy_features\(\) returned the memory 'sum'"),
@@ -279,7 +289,8 @@ def test_a_q_network_of_ones_own_acts_and_learns():
 
 
 def test_mistakes_of_a_q_network_are_named():
-    with pytest.raises(ContractError, match=r"MyActor.q\(obs, mask, generator\) returned .*\(3, 2\).*expected .*\(3, 3\)"):
+    with pytest.raises(ContractError, match=r"MyActor.q\(obs, mask, generator\) returned .*\(3, 2\).*expected .*\(3, "
+                                            r"3\)"):
         make(lacking(OwnQ, num_values=2))
     with pytest.raises(ContractError, match=r"MyActor.build_networks\(\) set q to None"):
         make(lacking(QActor, build_networks=lambda self, generator: None))

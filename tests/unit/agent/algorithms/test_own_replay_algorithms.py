@@ -116,7 +116,8 @@ def test_choose_and_losses_are_enough():
     assert losses[-1] < 0.9 * losses[0]
 
 
-def returning(losses=lambda found: found, measures=lambda found: found, errors=lambda found: found, whole=lambda found: found):
+def returning(losses=lambda found: found, measures=lambda found: found, errors=lambda found: found,
+              whole=lambda found: found):
     class MyDQN(DQN):
         def losses(self, batch):
             first, second, third = super().losses(batch)
@@ -126,15 +127,20 @@ def returning(losses=lambda found: found, measures=lambda found: found, errors=l
 
 MISTAKES = {
     "no triple": (returning(whole=lambda found: found[0]), r"MyDQN.losses\(\) returned a dict; expected three values"),
-    "a tensor": (returning(losses=lambda found: found["q"]), r"a tensor of shape \(\) and dtype float32 and a dict; expected three"),
+    "a tensor": (returning(losses=lambda found: found["q"]),
+                 r"a tensor of shape \(\) and dtype float32 and a dict; expected three"),
     "an unknown group": (returning(losses=lambda found: {**found, "mine": found["q"]}),
-                         r"losses of the groups \['mine', 'q'\]; expected a loss for groups of `trained_parameters\(\)`, which are \['q'\]"),
-    "one loss a sample": (returning(losses=lambda found: {"q": found["q"].expand(SIZE)}), r"'q' as a tensor of shape \(16,\)"),
+                         r"losses of the groups \['mine', 'q'\]; expected a loss for groups of "
+                         r"`trained_parameters\(\)`, which are \['q'\]"),
+    "one loss a sample": (returning(losses=lambda found: {"q": found["q"].expand(SIZE)}),
+                          r"'q' as a tensor of shape \(16,\)"),
     "no gradient": (returning(losses=lambda found: {"q": found["q"].detach()}), "'q' without a gradient"),
-    "a measure a sample": (returning(measures=lambda found: {"mine": torch.zeros(SIZE)}), r"'mine' as a tensor of shape \(16,\)"),
+    "a measure a sample": (returning(measures=lambda found: {"mine": torch.zeros(SIZE)}),
+                           r"'mine' as a tensor of shape \(16,\)"),
     "a measure that is no tensor": (returning(measures=lambda found: {"mine": 1.5}), "'mine' as 1.5"),
     "a taken name": (returning(measures=lambda found: {"loss": found["q"]}), "measures named loss"),
-    "a mean of errors": (returning(errors=torch.mean), r"'errors' as a tensor of shape \(\) .*expected a tensor of shape \(16,\)"),
+    "a mean of errors": (returning(errors=torch.mean), r"'errors' as a tensor of shape \(\) .*expected a tensor of "
+                                                       r"shape \(16,\)"),
 }
 
 
@@ -145,7 +151,8 @@ def test_mistakes_are_named(cls, message):
 
 
 def test_targets_of_unknown_groups_are_named():
-    with pytest.raises(ContractError, match=r"MyDQN.target_groups names 'Q'; expected groups of QActor.networks\(\), which are \['q'\]"):
+    with pytest.raises(ContractError, match=r"MyDQN.target_groups names 'Q'; expected groups of QActor.networks\(\), "
+                                            r"which are \['q'\]"):
         make(type("MyDQN", (DQN,), {"target_groups": ("Q",)}))
 
 
@@ -164,5 +171,6 @@ def test_a_wrong_choice_is_named(action):
 
 
 def test_a_missing_method_is_named():
-    with pytest.raises(ContractError, match="Mine does not define choose, losses; define what ReplayAlgorithm documents"):
+    with pytest.raises(ContractError, match="Mine does not define choose, losses; define what ReplayAlgorithm "
+                                            "documents"):
         type("Mine", (ReplayAlgorithm,), {}).create_factory()

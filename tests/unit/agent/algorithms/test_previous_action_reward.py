@@ -38,20 +38,23 @@ class Noise(gym.Env):
 def parts(net="gru", seed=1, **options):
     """Actor and algorithm."""
     actor = QActor.create_factory(Noise.observation_space, Noise.action_space, **{
-        "hidden_sizes": (5,), "recurrent_net": net, "recurrent_size": 6, "dueling": True, "prev_action_reward": True, **options})
+        "hidden_sizes": (5,), "recurrent_net": net, "recurrent_size": 6, "dueling": True, "prev_action_reward": True,
+        **options})
     built = actor(seed=seed)
-    return built, R2D2.create_factory(start_steps=10, initial_epsilon=0.5, final_epsilon=0.5, epsilon_per_worker=False)(actor=built, seed=2)
+    return built, R2D2.create_factory(start_steps=10, initial_epsilon=0.5, final_epsilon=0.5,
+                                      epsilon_per_worker=False)(actor=built, seed=2)
 
 
 def reference(actor, episode):
-    """Of every observation of an episode its values, from the episode's start and one at a time, and what was done before.
+    """Return the values of each observation, unrolled one step at a time, and the action and reward before it.
 
     `episode` is a list of (observation, action, reward); the last observation has neither.
     """
     state, previous, found = actor.initial_states(1)["q"], torch.zeros(1, NUM_ACTIONS + 1), []
     for obs, action, reward in episode:
         with torch.no_grad():
-            values, rhs = actor.unroll({"obs": torch.as_tensor(obs[None])}, {"q": state, PREVIOUS: previous}, torch.zeros(1, dtype=torch.bool))
+            values, rhs = actor.unroll({"obs": torch.as_tensor(obs[None])}, {"q": state, PREVIOUS: previous},
+                                       torch.zeros(1, dtype=torch.bool))
         found.append((values[0].numpy(), previous[0].numpy()))
         state, previous = rhs["q"], torch.zeros(1, NUM_ACTIONS + 1)
         if action is not None:
@@ -86,9 +89,11 @@ def collect(algorithm, envs, storage, num_rollouts):
 @pytest.mark.parametrize("transform", [None, "sign"])
 def test_windows_have_the_values_of_their_whole_episodes(net, autoreset, transform):
     actor, algorithm = parts(net)
-    envs = VecEnv.create_factory(Noise, vec_env_size=2, autoreset=autoreset, max_episode_steps=17, reward_transform=transform)(seed=3)
-    storage = SequenceBuffer.create_factory(200, rollout_size=5, length=LENGTH, burn_in=BURN_IN, period=2, n_step=N_STEP)(
-        actor=actor, algorithm=algorithm, num_envs=2, seed=4, device="cpu")
+    envs = VecEnv.create_factory(Noise, vec_env_size=2, autoreset=autoreset, max_episode_steps=17,
+                                 reward_transform=transform)(seed=3)
+    factory = SequenceBuffer.create_factory(
+        200, rollout_size=5, length=LENGTH, burn_in=BURN_IN, period=2, n_step=N_STEP)
+    storage = factory(actor=actor, algorithm=algorithm, num_envs=2, seed=4, device="cpu")
     expected = {}
     for episode in collect(algorithm, envs, storage, 20):
         for (obs, _, _), of_row in zip(episode, reference(actor, episode), strict=True):
@@ -155,7 +160,8 @@ def test_values_depend_on_the_step_before_but_not_at_the_start_of_an_episode():
 def test_without_the_option_nothing_is_kept_or_shown():
     actor, algorithm = parts(prev_action_reward=False)
     assert set(actor.initial_states(2)) == {"q"}
-    acting = algorithm.acting_step({"obs": np.zeros((2, 2), np.float32)}, {"q": np.zeros((2, 6), np.float32)}, np.ones(2, bool))
+    acting = algorithm.acting_step({"obs": np.zeros((2, 2), np.float32)}, {"q": np.zeros((2, 6), np.float32)},
+                                   np.ones(2, bool))
     assert set(acting.rhs) == {"q"}
     assert actor.q.trunk.memory.inputs.in_features == 5
     assert parts()[0].q.trunk.memory.inputs.in_features == 5 + NUM_ACTIONS + 1
@@ -181,10 +187,12 @@ def test_evaluation_shows_the_memory_rewards_as_in_training(monkeypatch, transfo
         return found
     monkeypatch.setattr(R2D2, "acting_step", acting_step)
     envs = VecEnv.create_factory(Five, vec_env_size=2, max_episode_steps=4, reward_transform=transform)
-    actor = QActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru", prev_action_reward=True)
+    actor = QActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru",
+                                  prev_action_reward=True)
     built = actor(seed=1)
     state = {name: tensor.numpy() for name, tensor in R2D2.create_factory()(actor=built, seed=1).acting_state().items()}
-    evaluation = Evaluator(0, algo_factory=R2D2.create_factory(), actor_factory=actor, test_envs_factory=envs, seed=1).evaluate(
+    evaluation = Evaluator(0, algo_factory=R2D2.create_factory(), actor_factory=actor, test_envs_factory=envs,
+                           seed=1).evaluate(
         Weights(0, state), 2)
     assert evaluation.returns == (20.0, 20.0)
     assert not shown[0][0].any()
@@ -196,7 +204,8 @@ def test_evaluation_shows_the_memory_rewards_as_in_training(monkeypatch, transfo
 
 @pytest.mark.parametrize("preset", [None, "r2d2"])
 def test_schemes_carry_it(preset):
-    agent = train("r2d2", "CartPole-v1", prev_action_reward=True, preset=preset, runtime="simulated", seed=1, target_steps=600,
+    agent = train("r2d2", "CartPole-v1", prev_action_reward=True, preset=preset, runtime="simulated", seed=1,
+                  target_steps=600,
                   start_steps=300, progress=False, hidden_sizes=(8,), recurrent_size=8)
     assert agent.summary["updates"] >= 1
     assert len(agent.evaluate(2).returns) == 2

@@ -25,7 +25,8 @@ ROWS = WARM + LENGTH + N_STEP
 
 
 @pytest.mark.parametrize(("x", "h"), [
-    (0.0, 0.0), (1.0, math.sqrt(2) - 1 + 1e-3), (3.0, 1.003), (-8.0, -2.008), (99.0, 9.099), (1e6, math.sqrt(1e6 + 1) - 1 + 1e3)])
+    (0.0, 0.0), (1.0, math.sqrt(2) - 1 + 1e-3), (3.0, 1.003), (-8.0, -2.008), (99.0, 9.099),
+    (1e6, math.sqrt(1e6 + 1) - 1 + 1e3)])
 def test_rescaling_on_golden_values(x, h):
     assert float(rescale(torch.tensor(x, dtype=torch.float64))) == pytest.approx(h, rel=1e-12, abs=1e-15)
     assert float(unrescale(torch.tensor(h, dtype=torch.float64))) == pytest.approx(x, rel=1e-9, abs=1e-15)
@@ -78,11 +79,14 @@ def make_batch(algorithm, burn_in=WARM, masked=False, seed=3):
              for name, zeros in algorithm.actor.initial_states(1).items()}
     shows_previous = state.pop(PREVIOUS, None) is not None
     return SequenceBatch(
-        obs={"obs": torch.as_tensor(rng.normal(size=(rows, COUNT, 3)).astype(np.float32))}, done=torch.as_tensor(done), rhs=state,
+        obs={"obs": torch.as_tensor(rng.normal(size=(rows, COUNT, 3)).astype(np.float32))}, done=torch.as_tensor(done),
+        rhs=state,
         action=torch.as_tensor(rng.integers(0, NUM_ACTIONS, (LENGTH, COUNT))),
         next_row=torch.as_tensor(burn_in + np.arange(LENGTH)[:, None] + num_steps), valid=torch.as_tensor(valid),
-        ids=torch.arange(COUNT), burn_in=burn_in, mask=torch.as_tensor(mask) if masked else None, num_samples=int(valid.sum()),
-        previous=torch.as_tensor(rng.normal(size=(rows, COUNT, NUM_ACTIONS + 1)).astype(np.float32)) if shows_previous else None,
+        ids=torch.arange(COUNT), burn_in=burn_in, mask=torch.as_tensor(mask) if masked else None,
+        num_samples=int(valid.sum()),
+        previous=torch.as_tensor(rng.normal(size=(rows, COUNT, NUM_ACTIONS + 1)).astype(np.float32)) if shows_previous
+        else None,
         **{name: torch.as_tensor(value.astype(np.float32)) for name, value in floats.items()})
 
 
@@ -95,7 +99,8 @@ def step_by_step(net, batch, b):
         if row == batch.burn_in:
             state = state.detach()
         previous = None if batch.previous is None else batch.previous[row, b:b + 1]
-        q, state = net.unroll({"obs": batch.obs["obs"][row, b:b + 1]}, state, batch.done[row, b:b + 1], mask, None, previous)
+        q, state = net.unroll({"obs": batch.obs["obs"][row, b:b + 1]}, state, batch.done[row, b:b + 1], mask, None,
+                              previous)
         found.append(q[0])
     return found
 
@@ -115,7 +120,8 @@ def brute_force(algorithm, batch):
                 continue
             row = int(batch.next_row[t, b])
             choosing = (online if options.double else target)[row].tolist()
-            allowed = range(NUM_ACTIONS) if batch.mask is None else [a for a in range(NUM_ACTIONS) if batch.mask[row, b, a]]
+            allowed = range(NUM_ACTIONS) if batch.mask is None else [a for a in range(NUM_ACTIONS)
+                                                                     if batch.mask[row, b, a]]
             best = max(allowed, key=lambda action, choosing=choosing: choosing[action])
             value = inverse(target[row][best].detach())
             y = h(float(batch.ret[t, b]) + float(batch.discount[t, b]) * value)
@@ -131,7 +137,8 @@ def brute_force(algorithm, batch):
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("options", [
-    {}, {"double": False}, {"value_rescaling": False}, {"loss": "huber"}, {"actor": {"prev_action_reward": True}}], ids=str)
+    {}, {"double": False}, {"value_rescaling": False}, {"loss": "huber"}, {"actor": {"prev_action_reward": True}}],
+    ids=str)
 def test_loss_gradient_and_errors_are_those_of_single_steps(net, masked, options):
     algorithm = make(net, **options)
     for burn_in in (WARM, 0):
@@ -173,10 +180,10 @@ def rows_of(count=COUNT, seed=0):
 
 @pytest.mark.parametrize("net", ["gru", "lstm"])
 def test_the_memory_sees_every_observation_whoever_acts(net):
-    """Random start actions, exploration and greedy actions leave the same states behind, those of an unrolled sequence."""
+    """After random start actions, exploration and greedy actions, the states are those of an unrolled sequence."""
     states = []
-    for options in ({"start_steps": 100}, {"epsilon_per_worker": False, "final_epsilon": 1.0}, {"epsilon_per_worker": False,
-                    "initial_epsilon": 0.0, "final_epsilon": 0.0}):
+    for options in ({"start_steps": 100}, {"epsilon_per_worker": False, "final_epsilon": 1.0},
+                    {"epsilon_per_worker": False, "initial_epsilon": 0.0, "final_epsilon": 0.0}):
         algorithm = make(net, **options)
         rhs = {name: state.numpy() for name, state in algorithm.actor.initial_states(COUNT).items()}
         done = np.ones(COUNT, bool)
@@ -266,7 +273,8 @@ def test_states_travel():
 
 def test_defaults_are_those_of_the_paper():
     options = R2D2.create_factory().options
-    expected = {"lr": 1e-4, "adam_eps": 1e-3, "gamma": 0.997, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2500,
+    expected = {"lr": 1e-4, "adam_eps": 1e-3, "gamma": 0.997, "mini_batch_size": 64, "polyak": 0.0,
+                "target_update_interval": 2500,
                 "value_rescaling": True, "max_grad_norm": 80.0, "epsilon_per_worker": True, "double": True}
     assert {name: getattr(options, name) for name in expected} == expected
 
@@ -279,16 +287,20 @@ def test_every_option_is_an_option_of_dqn_or_tested_here(name):
 def test_algorithms_storages_and_actors_that_do_not_fit_are_refused():
     discrete = gym.spaces.Discrete(NUM_ACTIONS)
     plain, recurrent = (QActor.create_factory(SPACE, discrete, recurrent_net=net) for net in (None, "gru"))
-    with pytest.raises(ConfigError, match=r"R2D2 needs QActor with recurrent_net='gru' or 'lstm', got recurrent_net=None; .*: .*DQN"):
+    with pytest.raises(ConfigError, match=r"R2D2 needs QActor with recurrent_net='gru' or 'lstm', got "
+                                          r"recurrent_net=None; .*: .*DQN"):
         R2D2.create_factory()(actor=plain(seed=1), seed=1)
-    with pytest.raises(ConfigError, match=r"DQN needs QActor with recurrent_net=None, got recurrent_net='gru'; algorithms for this QActor: .*R2D2"):
+    with pytest.raises(ConfigError, match=r"DQN needs QActor with recurrent_net=None, got recurrent_net='gru'; "
+                                          r"algorithms for this QActor: .*R2D2"):
         DQN.create_factory()(actor=recurrent(seed=1), seed=1)
     policy = OffPolicyActor.create_factory(SPACE, discrete)
     for cls in (ReplayBuffer, PERBuffer):
-        with pytest.raises(ConfigError, match=f"R2D2 learns from sequences .*, but {cls.__name__} gives single .*for R2D2: .*SequenceBuffer"):
+        with pytest.raises(ConfigError, match=f"R2D2 learns from sequences .*, but {cls.__name__} gives single .*for "
+                                              "R2D2: .*SequenceBuffer"):
             check_fit(R2D2.create_factory(), recurrent, cls.create_factory(100))
         check_fit(DQN.create_factory(), plain, cls.create_factory(100))
-    with pytest.raises(ConfigError, match=r"SAC learns from single .*, but SequenceBuffer gives seq.*; storages for SAC: .*PERBuffer.*Repl"):
+    with pytest.raises(ConfigError, match=r"SAC learns from single .*, but SequenceBuffer gives seq.*; storages for "
+                                          r"SAC: .*PERBuffer.*Repl"):
         check_fit(SAC.create_factory(), policy, SequenceBuffer.create_factory(1000))
     with pytest.raises(ConfigError, match="recurrent_size=8 needs recurrent_net"):
         QActor.create_factory(SPACE, discrete, recurrent_size=8)

@@ -69,7 +69,8 @@ def test_a_cell_that_runs_again_replaces_its_class_and_no_other_takes_its_name()
 @pytest.mark.parametrize(("name", "cls", "message"), [
     ("own algorithm", A2C, "the name of an algorithm must match .*, got 'own algorithm'"),
     ("module:Own", A2C, "must match"), (3, A2C, "must match"),
-    ("own", GAEBuffer, "classes that derive from Algorithm, got .*GAEBuffer"), ("own", "ppo", "derive from Algorithm, got 'ppo'"),
+    ("own", GAEBuffer, "classes that derive from Algorithm, got .*GAEBuffer"),
+    ("own", "ppo", "derive from Algorithm, got 'ppo'"),
 ])
 def test_wrong_registrations_are_refused(name, cls, message):
     with pytest.raises(ConfigError, match=message):

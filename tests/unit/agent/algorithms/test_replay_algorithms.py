@@ -45,7 +45,8 @@ def make_batch(algorithm, size=8, seed=0):
     action = rng.integers(4, size=size) if discrete else rng.uniform(-1, 1, (size, 2)).astype(np.float32)
     obs, next_obs = (torch.as_tensor(rng.normal(size=(size, 3)).astype(np.float32)) for _ in range(2))
     return ReplayBatch(
-        obs={"obs": obs}, action=torch.as_tensor(action), ret=torch.as_tensor(3 * rng.normal(size=size).astype(np.float32)),
+        obs={"obs": obs}, action=torch.as_tensor(action),
+        ret=torch.as_tensor(3 * rng.normal(size=size).astype(np.float32)),
         discount=torch.full((size,), algorithm.gamma), next_obs={"obs": next_obs}, weight=torch.ones(size),
         ids=torch.arange(size), num_samples=size)
 
@@ -144,7 +145,8 @@ def test_every_option_of_acting_changes_what_is_done(kind, name):
 
 def test_batches_of_a_stage():
     asked = []
-    storage = SimpleNamespace(num_learned_from=0, counters={"inserted": 112}, generate_batches=lambda **how: asked.append(how) or iter("ab"))
+    storage = SimpleNamespace(num_learned_from=0, counters={"inserted": 112},
+                              generate_batches=lambda **how: asked.append(how) or iter("ab"))
     algorithm = make("sac", start_steps=100, num_updates=7, mini_batch_size=11, update_every=13)
     assert list(algorithm.batches(storage)) == []
     assert asked == []
@@ -187,8 +189,10 @@ def test_defaults_are_those_of_the_papers():
 @pytest.mark.parametrize(("cls", "options", "message"), [
     (DQN, {"loss": "hubber"}, "did you mean 'huber'"), (DQN, {"initial_epsilon": 1.5}, "initial_epsilon must be"),
     (DQN, {"duelling": True}, "has no option"), (SAC, {"polyak": 1.0}, "never move"),
-    (SAC, {"target_entropy": -1.0, "learn_alpha": False}, "needs learn_alpha"), (SAC, {"initial_alpha": 0.0}, "initial_alpha must be a number > 0"),
-    (TD3, {"policy_delay": 0}, "policy_delay must be a whole number >= 1"), (DDPG, {"ou_sigma": 0.3}, "ou_sigma needs noise='ou'"),
+    (SAC, {"target_entropy": -1.0, "learn_alpha": False}, "needs learn_alpha"),
+    (SAC, {"initial_alpha": 0.0}, "initial_alpha must be a number > 0"),
+    (TD3, {"policy_delay": 0}, "policy_delay must be a whole number >= 1"),
+    (DDPG, {"ou_sigma": 0.3}, "ou_sigma needs noise='ou'"),
 ])
 def test_wrong_options_are_refused(cls, options, message):
     with pytest.raises(ConfigError, match=message):
@@ -199,9 +203,11 @@ def test_actors_of_another_kind_are_refused():
     on_policy = OnPolicyActor.create_factory(SPACE, DISCRETE)(device="cpu", seed=0)
     with pytest.raises(ConfigError, match=r"DQN cannot train OnPolicyActor; actors for DQN: .*\bQActor\b"):
         DQN.create_factory()(actor=on_policy, seed=0)
-    with pytest.raises(ConfigError, match="SAC needs OffPolicyActor with policy='stochastic', got policy='deterministic'"):
+    with pytest.raises(ConfigError, match="SAC needs OffPolicyActor with policy='stochastic', got "
+                                          "policy='deterministic'"):
         SAC.create_factory()(actor=make("td3").actor, seed=0)
-    with pytest.raises(ConfigError, match="TD3 needs OffPolicyActor with policy='deterministic', got policy='stochastic'"):
+    with pytest.raises(ConfigError, match="TD3 needs OffPolicyActor with policy='deterministic', got "
+                                          "policy='stochastic'"):
         TD3.create_factory()(actor=make("sac").actor, seed=0)
     with pytest.raises(ConfigError, match=r"target_entropy_scale=0.5 is for Discrete actions, got Box"):
         make("sac", target_entropy_scale=0.5)
@@ -399,7 +405,8 @@ def test_gradient_that_is_not_finite_changes_nothing(kind):
     assert len(before) == len(state)
 
 
-@pytest.mark.parametrize(("kind", "group"), [("sac", "q"), ("sac", "pi"), ("sac", "alpha"), ("td3", "q"), ("ddpg", "pi")])
+@pytest.mark.parametrize(("kind", "group"), [("sac", "q"), ("sac", "pi"), ("sac", "alpha"), ("td3", "q"),
+                                             ("ddpg", "pi")])
 def test_learning_rate_reaches_its_own_group_alone(kind, group):
     algorithm = make(kind, **({"policy_delay": 1} if kind == "td3" else {}))
     for name in algorithm.groups:
@@ -520,7 +527,8 @@ def test_the_entropy_aimed_at_is_that_of_allowed_actions():
     """Of 2 allowed actions of 4 the entropy is at most log 2: by that of 4, alpha would grow without end."""
     algorithm = make("discrete_sac", lr_alpha=0.01, initial_alpha=1.0)
     mask = torch.tensor([[True, False, False, True]] * 8)
-    batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask, next_mask=mask)
+    batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,
+                                next_mask=mask)
     for _ in range(20):  # the policy is nearly uniform at first: its entropy is above the target
         algorithm.apply_gradients(algorithm.compute_gradients(batch)[0])
     assert float(algorithm.log_alpha.detach()) < 0
@@ -534,7 +542,8 @@ def test_a_row_that_forbids_every_action_aims_at_the_entropy_of_all():
     """No action was ever taken there, and the logarithm of none is infinite."""
     algorithm = make("discrete_sac", target_entropy_scale=0.5)
     mask = torch.tensor([[True, False, False, True]] * 7 + [[False] * 4])
-    batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask, next_mask=mask)
+    batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,
+                                next_mask=mask)
     assert float(algorithm._target_entropy_of(batch)) == pytest.approx(0.5 * (7 * math.log(2) + math.log(4)) / 8)
     gradients, info = algorithm.compute_gradients(batch)
     assert all(bool(gradient.isfinite().all()) for gradient in gradients)

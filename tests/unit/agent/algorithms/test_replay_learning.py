@@ -42,7 +42,7 @@ class Transitions:
 
 
 class PointMass(gym.Env):
-    """A point on a line is to be pushed to 0 within five steps, by an action in [-1, 3]: random ones get -10.2, the best -0.13."""
+    """Push a point to 0 within five steps, by actions in [-1, 3]: random ones return -10.2, the best -0.13."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gym.spaces.Box(-1, 3, (1,), np.float32)
@@ -142,6 +142,7 @@ def test_continuous_control_swings_a_pendulum_up(name):
 @pytest.mark.timeout(1800)
 def test_discrete_sac_solves_cartpole():
     factory = SAC.create_factory(
-        lr_q=1e-3, lr_pi=1e-3, start_steps=1000, update_every=2, num_updates=1, mini_batch_size=64, target_entropy_scale=0.3)
+        lr_q=1e-3, lr_pi=1e-3, start_steps=1000, update_every=2, num_updates=1, mini_batch_size=64,
+        target_entropy_scale=0.3)
     algorithm = train("CartPole-v1", factory, OffPolicyActor, {"hidden_sizes": (64, 64)}, 30_000)
     assert evaluate(algorithm, "CartPole-v1") >= 400

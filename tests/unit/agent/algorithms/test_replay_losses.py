@@ -113,7 +113,8 @@ def check_gradients(algorithm, batch, references):
         for _ in range(3):
             direction = {name: rng.normal(size=value.shape) for name, value in params.items()}
             flat = np.concatenate([value.reshape(-1) for value in direction.values()])
-            assert slope(references[group], params, direction) == pytest.approx(float(double(gradient) @ flat), rel=1e-4, abs=1e-5)
+            assert slope(references[group], params, direction) == pytest.approx(float(double(gradient) @ flat),
+                                                                                rel=1e-4, abs=1e-5)
         name = "loss" if group == "q" else f"loss_{group}"
         assert info[name] == pytest.approx(float(references[group](params)), rel=1e-5, abs=1e-6)
     return info
