@@ -30,7 +30,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
-from pytorchrl.scheme_options import scheme_options
+from pytorchrl.scheme_options import default_of, scheme_options
 
 EnvSource = str | Callable[..., object]
 """What `train` takes as an environment: an id, or a function that makes one."""
@@ -57,7 +57,7 @@ class OptionSpec:
         help: One or two sentences.
         choices: The closed set of allowed values; None: there is no such set.
         group: The level of the scheme that it belongs to, a key of `scheme_options.GROUPS`; for other parts `part`.
-        is_inherited: Whether the part inherits it from a base class.
+        is_users: Whether a class outside this package declares it.
     """
 
     name: str
@@ -68,7 +68,7 @@ class OptionSpec:
     help: str
     choices: tuple[object, ...] | None = None
     group: str = ""
-    is_inherited: bool = True
+    is_users: bool = False
 
 
 def option_specs(algorithm: str | type[Algorithm]) -> dict[str, OptionSpec]:
@@ -129,16 +129,19 @@ def _declared(part: str, owner: type) -> list[OptionSpec]:
     return [
         OptionSpec(
             name=renamed.get(field.name, field.name), part=part, own_name=field.name, hint=hints[field.name],
-            default=_default_of(field), help=field.metadata.get("help", ""), choices=field.metadata.get("choices"), group=part,
-            is_inherited=field.name not in vars(options).get("__annotations__", {}))
+            default=default_of(field), help=field.metadata.get("help", ""), choices=field.metadata.get("choices"), group=part,
+            is_users=not _is_ours(_declaring(options, field.name)))
         for field in dataclasses.fields(options) if field.name not in left_out
     ]
 
 
-def _default_of(field: dataclasses.Field[object]) -> object:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
+def _declaring(options: type[BaseOptions], name: str) -> type:
+    """Return the class that declares an option last."""
+    return next(cls for cls in options.__mro__ if name in vars(cls).get("__annotations__", {}))
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.split(".")[0] == __name__.split(".")[0]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pytorchrl.agent.options import Options
 from pytorchrl.scheme import Scheme
 from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS
@@ -44,32 +46,62 @@ class SchemeOption:
     choices: tuple[object, ...] | None = None
 
 
-# The parameters that are no settings, and those of the storage, which is made of the same options.
+# Folder of the class that declares an option -> the level that it is listed with.
+_GROUP_OF_FOLDER = {**{group: group for group in GROUPS}, "recording": "runtime", "base": "gradients"}
+# The parameters of `Scheme` that are no settings, and those of the storage, which is made from the same options.
 _NOT_OPTIONS = {"algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory", "prioritized",
                 *STORAGE_OPTIONS}
-_OF_RUNTIME = ("runtime", "device", "num_threads", "seed", "schedule_seed", "costs", "faults", "address", "placement", "record", "replay")
-_OF_UPDATES = ("updates_per_step", "aggregate", "max_grad_lag", "lag_policy", "compress_weights_to_send", "grad_communication",
-               "distribute_gradients", "check_ranks_every")
-_OF_GRADIENTS = ("num_grad_workers", "train_batch_size", "microbatch_size", "prefetch", "norm_over", "keep_bad_batches",
-                 "compress_grads_to_send", "grad_execution", "grad_worker_resources", "grad_device")
-_OF_REPLAY = ("num_replay_workers", "replay_worker_resources", "initial_priority", "learning_starts", "add_in_flight", "routing", "kind",
-              "min_replay_ratio", "max_replay_ratio", "replay_debug")
-_GROUP_OF = {**dict.fromkeys(_OF_RUNTIME, "runtime"), **dict.fromkeys(_OF_UPDATES, "updates"),
-             **dict.fromkeys(_OF_GRADIENTS, "gradients"), **dict.fromkeys(_OF_REPLAY, "replay"),
-             "on_worker_failure": "supervision", "worker_timeout_s": "supervision"}
+_UNDECLARED = {
+    "col_execution": "collection", "col_communication": "collection", "kind": "replay", "replay_debug": "replay",
+    "grad_execution": "gradients", **dict.fromkeys(
+        ("runtime", "device", "num_threads", "seed", "schedule_seed", "costs", "faults", "address", "placement"), "runtime")}
+"""Settings that only `Scheme` declares -> the level that they are listed with; all others are listed with the updates."""
+
+
+_CHOICES = {"runtime": (None, "ray", "threads", "simulated")}
 
 
 def scheme_options() -> list[SchemeOption]:
     """Return the settings of the scheme; `preset`, the name of an architecture, is the first."""
-    hints, texts = typing.get_type_hints(Scheme.__init__), documented_arguments(Scheme.__doc__ or "")
-    preset = SchemeOption(
+    found = [SchemeOption(
         "preset", "collection", typing.Optional[str], None,  # noqa: UP045 - unions of strings are not evaluated here
-        "An architecture of the literature, such as `impala` for `Scheme.impala`; its settings hold where nothing else is given.",
-        (None, *PRESETS))
-    return [preset] + [
-        SchemeOption(name, _GROUP_OF.get(name, "collection"), hints[name], parameter.default, texts.get(name, ""))
-        for name, parameter in inspect.signature(Scheme).parameters.items() if name not in _NOT_OPTIONS
-    ]
+        "An architecture of the literature, such as `impala` for `Scheme.impala`; its settings hold where no others are given.",
+        (None, *PRESETS))]
+    declared, hints, texts = _declared(), typing.get_type_hints(Scheme.__init__), documented_arguments(Scheme.__doc__ or "")
+    for name, parameter in inspect.signature(Scheme).parameters.items():
+        if name not in _NOT_OPTIONS:
+            own = declared.get(name) or SchemeOption(
+                name, _UNDECLARED.get(name, "updates"), hints[name], parameter.default, texts.get(name, ""), _CHOICES.get(name))
+            # Of a level that a scheme may do without, such as replay, the scheme's default is None.
+            found.append(dataclasses.replace(own, hint=hints[name], default=parameter.default))
+    return sorted(found, key=lambda option: list(GROUPS).index(option.group))
+
+
+def _declared() -> dict[str, SchemeOption]:
+    """Return the options that parts of the scheme declare, by name."""
+    found: dict[str, SchemeOption] = {}
+    for owner in _subclasses(Options):
+        _, *folders = owner.__module__.split(".")
+        group = next((_GROUP_OF_FOLDER[folder] for folder in folders if folder in _GROUP_OF_FOLDER), None)
+        if group is None or folders[0] not in ("scheme", "runtime") or not owner.__module__.startswith("pytorchrl."):
+            continue
+        hints = typing.get_type_hints(owner)
+        for field in dataclasses.fields(owner):
+            if field.name in vars(owner).get("__annotations__", {}):
+                found[field.name] = SchemeOption(
+                    field.name, group, hints[field.name], default_of(field), field.metadata["help"], field.metadata["choices"])
+    return found
+
+
+def _subclasses(cls: type[Options]) -> list[type[Options]]:
+    return [found for subclass in cls.__subclasses__() for found in (subclass, *_subclasses(subclass))]
+
+
+def default_of(field: dataclasses.Field[object]) -> object:
+    """Return the default of an option; None if it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
 
 
 def documented_arguments(docstring: str) -> dict[str, str]:

@@ -18,14 +18,10 @@ from sphinx.application import Sphinx
 
 import pytorchrl
 from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, OF_OTHER_LIBRARIES, Here
-from pytorchrl.cli.values import form_of, parser_for
+from pytorchrl.cli.parsing import TITLES, flag_of, values_of
+from pytorchrl.cli.values import parser_for
 from pytorchrl.composition import OptionSpec, option_specs
-from pytorchrl.scheme_options import GROUPS, documented_arguments
-
-_PARTS = {
-    "learner": "Run", "algorithm": "Algorithm", "storage": "Storage", "actor": "Actor", "environments": "Environments",
-    **{group: f"Scheme, {title}" for group, title in GROUPS.items()},
-}
+from pytorchrl.scheme_options import documented_arguments
 
 
 class OptionTable(Directive):
@@ -54,9 +50,9 @@ class FlagTable(Directive):
         """One rubric and table a part."""
         specs = [spec for spec in option_specs(self.arguments[0]).values() if parser_for(spec.hint) is not None]
         found: list[nodes.Node] = []
-        for part, title in _PARTS.items():
-            rows = [_flag_row(spec) for spec in specs if spec.group == part]
-            found += [nodes.rubric(text=title), _table(("Flag", "Value", "Meaning"), (25, 25, 50), rows)]
+        for group, title in TITLES.items():
+            rows = [_flag_row(spec) for spec in specs if spec.group == group]
+            found += [nodes.rubric(text=title[0].upper() + title[1:]), _table(("Flag", "Value", "Meaning"), (25, 25, 50), rows)]
         return found
 
 
@@ -106,8 +102,7 @@ def _option_row(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
 
 
 def _flag_row(spec: OptionSpec) -> tuple[Any, ...]:
-    value = "|".join(map(_plain, spec.choices)) if spec.choices is not None else form_of(spec.hint)
-    return ("--" + spec.name.replace("_", "-"),), (value,), _sentence(spec.help)
+    return (flag_of(spec.name),), (values_of(spec),), _sentence(spec.help)
 
 
 def _range(metadata: Mapping[str, Any]) -> str:
@@ -116,10 +111,6 @@ def _range(metadata: Mapping[str, Any]) -> str:
         return ""
     bounds = [] if low is None else [f"{'>' if metadata['exclusive'] else '≥'} {low:g}"]
     return ", ".join(bounds + ([] if high is None else [f"≤ {high:g}"]))
-
-
-def _plain(value: Any) -> str:
-    return "none" if value is None else str(value)
 
 
 def _sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Argument parsers: flags from option tables, errors with the nearest flag."""
+"""Build argument parsers from the table of options, with errors that suggest the nearest flag."""
 
 from __future__ import annotations
 
@@ -19,9 +19,23 @@ from pytorchrl.terminal import printable
 if TYPE_CHECKING:
     from pytorchrl.composition import OptionSpec
 
-_TITLES = {
-    "learner": "run", "algorithm": "algorithm", "storage": "storage", "actor": "actor", "environments": "environments", **GROUPS,
+TITLES: Mapping[str, str] = {
+    "learner": "run: length, files, evaluation and checkpoints", "algorithm": "algorithm", "storage": "storage", "actor": "actor",
+    "environments": "environments", **GROUPS,
 }
+"""Group of options -> its title in `--help`, in the order of the help."""
+
+_COMMON = frozenset((
+    "target_steps", "log_dir", "eval_every", "eval_episodes", "checkpoint_every", "resume", "overwrite",
+    "lr", "lr_q", "lr_pi", "optimizer", "gamma", "num_epochs", "num_mini_batch", "mini_batch_size", "entropy_coef", "clip_param",
+    "max_grad_norm", "start_steps", "update_every", "num_updates", "polyak", "epsilon_steps",
+    "num_steps", "gae_lambda", "replay_size", "prioritized", "n_step", "length", "burn_in",
+    "feature_extractor", "hidden_sizes", "recurrent_net", "normalize_obs", "normalize_reward", "checkpoint",
+    "num_envs", "frame_stack", "max_episode_steps", "env_kwargs", "policies",
+    "preset", "num_col_workers", "col_communication", "max_policy_lag", "num_replay_workers", "num_grad_workers",
+    "grad_communication", "distribute_gradients", "train_batch_size", "updates_per_step", "runtime", "device", "seed",
+    "on_worker_failure"))
+"""The options that the short help lists."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,18 +43,18 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         known: Options of the command, name -> (home, own name); None: the command has only flags of its own.
-        options: Those of `argparse.ArgumentParser`.
+        options: Arguments of `argparse.ArgumentParser`.
     """
 
     def __init__(self, *, known: Known | None = None, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
         self._known = dict(known or {})
-        # By default `-1e-3` and `-inf` are taken for flags, before anyone can say that they are out of range.
+        # By default argparse takes `-1e-3` and `-inf` for flags; as values they get an error that states the range.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; for unknown words show the usage line and suggestions, and exit with status 2."""
-        if not {"-h", "--help"} & set(arguments):
+        if not {"-h", "--help", "--help-all"} & set(arguments):
             # Checked before argparse reports missing flags: an unknown flag may replace one, as --env-id does for --env.
             self._refuse([word for word in arguments if word.startswith("--") and word.split("=")[0] not in {
                 "--", *self._option_string_actions}])
@@ -61,42 +75,58 @@ class Parser(argparse.ArgumentParser):
             self.error(f"no argument {words[0]!r}; see --help")
 
     def error(self, message: str) -> NoReturn:
-        """Usage and message on stderr, exit code 2."""
+        """Write usage and message to stderr and exit with code 2."""
         self.print_usage(sys.stderr)
         self.exit(2, f"pytorchrl: error: {printable(message)}\n")
 
 
-def add_option_flags(parser: argparse.ArgumentParser, specs: Mapping[str, OptionSpec], preset: Mapping[str, Any],
-                     ) -> None:
-    """One flag for each option that a text can stand for; flags not given are not in the namespace.
+def add_option_flags(
+    parser: argparse.ArgumentParser, specs: Mapping[str, OptionSpec], preset: Mapping[str, object], *, show_all: bool,
+) -> None:
+    """Add a flag for each option that a text can express; flags that are not given are not in the namespace.
 
     Args:
-        parser: Where to add them, in one group a part.
-        specs: The options.
-        preset: Values that hold where the option is not given, in place of its default.
+        parser: The parser.
+        specs: The options; each group of them becomes a group of flags.
+        preset: Values that replace the defaults of options that are not given.
+        show_all: Whether the help lists all flags, and not only the common ones.
     """
-    groups = {part: parser.add_argument_group(title) for part, title in _TITLES.items()}
+    groups = {group: parser.add_argument_group(title) for group, title in TITLES.items()}
     for name, spec in specs.items():
         parse = parser_for(spec.hint)
         if parse is None:
             continue
         flag, group = flag_of(name), groups[spec.group]
         text = f"{spec.help.rstrip('.')} [{_shown(preset.get(name, spec.default))}]".replace("%", "%%")
-        metavar = "|".join(map(_shown, spec.choices)) if spec.choices is not None else form_of(spec.hint)
-        given: dict[str, Any] = {"dest": name, "type": parse, "default": argparse.SUPPRESS, "help": text,
-                                 "metavar": metavar}
+        given: dict[str, Any] = {  # keyword arguments of add_argument
+            "dest": name, "type": parse, "default": argparse.SUPPRESS, "metavar": values_of(spec),
+            "help": text if show_all or is_common(spec) else argparse.SUPPRESS}
         if spec.hint is bool or {bool, str} <= set(typing.get_args(spec.hint)):
             group.add_argument(flag, nargs="?", const=True, **given)
             group.add_argument(f"--no-{flag[2:]}", dest=name, action="store_const", const=False,
                                default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         elif typing.get_origin(spec.hint) is tuple:
-            group.add_argument(flag, nargs="+", action=_Joined, **{**given, "metavar": (metavar, metavar.split(",")[0])})
+            first, *_ = values_of(spec).split(",")
+            group.add_argument(flag, nargs="+", action=_Joined, **{**given, "metavar": (values_of(spec), first)})
         else:
             group.add_argument(flag, **given)
 
 
+def is_common(spec: OptionSpec) -> bool:
+    """Return whether the short help lists an option: a common one, or one that an algorithm of the user's own declares."""
+    return spec.name in _COMMON or (spec.part == "algorithm" and spec.is_users)
+
+
+def values_of(spec: OptionSpec) -> str:
+    """Return what the help shows in place of a value: the choices of a closed set, or the kind of value."""
+    if spec.choices is None:
+        return form_of(spec.hint)
+    others = [form for form in form_of(spec.hint).split("|") if form not in ("TEXT", "none")]  # the choices contain none if it is allowed
+    return "|".join(dict.fromkeys([*others, *map(_shown, spec.choices)]))
+
+
 def flag_of(name: str) -> str:
-    """The flag of an option."""
+    """Return the flag of an option."""
     return "--" + name.replace("_", "-")
 
 
@@ -113,7 +143,7 @@ class _Joined(argparse.Action):
 
 
 def _shown(value: Any) -> str:
-    """A default as one would type it."""
+    """Return a default as a user types it."""
     if value is None:
         return "none"
     if isinstance(value, bool):

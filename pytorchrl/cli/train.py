@@ -23,7 +23,7 @@ from pytorchrl.training import make_learner, named_settings
 
 # Arguments of the command itself, which are not options of `train`.
 _OWN = ("algorithm", "env", "json", "debug")
-_WITHOUT_VALUE = ("--json", "--debug", "--help")
+_WITHOUT_VALUE = ("--json", "--debug", "--help", "--help-all")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -101,7 +101,7 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     usage = f"pytorchrl {command} {{{','.join(names)},MODULE:CLASS}} --env ID [flags]"
     algorithm = _algorithm_in(arguments)
     if algorithm is None:
-        if not arguments or "-h" in arguments or "--help" in arguments:
+        if not arguments or {"-h", "--help", "--help-all"} & set(arguments):
             show(f"usage: {usage}", "", f"Flags differ a little: `pytorchrl {command} ppo --help`.",
                  "MODULE:CLASS is an algorithm of your own, such as my_algorithm:MyAlgorithm for a class in my_algorithm.py.")
             raise SystemExit(0 if arguments else 2)
@@ -112,7 +112,8 @@ def parse(command: str, verb: str, arguments: Sequence[str],
                      + (f"; did you mean {near[0]!r}?" if near else ""))
     if is_reference(algorithm):
         make_importable()
-    parser = _parser(command, verb, algorithm, _given(arguments, "--env"), _given(arguments, "--preset"))
+    parser = _parser(command, verb, algorithm, _given(arguments, "--env"), _given(arguments, "--preset"),
+                     show_all="--help-all" in arguments)
     add_flags(parser)
     # The algorithm goes first, so that a flag with several values cannot consume it.
     others = list(arguments)
@@ -145,18 +146,20 @@ def _given(arguments: Sequence[str], flag: str) -> str:
     return ""
 
 
-def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str) -> Parser:
+def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str, *, show_all: bool) -> Parser:
     registration = registration_of(algorithm)
     parser = Parser(
         prog=f"pytorchrl {command} {algorithm}", usage=f"pytorchrl {command} {algorithm} --env ID [flags]",
-        description=f"{verb} {registration.algorithm.__name__}. Defaults for this environment are in brackets. "
-                    f"A SCHEDULE is {FORMS}.",
+        description=f"{verb} {registration.algorithm.__name__}. "
+                    f"{'All' if show_all else 'The common'} flags{'' if show_all else ' (--help-all shows all)'}, with the defaults "
+                    f"for this environment in brackets. A SCHEDULE is {FORMS}.",
         epilog="Exit codes: 0 done as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
         known=known_names(algorithm))
     parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)
     parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; for several agents the "
                         "module of a PettingZoo environment, e.g. mpe2.simple_spread_v3")
+    parser.add_argument("--help-all", action="help", help="show all flags, not only the common ones, and exit")
     parser.add_argument("--json", action="store_true", help="print the run's figures as one JSON line, the last")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(registration.name, env)})
+    add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(registration.name, env)}, show_all=show_all)
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 
 import gymnasium as gym
@@ -10,8 +11,12 @@ import pytest
 
 import pytorchrl
 from pytorchrl import errors
-from pytorchrl.cli import enjoy, main
+from pytorchrl.agent.algorithms.registry import registered
+from pytorchrl.cli import enjoy, main, parsing
+from pytorchrl.cli.parsing import flag_of, is_common
 from pytorchrl.cli.train import parse
+from pytorchrl.cli.values import parser_for
+from pytorchrl.composition import option_specs
 from pytorchrl.envs.testing import FaultyEnv
 from pytorchrl.errors import install_hint
 from pytorchrl.training import load
@@ -39,7 +44,7 @@ def test_help_of_everything(capsys):
 
 
 def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
-    _, out, _ = run(capsys, *TRAIN, "--help")
+    _, out, _ = run(capsys, *TRAIN, "--help-all")
     for text in ("collection: workers that step environments", "runtime: processes", "algorithm:", "storage:", "actor:", "environments:",
                  "--num-col-workers INT", "--optimizer adam|adamw|sgd", "--clip-param NUMBER|SCHEDULE",
                  "--col-communication synchronous|asynchronous", "--hidden-sizes INT,..."):
@@ -47,10 +52,41 @@ def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
     assert "--env-fn" not in out
     # The defaults shown are those of the environment's preset.
     assert "[linear:0.001:0]" in out
-    atari = " ".join(run(capsys, "train", "ppo", "--env", "ALE/Pong-v5", "--help")[1].split())
+    atari = " ".join(run(capsys, "train", "ppo", "--env", "ALE/Pong-v5", "--help-all")[1].split())
     for flag, value in (("lr", "linear:0.00025:0"), ("reward-transform", "sign"), ("end-on-life-loss", "yes"),
                         ("backend", "vector")):
         assert f"[{value}]" in atari.split(f"--{flag} ", 1)[1].split(" --")[0], flag
+
+
+def flags_in(out):
+    return set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", out, re.MULTILINE)) - {"--help", "--help-all", "--env", "--json", "--debug"}
+
+
+@pytest.mark.parametrize("algorithm", registered())
+def test_the_short_help_lists_common_flags_and_the_long_one_all(capsys, algorithm):
+    short, full = (flags_in(run(capsys, "train", algorithm, words)[1]) for words in ("--help", "--help-all"))
+    with_flag = {name for name, spec in option_specs(algorithm).items() if parser_for(spec.hint)}
+    assert full == {flag_of(name) for name in with_flag}
+    assert short == {flag_of(name) for name, spec in option_specs(algorithm).items() if is_common(spec)} & full
+    assert {"--target-steps", "--log-dir", "--seed", "--num-envs", "--num-col-workers"} <= short
+    assert 3 * len(short) <= 2 * len(full)
+    assert run(capsys, "train", "--help-all")[1].startswith("usage:")
+
+
+def test_common_flags_are_flags_of_some_algorithm_and_groups_have_titles():
+    specs = [spec for algorithm in registered() for spec in option_specs(algorithm).values()]
+    assert {spec.name for spec in specs} >= parsing._COMMON
+    assert {spec.group for spec in specs} == set(parsing.TITLES)
+
+
+@pytest.mark.parametrize(("flag", "values"), [
+    ("preset", "none|a3c|ddppo|microbatch|impala|appo|apex|r2d2|rapid"), ("runtime", "none|ray|threads|simulated"),
+    ("queue-policy", "block|drop_oldest"), ("on-policy-lag", "drop|wait"), ("recurrent-net", "none|gru|lstm"),
+    ("on-worker-failure", "restart|ignore|raise"), ("routing", "round_robin|"), ("eval-every", "none|INT"),
+])
+def test_closed_sets_are_shown_as_choices(capsys, flag, values):
+    lines = run(capsys, "train", "ppo", "--help-all")[1].splitlines()
+    assert any(line.startswith(f"  --{flag} {values}") for line in lines)
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
