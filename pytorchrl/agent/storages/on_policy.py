@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -22,10 +22,22 @@ from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
 
 if TYPE_CHECKING:
     from pytorchrl.agent.actors import OnPolicyActor
-    from pytorchrl.agent.algorithms import OnPolicyAlgorithm
 
 _REWARD_CLIP = 10.0
 """Largest absolute value of a normalised reward."""
+
+
+class RolloutLearner(Protocol):
+    """The members of an on-policy algorithm that its storage uses; see `OnPolicyAlgorithm`."""
+
+    gamma: float
+    num_mini_batch: int
+    mini_batch_size: int | None
+    advantage_normalization: str
+    recompute_advantages: bool
+
+    def compute_values(self, rollout: RolloutData) -> tuple[Tensor, Tensor]:
+        """Return the values of a rollout's observations, (T + 1, E), and of its final observations, (K,)."""
 
 
 class VanillaOnPolicyBuffer(Storage):
@@ -42,7 +54,7 @@ class VanillaOnPolicyBuffer(Storage):
     gives = DataKind.ROLLOUTS
 
     def __init__(
-        self, options: Any, *, actor: OnPolicyActor, algorithm: OnPolicyAlgorithm, num_envs: int, seed: int,
+        self, options: Any, *, actor: OnPolicyActor, algorithm: RolloutLearner, num_envs: int, seed: int,
         device: str = "cpu",
     ) -> None:
         """Use `create_factory`.

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from pytorchrl.agent.data import DataKind, RolloutData
 from pytorchrl.agent.options import option
-from pytorchrl.agent.storages.on_policy import VanillaOnPolicyBuffer
+from pytorchrl.agent.storages.on_policy import RolloutLearner, VanillaOnPolicyBuffer
 from pytorchrl.agent.storages.returns import vtrace
 
-if TYPE_CHECKING:
-    from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
+
+class VTraceLearner(RolloutLearner, Protocol):
+    """The members of an algorithm that `VTraceBuffer` uses; see `VTraceAlgorithm`."""
+
+    def evaluate_rollout(
+        self, rollout: RolloutData, sequence_length: int | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities (T, E), values (T + 1, E) and values of final observations (K,)."""
 
 
 class VTraceBuffer(VanillaOnPolicyBuffer):
@@ -34,7 +41,7 @@ class VTraceBuffer(VanillaOnPolicyBuffer):
         vtrace_lambda: float = option(1.0, help="Bias-variance trade-off of the targets.", low=0.0, high=1.0)
 
     gives = DataKind.OLDER_ROLLOUTS
-    algorithm: VTraceAlgorithm
+    algorithm: VTraceLearner
 
     def estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Advantages and targets of a rollout by the present weights, (T, E) each."""

@@ -39,25 +39,9 @@ LONG_FILES = {
     "tests/unit/scheme/test_record.py",
 }
 CIRCLES = [
-    [
-        "pytorchrl.agent.algorithms",
-        "pytorchrl.agent.algorithms.a2c",
-        "pytorchrl.agent.algorithms.appo",
-        "pytorchrl.agent.algorithms.ddpg",
-        "pytorchrl.agent.algorithms.dqn",
-        "pytorchrl.agent.algorithms.impala",
-        "pytorchrl.agent.algorithms.ppo",
-        "pytorchrl.agent.algorithms.r2d2",
-        "pytorchrl.agent.algorithms.registry",
-        "pytorchrl.agent.algorithms.sac",
-        "pytorchrl.agent.storages",
-        "pytorchrl.agent.storages.on_policy",
-        "pytorchrl.agent.storages.vtrace",
-    ],
     ["pytorchrl.scheme.gradients.g_worker", "pytorchrl.scheme.gradients.saved"],
 ]
 FOLDER_CIRCLES = [
-    ["pytorchrl.agent.algorithms", "pytorchrl.agent.storages"],
     ["pytorchrl.scheme.collection", "pytorchrl.scheme.gradients", "pytorchrl.scheme.replay"],
 ]
 LARGE_CONSTRUCTORS = {
