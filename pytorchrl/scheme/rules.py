@@ -42,7 +42,7 @@ from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS, check_kind,
 from pytorchrl.scheme.supervision.bad_batches import check_directory
 from pytorchrl.scheme.supervision.supervisor import check_policy
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, WEIGHTS, Compression
-from pytorchrl.scheme.updates.rounds import LagRule
+from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 _NORM_OVER = ("batch", "microbatch")
 # Names of settings that must be left at their defaults, which are those of `Scheme`, where they have no effect.
@@ -136,10 +136,10 @@ class Checks:
 
     def _check_gradient_lag(self) -> None:
         options = self._options
-        for name, low in (("max_grad_lag", 0), ("check_ranks_every", 1)):
-            if options[name] is not None:
-                self._parse(name, partial(check_count, name, low=low))
-        self._parse("lag_policy", lambda policy: LagRule(options["max_grad_lag"], policy) and policy)
+        if options["max_grad_lag"] is not None:
+            self._parse("max_grad_lag", partial(check_count, "max_grad_lag", low=0))
+        self._parse("lag_policy", lambda policy: AsynchronousUpdates.Options(
+            max_grad_lag=options["max_grad_lag"], lag_policy=policy).lag_policy)
 
     def _check_timeout(self) -> None:
         for name in ("queue_timeout_s", "worker_timeout_s"):
@@ -389,8 +389,6 @@ class Checks:
             (distribute and not parallel_grad, "distribute_gradients=True needs num_grad_workers >= 2"),
             (distribute and async_grad,
              "distribute_gradients=True contradicts grad_communication='asynchronous': ranks average together"),
-            (not distribute and bool(self._changed(["check_ranks_every"])),
-             f"check_ranks_every={options['check_ranks_every']} is for distribute_gradients=True; others have one place that applies"),
             (distribute and self._compresses[GRADS],
              f"compress_grads_to_send={compress[GRADS]!r} contradicts distribute_gradients=True: ranks sum them in float32, and none "
              "is sent"),

@@ -97,7 +97,6 @@ class Scheme(NamedSchemes):
         compress_grads_to_send: Codec of gradients: False, True ("lz4"), a name ("lz4", "zstd"; lossy "fp16", "bf16", "int8",
             "topk"), "auto" (bf16 while that saves time) or "auto:<name>".
         distribute_gradients: Gradient workers average gradients among themselves (gloo) and each applies the update.
-        check_ranks_every: Updates after which such gradient workers compare their parameters, which must be equal; None: never.
         col_in_flight: Requests that each asynchronous collection worker always has.
         queue_size: Items (rollouts, or train batches) that may wait for an asynchronous learner; with num_replay_workers,
             batches asked of all shards together, or waiting.
@@ -186,7 +185,7 @@ class Scheme(NamedSchemes):
                  min_replay_ratio: float | None = None, max_replay_ratio: float | None = None, replay_debug: bool = False,
                  num_grad_workers: int = 1, grad_execution: Execution | str | None = None,
                  grad_communication: Communication | str = SYNC, compress_grads_to_send: bool | str = False,
-                 distribute_gradients: bool = False, check_ranks_every: int | None = 100, col_in_flight: int = 2, queue_size: int = 16,
+                 distribute_gradients: bool = False, col_in_flight: int = 2, queue_size: int = 16,
                  queue_policy: str = "block", queue_timeout_s: float = 300.0, on_starved: str = "raise",
                  train_batch_size: int | None = None, microbatch_size: int | None = None, prefetch: int | None = None,
                  norm_over: str = "batch", minibatch_buffer_size: int = 1, num_passes: int = 1, ramp: bool | None = None,
@@ -346,7 +345,7 @@ class Scheme(NamedSchemes):
             col_fraction_workers=options["col_fraction_workers"] if collect_themselves else 1.0,
             compress_weights_to_send=False if options["distribute_gradients"] else compress_weights, **{
                 name: options[name] for name in (
-                    "updates_per_step", "aggregate", "max_grad_lag", "lag_policy", "check_ranks_every", "worker_timeout_s")})
+                    "updates_per_step", "aggregate", "max_grad_lag", "lag_policy", "worker_timeout_s")})
 
     @property
     def replay_is_over(self) -> bool | None:
@@ -503,21 +502,21 @@ class Scheme(NamedSchemes):
     @property
     def env_steps(self) -> int:
         """Env steps collected, as of the last messages."""
-        return 0 if self._worker is None else self._worker.accounts.collected
+        return 0 if self._worker is None else self._worker.statistics.collected
 
     def ledger(self) -> dict[str, Any]:
         """Where every env step is; see `LedgerSnapshot`. Its equation always holds."""
         if self._final is not None:
             return self._final.to_dict()
-        return (LedgerSnapshot() if self._worker is None else self._worker.accounts.ledger()).to_dict()
+        return (LedgerSnapshot() if self._worker is None else self._worker.statistics.ledger()).to_dict()
 
     def metrics(self) -> dict[str, Any]:
-        """Counters, lags, bytes and times; see `Accounts.metrics`."""
-        return self.update_worker.accounts.metrics() if self._final is None or self._worker else {}
+        """Counters, lags, bytes and times; see `Statistics.metrics`."""
+        return self.update_worker.statistics.metrics() if self._final is None or self._worker else {}
 
     def episodes(self) -> list[Episode]:
         """Training episodes that ended since the last call."""
-        return [] if self._worker is None else self._worker.accounts.take_episodes()
+        return [] if self._worker is None else self._worker.statistics.take_episodes()
 
     # What it can be asked
 

@@ -45,7 +45,7 @@ DRIVER = "UWorker"
 
 # Where and how fast a run went, not what it computed.
 _NOT_COMPARED = {"runtime", "address", "placement", "schedule_seed", "costs", "record", "replay", "keep_bad_batches", "queue_timeout_s",
-                 "on_starved", "worker_timeout_s", "check_ranks_every", "col_worker_resources", "grad_worker_resources"}
+                 "on_starved", "worker_timeout_s", "col_worker_resources", "grad_worker_resources"}
 
 
 def differences(old_settings: Mapping[str, Any], settings: Mapping[str, Any], old_agent: Mapping[str, Mapping[str, str]],

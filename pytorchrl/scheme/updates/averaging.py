@@ -1,4 +1,4 @@
-"""Means over the gradients of several workers, weighted by the samples behind them."""
+"""Means over the gradients of several workers, weighted by the number of samples behind each."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from torch import Tensor
 from pytorchrl.scheme.transport.messages import Gradients
 
 
-def mean_gradients(parts: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:
-    """Mean of each vector, weighted by the samples behind it, summed in the order given; None of a policy that nobody has.
+def mean_gradients(gradients: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:
+    """Return the mean of each vector over the given gradients, weighted by the samples behind it.
 
-    Each may have a factor of its own: then it is the sum of n_i s_i g_i over the sum of n_i.
+    Args:
+        gradients: At least one, with equally many vectors; the sums are formed in this order.
+        factors: One factor s_i for each gradient g_i with n_i samples: the result is the sum of n_i s_i g_i over the
+            sum of n_i. None: all factors are 1.
+
+    Returns:
+        One flat float32 tensor for each vector; None where no gradient has one.
     """
-    decoded: list[list[Tensor | None]] = [part.vectors for part in parts]
-    weights = [part.weights(len(vectors)) for part, vectors in zip(parts, decoded, strict=True)]
-    factors = factors or [1.0] * len(parts)
-    return [_mean([row[index] for row in decoded], [row[index] for row in weights], factors) for index in range(len(decoded[0]))]
+    vectors: list[list[Tensor | None]] = [gradient.vectors for gradient in gradients]
+    weights = [gradient.weights(len(own)) for gradient, own in zip(gradients, vectors, strict=True)]
+    factors = factors or [1.0] * len(gradients)
+    return [_mean([own[place] for own in vectors], [own[place] for own in weights], factors)
+            for place in range(len(vectors[0]))]
 
 
 def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Sequence[float]) -> Tensor | None:
@@ -31,11 +38,14 @@ def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Seq
     return mean
 
 
-def mean_info(parts: Sequence[Gradients]) -> dict[str, float]:
-    """Mean of the algorithm's statistics, weighted by samples; of a policy that is not in all of them, over those it is in."""
+def mean_info(gradients: Sequence[Gradients]) -> dict[str, float]:
+    """Return the means of the algorithm's statistics, weighted by samples.
+
+    A statistic of a policy that some gradients lack is a mean over those that have it.
+    """
     means = {}
-    for name in dict.fromkeys(name for part in parts for name in part.info):
-        having = [part for part in parts if name in part.info]
-        total = sum(part.weight_of(name) for part in having)
-        means[name] = sum(part.info[name] * part.weight_of(name) for part in having) / total
+    for name in dict.fromkeys(name for gradient in gradients for name in gradient.info):
+        having = [gradient for gradient in gradients if name in gradient.info]
+        total = sum(gradient.weight_of(name) for gradient in having)
+        means[name] = sum(gradient.info[name] * gradient.weight_of(name) for gradient in having) / total
     return means

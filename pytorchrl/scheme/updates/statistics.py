@@ -43,7 +43,7 @@ _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates
 logger = get_logger(__name__)
 
 
-class Accounts:
+class Statistics:
     """Totals over all gradient workers. Thread-safe: an updater thread writes while the user reads.
 
     A gradient is `receive`d, then `apply`ed, `skip`ped or `drop`ped; the steps that are new in it move accordingly.
@@ -104,7 +104,7 @@ class Accounts:
 
     def receive(self, gradients: Gradients) -> None:
         """A gradient has arrived; its new steps are in flight until it is applied or dropped."""
-        self.add_part(gradients.part)
+        self.add_journal_part(gradients.part)
         with self._lock:
             sender = (gradients.worker, gradients.incarnation)
             self._snapshots[sender], self._counters[sender] = gradients.ledger, gradients.counters
@@ -216,12 +216,12 @@ class Accounts:
                 f"{self._empty_in_a_row} gradients in a row had no sample to learn from, so no update is made; look whether the agents "
                 "of policies that learn (trainable) ever act in the environment")
 
-    def take_account(self, worker: int, incarnation: int, snapshot: LedgerSnapshot) -> None:
+    def report_ledger(self, worker: int, incarnation: int, snapshot: LedgerSnapshot) -> None:
         """A gradient worker's account, without a gradient."""
         with self._lock:
             self._snapshots[worker, incarnation] = snapshot
 
-    def part(self, name: str) -> AbstractContextManager[None]:
+    def timed(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the update worker's own work, see `timing.PARTS`; for the thread that makes updates."""
         if self._began is None:
             self._began = self._now()
@@ -307,12 +307,12 @@ class Accounts:
             updates, self._new_updates, self._info, self._info_weights = self._new_updates, 0, {}, {}
             return updates, info
 
-    def add_part(self, part: WorkersPart | None) -> None:
+    def add_journal_part(self, part: WorkersPart | None) -> None:
         """What a worker's journal has noted came along."""
         if part is not None:
             self._parts.append(part)
 
-    def take_parts(self) -> list[WorkersPart]:
+    def take_journal_parts(self) -> list[WorkersPart]:
         """(worker, incarnation, part) of the journals that came with gradients since the last call."""
         parts, self._parts = self._parts, []
         return parts

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, ReplayError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import Parking
@@ -20,15 +22,13 @@ from pytorchrl.scheme.recording.record import DRIVER, Record, RecordWriter, chec
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Wanted
 from pytorchrl.scheme.transport.messages import Weights, WholeState
-from pytorchrl.scheme.updates.decentralised import DecentralisedRound
-from pytorchrl.scheme.updates.rounds import (
-    AsyncRound,
-    CentralRound,
-    LagRule,
-    Round,
-    SyncRound,
-)
-from pytorchrl.scheme.updates.statistics import Accounts
+from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
+from pytorchrl.scheme.updates.central import CentralUpdates
+from pytorchrl.scheme.updates.decentralised import DecentralisedUpdates
+from pytorchrl.scheme.updates.remote import Collaborators
+from pytorchrl.scheme.updates.statistics import Statistics
+from pytorchrl.scheme.updates.strategy import UpdateStrategy
+from pytorchrl.scheme.updates.synchronous import SynchronousUpdates
 from pytorchrl.terminal import get_logger
 
 # stop() gives running calls this long to end before their workers are killed.
@@ -42,13 +42,13 @@ class UpdaterThread(threading.Thread):
     """Makes updates. `step()` makes one in the caller's thread; started as a thread it makes them until closed.
 
     Args:
-        round_: How gradients become an update.
+        strategy: Turns gradients into updates.
         runtime: Owner of events.
     """
 
-    def __init__(self, round_: Round, runtime: Runtime) -> None:
+    def __init__(self, strategy: UpdateStrategy, runtime: Runtime) -> None:
         super().__init__(name="UpdaterThread", daemon=True)
-        self._round, self._runtime = round_, runtime
+        self._strategy, self._runtime = strategy, runtime
         self._closing = runtime.make_event()
         self.parking = Parking(runtime)
         # Set after every update and at the end; a waiting user's thread clears it.
@@ -64,12 +64,12 @@ class UpdaterThread(threading.Thread):
         return self._closing.is_set()
 
     def step(self) -> None:
-        """Make one update; after a failure every call raises it again, for its round was left half done."""
+        """Make one update; after a failure every call raises it again, for its update was left half done."""
         if self.failure is not None:
             raise self.failure
         try:
             self.before_step()
-            self._round.step()
+            self._strategy.step()
             self.after_step()
         except BaseException as failure:
             self.failure = failure
@@ -113,16 +113,31 @@ class UWorker(Worker):
         max_grad_lag: Limit on their lag; see `LagRule`.
         lag_policy: What becomes of those above it.
         col_fraction_workers: Share of ranks that collect themselves after which the others are told to stop collecting.
-        check_ranks_every: Updates after which parameters of ranks that apply updates themselves are compared; None: never.
         worker_timeout_s: How long the replacement of a gradient worker may wait for room on the cluster.
         compress_weights_to_send: What becomes of weights on their way to gradient workers.
 
     Attributes:
+        strategy: Turns gradients into updates.
         grad_workers: The GWorkerSet.
         local_worker, remote_workers: Its members.
         updater: The UpdaterThread.
-        accounts: Ledger, lags, episodes and statistics.
+        statistics: Ledger, lags, episodes and statistics.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of the update worker."""
+
+        updates_per_step: int = option(
+            1, low=1, help="Updates that one call of `step()` makes; the statistics that it returns are means over them.")
+        compress_weights_to_send: bool | str = option(
+            False, help="Codec of weights sent to workers: False, True (\"lz4\"), a name (\"lz4\", \"zstd\"; lossy: \"fp16\", "
+            "\"bf16\"), \"auto\" (\"lz4\" while that saves time) or \"auto:<name>\".")
+
+        def __post_init__(self) -> None:
+            """Refuse a codec that does not exist or is not for weights."""
+            super().__post_init__()
+            Compression.of(WEIGHTS, self.compress_weights_to_send)
 
     def __init__(self, grad_workers_factory: Callable[..., GWorkerSet], index_worker: int = 0, *,  # noqa: PLR0913
                  grad_execution: Execution | str = "Central", grad_communication: Communication | str = "synchronous",
@@ -130,14 +145,14 @@ class UWorker(Worker):
                  target_steps: int = 1, request_timeout_s: float = 600.0, on_worker_failure: str = "restart",
                  record: RecordWriter | None = None, replay: Record | None = None, updates_per_step: int = 1,
                  aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
-                 col_fraction_workers: float = 1.0, check_ranks_every: int | None = 100, worker_timeout_s: float = 60.0,
+                 col_fraction_workers: float = 1.0, worker_timeout_s: float = 60.0,
                  compress_weights_to_send: Wanted = False) -> None:
         super().__init__(index_worker)
         self._runtime = runtime or ThreadRuntime()
         self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
         self.local_worker: GWorker = self.grad_workers.local_worker()
         self.remote_workers = self.grad_workers.remote_workers()
-        self.accounts = Accounts(self._runtime.now)
+        self.statistics = Statistics(self._runtime.now)
         self._target_steps = target_steps
         self._journal = self._runtime.journal(DRIVER)
         self._record, self._replay = record, replay
@@ -146,22 +161,26 @@ class UWorker(Worker):
         parallel = Execution(grad_execution) is PARALLEL
         asynchronous = Communication(grad_communication) is ASYNC
         self._in_thread = asynchronous and not parallel
-        self._round: Any
+        self.strategy: UpdateStrategy
         if not parallel:
-            self._round = CentralRound(self.local_worker, self.accounts)
+            self.strategy = CentralUpdates(self.local_worker, self.statistics)
         else:
-            kind: Any = SyncRound
-            if distribute_gradients:
-                kind = functools.partial(DecentralisedRound, fraction_workers=col_fraction_workers, check_every=check_ranks_every)
-            if asynchronous:
-                kind = functools.partial(AsyncRound, aggregate=aggregate, lag_rule=LagRule(max_grad_lag, lag_policy))
-            # When exactly ranks that average among themselves broke off, no record says.
+            # No record says when exactly a group of decentralised workers broke up.
             supervisor = Supervisor(self.remote_workers, self.grad_workers.replace, self._runtime,
                                     "raise" if distribute_gradients and self._journal.is_kept else on_worker_failure,
                                     request_timeout_s, room_timeout_s=worker_timeout_s)
-            self._round = kind(self.local_worker, self.remote_workers, self._runtime, self.accounts, request_timeout_s,
-                               supervisor, self._journal, Compression.of(WEIGHTS, compress_weights_to_send))
-        self.updater = UpdaterThread(self._round, self._runtime)
+            tree = Collaborators(
+                local_worker=self.local_worker, workers=self.remote_workers, runtime=self._runtime, statistics=self.statistics,
+                supervisor=supervisor, journal=self._journal, request_timeout_s=request_timeout_s,
+                compress_weights=Compression.of(WEIGHTS, compress_weights_to_send))
+            if asynchronous:
+                self.strategy = AsynchronousUpdates(tree, AsynchronousUpdates.Options(
+                    aggregate=aggregate, max_grad_lag=max_grad_lag, lag_policy=lag_policy))
+            elif distribute_gradients:
+                self.strategy = DecentralisedUpdates(tree, col_fraction_workers)
+            else:
+                self.strategy = SynchronousUpdates(tree)
+        self.updater = UpdaterThread(self.strategy, self._runtime)
         self.updater.before_step, self.updater.after_step = self._before_update, self._after_update
         self.updater.is_over = lambda: self._replay_is_over
         self._final: LedgerSnapshot | None = None
@@ -174,7 +193,7 @@ class UWorker(Worker):
     @property
     def num_rounds(self) -> int:
         """Updates made or skipped."""
-        return self.accounts.updates + self.accounts.updates_skipped_nan
+        return self.statistics.updates + self.statistics.updates_skipped_nan
 
     @property
     def _replay_is_over(self) -> bool:
@@ -188,12 +207,12 @@ class UWorker(Worker):
         if self._replay_is_over:
             self._refuse_to_go_on()
         self._update_began = self._runtime.now()
-        self.local_worker.follow_schedules(lambda: self.accounts.env_steps, self._target_steps)
+        self.local_worker.follow_schedules(lambda: self.statistics.env_steps, self._target_steps)
 
     def _after_update(self) -> None:
-        self.accounts.add_step_s(self._runtime.now() - self._update_began)
+        self.statistics.add_step_s(self._runtime.now() - self._update_began)
         if self._journal.is_kept:
-            self._journal.note("update", self.num_rounds, checksum_of(self.accounts.last_info))
+            self._journal.note("update", self.num_rounds, checksum_of(self.statistics.last_info))
         if self._record is not None and self._record.is_due:
             self._write_record()
         if self._replay is not None:
@@ -218,7 +237,7 @@ class UWorker(Worker):
         own = self._journal.take()
         assert self._record is not None
         assert own is not None
-        parts = [*self.accounts.take_parts(), getattr(failure, "part", None), self.local_worker.take_part(), (DRIVER, 0, own)]
+        parts = [*self.statistics.take_journal_parts(), getattr(failure, "part", None), self.local_worker.take_part(), (DRIVER, 0, own)]
         self._record.add(part for part in parts if part is not None)
 
     def step(self) -> dict[str, float]:
@@ -241,8 +260,8 @@ class UWorker(Worker):
             if number and self._replay_is_over:  # the record ends within a step
                 break
             self.updater.step()
-        self._round.rest()
-        return self.accounts.take_info()[1]
+        self.strategy.send_requests()
+        return self.statistics.take_info()[1]
 
     def drain(self, timeout_s: float) -> None:
         """Bring to an end whatever is underway in the tree; see `Scheme.drain`.
@@ -257,34 +276,34 @@ class UWorker(Worker):
             raise self.updater.failure
         start = self._runtime.now()
         if self._in_thread and self.updater.ident is not None:
-            self._round.hold()
+            self.strategy.prepare_drain()
             if not self.updater.parking.ask(self.updater.is_alive, timeout_s):
                 raise WorkerLostError(f"the running update did not end within {timeout_s:.1f} s")
             if self.updater.failure is not None:
                 raise self.updater.failure
-        self._round.drain(max(0.0, timeout_s - (self._runtime.now() - start)))
+        self.strategy.drain(max(0.0, timeout_s - (self._runtime.now() - start)))
 
     @property
     def is_between_items(self) -> bool:
         """Whether all data that gradients are made from is used up, where collection and learning take turns."""
-        return bool(self._round.is_between_items)
+        return self.strategy.is_between_items
 
     def checkpoint(self, seed: int, timeout_s: float) -> dict[str, Any]:
         """Everything to go on from, as plain values and tensors; the tree then goes on as one just built with that seed."""
         self.drain(timeout_s)
-        whole, workers = self._round.state()
+        whole, workers = self.strategy.state()
         # Before any worker can be lost that has just said what it holds.
-        accounts = self.accounts.state()
-        self._round.begin_anew(seed)
-        return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": accounts}
+        statistics = self.statistics.state()
+        self.strategy.reseed(seed)
+        return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
 
     def restore(self, state: Mapping[str, Any], seed: int) -> None:
         """Go on from what `checkpoint` of another tree gave, with the same seed; nothing has been done yet."""
         workers = state["workers"]
-        self._round.restore(WholeState(state["version"], state["algorithm"]), workers)
-        self._round.begin_anew(seed)
+        self.strategy.restore(WholeState(state["version"], state["algorithm"]), workers)
+        self.strategy.reseed(seed)
         first = 1 if self.remote_workers else 0
-        self.accounts.restore(state["accounts"], {
+        self.statistics.restore(state["accounts"], {
             index: LedgerSnapshot(**own["ledger"]) for index, own in enumerate(workers, start=first) if own is not None})
 
     def _await_updates(self) -> dict[str, float]:
@@ -295,12 +314,12 @@ class UWorker(Worker):
         while True:
             self.updater.progressed.wait(POLL_INTERVAL_S)
             self.updater.progressed.clear()
-            if self.accounts.new_updates >= self._updates_per_step:
-                return self.accounts.take_info()[1]
+            if self.statistics.new_updates >= self._updates_per_step:
+                return self.statistics.take_info()[1]
             if self._replay_is_over:
-                if was_over and not self.accounts.new_updates:
+                if was_over and not self.statistics.new_updates:
                     self._refuse_to_go_on()
-                return self.accounts.take_info()[1]  # fewer were left, or skipped
+                return self.statistics.take_info()[1]  # fewer were left, or skipped
             if self.updater.failure is not None:
                 raise self.updater.failure
             if not self.updater.is_alive():
@@ -309,7 +328,7 @@ class UWorker(Worker):
     @property
     def actor_version(self) -> int:
         """Number of updates made."""
-        return self.accounts.updates
+        return self.statistics.updates
 
     def get_weights(self) -> Weights:
         """A snapshot of the current acting state and its version."""
@@ -322,8 +341,8 @@ class UWorker(Worker):
         return self.local_worker.save_model(fname)
 
     def _pull_weights(self, timeout_s: float = _STOP_TIMEOUT_S * 5) -> None:
-        if isinstance(self._round, DecentralisedRound) and self._final is None:
-            self._round.pull_weights(timeout_s)
+        if self._final is None:
+            self.strategy.pull_weights(timeout_s)
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Change a parameter of the algorithm in every worker; it replaces a schedule.
@@ -339,8 +358,7 @@ class UWorker(Worker):
                     "gradients are asynchronous; give it a schedule, or grad_communication='synchronous'")
             self._journal.note("parameter", parameter_name, repr(new_parameter_value))
         self.local_worker.update_algorithm_parameter(parameter_name, new_parameter_value)
-        if self.remote_workers and not isinstance(self._round, DecentralisedRound):
-            self._round.forget_weights()
+        self.strategy.forget_weights()
 
     def stop(self) -> LedgerSnapshot:
         """End all threads and workers; the final account, in which nothing is in flight or queued. Idempotent."""
@@ -352,15 +370,15 @@ class UWorker(Worker):
             handle.signal(GWorker.interrupt)
         self.local_worker.interrupt()
         self._runtime.join_thread(self.updater, _STOP_TIMEOUT_S)
-        self._round.finish(_STOP_TIMEOUT_S)
+        self.strategy.finish(_STOP_TIMEOUT_S)
         with contextlib.suppress(WorkerLostError):  # the local worker then keeps the last weights it had
             self._pull_weights(1.0)
         stopping = [handle.submit(GWorker.stop) for handle in self.remote_workers]
         for index, outcome in enumerate(self._runtime.get_all(stopping, _STOP_TIMEOUT_S), start=1):
-            self.accounts.close(index, outcome.value)
-        self.accounts.close(0, self.local_worker.stop())
+            self.statistics.close(index, outcome.value)
+        self.statistics.close(0, self.local_worker.stop())
         self.grad_workers.kill_remote()
-        self._final = self.accounts.settle()
+        self._final = self.statistics.settle()
         if self._record is not None:
             self._write_record(failure)
             has_failed = isinstance(failure, Exception) and not isinstance(failure, StoppedError)

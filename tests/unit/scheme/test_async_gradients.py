@@ -15,7 +15,7 @@ from pytorchrl import A2C, ASYNC, PPO, SYNC, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import SyntheticAlgorithm, SyntheticStorage, synthetic_agent
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv
 from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
-from pytorchrl.scheme.updates.rounds import LagRule
+from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 FREE = {"start": 0, "message": 0, "step": 0.25, "grad": 0, "update": 0}
 # Results of one moment come in any order; who looks a moment later sees them all.
@@ -24,12 +24,12 @@ APART = "; ".join(f"delay grad.{worker} {0.25 * (worker - 1)}s @ grad 1" for wor
 
 
 class Watched:
-    """A scheme, and what its accounts were told."""
+    """A scheme, and what its statistics were told."""
 
     def __init__(self, scheme):
         self.scheme, self.applied, self.lags, self.senders, self.dropped = scheme, [], [], [], []
-        accounts = scheme.start(10**6).accounts
-        apply, drop = accounts.apply, accounts.drop
+        statistics = scheme.start(10**6).statistics
+        apply, drop = statistics.apply, statistics.drop
 
         def watch_apply(gradients, version, info):
             self.applied.append(version)
@@ -40,11 +40,11 @@ class Watched:
         def watch_drop(gradients, reason):
             self.dropped.append((gradients.worker, reason.value))
             drop(gradients, reason)
-        accounts.apply, accounts.drop = watch_apply, watch_drop
+        statistics.apply, statistics.drop = watch_apply, watch_drop
 
     @property
     def in_flight(self):
-        return sorted(self.scheme.update_worker._round._in_flight.owners())
+        return sorted(self.scheme.update_worker.strategy.in_flight.owners())
 
     @property
     def parameter(self):
@@ -53,7 +53,7 @@ class Watched:
 
 @pytest.fixture
 def make(check_ledger):
-    """A function that starts watched schemes on the simulated runtime; their final accounts are checked."""
+    """A function that starts watched schemes on the simulated runtime; their final statistics are checked."""
     schemes = []
 
     def start(num_grad_workers=4, *, agent=None, together=True, costs=None, **settings):
@@ -92,7 +92,7 @@ def test_a_step_makes_so_many_updates_and_leaves_every_chain_at_work(make, updat
     watched.scheme.step()
     assert watched.parameter == watched.scheme.version == updates
     # The others' gradients are there, and wait.
-    ready = [index for index, _ in watched.scheme.update_worker._round._ready]
+    ready = watched.scheme.update_worker.strategy.ready
     assert sorted(watched.in_flight + ready) == list(range(5))
     assert len(ready) == (0 if updates == 10 else 3)
     watched.scheme.step()
@@ -167,13 +167,17 @@ def test_weights_are_put_once_for_all_who_are_asked_together(make):
 # Limits on lag
 
 
-@pytest.mark.parametrize(("rule", "lags", "factors"), [
-    (LagRule(0, "scale"), (0, 1, 3), (1, 0.5, 0.25)), (LagRule(2, "scale"), (2, 5), (1, 0.5)),
-    (LagRule(0, "drop"), (0, 1, 3), (1, 0, 0)), (LagRule(0, "apply"), (0, 1, 3), (1, 1, 1)),
-    (LagRule(None, "apply"), (0, 1, 300), (1, 1, 1)),
+def late(max_grad_lag, lag_policy):
+    return AsynchronousUpdates.Options(max_grad_lag=max_grad_lag, lag_policy=lag_policy)
+
+
+@pytest.mark.parametrize(("options", "lags", "factors"), [
+    (late(0, "scale"), (0, 1, 3), (1, 0.5, 0.25)), (late(2, "scale"), (2, 5), (1, 0.5)),
+    (late(0, "drop"), (0, 1, 3), (1, 0, 0)), (late(0, "apply"), (0, 1, 3), (1, 1, 1)),
+    (late(None, "apply"), (0, 1, 300), (1, 1, 1)),
 ])
-def test_factors(rule, lags, factors):
-    assert tuple(map(rule.factor, lags)) == factors
+def test_factors(options, lags, factors):
+    assert tuple(map(options.factor, lags)) == factors
 
 
 def test_late_gradients_are_scaled(make):
@@ -235,9 +239,9 @@ def test_normalisers_learn_an_item_once_and_with_its_last_gradient(make_scheme, 
         algo=PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-2, **options), envs=envs, size=4, runtime="simulated",
         actor=OnPolicyActor.create_factory(envs.observation_space, envs.action_space, normalize_obs=True), schedule_seed=seed,
         costs={"grad": ("exponential", 0.1)}, grad_communication=ASYNC, **{"num_grad_workers": 2} | settings)
-    accounts = scheme.start(10**6).accounts
+    statistics = scheme.start(10**6).statistics
     learner = scheme.update_worker.local_worker.local_worker
-    apply, merge, ends, merged = accounts.apply, learner.merge_moments, [], []
+    apply, merge, ends, merged = statistics.apply, learner.merge_moments, [], []
 
     def watch_apply(parts, version, info):
         ends.extend(part for part in parts if part.last or part.info.get("skip_remaining"))
@@ -247,7 +251,7 @@ def test_normalisers_learn_an_item_once_and_with_its_last_gradient(make_scheme, 
         moments = list(moments)
         merged.extend(moments)
         merge(moments)
-    monkeypatch.setattr(accounts, "apply", watch_apply)
+    monkeypatch.setattr(statistics, "apply", watch_apply)
     monkeypatch.setattr(learner, "merge_moments", watch_merge)
     for _ in range(60):
         scheme.step()

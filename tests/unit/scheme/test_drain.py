@@ -131,8 +131,8 @@ def test_a_learner_that_waits_for_data_is_not_waited_for(make, check_ledger, num
         scheme.runtime.start_thread(root.updater)
     else:
         root = scheme.start()
-        root._round._to_ask, root._round._started = {0: False, 1: False}, True
-        root._round.rest()
+        root.strategy.start()
+        root.strategy.send_requests()
     scheme.runtime.sleep(100.0)
     start = scheme.runtime.now()
     ledger = scheme.drain(200.0)

@@ -10,7 +10,7 @@ import torch
 from pytorchrl import ASYNC, PPO, GAEBuffer
 from pytorchrl.errors import CollectionError
 from pytorchrl.scheme.gradients.all_reduce import GradientGroup
-from pytorchrl.scheme.updates import statistics as accounts
+from pytorchrl.scheme.updates import statistics
 
 
 def without_samples(batch):
@@ -84,7 +84,7 @@ def test_asynchronous_gradients(make_scheme, check_ledger):
     {"num_grad_workers": 2, "grad_communication": ASYNC}, {"col_communication": ASYNC, "grad_communication": ASYNC}],
     ids=["central", "parallel", "decentralised", "asynchronous", "in a thread"])
 def test_nothing_but_empty_ones_is_an_error(make_scheme, settings, monkeypatch):
-    monkeypatch.setattr(accounts, "_MAX_EMPTY_IN_A_ROW", 50)
+    monkeypatch.setattr(statistics, "_MAX_EMPTY_IN_A_ROW", 50)
 
     class Empty(GAEBuffer):
         def generate_batches(self, *args, **kwargs):
@@ -98,7 +98,7 @@ def test_nothing_but_empty_ones_is_an_error(make_scheme, settings, monkeypatch):
 
 
 def test_empty_ones_now_and_then_are_none(make_scheme, monkeypatch):
-    monkeypatch.setattr(accounts, "_MAX_EMPTY_IN_A_ROW", 3)
+    monkeypatch.setattr(statistics, "_MAX_EMPTY_IN_A_ROW", 3)
     scheme = make_scheme(storage=with_empty({0, 2}))
     parameters(scheme, 12)
     assert scheme.metrics()["grads_empty"] == 6

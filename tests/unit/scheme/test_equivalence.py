@@ -13,7 +13,7 @@ import torch
 from pytorchrl import A2C, PPO, VecEnv
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.updates import rounds
+from pytorchrl.scheme.updates import synchronous
 
 SEED, NUM_ENVS, NUM_UPDATES = 1, 6, 5
 
@@ -130,8 +130,8 @@ def test_normalising_each_slice_by_itself_would_differ(make_scheme, algorithm, m
 def test_a_mean_that_ignores_sizes_would_differ(make_scheme, algorithm, monkeypatch):
     """What the test above would see if all workers counted the same."""
     _, whole = _train(make_scheme, 1, algorithm, "none")
-    mean_gradients = rounds.mean_gradients
-    monkeypatch.setattr(rounds, "mean_gradients", lambda parts: mean_gradients(
+    mean_gradients = synchronous.mean_gradients
+    monkeypatch.setattr(synchronous, "mean_gradients", lambda parts: mean_gradients(
         [dataclasses.replace(part, num_samples=1) for part in parts]))
     _, slices = _train(make_scheme, 2, algorithm, "none")
     assert _relative(slices, whole)[0] > 1e-5

@@ -17,7 +17,7 @@ from pytorchrl.agent.synthetic import SyntheticReplay, SyntheticStorage, synthet
 from pytorchrl.errors import InjectedFault, NonFiniteUpdateError
 from pytorchrl.scheme.gradients.g_worker import CollectorThread, GWorker
 from pytorchrl.scheme.collection.strategies import OnArrival
-from pytorchrl.scheme.updates.rounds import AsyncRound
+from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
 EXPECTED = {"raise": InjectedFault, "nan": NonFiniteUpdateError}
 
@@ -39,8 +39,8 @@ class Watch:
         self.learned, self.version, self.chains, self.broken = Counter(), 0, {}, None
         self.root = scheme.start(10**6)
         self.schedule = scheme.runtime.schedule
-        accounts = self.root.accounts
-        self._receive, accounts.receive = accounts.receive, self.receive
+        statistics = self.root.statistics
+        self._receive, statistics.receive = statistics.receive, self.receive
         if self.is_chain:
             self.watch_chains()
         self.schedule.after_event = self.look
@@ -67,7 +67,7 @@ class Watch:
                 self.broken = error
 
     def check_state(self):
-        snapshot = self.root.accounts.ledger()
+        snapshot = self.root.statistics.ledger()
         hold(snapshot.imbalance == 0, "the ledger does not balance:", snapshot)
         hold(self.scheme.version >= self.version, "the version went back", self.version, self.scheme.version)
         self.version = self.scheme.version
@@ -88,8 +88,8 @@ class Watch:
 
     def check_ranks(self):
         """No rank of a group is more than an update away from another, or from what has been booked."""
-        round_ = self.root._round
-        versions = [self.root.remote_workers[index].native.worker.actor_version for index in round_._ranks if not round_._is_broken]
+        ranks = self.root.strategy.ranks
+        versions = [self.root.remote_workers[index].native.worker.actor_version for index in ranks]
         hold(all(0 <= version - self.version <= 1 for version in versions), "ranks of versions", versions, "after update", self.version)
 
     def grad_workers(self):
@@ -110,12 +110,12 @@ class Watch:
         self._receive(gradients)
 
     def watch_chains(self):
-        right = self.root._round._weights_for
+        right = self.root.strategy._weights_for
 
         def weights_for(index):
             self.chains[index + 1] = self.root.local_worker.actor_version
             return right(index)
-        self.root._round._weights_for = weights_for
+        self.root.strategy._weights_for = weights_for
 
     @property
     def is_chain(self):
@@ -133,9 +133,9 @@ class Watch:
 
     def check_chains(self):
         """Between two steps every gradient worker is at work, has a gradient ready, or is being replaced."""
-        if self.is_chain and self.root._round._error is None:  # which is raised once what is ready is used
-            round_ = self.root._round
-            at_work = len(round_._in_flight) + len(round_._ready) + len(round_._held) + len(round_._supervisor.gone)
+        if self.is_chain and self.root.strategy.error is None:  # which is raised once what is ready is used
+            strategy = self.root.strategy
+            at_work = len(strategy.in_flight) + len(strategy.ready) + len(strategy.waiting) + len(strategy.supervisor.gone)
             self.note(at_work == self.settings["num_grad_workers"], "a chain stands still:", at_work, "are at work")
 
     def check(self):
@@ -284,8 +284,8 @@ def weights_to_the_wrong_worker(monkeypatch):
         if weights is not None:
             self._workers[(index + 1) % len(self._workers)].submit(GWorker.set_weights, weights)
         future = self._workers[index].submit(GWorker.collect_and_grad, None, skip_remaining=skip)
-        self._in_flight.add(index, future)
-    monkeypatch.setattr(AsyncRound, "_request", request)
+        self.in_flight.add(index, future)
+    monkeypatch.setattr(AsynchronousUpdates, "_request", request)
 
 
 def broadcast_after_resubmission(monkeypatch):
@@ -313,12 +313,12 @@ def a_rollout_counted_twice(monkeypatch):
 
 def a_missed_wake_up(monkeypatch):
     """Of two gradients that are ready together only one's sender is asked again."""
-    right = AsyncRound._request
+    right = AsynchronousUpdates._request
 
     def request(self, index, skip):
         if not self._ready:
             right(self, index, skip)
-    monkeypatch.setattr(AsyncRound, "_request", request)
+    monkeypatch.setattr(AsynchronousUpdates, "_request", request)
 
 
 def a_stop_that_leaves_a_thread(monkeypatch):

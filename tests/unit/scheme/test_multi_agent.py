@@ -23,7 +23,7 @@ from pytorchrl.reporting import progress_text
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.transport.messages import Gradients
-from pytorchrl.scheme.updates import rounds
+from pytorchrl.scheme.updates.averaging import mean_gradients, mean_info
 
 POLICY_OF = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}
 SMALL = functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,))
@@ -224,10 +224,10 @@ def gradients(vectors, samples, info=None):
 def test_means_are_over_those_that_have_the_policy():
     one = gradients([torch.tensor([1.0]), None], {"a": 3, "b": 0}, {"loss/a": 1.0})
     two = gradients([torch.tensor([5.0]), torch.tensor([8.0, 4.0])], {"a": 1, "b": 7}, {"loss/a": 5.0, "loss/b": 6.0})
-    assert [vector.tolist() for vector in rounds.mean_gradients([one, two])] == [[2.0], [8.0, 4.0]]
-    assert rounds.mean_info([one, two]) == {"loss/a": 2.0, "loss/b": 6.0}
-    assert rounds.mean_gradients([one, one])[1] is None
-    assert [vector.tolist() for vector in rounds.mean_gradients([one, two], [1.0, 0.5])] == [[5.5 / 4], [4.0, 2.0]]
+    assert [vector.tolist() for vector in mean_gradients([one, two])] == [[2.0], [8.0, 4.0]]
+    assert mean_info([one, two]) == {"loss/a": 2.0, "loss/b": 6.0}
+    assert mean_gradients([one, one])[1] is None
+    assert [vector.tolist() for vector in mean_gradients([one, two], [1.0, 0.5])] == [[5.5 / 4], [4.0, 2.0]]
 
 
 def test_a_policy_absent_from_half_of_the_slices_gets_the_gradient_of_its_own_data(make_multi):

@@ -45,7 +45,6 @@ RUNS = {
 ELSEWHERE = {
     "col_execution": "unit/scheme/test_options.py::test_numbers_of_workers_and_executions",
     "grad_execution": "unit/scheme/test_options.py::test_numbers_of_workers_and_executions",
-    "check_ranks_every": "unit/scheme/test_ranks.py::test_check_ranks_every",
     "compress_data_to_send": "unit/scheme/test_options.py::test_compress_data_to_send",
     "compress_grads_to_send": "unit/scheme/test_options.py::test_compress_grads_to_send",
     "compress_weights_to_send": "unit/scheme/test_compression.py::test_compress_weights_to_send",

@@ -23,7 +23,7 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.requests import Requests
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.messages import Rollout
-from pytorchrl.scheme.updates.statistics import Accounts
+from pytorchrl.scheme.updates.statistics import Statistics
 
 
 def _parameters_after(scheme, num_updates):
@@ -280,8 +280,8 @@ def test_distribute_gradients_keeps_all_ranks_equal(make_scheme, num_workers):
 
 def test_distributed_gradients_never_reach_the_server(make_scheme, monkeypatch):
     received = []
-    receive = Accounts.receive
-    monkeypatch.setattr(Accounts, "receive", lambda self, gradients: (
+    receive = Statistics.receive
+    monkeypatch.setattr(Statistics, "receive", lambda self, gradients: (
         received.append(gradients.vectors), receive(self, gradients))[1])
     make_scheme(num_grad_workers=2, distribute_gradients=True).step()
     assert received == [None, None]

@@ -1,0 +1,221 @@
+"""Asynchronous updates: gradients of remote gradient workers are applied in the order in which they arrive."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.agent.options import option
+from pytorchrl.errors import ConfigError, DeadlockError, ReplayError
+from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.ledger import DropReason
+from pytorchrl.scheme.transport.messages import Gradients, Moments
+from pytorchrl.scheme.transport.requests import ENDS_OF_POLLS
+from pytorchrl.scheme.updates.averaging import mean_gradients, mean_info
+from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
+from pytorchrl.scheme.updates.strategy import PendingMoments, book, discard_empty
+
+LAG_POLICIES = ("apply", "scale", "drop")
+
+
+class AsynchronousUpdates(RemoteUpdates):
+    """Updates from the gradients of whichever workers are ready. Requests stay in flight between two steps.
+
+    All gradients that are ready are taken at once and handled in the order of their requests; then all workers whose
+    gradient was applied or dropped get new requests, with the same weights. A worker whose gradient waits for an update
+    gets no request before that update, so each of its gradients includes the effect of the previous one.
+
+    Args:
+        tree: The parts of the tree that it works with.
+        options: How many gradients make an update, and what becomes of late ones.
+
+    Attributes:
+        error: The first error of a worker, which `step` raises once the gradients that arrived with it are used.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(BaseOptions):
+        """Options of asynchronous gradients.
+
+        The lag of a gradient is the number of updates between the weights that it was computed with and those that it
+        would be applied to.
+        """
+
+        aggregate: int = option(
+            1, low=1, help="Asynchronous gradients, each of another gradient worker, averaged into one update.")
+        max_grad_lag: int | None = option(
+            None, low=0, help="Largest lag, in updates, at which an asynchronous gradient is applied unchanged; "
+            "None: no limit.")
+        lag_policy: str = option(
+            "apply", choices=LAG_POLICIES, help="Treatment of a gradient whose lag l exceeds max_grad_lag = m: "
+            "\"apply\" applies it unchanged and counts it, \"scale\" multiplies it by (1 + m) / (1 + l), \"drop\" "
+            "drops it.")
+
+        def __post_init__(self) -> None:
+            """Refuse a policy for late gradients where none is late."""
+            super().__post_init__()
+            if self.max_grad_lag is None and self.lag_policy != "apply":
+                raise ConfigError(
+                    f"lag_policy={self.lag_policy!r} needs max_grad_lag, got None; set the largest acceptable lag")
+
+        def is_late(self, lag: int) -> bool:
+            """Return whether a lag exceeds the limit."""
+            return self.max_grad_lag is not None and lag > self.max_grad_lag
+
+        def factor(self, lag: int) -> float:
+            """Return the factor by which a gradient of this lag is multiplied; 0 to drop it."""
+            if self.max_grad_lag is None or lag <= self.max_grad_lag or self.lag_policy == "apply":
+                return 1.0
+            return (1 + self.max_grad_lag) / (1 + lag) if self.lag_policy == "scale" else 0.0
+
+    def __init__(self, tree: Collaborators, options: Options) -> None:
+        super().__init__(tree)
+        self._options = options
+        self._moments = [PendingMoments() for _ in self._workers]
+        # Between two calls of step() each worker is in exactly one of: a request in flight, _ready, _waiting,
+        # _to_request (empty after send_requests()), and the supervisor's gone.
+        self._ready: deque[tuple[int, Gradients]] = deque()  # in order of dispatch
+        self._waiting: dict[int, tuple[Gradients, float]] = {}  # for their update, with their factors
+        self._to_request: dict[int, bool] = {}  # in order; whether to skip the rest of the worker's train batch
+        self.error: Exception | None = None
+        self._started = False
+        self._has_updated = True  # since gradients were last taken
+
+    def step(self) -> None:
+        """Make one update from the next gradients.
+
+        Raises:
+            Exception: A worker raised it; the gradients that arrived with it are used first.
+        """
+        self.start()
+        while len(self._waiting) < self._num_needed:
+            if self._ready:
+                self._handle(*self._ready.popleft())
+                continue
+            self.send_requests()
+            if self.error is not None:
+                raise self.error
+            with self._statistics.timed("wait"):
+                self._take_ready()
+        self._update()
+
+    def start(self) -> None:
+        """Plan the first request of every worker, before the first step and after a drain."""
+        if not self._started:
+            self._started = True
+            self._to_request = {
+                index: False for index in range(len(self._workers)) if index not in self.supervisor.gone}
+
+    @property
+    def ready(self) -> list[int]:
+        """Indices of the workers whose gradients have arrived and are not handled yet, in order of dispatch."""
+        return [index for index, _ in self._ready]
+
+    @property
+    def waiting(self) -> list[int]:
+        """Indices of the workers whose gradients wait for more of the same update."""
+        return list(self._waiting)
+
+    @property
+    def _num_needed(self) -> int:
+        """Number of gradients of an update, at most that of the workers, including those that will be replaced."""
+        gone = 0 if self.supervisor.is_replacing else len(self.supervisor.gone)
+        return min(self._options.aggregate, len(self._workers) - gone)
+
+    def send_requests(self) -> None:
+        """Send new requests to all workers whose gradients were applied or dropped."""
+        if self._to_request and not self._has_updated:
+            # Without this note a replay would not know that answers after it had not arrived yet.
+            self._journal.note("asked", next(iter(self._to_request)))
+        to_request, self._to_request = self._to_request, {}
+        for index, skip in to_request.items():
+            self._request(index, skip)
+
+    def _take_ready(self) -> None:
+        """Wait until a gradient is ready and take all that are; the first error is kept until they are used."""
+        self._has_updated = False
+        timeout_s, replaying = POLL_INTERVAL_S, self._journal.upcoming() is not None
+        while True:
+            num_open = len(self.in_flight)
+            try:
+                for index, gradients in self.in_flight.poll(timeout_s):
+                    self._statistics.receive(gradients)
+                    self._ready.append((index, self._receive(gradients)))
+                break
+            except (ReplayError, DeadlockError):  # the run cannot go on at all
+                raise
+            except Exception as error:  # noqa: BLE001 - raised by step(), once the good results are used
+                self.error = self.error or error
+                was_last = replaying and (self._journal.upcoming() or ENDS_OF_POLLS)[0] in ENDS_OF_POLLS
+                if was_last or len(self.in_flight) == num_open:
+                    break
+                timeout_s = 0.0  # take only what has already arrived
+
+    def _handle(self, index: int, gradients: Gradients) -> None:
+        """Keep a gradient for the update, or drop it."""
+        if not discard_empty(self._statistics, [gradients]):
+            self._moments[index].add([gradients])
+            self._to_request[index] = False
+            return
+        lag = self._local.actor_version - gradients.weights_version
+        factor = self._options.factor(lag)
+        if self._options.is_late(lag):
+            self._statistics.grads_late += 1
+        if factor:
+            self._waiting[index] = (gradients, factor)
+            return
+        self._statistics.drop(gradients, DropReason.GRADIENT_LAG)
+        self._moments[index].add([gradients])
+        skip = bool(gradients.info.get("skip_remaining"))
+        if gradients.last or skip:
+            self._moments[index].discard()
+        self._to_request[index] = skip
+
+    def _update(self) -> None:
+        """Apply the mean of the waiting gradients, in worker order; request their workers in order of dispatch."""
+        order = list(self._waiting)
+        gradients, factors = zip(*(self._waiting[index] for index in sorted(order)), strict=True)
+        self._waiting, self._has_updated = {}, True
+        skips = {gradient.worker - 1: bool(gradient.info.get("skip_remaining")) for gradient in gradients}
+        moments: list[dict[str, Moments]] = []
+        for index, gradient in zip(sorted(order), gradients, strict=True):
+            self._moments[index].add([gradient])
+            if gradient.last or skips[index]:
+                moments.extend(self._moments[index].take())
+        version = self._local.actor_version
+        with self._statistics.timed("decode"):
+            mean = mean_gradients(gradients, factors)
+        with self._statistics.timed("apply"):
+            applied = self._local.apply_gradients(mean, moments=tuple(moments))
+        self._to_request.update((index, skips[index]) for index in order)
+        book(self._statistics, gradients, version, mean_info(gradients), applied)
+
+    def _request(self, index: int, skip: bool) -> None:
+        self.in_flight.add(index, self._workers[index].submit(
+            GWorker.collect_and_grad, self._weights_for(index), skip_remaining=skip))
+
+    def _on_replaced(self, index: int) -> None:
+        super()._on_replaced(index)
+        self._moments[index] = PendingMoments()
+        if not self._is_draining:
+            self._request(index, skip=False)
+
+    def drain(self, timeout_s: float) -> None:
+        """Drop the gradients that were not applied, then drain as `RemoteUpdates` does; the next step starts afresh."""
+        self._drop_gradients()
+        super().drain(timeout_s)
+        self._to_request, self._started = {}, False
+
+    def finish(self, timeout_s: float) -> None:
+        """Book all gradients that were not applied, those in flight included, as dropped."""
+        self._drop_gradients()
+        super().finish(timeout_s)
+
+    def _drop_gradients(self) -> None:
+        waiting = [gradients for gradients, _ in self._waiting.values()]
+        for gradients in [*(gradients for _, gradients in self._ready), *waiting]:
+            self._statistics.drop(gradients, DropReason.SHUTDOWN)
+        self._ready.clear()
+        self._waiting.clear()

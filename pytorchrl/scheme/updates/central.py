@@ -1,0 +1,86 @@
+"""Central updates: the local gradient worker computes each gradient and applies it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.transport.messages import WholeState
+from pytorchrl.scheme.updates.statistics import Statistics
+from pytorchrl.scheme.updates.strategy import PendingMoments, WorkerState, book, discard_empty
+
+
+class CentralUpdates:
+    """Updates from the gradients of the local gradient worker; an `UpdateStrategy`.
+
+    Args:
+        local_worker: The local gradient worker.
+        statistics: Books the updates.
+    """
+
+    def __init__(self, local_worker: GWorker, statistics: Statistics) -> None:
+        self._local, self._statistics = local_worker, statistics
+        self._pending = PendingMoments()
+        self._num_drains = 0
+        self.is_between_items = True
+
+    def step(self) -> None:
+        """Make one update, not counting batches without any sample to learn from; a drain ends the wait without one."""
+        while not self._step() and not self._local.collector.is_held:
+            pass
+
+    def _step(self) -> bool:
+        """Return whether a gradient had samples, so that its update was made or skipped."""
+        with self._statistics.timed("wait"):
+            gradients = self._local.collect_and_grad()
+        self._statistics.receive(gradients)
+        if not discard_empty(self._statistics, [gradients]):
+            return False
+        version, skip = self._local.actor_version, bool(gradients.info.get("skip_remaining"))
+        self.is_between_items = gradients.last or skip
+        self._pending.add([gradients])
+        moments = self._pending.take() if self.is_between_items else ()
+        with self._statistics.timed("apply"):
+            applied = self._local.apply_gradients(gradients.vectors, moments=moments)
+        book(self._statistics, [gradients], version, gradients.info, applied)
+        if skip:
+            self._local.skip_remaining()
+        return True
+
+    def prepare_drain(self) -> None:
+        """See `UpdateStrategy`."""
+        self._local.hold(self._num_drains + 1)
+
+    def drain(self, timeout_s: float) -> None:
+        """See `UpdateStrategy`."""
+        self._num_drains += 1
+        self._statistics.report_ledger(0, *self._local.drain(self._num_drains, timeout_s))
+        self._pending.discard()
+        self.is_between_items = True
+
+    def state(self) -> tuple[WholeState, list[WorkerState | None]]:
+        """See `UpdateStrategy`."""
+        return self._local.whole_state(), [self._local.state()]
+
+    def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
+        """See `UpdateStrategy`."""
+        self._local.local_worker.load_whole_state(whole)
+        for state in workers:
+            if state is not None:
+                self._local.restore(state)
+
+    def reseed(self, seed: int) -> None:
+        """See `UpdateStrategy`."""
+        self._local.begin_anew(seed)
+
+    def send_requests(self) -> None:
+        """Do nothing: between two steps the local worker has no requests."""
+
+    def finish(self, timeout_s: float) -> None:
+        """Do nothing: between two steps no gradient is in flight."""
+
+    def forget_weights(self) -> None:
+        """Do nothing: no other gradient worker has weights."""
+
+    def pull_weights(self, timeout_s: float) -> None:
+        """Do nothing: the local worker applies the updates."""

@@ -1,0 +1,207 @@
+"""The base of update strategies with remote gradient workers: requests, weights, drains and saved states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, TypeVar
+
+from pytorchrl.errors import WorkerLostError
+from pytorchrl.runtime import Handle, Journal, Runtime
+from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.ledger import DropReason
+from pytorchrl.scheme.recording.record import checksum_of
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression
+from pytorchrl.scheme.transport.messages import Gradients, Weights, WholeState
+from pytorchrl.scheme.transport.receive import receive
+from pytorchrl.scheme.transport.requests import Requests
+from pytorchrl.scheme.transport.weight_sync import WeightSync
+from pytorchrl.scheme.updates.statistics import Statistics
+from pytorchrl.scheme.updates.strategy import WorkerState, discard_empty
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collaborators:
+    """The parts of the tree that a strategy with remote gradient workers works with."""
+
+    local_worker: GWorker
+    """Holds the parameters in force; it computes no gradients."""
+    workers: Sequence[Handle[GWorker]]
+    """The remote gradient workers, by index; a replacement takes the place of a lost one."""
+    runtime: Runtime
+    statistics: Statistics
+    supervisor: Supervisor
+    """Watches `workers`."""
+    journal: Journal
+    request_timeout_s: float
+    """Seconds that a worker may take to save or restore its state."""
+    compress_weights: Compression | None = None
+
+
+def _numbers_of(answer: object) -> tuple[int, ...]:
+    """Return the numbers of a gradient that are equal whenever the run is repeated."""
+    return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
+
+
+def _seconds_of(answer: object) -> float | None:
+    """Return the seconds that a gradient took its worker, including waits for data; None for other answers."""
+    return sum(answer.timings.get("gradients", {}).values()) if isinstance(answer, Gradients) else None
+
+
+class RemoteUpdates:
+    """The base of strategies with remote gradient workers. Weights are put once per version and sent with requests.
+
+    Args:
+        tree: The parts of the tree that it works with.
+
+    Attributes:
+        supervisor: Watches the gradient workers.
+        in_flight: The requests that are not answered yet.
+    """
+
+    def __init__(self, tree: Collaborators) -> None:
+        self._local, self._workers, self._runtime = tree.local_worker, tree.workers, tree.runtime
+        self._statistics, self._journal, self._timeout_s = tree.statistics, tree.journal, tree.request_timeout_s
+        self.supervisor = tree.supervisor
+        self._statistics.num_workers, self._statistics.missing = len(self._workers), self.supervisor.gone
+        self._weight_sync = WeightSync(
+            self._runtime, tree.compress_weights, getattr(self._local.algo, "groups", ()), self._workers)
+        self._versions = [-1] * len(self._workers)
+        self._num_drains, self._is_draining = 0, False
+        # Used only by the thread that steps, or after that thread has ended.
+        self.in_flight: Requests[Any] = Requests(
+            self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
+
+    def _weights_for(self, index: int) -> Weights | None:
+        """Return a reference to the newest weights, which the worker receives as `Weights`; None if it has them."""
+        version = self._local.actor_version
+        if self._versions[index] == version:
+            return None
+        if not self._weight_sync.has(version):
+            with self._statistics.timed("push"):
+                self._weight_sync.put(self._local.get_weights(learning=True))
+        self._versions[index] = version
+        self._statistics.weight_pushes += 1
+        self._weight_sync.count()
+        self._statistics.bytes_out = self._weight_sync.bytes_out
+        self._statistics.traffic[WEIGHTS] = self._weight_sync.traffic
+        return self._weight_sync.reference
+
+    def _receive(self, answer: Any) -> Any:
+        """Return a worker's answer; the vectors of a gradient are decoded."""
+        if not isinstance(answer, Gradients):
+            return answer
+        with self._statistics.timed("decode"):
+            gradients, traffic = receive(answer, self._runtime.now)
+        self._statistics.traffic[GRADS] += traffic
+        return gradients
+
+    def forget_weights(self) -> None:
+        """Send the weights to every worker again with its next request."""
+        self._versions = [-1] * len(self._workers)
+        self._weight_sync.forget()
+
+    def _on_lost(self, index: int) -> None:
+        """Book a lost worker and the steps that it held as lost."""
+        self._versions[index] = -1
+        self._statistics.lose(index + 1)
+
+    def _on_replaced(self, index: int) -> None:
+        """Count the replacement of a worker."""
+        self._statistics.restarts = self.supervisor.restarts
+
+    def _gather_all(self) -> list[Any]:
+        """Wait for all requests in flight and return the answers in worker order; the first error is raised."""
+        done: dict[int, Any] = {}
+        with self._statistics.timed("wait"):
+            while len(self.in_flight) or self.supervisor.is_replacing:
+                done.update((index, self._receive(answer)) for index, answer in self.in_flight.poll(POLL_INTERVAL_S))
+        self._statistics.add_send_s(self.in_flight.take_send_s())
+        return [done[index] for index in sorted(done)]
+
+    def send_requests(self) -> None:
+        """Do nothing: between two steps the workers have no requests."""
+
+    def pull_weights(self, timeout_s: float) -> None:
+        """Do nothing: the local worker applies the updates."""
+
+    def prepare_drain(self) -> None:
+        """Do nothing: no thread makes these updates."""
+
+    def drain(self, timeout_s: float) -> None:
+        """Let running requests end and drain the level below each worker; workers that do not answer in time are lost.
+
+        Raises:
+            Exception: A worker raised it, or the supervisor did because of a lost one.
+        """
+        deadline = self._runtime.now() + timeout_s
+        self._num_drains += 1
+        self._is_draining = True
+        try:
+            for index, handle in enumerate(self._workers):
+                if index not in self.supervisor.gone:
+                    handle.signal(GWorker.hold, self._num_drains)
+                    # The level below gets most of the time, so that the worker itself can still answer.
+                    self.in_flight.add(index, handle.submit(GWorker.drain, self._num_drains, 0.8 * timeout_s))
+            while len(self.in_flight) and self._runtime.now() < deadline:
+                for index, answer in self.in_flight.poll(POLL_INTERVAL_S):
+                    if isinstance(answer, Gradients):
+                        self._statistics.receive(answer)
+                        if discard_empty(self._statistics, [answer]):
+                            self._statistics.drop(answer, DropReason.SHUTDOWN)
+                    else:
+                        self._statistics.report_ledger(index + 1, *answer)
+            for index in sorted(set(self.in_flight.owners())):
+                self.in_flight.lose(index, WorkerLostError(
+                    f"{self._workers[index].name} did not answer before the timeout of drain()"))
+        finally:
+            self._is_draining = False
+            self.in_flight.forget_waits()
+
+    @property
+    def is_between_items(self) -> bool:
+        """Always True: each worker has train batches of its own, so no step begins with new data for all of them."""
+        return True
+
+    def state(self) -> tuple[WholeState, list[WorkerState | None]]:
+        """See `UpdateStrategy`."""
+        return self._whole_state(), self._call_all(GWorker.state, dict.fromkeys(range(len(self._workers)), ()))
+
+    def _whole_state(self) -> WholeState:
+        return self._local.whole_state()
+
+    def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
+        """See `UpdateStrategy`."""
+        self._local.local_worker.load_whole_state(whole)
+        self._call_all(GWorker.restore, {index: (state,) for index, state in enumerate(workers) if state is not None})
+
+    def reseed(self, seed: int) -> None:
+        """See `UpdateStrategy`."""
+        self._call_all(GWorker.begin_anew, dict.fromkeys(range(len(self._workers)), (seed,)))
+
+    def _call_all(self, method: Callable[Concatenate[GWorker, ...], R],
+                  arguments: Mapping[int, tuple[object, ...]]) -> list[R | None]:
+        """Call the workers with the given arguments; return their answers by index, None for a lost one.
+
+        The next step decides what becomes of a lost worker.
+        """
+        calls = {index: self._workers[index].submit(method, *own) for index, own in arguments.items()
+                 if index not in self.supervisor.gone}
+        answers: list[R | None] = [None] * len(self._workers)
+        for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), self._timeout_s), strict=True):
+            if isinstance(outcome.error, WorkerLostError):
+                self.in_flight.lose(index, outcome.error)
+            else:
+                answers[index] = outcome.unwrap()
+        return answers
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for gradients in flight for at most `timeout_s`, and book those that arrive as dropped."""
+        for outcome in self.in_flight.finish(timeout_s):
+            if isinstance(outcome.value, Gradients):
+                self._statistics.receive(outcome.value)
+                self._statistics.drop(outcome.value, DropReason.SHUTDOWN)

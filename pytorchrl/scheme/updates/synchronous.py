@@ -1,0 +1,112 @@
+"""Synchronous updates: one gradient from every remote gradient worker, averaged into one update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pytorchrl.runtime import Future, Handle
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.ledger import DropReason
+from pytorchrl.scheme.transport.messages import Gradients, Moments, Weights
+from pytorchrl.scheme.updates.averaging import mean_gradients, mean_info
+from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
+from pytorchrl.scheme.updates.strategy import PendingMoments, book, discard_empty
+
+R = TypeVar("R")
+
+
+class SynchronousUpdates(RemoteUpdates):
+    """Updates from one gradient of every remote gradient worker.
+
+    A round never silently has fewer gradients. If a worker is lost, the train batch that it was working on is lost with
+    it, and the others drop theirs, too, so that all stay in step; the round is then repeated with the replacement.
+
+    Args:
+        tree: The parts of the tree that it works with.
+    """
+
+    def __init__(self, tree: Collaborators) -> None:
+        super().__init__(tree)
+        self._used_up, self._skip, self._was_lost = True, False, False
+        self._pending = PendingMoments()
+
+    def _on_lost(self, index: int) -> None:
+        super()._on_lost(index)
+        self._was_lost = True
+
+    def _ask(self, submit: Callable[[Handle[GWorker], Weights | None], Future[R]]) -> list[R] | None:
+        """Return every worker's answer, in worker order; None if a worker was lost meanwhile.
+
+        Args:
+            submit: Submits the request to one worker, with the newest weights or None if it has them.
+        """
+        self._was_lost = False
+        for index, handle in enumerate(self._workers):
+            if index not in self.supervisor.gone:
+                self.in_flight.add(index, submit(handle, self._weights_for(index)))
+        answers = self._gather_all()
+        for answer in answers:
+            if not isinstance(answer, Gradients):
+                self._statistics.add_journal_part(answer[1])
+        if not self._was_lost:
+            return answers
+        for answer in answers:
+            if isinstance(answer, Gradients):
+                self._statistics.receive(answer)
+                self._statistics.drop(answer, DropReason.WORKER_LOST)
+                self._pending.add([answer])
+        self._used_up = self._skip = True
+        return None
+
+    def _ask_for_gradients(self) -> list[Gradients] | None:
+        advantage_moments: list[Moments] | None = None
+        if self._used_up and self._local.algo.advantage_normalization == "batch":
+            prepared = self._ask(lambda handle, weights: handle.submit(
+                GWorker.prepare, weights, skip_remaining=self._skip))
+            if prepared is None:
+                return None
+            advantage_moments = [moments for moments, _ in prepared]
+            self._skip = False
+        return self._ask(lambda handle, weights: handle.submit(
+            GWorker.collect_and_grad, weights, skip_remaining=self._skip, advantage_moments=advantage_moments))
+
+    def drain(self, timeout_s: float) -> None:
+        """Drain as `RemoteUpdates` does; then all workers begin with new train batches."""
+        super().drain(timeout_s)
+        self._used_up, self._skip = True, False
+        self._pending.discard()
+
+    @property
+    def is_between_items(self) -> bool:
+        """Whether all workers begin the next step with new train batches."""
+        return self._used_up
+
+    def step(self) -> None:
+        """Send weights, wait for all gradients, and apply their mean; rounds without any sample do not count."""
+        while not self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Return whether any gradient had samples, so that the update was made or skipped."""
+        gradients = None
+        while gradients is None:
+            gradients = self._ask_for_gradients()
+        for gradient in gradients:
+            self._statistics.receive(gradient)
+        self._pending.add(gradients)
+        if all(gradient.is_empty for gradient in gradients):
+            discard_empty(self._statistics, gradients)
+            self._used_up, self._skip = gradients[0].last, False
+            return False
+        info, version = mean_info(gradients), self._local.actor_version
+        # The mean decides once, so that all workers do the same.
+        self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
+        self._used_up = self._skip or gradients[0].last
+        moments = self._pending.take() if self._used_up else ()
+        with self._statistics.timed("decode"):
+            mean = mean_gradients([gradient for gradient in gradients if not gradient.is_empty])
+        with self._statistics.timed("apply"):
+            applied = self._local.apply_gradients(mean, moments=moments)
+        book(self._statistics, discard_empty(self._statistics, gradients), version, info, applied)
+        return True
