@@ -218,7 +218,7 @@ class Line:
         self._state = {str(place): array for place, array in enumerate(arrays)}
         self._handle = self._runtime.start_actor(Peer, {"arrays": arrays, "kind": kind, "option": option, "rate": rate},
                                                  name="peer", resources={"num_cpus": 0, **resources})
-        supervisor = Supervisor([self._handle], lambda index: None, self._runtime, policy="raise", timeout_s=300.0)
+        supervisor = Supervisor([self._handle], lambda index: None, self._runtime, Supervisor.Options(on_worker_failure="raise", worker_timeout_s=300.0))
         self._requests: Requests[Any] = Requests(
             self._runtime, supervisor, Journal(), lambda answer: answer[-1], lambda answer: (), lambda index: None, lambda index: None)
         self._weight_sync = WeightSync(

@@ -40,7 +40,7 @@ from pytorchrl.scheme.replay.routing import ROUTINGS, TORN_BY
 from pytorchrl.scheme.replay.storage_options import KINDS as REPLAY_KINDS
 from pytorchrl.scheme.replay.storage_options import STORAGE_OPTIONS, check_kind, kind_of, rollout_steps
 from pytorchrl.scheme.supervision.bad_batches import check_directory
-from pytorchrl.scheme.supervision.supervisor import check_policy
+from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, WEIGHTS, Compression
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
@@ -99,7 +99,7 @@ class Checks:
                             ("keep_bad_batches", partial(check_directory, "keep_bad_batches"))):
             if options[name] is not None:
                 self._parse(name, check)
-        self._parse("on_worker_failure", check_policy)
+        self._parse("on_worker_failure", lambda policy: Supervisor.Options(on_worker_failure=policy).on_worker_failure)
         self._check_gradient_lag()
         self._check_timeout()
         self._check_runtime()

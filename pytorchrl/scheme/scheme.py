@@ -35,6 +35,7 @@ from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, differences, read_record
 from pytorchrl.scheme.replay.r_worker_set import FREE, RWorkerSet
+from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.replay.storage_options import batch_steps, kept_by_shards, with_options
 from pytorchrl.scheme.rules import Checks
 from pytorchrl.scheme.supervision.evaluation import Evaluation, Evaluator
@@ -320,11 +321,11 @@ class Scheme(NamedSchemes):
             replay_level["replay_workers_factory"] = RWorkerSet.create_factory(
                 num_shards, self.algo_factory, self.actor_factory, kept_by_shards(self.storage_factory, options["size"]),
                 shard_resources, self.seed, options["num_threads"], options["replay_debug"])
-            replay_level["replay_options"] = {"batch_size": options["train_batch_size"], **{name: options[name] for name in (
-                "learning_starts", "prefetch", "add_in_flight", "routing", "queue_size")},
+            replay_level["replay_options"] = {"batch_size": options["train_batch_size"], "options": Shards.Options(**{
+                name: options[name] for name in ("learning_starts", "prefetch", "add_in_flight", "routing", "queue_size",
+                                                 "min_replay_ratio", "max_replay_ratio")}),
                 "batch_steps": batch_steps(self.storage_factory, self.train_envs_factory, options["train_batch_size"]),
-                "num_passes": getattr(self.algo_factory.options, "num_epochs", 1) if options["kind"] == "batch" else 1,
-                "min_ratio": options["min_replay_ratio"], "max_ratio": options["max_replay_ratio"]}
+                "num_passes": getattr(self.algo_factory.options, "num_epochs", 1) if options["kind"] == "batch" else 1}
         compress_weights = Compression.of(WEIGHTS, options["compress_weights_to_send"]) or False
         grad_factory = GWorkerSet.create_factory(
             num_grad, col_factory, options["col_fraction_workers"], options["col_execution"],

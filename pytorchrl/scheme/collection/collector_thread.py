@@ -116,7 +116,8 @@ class CollectorThread(threading.Thread):
         # Numbers of drains that were announced and made: signals may come late.
         self._drain_announced = self._drains = 0
         self._gather: Gather
-        supervisor = supervisor or Supervisor(remote_workers, lambda place: None, self._runtime, "raise")
+        supervisor = supervisor or Supervisor(
+            remote_workers, lambda place: None, self._runtime, Supervisor.Options(on_worker_failure="raise"))
         weights_options: Any = {"compress": Compression.of(WEIGHTS, compress_weights_to_send),
                                 "parameters": getattr(local_worker.algo, "groups", ())}
         if not remote_workers:

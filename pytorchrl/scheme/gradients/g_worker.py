@@ -20,7 +20,7 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread, HeldError
 from pytorchrl.scheme.gradients import microbatch as accumulator
 from pytorchrl.scheme.gradients import saved
-from pytorchrl.scheme.gradients.minibatch_buffer import Item
+from pytorchrl.scheme.gradients.minibatch_buffer import Item, Part
 from pytorchrl.scheme.gradients.rank import Candidate, Meeting, Rank, propose_address
 from pytorchrl.scheme.gradients.worker_stats import Report, Vectors, not_finite, timed, with_part
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
@@ -122,13 +122,14 @@ class GWorker(Worker):
         self.remote_workers: list[Handle[CWorker]] = self.col_workers.remote_workers()
         self.actor, self.algo, self.storage = self.local_worker.actor, self.local_worker.algo, self.local_worker.storage
         self.ledger = Ledger()
+        supervision = Supervisor.Options(on_worker_failure=on_worker_failure, worker_timeout_s=worker_timeout_s)
         self.replay_workers: RWorkerSet | None = None
         self.shards: Shards | None = None
         if replay_workers_factory is not None and collects:
             self.replay_workers = replay_workers_factory(
                 index_parent=index_worker, runtime=self._runtime, first_incarnation=_INCARNATIONS * incarnation)
             self.shards = Shards(
-                self.replay_workers, self.ledger, on_worker_failure, timeout_s=queue_timeout_s, worker_timeout_s=worker_timeout_s,
+                self.replay_workers, self.ledger, supervision=supervision, timeout_s=queue_timeout_s,
                 seed=self.storage.generator.initial_seed(), version=lambda: self.actor_version, **(replay_options or {}))
         is_async = self.col_communication is ASYNC
         in_rounds, items_are_batches = not is_async and self.shards is None, is_async and self.shards is None
@@ -140,8 +141,7 @@ class GWorker(Worker):
             col_execution, broadcast_interval, runtime=self.col_workers.runtime, ledger=self.ledger,
             fraction_samples=fraction_samples, col_in_flight=col_in_flight, queue_size=queue_size,
             queue_timeout_s=queue_timeout_s, shards=self.shards, supervisor=Supervisor(
-                self.remote_workers, self.col_workers.replace, self.col_workers.runtime, on_worker_failure, worker_timeout_s,
-                seed=index_worker), train_batch_size=train_batch_size if items_are_batches else None, **collector_options)
+                self.remote_workers, self.col_workers.replace, self.col_workers.runtime, supervision, seed=index_worker), train_batch_size=train_batch_size if items_are_batches else None, **collector_options)
         self.inqueue = self.collector.queue
         self._batches: Iterator[Batch] | None = None
         self._batch: Batch | None = None
@@ -211,7 +211,8 @@ class GWorker(Worker):
 
     @timed("copy")
     def _take_item(self) -> None:
-        item = self._item = self._collect() if self.shards is None else self._draw(self.shards).as_item()
+        item = self._item = self._collect() if self.shards is None else Item(
+            [Part(rollout, 0, is_old=True) for rollout in self._draw(self.shards).messages()])
         self._unused_steps = self._drawn_steps = 0
         if item.uses == 1:
             for part in item.parts:

@@ -183,7 +183,7 @@ class Report:
         add_seconds(self._timings, {"collection": {"send": collector.take_send_s()}})
         self.counters["requests_in_flight"] = collector.requests_in_flight
         self.counters["queued_items"] = collector.queue.qsize() if shards is None else shards.num_waiting
-        self.counters["draws_in_flight"] = 0 if shards is None else shards.num_underway
+        self.counters["draws_in_flight"] = 0 if shards is None else shards.num_pending
         self.counters["dropped_items"] = collector.feed.dropped_items
         self.counters["passes_cancelled"] = collector.feed.passes_cancelled
         self.counters["bytes_out"] = collector.bytes_out

@@ -8,7 +8,6 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.replay.shard_states import ShardState
 from pytorchrl.scheme.replay.versions import Versions
 from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Rollout
@@ -29,39 +29,9 @@ from pytorchrl.scheme.window_stat import WindowStat
 _TIME_WINDOW = 100
 # Notes are of the last items, so many.
 _NOTE_WINDOW = 1000
-_NO_CONTENTS: Mapping[str, Any] = MappingProxyType({
-    "added": 0, "sampled": 0, "items": 0, "bytes": 0, "mass": 0.0, "min_priority": None, "stale_priorities": 0, "evicted_unused": 0})
 
 
-class ShardState(NamedTuple):
-    """What a shard holds; it comes with each of its answers."""
-
-    answers: int = 0
-    """Calls answered so far: the larger, the newer."""
-    resident: int = 0
-    """Env steps."""
-    evicted: int = 0
-    """Env steps given up for newer ones, since it began."""
-    mass: float = 0.0
-    """Sum of what its transitions are drawn in proportion to."""
-    smallest: float = float("inf")
-    """The smallest of those."""
-    contents: Mapping[str, Any] = _NO_CONTENTS
-    """Statistics of the shard's storage; see `describe`."""
-    times_ms: Mapping[str, float] = MappingProxyType({})
-    """Mean milliseconds of the last 100 calls of each kind."""
-    traffic: Traffic = Traffic()
-    """The decoding of the rollout that was added last."""
-    notes: Mapping[str, Any] = MappingProxyType({})
-    """Where it keeps notes, statistics of them by name; see `ReplayBuffer.take_notes`."""
-
-    def statistics(self) -> dict[str, Any]:
-        """Return the shard's metrics: its contents, mean times of its calls in ms (None: not called yet), and its notes."""
-        return {**self.contents, **{f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")},
-                **self.notes}
-
-
-class Drawn(NamedTuple):
+class Sample(NamedTuple):
     """What a shard answers when something is drawn."""
 
     batch: Any
@@ -126,7 +96,7 @@ class RWorker(Worker):
         self._storage.insert_data_slice([rollout.data], sources=[rollout.source])
         self._versions.forget(self._storage.num_rows_added - self._storage.options.size)
 
-    def sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> Drawn:
+    def sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> Sample:
         """Draw a batch.
 
         Args:
@@ -136,7 +106,7 @@ class RWorker(Worker):
         """
         with self._timed("sample"):
             batch, versions = self._sample(size, smallest, parameters)
-        return Drawn(batch, self._state(), versions)
+        return Sample(batch, self._state(), versions)
 
     def _sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> tuple[Any, np.ndarray]:
         self._arrive("sample")

@@ -8,11 +8,13 @@ from functools import partial
 from typing import Any
 
 from pytorchrl.agent.options import Factory, option
-from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Runtime, ThreadRuntime
+from pytorchrl.scheme.base.options import PrefetchOptions, QueueOptions
 from pytorchrl.scheme.base.worker import check_count
 from pytorchrl.scheme.base.worker_set import WorkerSet
 from pytorchrl.scheme.replay.r_worker import RWorker
+from pytorchrl.scheme.replay.routing import ROUTINGS
 from pytorchrl.tracebacks import brief_errors
 
 FREE = {"num_cpus": 0}
@@ -37,14 +39,35 @@ class RWorkerSet(WorkerSet[RWorker]):
     kind = "replay shards"
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options of the replay shards of each gradient worker."""
+    class Options(QueueOptions, PrefetchOptions):
+        """Options of each gradient worker's replay shards, and of the rollouts and batches in flight to and from them."""
 
         num_replay_workers: int = option(
             1, low=1, help="Replay shards of each gradient worker, each with its share of the storage's size; 1 is a thread of the "
             "gradient worker's process.")
         replay_worker_resources: Mapping[str, float] = option(
             default_factory=lambda: dict(FREE), help="Ray resources of each remote replay shard.")
+        learning_starts: int | None = option(
+            None, low=0, help="Env steps that must be in replay before learning begins; None: the algorithm's start_steps, or "
+            "train_batch_size for replay of whole rollouts.")
+        add_in_flight: int = option(2, low=1, help="Rollouts in flight to each shard before collection waits.")
+        routing: str = option(
+            "round_robin", choices=ROUTINGS, help="Shard that a rollout is added to: each in turn, a random one, the one with "
+            "the fewest env steps, or a fixed one for each collection worker (always so for sequences that span rollouts).")
+        min_replay_ratio: float | None = option(
+            None, low=0.0, exclusive=True, help="Env steps consumed per env step collected, below which collection waits for "
+            "learning; None: never.")
+        max_replay_ratio: float | None = option(
+            None, low=0.0, exclusive=True, help="Env steps consumed per env step collected, above which learning waits for "
+            "collection; None: never.")
+
+        def __post_init__(self) -> None:
+            """Refuse a lower bound above the upper one."""
+            super().__post_init__()
+            low, high = self.min_replay_ratio, self.max_replay_ratio
+            if low is not None and high is not None and low > high:
+                raise ConfigError(f"min_replay_ratio {low} exceeds max_replay_ratio {high}; collection and learning would wait "
+                                  "for each other; lower min_replay_ratio")
 
     def __init__(self, num_workers: int, index_parent: int, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], worker_resources: Mapping[str, float], seed: int = 0,

@@ -18,7 +18,6 @@ from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.gradients.minibatch_buffer import Item, Part
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.messages import Rollout
 
@@ -37,10 +36,10 @@ class RolloutBatch:
     last: bool = False
     """Whether no further batch is drawn before new data come."""
 
-    def as_item(self) -> Item:
-        """What a gradient worker makes its batches of; all of it is old: it was booked when it came into replay."""
-        return Item([Part(Rollout(data=data, num_env_steps=data.num_valid(), size=data.size, collected_steps=0, weights_version=0,
-                                  worker=place, sequence=0), 0, is_old=True) for place, data in enumerate(self.rollouts)])
+    def messages(self) -> list[Rollout]:
+        """Return the rollouts in the form in which a gradient worker takes them."""
+        return [Rollout(data=data, num_env_steps=data.num_valid(), size=data.size, collected_steps=0, weights_version=0,
+                        worker=place, sequence=0) for place, data in enumerate(self.rollouts)]
 
 
 @dataclass(slots=True)

@@ -1,17 +1,16 @@
-"""What becomes of lost workers: replaced, done without, or an error; within a budget, and never in a hurry."""
+"""Reaction to lost workers: replace them, go on without them, or raise an error; within a budget and with pauses."""
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.errors import (
-    ConfigError,
     CrashLoopError,
     InsufficientResourcesError,
     NoWorkersLeft,
@@ -23,46 +22,38 @@ from pytorchrl.terminal import get_logger
 
 FAILURE_POLICIES = ("restart", "ignore", "raise")
 
-# A worker may be replaced so often within this time.
+# Largest number of replacements of one worker within this time.
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
-# So many losses in a row without a result in between are no accident.
+# Losses in a row without a result that are taken for a crash loop.
 _MAX_FRUITLESS = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
-# So many replacements start at the same time: each imports torch and builds environments, on the cores of those that work.
+# Replacements that start at the same time: each imports torch and builds environments on the cores of the working ones.
 _MAX_STARTING = 4
-# A worker hangs if it takes this many times as long as the longest call so far; its start counts in its own first call.
+# A worker hangs if it takes this many times as long as the longest call so far; its first call includes its start.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
 
 
-def check_policy(value: object) -> str:
-    """Return a policy for lost workers, or raise `ConfigError`."""
-    if value not in FAILURE_POLICIES:
-        raise ConfigError(f"on_worker_failure must be one of {list(FAILURE_POLICIES)}, got {value!r}")
-    return str(value)
-
-
 class Supervisor:
-    """Watches the workers of one set, for the thread that makes requests of them.
+    """Watches the workers of one set, for the thread that sends them requests.
 
     A lost worker is replaced after a pause that doubles from 0.5 s to 30 s. Each worker has a budget of ten
-    replacements in ten minutes; three losses in a row without a result end the run, and so does a replacement for which
-    there is no room.
+    replacements in ten minutes. Three losses in a row without a result end the run, and so does a replacement for which
+    there are no free resources.
 
     Args:
         workers: Handles of the set; a replacement takes its place in this list.
-        replace: Ends the worker at an index of the list and starts another in its place.
+        replace: Kills the worker at an index of the list and starts another in its place.
         runtime: Owner of the clock.
-        policy: "restart", "ignore" (go on with the others) or "raise".
-        timeout_s: A worker that gives no result for this long, or for ten times the longest call so far if that is
-            more, is taken for hung and killed; five times as long for its first result.
-        seed: Of the jitter of pauses.
-        room_timeout_s: How long a replacement may wait for room on the machines that there are; None: `timeout_s`.
+        options: Reaction and time limit; None: the defaults.
+        seed: Seed of the jitter of pauses.
+        hang_timeout_s: Seconds without a result after which a worker is considered hung, if they differ from
+            `worker_timeout_s`, which then limits only the wait for resources.
 
     Attributes:
-        restarts: Workers replaced so far.
-        gone: Indices of those that are lost and not replaced (yet).
+        restarts: Number of workers replaced so far.
+        gone: Indices of the workers that are lost and not replaced (yet).
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -70,37 +61,48 @@ class Supervisor:
         """Options for lost workers."""
 
         on_worker_failure: str = option(
-            "restart", choices=FAILURE_POLICIES, help="Reaction to a lost remote worker: \"restart\" starts a replacement with the newest "
-            "weights, \"ignore\" goes on with the others, \"raise\" ends the run.")
+            "restart", choices=FAILURE_POLICIES, help="Reaction to a lost remote worker: \"restart\" starts a replacement with the "
+            "newest weights, \"ignore\" goes on with the others, \"raise\" ends the run.")
         worker_timeout_s: float = option(
-            60.0, low=0.0, exclusive=True, help="Seconds after which a worker without a result is considered hung and replaced, or ten times "
-            "its longest call so far if that is longer. A replacement may wait this long for free resources.")
+            60.0, low=0.0, exclusive=True, help="Seconds after which a worker without a result is considered hung and replaced, or "
+            "ten times its longest call so far if that is longer. A replacement may wait this long for free resources.")
 
-    def __init__(self, workers: list[Handle[Any]], replace: Callable[[int], object], runtime: Runtime,
-                 policy: str = "restart", timeout_s: float = 60.0, seed: int = 0, room_timeout_s: float | None = None) -> None:
+    def __init__(self, workers: Sequence[Handle[Any]], replace: Callable[[int], object], runtime: Runtime,
+                 options: Options | None = None, seed: int = 0, *, hang_timeout_s: float | None = None) -> None:
         self._workers, self._replace, self._runtime = workers, replace, runtime
-        self._policy, self._timeout_s = check_policy(policy), timeout_s
-        self._room_timeout_s = timeout_s if room_timeout_s is None else room_timeout_s
+        self._options = options or self.Options()
+        self._timeout_s = self._options.worker_timeout_s if hang_timeout_s is None else hang_timeout_s
         self._rng = random.Random(f"pauses {seed}")
         self._history: list[deque[float]] = [deque() for _ in workers]
         self._fruitless = [0] * len(workers)
         self._since: dict[int, float] = {}
         self._longest_s = 0.0
         self._due: dict[int, float] = {}
-        self._untried = set(range(len(workers)))  # those without a first result
+        self._untried = set(range(len(workers)))  # workers without a first result
         self.gone: set[int] = set()
         self.restarts = 0
 
+    @property
+    def ignores_lost(self) -> bool:
+        """Whether lost workers are never replaced."""
+        return self._options.on_worker_failure == "ignore"
+
     def asked(self, index: int) -> None:
-        """A call was made of a worker; its time runs unless an earlier one is unanswered."""
+        """Start the time limit of a worker's call, unless an earlier call is unanswered."""
         self._since.setdefault(index, self._runtime.now())
 
     def waited_s(self, index: int) -> float:
-        """For how long a worker has had to answer a call, or the next one since it answered one."""
+        """Return the seconds since a worker's call, or since its last answer if it had several calls."""
         return self._runtime.now() - self._since[index]
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
-        """A worker has given a result that took it `seconds`; if there are `more` unanswered calls, their time runs."""
+        """Record a result.
+
+        Args:
+            index: The worker.
+            seconds: Seconds that the result took the worker.
+            more: Whether the worker has other unanswered calls, whose time limit starts now.
+        """
         self._longest_s = max(self._longest_s, seconds)
         self._fruitless[index] = 0
         self._untried.discard(index)
@@ -110,29 +112,29 @@ class Supervisor:
             self._since.pop(index, None)
 
     def failed(self, index: int) -> None:
-        """A call of a worker has ended with an error, which is an answer too: its time does not run."""
+        """Record a call that ended with an error, which is an answer, too: its time limit ends."""
         self._since.pop(index, None)
 
     def lost(self, index: int, error: BaseException, goes_on: bool = False) -> None:
-        """A worker is dead or hung.
+        """Record that a worker is dead or hung.
 
         Args:
-            index: Which.
-            error: What is known of it.
-            goes_on: Whether it is known that it was replaced, so that no budget has to say so.
+            index: The worker.
+            error: The error that shows it.
+            goes_on: Whether the worker is known to be replaced, so that no budget decides about it.
 
         Raises:
             WorkerLostError: The policy is "raise".
-            CrashLoopError: It is lost again and again.
-            NoWorkersLeft: The policy is "ignore", and it was the last.
+            CrashLoopError: The worker was lost too often.
+            NoWorkersLeft: The policy is "ignore", and the worker was the last one.
         """
         name = self._workers[index].name
         self._since.pop(index, None)
         self._untried.discard(index)
         self.gone.add(index)
-        if self._policy == "raise":
+        if self._options.on_worker_failure == "raise":
             raise WorkerLostError(str(error)) from error
-        if self._policy == "ignore":
+        if self.ignores_lost:
             if not isinstance(error, WorkerDiedError):
                 self.kill(index)
             if len(self.gone) == len(self._workers):
@@ -153,7 +155,7 @@ class Supervisor:
         logger.warning("%s; it is replaced in %.1f s", error, pause)
 
     def replaced(self) -> list[int]:
-        """Replace those whose pause is over, not too many at a time; their indices."""
+        """Replace the workers whose pause is over, at most four at a time, and return their indices."""
         now = self._runtime.now()
         places = max(0, _MAX_STARTING - len(self._untried))
         ready = [index for index, moment in self._due.items() if moment <= now][:places]
@@ -170,29 +172,29 @@ class Supervisor:
         self.restarts += 1
 
     def kill(self, index: int) -> None:
-        """End a worker."""
+        """Kill a worker."""
         self._runtime.kill(self._workers[index])
 
     @property
     def is_replacing(self) -> bool:
-        """Whether a replacement is still to come."""
+        """Whether a replacement is due later."""
         return bool(self._due)
 
     def deadline_s(self, index: int) -> float:
-        """How long a worker may take for its next answer."""
+        """Return the seconds that a worker may take for its next answer."""
         timeout_s = self._timeout_s * (_FIRST_CALL_FACTOR if index in self._untried else 1.0)
         return max(timeout_s, _HANG_FACTOR * self._longest_s)
 
     def hung(self) -> list[tuple[int, WorkerLostError]]:
-        """Those that have not answered for too long, and what to say of them.
+        """Return the workers that have not answered for too long, with an error for each.
 
         Raises:
-            InsufficientResourcesError: One has not come up, for want of room.
+            InsufficientResourcesError: A worker has not started because resources are missing.
         """
         now = self._runtime.now()
         for index in self._untried & self._since.keys():
             waited = now - self._since[index]
-            if waited > self._room_timeout_s and (lack := self._runtime.lacks_room(self._workers[index])):
+            if waited > self._options.worker_timeout_s and (lack := self._runtime.lacks_room(self._workers[index])):
                 raise InsufficientResourcesError(
                     f"{self._workers[index].name} has found no room for {waited:.0f} s: {lack}; add a machine, ask for less, "
                     "raise worker_timeout_s, or go on without lost workers (on_worker_failure='ignore')")

@@ -14,6 +14,8 @@ R = TypeVar("R")
 ENDS_OF_POLLS = ("update", "parameter", "asked", "ask")
 """Events that come between two polls, never within one."""
 
+# A waiting thread checks whether it should end this often; an answer wakes it at once.
+POLL_INTERVAL_S = 0.1
 # A finished result may lie on another node; fetching it takes no longer than this.
 _FETCH_TIMEOUT_S = 60.0
 

@@ -166,9 +166,10 @@ class UWorker(Worker):
             self.strategy = CentralUpdates(self.local_worker, self.statistics)
         else:
             # No record says when exactly a group of decentralised workers broke up.
-            supervisor = Supervisor(self.remote_workers, self.grad_workers.replace, self._runtime,
-                                    "raise" if distribute_gradients and self._journal.is_kept else on_worker_failure,
-                                    request_timeout_s, room_timeout_s=worker_timeout_s)
+            policy = "raise" if distribute_gradients and self._journal.is_kept else on_worker_failure
+            supervisor = Supervisor(
+                self.remote_workers, self.grad_workers.replace, self._runtime, hang_timeout_s=request_timeout_s,
+                options=Supervisor.Options(on_worker_failure=policy, worker_timeout_s=worker_timeout_s))
             tree = Collaborators(
                 local_worker=self.local_worker, workers=self.remote_workers, runtime=self._runtime, statistics=self.statistics,
                 supervisor=supervisor, journal=self._journal, request_timeout_s=request_timeout_s,

@@ -236,8 +236,8 @@ def test_shards_go_on_with_what_they_hold(check_ledger, agent, num_replay_worker
         held = [worker.update_worker.local_worker.shards for worker in (first, second)]
         assert [state.resident for state in held[1].states] == [state.resident for state in held[0].states]
         assert [state.mass for state in held[1].states] == [state.mass for state in held[0].states]
-        assert [shards._trained for shards in held] == [first.ledger()["consumed"]] * 2
-        assert [shards._added for shards in held] == [first.ledger()["collected"]] * 2  # so learning does not wait to start again
+        assert [shards.trained for shards in held] == [first.ledger()["consumed"]] * 2
+        assert [shards.added for shards in held] == [first.ledger()["collected"]] * 2  # so learning does not wait to start again
         assert check_ledger(second) == check_ledger(first)
         assert second.ledger()["resident"] == sum(state.resident for state in held[1].states) > 0
         for _ in range(30):

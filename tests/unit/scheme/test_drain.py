@@ -41,7 +41,7 @@ def drained(scheme, check_ledger):
         assert worker.collector.queue.empty()
         assert worker.collector._gather.state()[1] == 0
         assert not worker.collector.feed.is_ready
-        assert worker.shards is None or not (worker.shards._draws or len(worker.shards._adds) or any(worker.shards._telling))
+        assert worker.shards is None or worker.shards.is_idle
     return ledger
 
 

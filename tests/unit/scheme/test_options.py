@@ -152,7 +152,7 @@ def _fake_workers(number):
 
 
 def _supervisor(workers, runtime):
-    return Supervisor(workers, lambda place: None, runtime, "raise")
+    return Supervisor(workers, lambda place: None, runtime, Supervisor.Options(on_worker_failure="raise"))
 
 
 def _barrier(workers, runtime):

@@ -136,13 +136,13 @@ def test_the_account_holds_under_losses_and_no_sequence_is_torn(make_r2d2, check
     scheme = make_r2d2(faults=faults, worker_timeout_s=1.0, costs={"grad": 0.1, "step": 0.02}, **SHARDS)
     make_updates(scheme, 10)
     shards = scheme.update_worker.local_worker.shards
-    while (scheme.metrics()["workers_restarted"] or 0) < num_lost or not all(shards._resident):
+    while (scheme.metrics()["workers_restarted"] or 0) < num_lost or not all(state.resident for state in shards.states):
         scheme.step()
         check_ledger(scheme)
         assert scheme.version < 300
     assert (check_ledger(scheme)["dropped"]["worker_lost"] > 0) == ("@" in faults and "shard" in faults) or "p=" in faults
     check_sequences()
-    storages = [handle.native.worker for handle in shards._handles]
+    storages = [handle.native.worker for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
     final = scheme.stop()
     places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
     assert final["collected"] == places + sum(final["dropped"].values())
@@ -178,13 +178,13 @@ def test_ratios_count_trained_steps(make_r2d2):
 
 @pytest.mark.parametrize(("queue_size", "most"), [(2, 2), (4, 4), (16, 8)])
 def test_no_more_batches_are_asked_for_than_the_queue_holds(make_r2d2, monkeypatch, queue_size, most):
-    from pytorchrl.scheme.replay.shards import Shards
-    levels, ask = [], Shards._ask
+    from pytorchrl.scheme.replay.sampler import Sampler
+    levels, ask = [], Sampler._request
 
     def watched(shards, parameters):
         ask(shards, parameters)
-        levels.append(len(shards._draws))
-    monkeypatch.setattr(Shards, "_ask", watched)
+        levels.append(shards.num_requested)
+    monkeypatch.setattr(Sampler, "_request", watched)
     scheme = make_r2d2(queue_size=queue_size, **SHARDS)
     make_updates(scheme, 30)
     assert max(levels) == most
@@ -195,7 +195,7 @@ def test_each_collectors_rollouts_stay_in_one_shard(make_r2d2):
     assert scheme.settings["routing"] == "by_stream"
     make_updates(scheme, 20)
     shards = scheme.update_worker.local_worker.shards
-    sources = [set(handle.native.worker._storage._episodes) for handle in shards._handles]
+    sources = [set(handle.native.worker._storage._episodes) for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
     assert sources == [{(2, 0)}, {(1, 0), (3, 0)}]
 
 

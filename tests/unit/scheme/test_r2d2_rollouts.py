@@ -132,7 +132,7 @@ def test_every_valid_step_counts_as_consumed_each_time(make, settings):
 def test_both_shards_are_drawn_and_hold_whole_rollouts(make):
     scheme = make(agent=make_agent(size=101), **SHARDS, max_replay_ratio=2.0)
     make_updates(scheme, 60)
-    shards = [handle.native.worker for handle in scheme.update_worker.local_worker.shards._handles]
+    shards = [handle.native.worker for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
     storages = [shard._storage for shard in shards]
     assert [storage.options.size for storage in storages] == [51, 50]
     assert [storage.counters["resident"] for storage in storages] == [48, 48]  # four rollouts of twelve steps
@@ -184,7 +184,7 @@ def test_the_named_schemes_take_it():
         assert [scheme.settings[name] for name in ("kind", "routing", "train_batch_size", "learning_starts", "size")] == [
             "batch", routing, 5, 60, 240]
         make_updates(scheme, 3)
-        shards = [handle.native.worker._storage for handle in scheme.update_worker.local_worker.shards._handles]
+        shards = [handle.native.worker._storage for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
         assert [(type(storage), storage.options.size) for storage in shards] == [(RolloutSequenceBuffer, 120)] * 2
         scheme.stop()
 

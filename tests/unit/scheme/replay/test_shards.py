@@ -17,6 +17,7 @@ from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.routing import ROUTINGS, Router
 from pytorchrl.scheme.replay.shards import Shards
+from pytorchrl.scheme.supervision.supervisor import Supervisor
 
 SIZE = 10  # steps of a rollout
 
@@ -61,9 +62,10 @@ class Side:
         self.workers = RWorkerSet(num_shards, 0, algo_factory=algo, actor_factory=actor, storage_factory=storage,
                                   worker_resources={}, runtime=self.runtime)
         self.ledger = Ledger()
+        own = {name: options.pop(name) for name in ("batch_size", "timeout_s") if name in options}
         self.shards = Shards(
-            self.workers, self.ledger, policy,
-            **{"batch_size": 16, "timeout_s": 20.0, "worker_timeout_s": 5.0, "seed": seed} | options)
+            self.workers, self.ledger, Shards.Options(**options), Supervisor.Options(on_worker_failure=policy, worker_timeout_s=5.0),
+            **{"batch_size": 16, "timeout_s": 20.0, "seed": seed} | own)
         self.workers.wait_ready()
         self.collector = Collector(self.shards, self.runtime, self.ledger, interval_s, num_workers, limit)
         self.runtime.start_thread(self.collector)
@@ -143,12 +145,12 @@ def test_a_replay_that_fills_up_slowly_is_waited_for(make):
 def test_collection_goes_on_where_there_is_nothing_to_learn_from_yet(make, monkeypatch):
     """Learning lags behind a least ratio, for want of anything to draw: only more steps can help."""
     monkeypatch.setattr(SyntheticReplay, "mass", property(lambda storage: float(len(storage.inserted) >= 5)))
-    side = make(num_shards=1, min_ratio=100.0)
+    side = make(num_shards=1, min_replay_ratio=100.0)
     assert side.get() is not None
 
 
 def test_turns_are_taken_by_what_is_sent_not_by_waiting(make):
-    side = make(num_shards=2, batch_size=32, min_ratio=4.0, interval_s=0.001, capacity=10**5, costs={"sample": 0.0301})
+    side = make(num_shards=2, batch_size=32, min_replay_ratio=4.0, interval_s=0.001, capacity=10**5, costs={"sample": 0.0301})
     for _ in range(60):
         side.get()
     assert side.collector.number > 20
@@ -169,7 +171,7 @@ def test_no_more_is_asked_for_than_may_be_on_the_way(make):
     for _ in range(30):
         side.get()
         side.runtime.sleep(0.1)  # a slow learner
-        asked.append(len(side.shards._draws))
+        asked.append(side.shards.sampler.num_requested)
         assert sum(state.statistics()["sampled"] for state in side.shards.states) == 0
     assert max(asked) <= 6
 
@@ -243,16 +245,16 @@ def test_shards_are_drawn_in_proportion_to_their_mass(make, monkeypatch):
 
 def test_collection_waits_for_learning_and_learning_for_collection(make):
     """Ratios of steps consumed to steps that came since learning began; the numbers are those of the specification."""
-    side = make(num_shards=1, learning_starts=1000, batch_size=512, max_ratio=8.0, interval_s=0.1, timeout_s=30.0, capacity=10**5)
+    side = make(num_shards=1, learning_starts=1000, batch_size=512, max_replay_ratio=8.0, interval_s=0.1, timeout_s=30.0, capacity=10**5)
     added = []
     for _ in range(3):
         side.get()
-        added.append(side.shards._added)
+        added.append(side.shards.added)
     assert added == [1070, 1130, 1200]  # the first rollouts from 1064, 1128 and 1192 on
 
-    side = make(num_shards=1, learning_starts=1000, batch_size=512, min_ratio=4.0, interval_s=0.001, capacity=10**5)
+    side = make(num_shards=1, learning_starts=1000, batch_size=512, min_replay_ratio=4.0, interval_s=0.001, capacity=10**5)
     side.runtime.sleep(50.0)
-    assert side.shards._added + SIZE * len(side.shards._on_their_way[0]) == 1130  # from 1128 on held
+    assert side.shards.added + SIZE * side.shards.num_adding == 1130  # from 1128 on held
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
@@ -266,8 +268,7 @@ def test_shards_are_told_what_learning_found(make, num_shards):
         told += len(ids)
         side.runtime.sleep(0.01)
     side.runtime.sleep(1.0)
-    for index in range(num_shards):
-        side.shards._tell(index)
+    side.shards.sampler.send_priorities()
     side.runtime.sleep(1.0)
     heard = [pair for storage in side.storages() for pair in storage.told]
     assert sum(len(ids) for ids, _ in heard) == told
@@ -301,7 +302,7 @@ def test_a_lost_shard_leaves_the_draw_at_once_and_comes_back_empty(make, action,
     assert longest <= (2.0 if action == "kill" else 8.0)
     final = side.stop()
     assert final.dropped["worker_lost"] > 0
-    assert side.shards._supervisor.restarts == 1
+    assert side.shards.restarts == 1
     for storage in side.left:
         own = set(np.concatenate(storage.inserted).tolist())
         told_wrong += [step for ids, _ in storage.told for step in ids.tolist() if step not in own]

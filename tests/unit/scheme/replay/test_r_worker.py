@@ -15,7 +15,7 @@ BETA = 0.5
 
 @pytest.fixture
 def make():
-    """A function from options of the storage to a shard that holds five transitions with the priorities 1, 2, 3, 4, 5."""
+    """A function from options of the storage to a shard that holds five transitions with priorities 1 to 5."""
     def make_(**options):
         envs = VecEnv.create_factory(CountingEnv)
         agent = {"algo_factory": DQN.create_factory(), "storage_factory": PERBuffer.create_factory(
