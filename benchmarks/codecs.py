@@ -87,10 +87,12 @@ def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any
         packed = [codec.pack(array) for array in arrays]
         encode, decode = (seconds_of(lambda f=f, xs=xs: [f(x) for x in xs], at_least) for f, xs in (
             (codec.pack, arrays), (decode_array, packed)))
-        floats = [(array, decode_array(own)) for array, own in zip(arrays, packed, strict=True) if array.dtype == np.float32]
+        floats = [(array, decode_array(own)) for array, own in zip(arrays, packed, strict=True)
+                  if array.dtype == np.float32]
         errors = sum(float(np.square(array - back, dtype=np.float64).sum()) for array, back in floats)
         squares = sum(float(np.square(array, dtype=np.float64).sum()) for array, _ in floats)
-        rows[name] = {"ratio": raw / num_bytes(packed), "encode_mb_s": raw / encode / 1e6, "decode_mb_s": raw / decode / 1e6,
+        rows[name] = {"ratio": raw / num_bytes(packed), "encode_mb_s": raw / encode / 1e6,
+                      "decode_mb_s": raw / decode / 1e6,
                       "relative_error": (errors / squares) ** 0.5 if squares else 0.0}
     return {"bytes": raw, "codecs": rows}
 
@@ -140,14 +142,18 @@ class Namespaces:
     def __init__(self) -> None:
         ip = ["ip", "netns", "exec", SPACE, "ip"]
         for command in (
-                ["ip", "netns", "add", SPACE], ["ip", "link", "add", "prl0", "type", "veth", "peer", "name", "prl1", "netns", SPACE],
+                ["ip", "netns", "add", SPACE], ["ip", "link", "add", "prl0", "type", "veth", "peer", "name", "prl1",
+                                                "netns", SPACE],
                 ["ip", "address", "add", f"{NEAR}/24", "dev", "prl0"], ["ip", "link", "set", "prl0", "up"],
-                [*ip, "address", "add", f"{FAR}/24", "dev", "prl1"], [*ip, "link", "set", "prl1", "up"], [*ip, "link", "set", "lo", "up"]):
+                [*ip, "address", "add", f"{FAR}/24", "dev", "prl1"], [*ip, "link", "set", "prl1", "up"], [*ip, "link",
+                    "set", "lo", "up"]):
             subprocess.run(command, check=True)
-        start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2", "--disable-usage-stats"]
+        start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=2",
+                 "--disable-usage-stats"]
         self._nodes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for command in (
             [*start, "--head", f"--node-ip-address={NEAR}", f"--port={PORT}", "--include-dashboard=false"],
-            ["ip", "netns", "exec", SPACE, *start, f"--address={NEAR}:{PORT}", f"--node-ip-address={FAR}", '--resources={"far": 100}'])]
+            ["ip", "netns", "exec", SPACE, *start, f"--address={NEAR}:{PORT}", f"--node-ip-address={FAR}",
+             '--resources={"far": 100}'])]
 
     def connect(self) -> None:
         """Join the cluster, once both nodes are there."""
@@ -157,7 +163,8 @@ class Namespaces:
         while True:
             with contextlib.suppress(Exception):  # it is not up yet
                 if not ray.is_initialized():
-                    ray.init(address=f"{NEAR}:{PORT}", log_to_driver=False, logging_level="ERROR", _node_ip_address=NEAR)
+                    ray.init(address=f"{NEAR}:{PORT}", log_to_driver=False, logging_level="ERROR",
+                             _node_ip_address=NEAR)
             if ray.is_initialized() and ray.cluster_resources().get("far"):
                 return
             if time.monotonic() > deadline:
@@ -167,10 +174,12 @@ class Namespaces:
     def limit(self, rate: float) -> None:
         """Bytes a second, both ways."""
         for where, device in (([], "prl0"), (["ip", "netns", "exec", SPACE], "prl1")):
-            subprocess.run([*where, "tc", "qdisc", "del", "dev", device, "root"], check=False, stderr=subprocess.DEVNULL)
+            subprocess.run([*where, "tc", "qdisc", "del", "dev", device, "root"], check=False,
+                           stderr=subprocess.DEVNULL)
             if rate < float("inf"):
                 burst = max(16_000, int(rate / 1000))  # a millisecond's worth, or some packets
-                subprocess.run([*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{int(8 * rate)}bit",
+                subprocess.run([*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
+                                f"{int(8 * rate)}bit",
                                 "burst", f"{burst}b", "latency", "400ms"], check=True)
 
     def stop(self) -> None:
@@ -205,7 +214,8 @@ def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
 class Line:
     """Messages to or from a worker of its own, in one way, by the parts that a learner has for that."""
 
-    def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float, resources: dict[str, float]) -> None:
+    def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float,
+                 resources: dict[str, float]) -> None:
         from pytorchrl.runtime import Journal
         from pytorchrl.runtime.ray_runtime import RayRuntime
         from pytorchrl.scheme.supervision.supervisor import Supervisor
@@ -218,11 +228,13 @@ class Line:
         self._state = {str(place): array for place, array in enumerate(arrays)}
         self._handle = self._runtime.start_actor(Peer, {"arrays": arrays, "kind": kind, "option": option, "rate": rate},
                                                  name="peer", resources={"num_cpus": 0, **resources})
-        supervisor = Supervisor([self._handle], lambda index: None, self._runtime, Supervisor.Options(on_worker_failure="raise", worker_timeout_s=300.0))
+        supervisor = Supervisor([self._handle], lambda index: None, self._runtime,
+                                Supervisor.Options(on_worker_failure="raise", worker_timeout_s=300.0))
         self._requests: Requests[Any] = Requests(
             self._runtime, supervisor, Journal(), lambda answer: answer[-1], lambda answer: (), lambda index: None, lambda index: None)
         self._weight_sync = WeightSync(
-            self._runtime, Compression.of("weights", option) if kind == "weights" else None, self._state, [self._handle])
+            self._runtime, Compression.of("weights",
+                                          option) if kind == "weights" else None, self._state, [self._handle])
         self.link_s, self.probe_s = 0.0, 0.0
         if str(option).startswith("auto"):
             start = time.perf_counter()
@@ -274,7 +286,8 @@ class Line:
 
 
 def over_link(
-        arrays: list[np.ndarray], kind: str, name: str, rate: float, number: int, resources: dict[str, float]) -> dict[str, Any]:
+        arrays: list[np.ndarray], kind: str, name: str, rate: float, number: int, resources: dict[str,
+            float]) -> dict[str, Any]:
     """Milliseconds a message by way, the share that was encoded, and `auto` over the better of the two others."""
     lines = {way: Line(arrays, kind, option, rate, resources)
              for way, option in {"none": False, name: name, "auto": f"auto:{name}"}.items()}
@@ -285,7 +298,8 @@ def over_link(
     for line in lines.values():
         line.stop()
     best = min(("none", name), key=lambda way: sum(lines[way].ms))
-    parts = [sum(auto) / sum(other) for auto, other in zip(tenths(lines["auto"].ms), tenths(lines[best].ms), strict=True)]
+    parts = [sum(auto) / sum(other) for auto, other in zip(tenths(lines["auto"].ms), tenths(lines[best].ms),
+                                                           strict=True)]
     import scipy.stats  # here, so that the processes that are measured do not load it
 
     return {**{way: {"ms": statistics.mean(line.ms), "encoded_share": line.encoded / number,
@@ -311,13 +325,15 @@ def measure(arguments: argparse.Namespace, cluster: Namespaces | None) -> dict[s
             print(f"{task} is left out: {error}", file=sys.stderr)
             continue
         result[task] = {kind: table(arrays, kind, arguments.seconds) for kind, arrays in found.items()}
-        for kind, option, name in (("rollout", "data", "lz4"), ("gradient", "grads", "bf16"), ("weights", "weights", "bf16")):
+        for kind, option, name in (("rollout", "data", "lz4"), ("gradient", "grads", "bf16"),
+                                   ("weights", "weights", "bf16")):
             rows = result[task][kind]["links"] = {}
             for link in arguments.links:
                 rate = LINKS[link]
                 if cluster is not None:
                     cluster.limit(rate)
-                rows[link] = over_link(found[kind], option, name, rate if cluster is None else float("inf"), arguments.messages,
+                rows[link] = over_link(found[kind], option, name, rate if cluster is None else float("inf"),
+                                       arguments.messages,
                                        {} if cluster is None else {"far": 1})
                 print(task, kind, link, json.dumps(rows[link]), file=sys.stderr, flush=True)
     return result
@@ -329,7 +345,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.3, help="of timing each codec at least")
     parser.add_argument("--messages", type=int, default=600, help="over each link, each way, at least 10")
     parser.add_argument("--only", choices=("cartpole", "spaceinvaders"))
-    parser.add_argument("--links", type=lambda text: text.split(","), default=list(LINKS), help="some of " + ", ".join(LINKS))
+    parser.add_argument("--links", type=lambda text: text.split(","), default=list(LINKS),
+                        help="some of " + ", ".join(LINKS))
     parser.add_argument("--namespaces", action="store_true", help="links between network namespaces; as root")
     arguments = parser.parse_args()
     if unknown := set(arguments.links) - set(LINKS):

@@ -180,7 +180,7 @@ class Sampler:
                 RWorker.update_priorities, ids, errors))
 
     def drain(self, deadline: float) -> int:
-        """Wait for all requests and priorities in flight, until the deadline; return the number of discarded batches."""
+        """Wait for requests and priorities in flight, until the deadline; return the number of discarded batches."""
         num_discarded = 0
         while self._requests and self._runtime.now() < deadline:
             batch = self._take()

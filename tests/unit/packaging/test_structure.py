@@ -41,7 +41,7 @@ CIRCLES = [
     ["pytorchrl.scheme.gradients.g_worker", "pytorchrl.scheme.gradients.saved"],
 ]
 FOLDER_CIRCLES = [
-    ["pytorchrl.scheme.collection", "pytorchrl.scheme.gradients", "pytorchrl.scheme.replay"],
+    ["pytorchrl.scheme.collection", "pytorchrl.scheme.gradients"],
 ]
 LARGE_CONSTRUCTORS = {
     "pytorchrl.scheme.collection.c_worker.CWorker": 19,
@@ -52,7 +52,6 @@ LARGE_CONSTRUCTORS = {
     "pytorchrl.scheme.gradients.sample_queue.Feed": 15,
     "pytorchrl.scheme.replay.r_worker.RWorker": 12,
     "pytorchrl.scheme.replay.r_worker_set.RWorkerSet": 11,
-    "pytorchrl.scheme.replay.shards.Shards": 17,
     "pytorchrl.scheme.scheme.Scheme": 75,
     "pytorchrl.scheme.updates.u_worker.UWorker": 19,
 }

@@ -32,7 +32,7 @@ def make():
 
 @pytest.mark.parametrize("smallest", [1.0, 0.25, 4.0, float("inf")])
 def test_weights_are_relative_to_the_largest_of_all_shards(make, smallest):
-    """The largest weight is that of the smallest priority of all shards; none is below this shard's own, as it is now."""
+    """The smallest priority of all shards has the largest weight; this shard's own, as it is now, counts, too."""
     batch = make(weight_norm="buffer").sample(200, smallest, {"beta": BETA}).batch
     expected = ((batch.ids + 1.0) / min(smallest, 1.0)) ** -BETA
     assert batch.weight.tolist() == pytest.approx(expected.tolist(), rel=1e-5)

@@ -1,4 +1,4 @@
-"""Shards of one gradient worker on the virtual clock: two threads, what they ask for, what is booked, what a loss does."""
+"""Shards of one gradient worker on the virtual clock: two threads, their requests, their books, and lost shards."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ def rollout(number, worker=1):
     """The numbers of `SIZE` steps."""
     steps = (number * SIZE + np.arange(SIZE, dtype=np.int64)).reshape(SIZE, 1)
     no = np.zeros((SIZE, 1), bool)
-    data = RolloutData(obs={}, done=no, rhs={}, mask=None, action=np.zeros(0), reward=steps, terminated=no, truncated=no,
+    data = RolloutData(obs={}, done=no, rhs={}, mask=None, action=np.zeros(0), reward=steps, terminated=no,
+                       truncated=no,
                        valid=~no, final_index=np.zeros((0, 2), np.int64), final_obs={})
-    return Rollout(data=data, num_env_steps=SIZE, size=SIZE, collected_steps=SIZE, weights_version=0, worker=worker, sequence=number)
+    return Rollout(data=data, num_env_steps=SIZE, size=SIZE, collected_steps=SIZE, weights_version=0, worker=worker,
+                   sequence=number)
 
 
 class Collector(threading.Thread):
@@ -64,7 +66,8 @@ class Side:
         self.ledger = Ledger()
         own = {name: options.pop(name) for name in ("batch_size", "timeout_s") if name in options}
         self.shards = Shards(
-            self.workers, self.ledger, Shards.Options(**options), Supervisor.Options(on_worker_failure=policy, worker_timeout_s=5.0),
+            self.workers, self.ledger, Shards.Options(**options),
+            Supervisor.Options(on_worker_failure=policy, worker_timeout_s=5.0),
             **{"batch_size": 16, "timeout_s": 20.0, "seed": seed} | own)
         self.workers.wait_ready()
         self.collector = Collector(self.shards, self.runtime, self.ledger, interval_s, num_workers, limit)
@@ -131,7 +134,8 @@ def test_nothing_is_drawn_before_learning_starts_and_then_at_once(make):
 
 def test_a_learner_that_gets_nothing_in_time_is_told_why(make):
     side = make(learning_starts=100, limit=3)
-    with pytest.raises(LearnerStarvedError, match=r"no batch from replay for 20.0 s: 30 env steps have come, learning starts at 100"):
+    with pytest.raises(LearnerStarvedError,
+                       match=r"no batch from replay for 20.0 s: 30 env steps have come, learning starts at 100"):
         side.get()
 
 
@@ -150,7 +154,8 @@ def test_collection_goes_on_where_there_is_nothing_to_learn_from_yet(make, monke
 
 
 def test_turns_are_taken_by_what_is_sent_not_by_waiting(make):
-    side = make(num_shards=2, batch_size=32, min_replay_ratio=4.0, interval_s=0.001, capacity=10**5, costs={"sample": 0.0301})
+    side = make(num_shards=2, batch_size=32, min_replay_ratio=4.0, interval_s=0.001, capacity=10**5,
+                costs={"sample": 0.0301})
     for _ in range(60):
         side.get()
     assert side.collector.number > 20
@@ -214,7 +219,8 @@ def test_random_routing_follows_the_seed(make):
     assert first == again != other
     router = Router("random", 3, 0, load=None)
     assert first == [router.choose(1, [0, 1, 2], [0, 1, 2]) for _ in first]
-    assert all(70 < first.count(shard) < 130 for shard in range(3))  # of 280 and more, 93 on average with a deviation of 8
+    assert all(70 < first.count(shard) < 130
+               for shard in range(3))  # of 280 and more, 93 on average with a deviation of 8
 
 
 def test_random_routing_leaves_out_shards_without_room():
@@ -245,14 +251,16 @@ def test_shards_are_drawn_in_proportion_to_their_mass(make, monkeypatch):
 
 def test_collection_waits_for_learning_and_learning_for_collection(make):
     """Ratios of steps consumed to steps that came since learning began; the numbers are those of the specification."""
-    side = make(num_shards=1, learning_starts=1000, batch_size=512, max_replay_ratio=8.0, interval_s=0.1, timeout_s=30.0, capacity=10**5)
+    side = make(num_shards=1, learning_starts=1000, batch_size=512, max_replay_ratio=8.0, interval_s=0.1,
+                timeout_s=30.0, capacity=10**5)
     added = []
     for _ in range(3):
         side.get()
         added.append(side.shards.added)
     assert added == [1070, 1130, 1200]  # the first rollouts from 1064, 1128 and 1192 on
 
-    side = make(num_shards=1, learning_starts=1000, batch_size=512, min_replay_ratio=4.0, interval_s=0.001, capacity=10**5)
+    side = make(num_shards=1, learning_starts=1000, batch_size=512, min_replay_ratio=4.0, interval_s=0.001,
+                capacity=10**5)
     side.runtime.sleep(50.0)
     assert side.shards.added + SIZE * side.shards.num_adding == 1130  # from 1128 on held
 
@@ -320,9 +328,11 @@ def test_a_shards_error_reaches_the_learner(make):
 @pytest.mark.parametrize("seed", range(40))
 def test_random_schedules_keep_the_account(make, seed):
     rng = np.random.default_rng(seed)
-    costs = {name: ("exponential", float(10 ** rng.uniform(-4, -1))) for name in ("message", "add", "sample", "priorities")}
+    costs = {name: ("exponential", float(10 ** rng.uniform(-4, -1)))
+             for name in ("message", "add", "sample", "priorities")}
     fault = rng.choice(["kill shard.* p=0.02", "kill shard.1 @ add 3", "delay shard.* 1s p=0.05", ""])
-    side = make(int(rng.integers(1, 4)), capacity=int(rng.choice([40, 1000])), faults=str(fault) or None, costs=costs, seed=seed,
+    side = make(int(rng.integers(1, 4)), capacity=int(rng.choice([40, 1000])), faults=str(fault) or None, costs=costs,
+                seed=seed,
                 interval_s=float(10 ** rng.uniform(-3, -1)), prefetch=int(rng.integers(1, 4)),
                 routing=str(rng.choice(ROUTINGS)), policy="restart")
     for _ in range(60):

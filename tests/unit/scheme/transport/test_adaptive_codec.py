@@ -11,7 +11,8 @@ from pytorchrl.scheme.transport.adaptive_codec import AdaptiveCodec
 
 LINKS = {"memory": 5e9, "1 Gbit/s": 1.25e8, "100 Mbit/s": 1.25e7}  # bytes a second
 # ratio, bytes a second to encode and to decode
-CODECS = {"pictures": (50.0, 8e9, 9e9), "gradient": (2.35, 2e9, 9e9), "floats": (1.08, 6e8, 1.5e9), "half": (2.0, 1e10, 1e10)}
+CODECS = {"pictures": (50.0, 8e9, 9e9), "gradient": (2.35, 2e9, 9e9), "floats": (1.08, 6e8, 1.5e9),
+          "half": (2.0, 1e10, 1e10)}
 
 
 def run(adaptive, bandwidth, codec, messages=3000, raw=1_000_000, latency=0.0, noise=0.0, seed=0):

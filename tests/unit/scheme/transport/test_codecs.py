@@ -118,7 +118,8 @@ def brute_topk(values):
 
 
 @pytest.mark.parametrize("values", GRADIENTS.values(), ids=GRADIENTS.keys())
-@pytest.mark.parametrize(("name", "dtype", "relative"), [("fp16", torch.float16, 2**-11), ("bf16", torch.bfloat16, 2**-8)])
+@pytest.mark.parametrize(("name", "dtype", "relative"), [("fp16", torch.float16, 2**-11), ("bf16", torch.bfloat16,
+    2**-8)])
 def test_half_precision(values, name, dtype, relative):
     packed = get_codec(name).pack(values)
     assert packed.nbytes == values.nbytes / 2
@@ -134,7 +135,8 @@ def test_int8_in_blocks(values):
     again = decode_array(packed)
     if values.size > 2:
         assert packed.nbytes == values.size + 4 * -(-values.size // 256)
-    largest = np.repeat(np.abs(np.pad(values.reshape(-1), (0, -values.size % 256)).reshape(-1, 256)).max(1), 256)[:values.size]
+    largest = np.repeat(np.abs(np.pad(values.reshape(-1), (0, -values.size % 256)).reshape(-1, 256)).max(1),
+                        256)[:values.size]
     assert (np.abs(again - values).reshape(-1) <= 0.5001 * largest / 127).all()
     step = largest.reshape(values.shape) / 127
     # The brute force may round a tie to the other side.
@@ -173,7 +175,8 @@ def test_golden_small_cases():
     assert [array.tolist() for array in get_codec("int8").encode(values)] == [[0, 0, 0, 0, 127], [2.0]]
     assert [array.tolist() for array in get_codec("int8").encode(values[:2])] == [[127, -64], [np.float32(1 / 127)]]
     assert [array.tolist() for array in get_codec("topk").encode(values)] == [[4], [254.0]]
-    assert [array.tolist() for array in get_codec("topk").encode(np.arange(-9, 3, dtype=np.float32))] == [[0, 1], [-9.0, -8.0]]
+    assert [array.tolist() for array in get_codec("topk").encode(np.arange(-9, 3, dtype=np.float32))] == [[0, 1],
+        [-9.0, -8.0]]
     bf16 = get_codec("bf16").encode(np.array([1.0, -2.0, 3.14159274, np.inf], np.float32))
     assert bf16[0].view(np.uint16).tolist() == [0x3F80, 0xC000, 0x4049, 0x7F80]
     fp16 = get_codec("fp16").encode(np.array([1.0, 65504.0, 2.0**-24], np.float32))

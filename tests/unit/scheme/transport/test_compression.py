@@ -47,7 +47,8 @@ def test_lossless_codecs_change_nothing_but_bytes(make_scheme, codec):
 @pytest.mark.parametrize("communication", ["synchronous", ASYNC])
 def test_lossy_gradients_are_smaller_and_nearly_the_same(make_scheme, codec, ratio, error, drift, communication):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
-    settings = GRADS | {"grad_communication": communication, "runtime": "simulated", "algo": A2C.create_factory(lr=1e-5), "envs": envs}
+    settings = GRADS | {"grad_communication": communication, "runtime": "simulated",
+                        "algo": A2C.create_factory(lr=1e-5), "envs": envs}
     start = make_scheme(**settings).acting_state()["all"]
     plain, before = after(make_scheme(**settings))
     packed, metrics = after(make_scheme(**settings, compress_grads_to_send=codec))
@@ -116,7 +117,8 @@ def test_a_replaced_gradient_worker_starts_with_nothing_kept(make_scheme):
 
 @pytest.mark.parametrize("codec", ["int8", "topk"])
 def test_a_gradient_that_is_not_finite_is_still_left_out(make_scheme, codec):
-    scheme = make_scheme(**GRADS, runtime="simulated", compress_grads_to_send=codec, faults="nan grad.2 @ grad 3", algo=A2C.create_factory())
+    scheme = make_scheme(**GRADS, runtime="simulated", compress_grads_to_send=codec, faults="nan grad.2 @ grad 3",
+                         algo=A2C.create_factory())
     parameters, metrics = after(scheme)
     assert metrics["updates_skipped_nan"] == 1
     assert torch.isfinite(parameters).all()
@@ -164,11 +166,13 @@ def far_away(monkeypatch):
 @pytest.mark.parametrize("settings", [
     {"num_col_workers": 2, "compress_data_to_send": "auto", "compress_weights_to_send": "auto:bf16"},
     {"num_grad_workers": 2, "compress_grads_to_send": "auto", "compress_weights_to_send": "auto:bf16"},
-    {"num_grad_workers": 2, "grad_communication": ASYNC, "compress_grads_to_send": "auto:topk"}], ids=["data", "grads", "async"])
+    {"num_grad_workers": 2, "grad_communication": ASYNC, "compress_grads_to_send": "auto:topk"}], ids=["data", "grads",
+        "async"])
 @pytest.mark.parametrize("decode_s", [0.0, 1.0])
 def test_auto_follows_the_link(make_scheme, far_away, settings, rate, decode_s):
     far_away(rate, decode_s)
-    settings = {**settings, "runtime": "simulated", "costs": {"message": 0.0}, "hidden": (32,), "algo": A2C.create_factory(),
+    settings = {**settings, "runtime": "simulated", "costs": {"message": 0.0}, "hidden": (32,),
+                "algo": A2C.create_factory(),
                 "size": 16 if "num_col_workers" in settings else 2}
     parameters, metrics = after(make_scheme(**settings), 48)
     shares = [value for name, value in metrics.items() if name.endswith("encoded_share")]
@@ -199,7 +203,8 @@ def test_two_autos_on_the_same_way_are_told_apart(make_scheme, far_away, kind, g
 @pytest.mark.parametrize("decode_s", [0.0, 1.0])
 def test_auto_counts_what_shards_take_to_decode(make_replay_scheme, far_away, decode_s):
     far_away(1e5, decode_s)
-    scheme = make_replay_scheme({"num_envs": 4, "capacity": 400}, num_col_workers=2, col_communication=ASYNC, grad_communication=ASYNC,
+    scheme = make_replay_scheme({"num_envs": 4, "capacity": 400}, num_col_workers=2, col_communication=ASYNC,
+                                grad_communication=ASYNC,
                                 num_replay_workers=2, train_batch_size=8, compress_data_to_send="auto", runtime="simulated",
                                 costs={"message": 0.0})
     while scheme.metrics()["rollouts"] < 60:
@@ -209,7 +214,8 @@ def test_auto_counts_what_shards_take_to_decode(make_replay_scheme, far_away, de
 
 
 @pytest.mark.parametrize("settings", [
-    {"num_col_workers": 2, "compress_data_to_send": "auto", "compress_weights_to_send": "bf16", "col_communication": ASYNC},
+    {"num_col_workers": 2, "compress_data_to_send": "auto", "compress_weights_to_send": "bf16",
+     "col_communication": ASYNC},
     {"num_grad_workers": 2, "compress_grads_to_send": "topk", "grad_communication": ASYNC, "hidden": (64, 64)},
     {"num_grad_workers": 2, "compress_grads_to_send": "int8", "hidden": (64, 64)}], ids=["auto", "topk", "int8"])
 def test_a_recorded_run_is_repeated(make_scheme, tmp_path, settings):

@@ -167,7 +167,8 @@ def test_totals():
 
 
 @pytest.mark.parametrize(("kind", "value", "name", "is_auto"), [
-    ("data", True, "lz4", False), ("data", "zstd", "zstd", False), ("data", "auto", "lz4", True), ("weights", "auto", "lz4", True),
+    ("data", True, "lz4", False), ("data", "zstd", "zstd", False), ("data", "auto", "lz4", True), ("weights", "auto",
+        "lz4", True),
     ("grads", "auto", "bf16", True), ("grads", "auto:topk", "topk", True), ("weights", "auto:fp16", "fp16", True)])
 def test_values(kind, value, name, is_auto):
     compression = Compression.of(kind, value)
@@ -180,10 +181,12 @@ def test_off(value):
     assert Compression.of("grads", value) is None
 
 
-@pytest.mark.parametrize(("value", "package"), [(True, "lz4"), ("auto", "lz4"), ("zstd", "zstandard"), ("auto:zstd", "zstandard")])
+@pytest.mark.parametrize(("value", "package"), [(True, "lz4"), ("auto", "lz4"), ("zstd", "zstandard"), ("auto:zstd",
+    "zstandard")])
 def test_a_codec_whose_package_is_missing_is_refused(monkeypatch, value, package):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"compress_data_to_send={value!r} needs the package {package}.*pip install .*lz4"):
+    with pytest.raises(ConfigError,
+                       match=rf"compress_data_to_send={value!r} needs the package {package}.*pip install .*lz4"):
         Compression.of("data", value)
     assert Compression.of("grads", "bf16").codec.package is None
 

@@ -29,7 +29,8 @@ class Far(Worker):
 
 
 def workers_at(runtime, *rates):
-    return [runtime.start_actor(Far, {"index_worker": index, "runtime": runtime, "rate": rate}, name=str(index), resources={})
+    return [runtime.start_actor(Far, {"index_worker": index, "runtime": runtime, "rate": rate}, name=str(index),
+                                resources={})
             for index, rate in enumerate(rates)]
 
 

@@ -62,7 +62,8 @@ def test_the_hierarchy_of_errors():
     for parent, children in {
             errors.ConfigError: ["FactoryError", "FactorySerializationError", "DeviceError", "SpaceError"],
             errors.StartError: ["InsufficientResourcesError", "RayConnectionError", "StartTimeoutError"],
-            errors.WorkerError: ["EnvError", "CollectionError", "LearnerStarvedError", "RanksDifferError", "WorkerLostError"],
+            errors.WorkerError: ["EnvError", "CollectionError", "LearnerStarvedError", "RanksDifferError",
+                                 "WorkerLostError"],
             errors.WorkerLostError: ["WorkerDiedError", "RankLostError", "CrashLoopError", "NoWorkersLeft"],
             errors.NonFiniteError: ["NonFiniteDataError", "NonFiniteUpdateError"]}.items():
         for child in children:

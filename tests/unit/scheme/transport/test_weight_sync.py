@@ -30,7 +30,8 @@ def test_only_vectors_of_parameters_are_rounded():
     assert all(isinstance(array, Packed) for array in sync.reference.state.values())
 
 
-@pytest.mark.parametrize(("links", "share"), [([1e-9] * 4, 0.1), ([1e-9, 1e-5, 1e-5, 1e-5], 1.0)], ids=["near", "mostly far"])
+@pytest.mark.parametrize(("links", "share"), [([1e-9] * 4, 0.1), ([1e-9, 1e-5, 1e-5, 1e-5], 1.0)],
+                         ids=["near", "mostly far"])
 def test_all_readers_of_weights_count(monkeypatch, links, share):
     monkeypatch.setattr(weight_sync, "measure_links", lambda runtime, workers: links)
     sync, encoded = WeightSync(ThreadRuntime(), Compression.of("weights", "auto:bf16"), ("all",), [None] * 4), 0
