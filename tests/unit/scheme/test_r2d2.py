@@ -194,7 +194,6 @@ def test_each_collectors_rollouts_stay_in_one_shard(make_r2d2):
     scheme = make_r2d2(**SHARDS)
     assert scheme.settings["routing"] == "by_stream"
     make_updates(scheme, 20)
-    shards = scheme.update_worker.local_worker.shards
     sources = [set(handle.native.worker._storage._episodes) for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
     assert sources == [{(2, 0)}, {(1, 0), (3, 0)}]
 
