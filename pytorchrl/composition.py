@@ -14,9 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from pytorchrl import presets
+from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, registration_of
 from pytorchrl.agent.data import DataKind
@@ -186,7 +185,7 @@ def _factories(
 ) -> tuple[Factory[Any], Factory[Any], Factory[Any]]:
     """Return the factories of algorithm, actor and storage; all policies of several agents have the same options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
-    make_actor: Callable[..., Factory[nn.Module]] = registration.actor.create_factory  # type: ignore[attr-defined] # each actor has it
+    make_actor: Callable[..., Factory[Actor]] = registration.actor.create_factory  # type: ignore[attr-defined] # each actor has it
     of_actor = dict(parts["actor"])
     storage = storage_factory(registration, parts["storage"], parts["scheme"].get("kind"))
     if not isinstance(envs, MultiAgentEnvFactory):

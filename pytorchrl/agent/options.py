@@ -18,7 +18,7 @@ from pytorchrl.agent.declarations import Declaration, declarations_of
 from pytorchrl.agent.names import options_of, refuse_unknown
 from pytorchrl.errors import ConfigError, ContractError, FactoryError
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 # Characters of arguments that an error repeats.
 _LONGEST_ECHO = 200
 
@@ -122,16 +122,16 @@ def _declares(cls: type, name: str) -> type:
 
 
 @dataclass(frozen=True)
-class Factory(Generic[T]):
+class Factory(Generic[T_co]):
     """A recipe for one part of an agent: a class and its checked options.
 
     Calling it builds the part. Workers call it with what only they know (device, seed, other parts).
     """
 
-    cls: type[T]
+    cls: type[T_co]
     options: Any
 
-    def __call__(self, **context: Any) -> T:
+    def __call__(self, **context: Any) -> T_co:
         """Build the part; `context` is what the worker provides, by keyword."""
         return self.cls(self.options, **context)  # type: ignore[call-arg]
 

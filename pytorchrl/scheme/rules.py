@@ -16,7 +16,7 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.fit import check_fit, given_kind
-from pytorchrl.agent.multi.storage import MultiAgentReplay
+from pytorchrl.agent.multi.replay import MultiAgentReplay
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import check_seed
 from pytorchrl.agent.storages.base import Storage

@@ -1,9 +1,9 @@
-"""Several policies in one environment: each part of an agent holds one part of each policy."""
+"""Several policies in one environment: each part of an agent contains one part for each policy."""
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytorchrl.agent.multi.compose import multi_agent
@@ -14,7 +14,7 @@ __all__ = ["MultiAgentVecEnv", "multi_agent"]
 _HOMES = {"MultiAgentVecEnv": "env", "multi_agent": "compose"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from pytorchrl.agent.actors.base import load_checkpoint
+from pytorchrl.agent.actors.base import Actor, load_checkpoint
+from pytorchrl.agent.env.aliases import AnySpace
+from pytorchrl.agent.moments import Moments
 from pytorchrl.agent.multi.data import joined, own_names
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -18,64 +18,65 @@ from pytorchrl.agent.seeding import Stream, derive_seed
 
 
 class MultiAgentActor(nn.Module):
-    """Holds an actor for each policy.
+    """Actors of several policies.
 
     Attributes:
         options: Checked options.
         actors: Policy -> actor.
-        device: Where they live.
-        is_recurrent: Whether any has memory.
+        device: Device of the actors.
+        is_recurrent: Whether any actor has memory.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Options of `MultiAgentActor`; `multi_agent` makes them."""
+        """Options of `MultiAgentActor`, which `multi_agent` creates."""
 
-        policies: dict[str, Any] = option(help="Policy -> factory of its actor.")
+        policies: dict[str, Factory[Actor]] = option(help="Policy -> factory of its actor.")
         agents: dict[str, tuple[str, ...]] = option(help="Policy -> its agents.")
         checkpoint: str | None = option(None, help="Saved model of all policies to start from.")
 
         @property
-        def observation_space(self) -> dict[str, Any]:
-            """Policy -> leaf -> space."""
+        def observation_space(self) -> dict[str, dict[str, AnySpace]]:
+            """Observation spaces, policy -> leaf -> space."""
             return {policy: factory.options.observation_space for policy, factory in self.policies.items()}
 
         @property
-        def action_space(self) -> dict[str, gym.Space[Any]]:
-            """Policy -> space."""
+        def action_space(self) -> dict[str, AnySpace]:
+            """Action spaces, policy -> space."""
             return {policy: factory.options.action_space for policy, factory in self.policies.items()}
 
-    def __init__(self, options: Any, *, device: str | torch.device = "cpu", seed: int = 0) -> None:
+    def __init__(self, options: Options, *, device: str | torch.device = "cpu", seed: int = 0) -> None:
         super().__init__()
         self.options, self.device = options, torch.device(device)
-        self.actors: dict[str, Any] = {
+        self.actors: dict[str, Actor] = {
             policy: factory(device=device, seed=derive_seed(seed, Stream.INIT, index))
             for index, (policy, factory) in enumerate(options.policies.items())}
-        self._modules_in_order = nn.ModuleList(self.actors.values())  # a policy's name may hold a dot, a module's may not
+        # A list, because the name of a policy may contain a dot, and the name of a module must not.
+        self._modules_in_order = nn.ModuleList(self.actors.values())
         self.is_recurrent = any(actor.is_recurrent for actor in self.actors.values())
         if options.checkpoint is not None:
             load_checkpoint(self, options.checkpoint)
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """Group of parameters -> network, of all that acting needs."""
+        """Return group of parameters -> network, for all networks that acting needs."""
         return joined({policy: actor.acting_networks() for policy, actor in self.actors.items()})
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Name -> live tensor of all state that is not trained."""
+        """Return name -> live tensor, for all state that is not trained."""
         return joined({policy: actor.state_buffers() for policy, actor in self.actors.items()})
 
     def initial_states(self, num_envs: int) -> dict[str, dict[str, Tensor]]:
-        """Policy -> network -> zeros (C, H), for those with memory."""
+        """Return policy -> network -> zeros (C, H), for the networks with memory."""
         return {policy: actor.initial_states(num_envs * len(self.options.agents[policy]))
                 for policy, actor in self.actors.items()}
 
-    def merge_moments(self, found: Mapping[str, Any]) -> None:
-        """Add what `moments_of` of the algorithm found in one rollout."""
+    def merge_moments(self, found: Mapping[str, Moments]) -> None:
+        """Add the moments of one rollout, from `moments_of` of the algorithm."""
         for policy, actor in self.actors.items():
             actor.merge_moments(own_names(found, policy))
 
     @classmethod
-    def create_factory(cls, policies: Mapping[str, Factory[Any]], agents: Mapping[str, tuple[str, ...]],
+    def create_factory(cls, policies: Mapping[str, Factory[Actor]], agents: Mapping[str, tuple[str, ...]],
                        checkpoint: str | None = None) -> Factory[MultiAgentActor]:
-        """A factory of these actors; `multi_agent` calls it."""
+        """Return a factory of these actors; `multi_agent` calls it."""
         return Factory(cls, cls.Options(policies=dict(policies), agents=dict(agents), checkpoint=checkpoint))

@@ -1,4 +1,7 @@
-"""The algorithms of several policies as one. E = environments, C = columns of a policy, P = scalars of its parameters."""
+"""The algorithm of an agent of several policies.
+
+E = environments, C = columns of a policy, P = scalars of the parameters of a policy.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.algorithms.base import Algorithm
-from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.data import Arrays, DataKind
 from pytorchrl.agent.fit import freshest, learned_kind
-from pytorchrl.agent.multi.data import SEPARATOR, MultiActingStep, MultiBatch, joined, own_names
+from pytorchrl.agent.multi.data import SEPARATOR, MultiActingStep, MultiBatch, MultiRollout, joined, own_names
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.schedules import Schedule
@@ -24,19 +27,21 @@ from pytorchrl.errors import ConfigError, NonFiniteUpdateError
 
 if TYPE_CHECKING:
     from pytorchrl.agent.multi.actor import MultiAgentActor
+    from pytorchrl.agent.multi.storage import MultiAgentStorage
 
 _SHARED = ("num_epochs", "num_mini_batch", "mini_batch_size", "start_steps", "update_every", "num_updates")
-"""Options that decide when there is an update, and of how much: all policies have the same, as their updates are made together."""
+"""Options that decide the time and size of updates. They are the same for all policies, which are updated together."""
 TRAINABLE = "trainable"
-"""Parameter `policy/trainable`: 0 while a policy acts only."""
+"""Name of the parameter `policy/trainable`, which is 0 for a policy that acts without learning, else 1."""
 
 
 class MultiAgentAlgorithm(Algorithm):
-    """Holds an algorithm for each policy, and makes one update of all policies that there are data of.
+    """One algorithm for each policy, updated together.
 
-    A gradient is one vector a policy, that of all its groups one after the other; None where the batch has no sample of it,
-    or it is not trainable: then nothing of it moves, neither parameters nor moments of its optimiser. Statistics end with
-    the policy, as in `loss/hunter`; names of parameters and states begin with it, as in `hunter/lr`.
+    Each policy has one gradient, a vector with the gradients of all its groups in order. The gradient is None if the
+    batch has no samples of the policy, or if the policy is not trainable; then neither its parameters nor the moments
+    of its optimiser change. Names of statistics end with the policy, as in `loss/hunter`; names of parameters and
+    states begin with it, as in `hunter/lr`.
 
     Attributes:
         algorithms: Policy -> algorithm.
@@ -44,50 +49,46 @@ class MultiAgentAlgorithm(Algorithm):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Options of `MultiAgentAlgorithm`; `multi_agent` makes them."""
+        """Options of `MultiAgentAlgorithm`, which `multi_agent` creates."""
 
-        policies: dict[str, Any] = option(help="Policy -> factory of its algorithm.")
+        policies: dict[str, Factory[Algorithm]] = option(help="Policy -> factory of its algorithm.")
         agents: dict[str, tuple[str, ...]] = option(help="Policy -> its agents.")
-        trainable: tuple[str, ...] = option(help="Policies that learn; others act only.")
+        trainable: tuple[str, ...] = option(help="Policies that learn; the others only act.")
 
         def __post_init__(self) -> None:
-            """Refuse algorithms that cannot make their updates together."""
+            """Refuse algorithms that cannot be updated together."""
             super().__post_init__()
-            problems = []
+            problems = [
+                problem for policy, factory in self.policies.items() for problem in _problems_of(policy, factory)]
             for name in _SHARED:
                 values = {policy: getattr(factory.options, name, None) for policy, factory in self.policies.items()}
                 if len(set(values.values())) > 1:
-                    problems.append(f"{name} must be the same for all policies, whose updates are made together, got {values}")
-            problems += [f"target_kl={factory.options.target_kl} of policy {policy!r} would end a rollout's updates for all "
-                         "policies; leave it out" for policy, factory in self.policies.items()
-                         if getattr(factory.options, "target_kl", None) is not None]
-            problems += [f"mini_batch_size={factory.options.mini_batch_size} of policy {policy!r} would give the policies different numbers of "
-                         "updates, but they are updated together; give num_mini_batch" for policy, factory in self.policies.items()
-                         if hasattr(factory.options, "num_mini_batch") and getattr(factory.options, "mini_batch_size", None) is not None]
+                    problems.append(
+                        f"{name} must be the same for all policies, which are updated together, got {values}")
             if len({factory.cls.loss_reduction for factory in self.policies.values()}) > 1:
-                problems.append("the losses of some policies are sums over their samples, of others means; make them alike")
+                problems.append("loss_reduction must be the same for all policies, got \"sum\" and \"mean\"")
             if unknown := sorted(set(self.trainable) - set(self.policies)):
-                problems.append(f"trainable has {unknown}, which are no policies; those are {list(self.policies)}")
+                problems.append(f"trainable has {unknown}, which are not among the policies {list(self.policies)}")
             if not self.trainable:
-                problems.append(f"trainable is empty, and no update would ever be made; name some of {list(self.policies)}")
+                problems.append(f"trainable is empty, so there would be no updates; name some of {list(self.policies)}")
             if problems:
                 raise ConfigError("; ".join(problems))
 
-        def __getattr__(self, name: str) -> Any:
-            """What all policies have in common."""
+        def __getattr__(self, name: str) -> Any:  # the value of an option
+            """Return an option that is the same for all policies."""
             if name in _SHARED:
                 return getattr(next(iter(self.policies.values())).options, name)
-            raise AttributeError(f"the algorithms of several policies have no option {name!r} in common")
+            raise AttributeError(f"the algorithms of several policies have no common option {name!r}")
 
         @property
         def advantage_normalization(self) -> str:
-            """Over which samples; each policy over its own. "batch" if any has that."""
+            """The samples over which each policy normalises its advantages; "batch" if a policy has that value."""
             found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 
         @property
         def mixed_precision(self) -> bool:
-            """Whether any computes in bfloat16."""
+            """Whether an algorithm computes in bfloat16."""
             return any(getattr(factory.options, "mixed_precision", False) for factory in self.policies.values())
 
         @property
@@ -97,8 +98,8 @@ class MultiAgentAlgorithm(Algorithm):
 
     actor: MultiAgentActor
 
-    def __init__(self, options: Any, *, actor: Any, seed: int, device: str = "cpu") -> None:
-        """Arguments as of `Algorithm`."""
+    def __init__(self, options: Options, *, actor: MultiAgentActor, seed: int, device: str = "cpu") -> None:
+        """See `Algorithm` for the arguments."""
         self.options, self.actor, self.device = options, actor, torch.device(device)
         self.learns_from = options.learns_from
         self.algorithms: dict[str, Algorithm] = {
@@ -106,18 +107,22 @@ class MultiAgentAlgorithm(Algorithm):
             for index, (policy, factory) in enumerate(options.policies.items())}
         self.groups = joined({policy: algo.groups for policy, algo in self.algorithms.items()})
         self.advantage_normalization = options.advantage_normalization
-        self.loss_reduction = next(iter(self.algorithms.values())).loss_reduction  # type: ignore[misc] # of the options
+        self.loss_reduction = next(  # type: ignore[misc] # depends on the policies
+            iter(self.algorithms.values())).loss_reduction
         for name in ("num_epochs", "num_mini_batch"):
             if hasattr(options, name):
                 setattr(self, name, getattr(options, name))
         self._trainable = {policy: float(policy in options.trainable) for policy in self.algorithms}
 
     @classmethod
-    def create_factory(cls, policies: Mapping[str, Factory[Any]], agents: Mapping[str, tuple[str, ...]],  # type: ignore[override]
-                       trainable: tuple[str, ...] | None = None) -> Factory[MultiAgentAlgorithm]:
-        """A factory of these algorithms; `multi_agent` calls it."""
+    def create_factory(  # type: ignore[override] # of parts, not of options
+        cls, policies: Mapping[str, Factory[Algorithm]], agents: Mapping[str, tuple[str, ...]],
+        trainable: tuple[str, ...] | None = None,
+    ) -> Factory[MultiAgentAlgorithm]:
+        """Return a factory of these algorithms; `multi_agent` calls it."""
         return Factory(cls, cls.Options(
-            policies=dict(policies), agents=dict(agents), trainable=tuple(policies if trainable is None else trainable)))
+            policies=dict(policies), agents=dict(agents),
+            trainable=tuple(policies if trainable is None else trainable)))
 
     # Acting
 
@@ -126,49 +131,58 @@ class MultiAgentAlgorithm(Algorithm):
         for algo in self.algorithms.values():
             algo.take_place(index, num_collectors)
 
-    def acting_step(self, obs: Any, rhs: Any, done: Any, deterministic: bool = False, mask: Any = None) -> Any:
-        """Decide for all agents of E environments.
+    def acting_step(  # type: ignore[override] # by policy
+        self, obs: Mapping[str, Arrays], rhs: Mapping[str, Arrays], done: Mapping[str, np.ndarray] | np.ndarray,
+        deterministic: bool = False, mask: Mapping[str, np.ndarray | None] | None = None,
+    ) -> MultiActingStep:
+        """Choose the actions of all agents of E environments.
 
         Args:
             obs: Policy -> leaf -> (C, ...).
             rhs: Policy -> network -> (C, H).
-            done: Policy -> (C,) bool; or (E,) bool, said of all agents of each environment.
+            done: Policy -> (C,) bool; or (E,) bool, which applies to all agents of each environment.
             deterministic: See `Algorithm`.
             mask: Policy -> (C, n) bool, or None.
         """
         if not isinstance(done, Mapping):
             done = {policy: np.repeat(done, len(agents)) for policy, agents in self.options.agents.items()}
         return MultiActingStep({
-            policy: algo.acting_step(obs[policy], rhs[policy], done[policy], deterministic, None if mask is None else mask[policy])
+            policy: algo.acting_step(
+                obs[policy], rhs[policy], done[policy], deterministic, None if mask is None else mask[policy])
             for policy, algo in self.algorithms.items()})
 
-    def finish_rollout(self, rollout: Any) -> None:
-        """See `Algorithm`; `rollout` is a `MultiRollout`."""
+    def finish_rollout(self, rollout: MultiRollout) -> None:  # type: ignore[override] # of all policies
+        """See `Algorithm`."""
         for policy, part in rollout.parts.items():
             self.algorithms[policy].finish_rollout(part)
 
-    def moments_of(self, rollout: Any, running: dict[str, Any]) -> dict[str, Any]:
+    def moments_of(  # type: ignore[override] # of all policies
+        self, rollout: MultiRollout, running: dict[str, Any],
+    ) -> dict[str, Any]:
         """See `Algorithm`; names begin with the policy."""
         return joined({policy: self.algorithms[policy].moments_of(part, running.setdefault(policy, {}))
                        for policy, part in rollout.parts.items()})
 
     # Learning
 
-    def batches(self, storage: Any) -> Iterator[Any]:
-        """A `MultiBatch` for each update."""
-        return storage.join({policy: algo.batches(storage.to_learn_from(policy)) for policy, algo in self.algorithms.items()})
+    def batches(self, storage: MultiAgentStorage) -> Iterator[MultiBatch]:  # type: ignore[override] # of all policies
+        """Yield a batch for each update."""
+        return storage.join({
+            policy: algo.batches(storage.to_learn_from(policy)) for policy, algo in self.algorithms.items()})
 
     def prepare_batch(self, batch: MultiBatch) -> MultiBatch:
         """See `Algorithm`."""
         return dataclasses.replace(batch, parts={
             policy: self.algorithms[policy].prepare_batch(part) for policy, part in batch.parts.items()})
 
-    def compute_gradients(self, batch: Any) -> Any:
+    def compute_gradients(  # type: ignore[override] # of all policies
+        self, batch: MultiBatch,
+    ) -> tuple[list[Tensor | None], dict[str, Any]]:
         """See `Algorithm`.
 
         Returns:
-            For each policy its gradient (P,), or None. Statistics; of replay `errors` as in the order of `batch.ids`, NaN of
-            policies that have no gradient.
+            For each policy its gradient (P,) or None; and the statistics. With replay, these contain `errors` in the
+            order of `batch.ids`, which are NaN for policies without gradient.
         """
         vectors: list[Tensor | None] = []
         info: dict[str, Any] = {}
@@ -179,7 +193,7 @@ class MultiAgentAlgorithm(Algorithm):
             if part is not None and part.num_samples:
                 found: dict[str, Any] = {}
                 if self._trainable[policy]:
-                    gradients, found = algo.compute_gradients(part)
+                    gradients, found = algo.compute_gradients(part)  # type: ignore[arg-type] # of its own kind
                     vector = gradients[0] if len(gradients) == 1 else torch.cat(gradients)
                 if batch.ids is not None:
                     errors.append(found.pop("errors", torch.full((part.num_samples,), math.nan)))
@@ -190,20 +204,26 @@ class MultiAgentAlgorithm(Algorithm):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """P of each policy."""
+        """P for each policy."""
         return [sum(algo.gradient_sizes) for algo in self.algorithms.values()]
 
-    def apply_gradients(self, gradients: Any = None) -> dict[str, float]:
-        """Make one optimiser step of each policy that has a gradient.
+    def apply_gradients(  # type: ignore[override] # one for each policy
+        self, gradients: list[Tensor | None] | None = None,
+    ) -> dict[str, float]:
+        """Make one optimiser step for each policy that has a gradient.
+
+        Args:
+            gradients: For each policy its gradient (P,) or None; without the argument, those of the last
+                `compute_gradients`.
 
         Raises:
-            CallOrderError: `gradients` is None, and `compute_gradients` was not called yet.
-            NonFiniteUpdateError: A gradient holds NaN or infinity; nothing was changed, of no policy.
+            CallOrderError: `gradients` is None, and `compute_gradients` was not called before.
+            NonFiniteUpdateError: A gradient contains NaN or infinity; no policy was changed.
         """
         vectors: list[Tensor | None] = self.last_gradients() if gradients is None else gradients
         for policy, vector in zip(self.algorithms, vectors, strict=True):
             if vector is not None and not math.isfinite(norm := float(torch.linalg.vector_norm(vector))):
-                raise NonFiniteUpdateError(f"the norm of the gradient of {policy!r} is {norm}; the update was not made")
+                raise NonFiniteUpdateError(f"the norm of the gradient of {policy!r} is {norm}; the update was skipped")
         info: dict[str, float] = {}
         for (policy, algo), vector in zip(self.algorithms.items(), vectors, strict=True):
             if vector is not None:
@@ -214,9 +234,13 @@ class MultiAgentAlgorithm(Algorithm):
     # Parameters
 
     def update_algorithm_parameter(self, name: str, value: Any) -> None:
-        """Set a parameter of one policy, by `policy/name`, or, by its own name, of all that have it.
+        """Set a parameter of one policy, `policy/name`, or of all policies that have it, `name`.
 
-        `policy/trainable` says whether a policy learns: True or False.
+        `policy/trainable` is True or False, whether the policy learns.
+
+        Raises:
+            KeyError: No policy has such a parameter.
+            ConfigError: The value is not allowed, or no policy would learn.
         """
         found = [policy for policy in self.algorithms if name.startswith(policy + SEPARATOR)]
         own = name[len(found[0]) + 1:] if found else name
@@ -225,7 +249,7 @@ class MultiAgentAlgorithm(Algorithm):
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
             trainable = {**self._trainable, **dict.fromkeys(found or self.algorithms, float(value))}
             if not any(trainable.values()):
-                raise ConfigError(f"{name}={value!r} would leave no policy that learns, and no update would ever be made")
+                raise ConfigError(f"{name}={value!r} would leave no policy that learns, so there would be no updates")
             self._trainable = trainable
             return
         unknown = 0
@@ -235,17 +259,19 @@ class MultiAgentAlgorithm(Algorithm):
             except KeyError:  # noqa: PERF203 - another policy may have it
                 unknown += 1
         if unknown == len(found or self.algorithms):
-            raise KeyError(f"no policy has a parameter {name!r} to update; there are {', '.join(self.updatable)}")
+            raise KeyError(f"no policy has a parameter {name!r} that can change; those are {', '.join(self.updatable)}")
 
     @property
     def updatable(self) -> list[str]:
-        """Names of parameters that may change while training."""
-        return [f"{policy}{SEPARATOR}{name}" for policy, algo in self.algorithms.items() for name in (*algo.updatable, TRAINABLE)]
+        """Names of the parameters that can change during training."""
+        return [f"{policy}{SEPARATOR}{name}"
+                for policy, algo in self.algorithms.items() for name in (*algo.updatable, TRAINABLE)]
 
     @property
     def parameters(self) -> dict[str, float]:
-        """`policy/name` -> value in force."""
-        return joined({policy: {**algo.parameters, TRAINABLE: self._trainable[policy]} for policy, algo in self.algorithms.items()})
+        """`policy/name` -> current value."""
+        return joined({policy: {**algo.parameters, TRAINABLE: self._trainable[policy]}
+                       for policy, algo in self.algorithms.items()})
 
     @parameters.setter
     def parameters(self, values: Mapping[str, float]) -> None:
@@ -263,7 +289,8 @@ class MultiAgentAlgorithm(Algorithm):
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
         """See `Algorithm`."""
-        return joined({policy: algo.follow_schedules(env_steps, target_steps) for policy, algo in self.algorithms.items()})
+        return joined({
+            policy: algo.follow_schedules(env_steps, target_steps) for policy, algo in self.algorithms.items()})
 
     # States
 
@@ -283,7 +310,8 @@ class MultiAgentAlgorithm(Algorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """See `Algorithm`."""
-        return {"policies": {policy: algo.state_dict() for policy, algo in self.algorithms.items()}, TRAINABLE: dict(self._trainable)}
+        return {"policies": {policy: algo.state_dict() for policy, algo in self.algorithms.items()},
+                TRAINABLE: dict(self._trainable)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Algorithm`."""
@@ -295,3 +323,14 @@ class MultiAgentAlgorithm(Algorithm):
         for policy, algo in self.algorithms.items():
             for name, tensor in algo._acting_tensors():
                 yield f"{policy}{SEPARATOR}{name}", tensor
+
+
+def _problems_of(policy: str, factory: Factory[Algorithm]) -> Iterator[str]:
+    """Yield an error text for each option of a policy's algorithm that cannot be used with several policies."""
+    options = factory.options
+    if getattr(options, "target_kl", None) is not None:
+        yield (f"target_kl={options.target_kl} of policy {policy!r} would end the updates from a rollout for all "
+               "policies; leave target_kl out")
+    if hasattr(options, "num_mini_batch") and getattr(options, "mini_batch_size", None) is not None:
+        yield (f"mini_batch_size={options.mini_batch_size} of policy {policy!r} would give the policies different "
+               "numbers of updates, but they are updated together; give num_mini_batch")

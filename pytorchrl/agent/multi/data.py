@@ -1,8 +1,8 @@
-"""What passes between the parts of an agent of several policies: mappings from policy to what a single policy has.
+"""Data that the parts of an agent of several policies exchange: mappings from policy to the data of one policy.
 
-An agent (of PettingZoo) is a column of its policy: of k agents in each of E environments a policy has C = E * k columns,
-agent j of environment e in column e * k + j. Whatever an agent does not do, because it is dead or has not come yet, is a row
-that is not valid.
+Each agent (in the sense of PettingZoo) is a column of its policy. A policy with k agents in each of E environments has
+C = E * k columns; agent j of environment e is column e * k + j. A step at which an agent is absent, because it has
+ended or has not appeared yet, is a row that is not valid.
 """
 
 from __future__ import annotations
@@ -10,36 +10,38 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from pytorchrl.agent.data import ActingStep, Arrays, Batch, Episode, ReplayBatch, RolloutData, Step
 
+V = TypeVar("V")
+
 SEPARATOR = "/"
-"""Between the policy and a name of its own, as in `hunter/lr`; and between a statistic and its policy, as in `loss/hunter`."""
+"""Separator between a policy and a name (`hunter/lr`), and between a statistic and its policy (`loss/hunter`)."""
 
 
-def own_names(values: Mapping[str, Any], policy: str) -> dict[str, Any]:
-    """What is the policy's of a mapping whose names begin with policies, by its own names."""
+def own_names(values: Mapping[str, V], policy: str) -> dict[str, V]:
+    """Return the entries `policy/name` of a mapping as name -> value."""
     start = policy + SEPARATOR
     return {name[len(start):]: value for name, value in values.items() if name.startswith(start)}
 
 
-def joined(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Policy -> name -> value as `policy/name` -> value; the inverse of `own_names`."""
+def joined(values: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
+    """Return policy -> name -> value as `policy/name` -> value; the inverse of `own_names`."""
     return {f"{policy}{SEPARATOR}{name}": value for policy, own in values.items() for name, value in own.items()}
 
 
 @dataclass(slots=True)
 class MultiStep:
-    """What one step of E environments returns."""
+    """The result of one step of E environments."""
 
     parts: dict[str, Step]
-    """Policy -> what its columns see; without episodes."""
+    """Policy -> the step of its columns, without episodes."""
     episodes: list[Episode]
-    """Episodes of environments that ended in this step."""
+    """Episodes that ended in this step."""
 
     @property
     def obs(self) -> dict[str, Arrays]:
@@ -48,7 +50,7 @@ class MultiStep:
 
     @property
     def mask(self) -> dict[str, np.ndarray | None]:
-        """Policy -> (C, n), if its agents have masks."""
+        """Policy -> (C, n) bool, or None if its agents have no masks."""
         return {policy: part.mask for policy, part in self.parts.items()}
 
     @property
@@ -59,7 +61,7 @@ class MultiStep:
 
 @dataclass(slots=True)
 class MultiActingStep:
-    """What all policies decide at once."""
+    """The decisions of all policies for one step."""
 
     parts: dict[str, ActingStep]
 
@@ -76,7 +78,7 @@ class MultiActingStep:
 
 @dataclass(slots=True)
 class MultiRollout:
-    """The rollouts of all policies, made in the same T steps of the same E environments, of which each is an env step."""
+    """The rollouts of all policies from the same T steps of E environments; each of the T · E is an env step."""
 
     parts: dict[str, RolloutData]
     num_envs: int
@@ -93,11 +95,11 @@ class MultiRollout:
         return self.num_steps * self.num_envs
 
     def num_valid(self) -> int:
-        """Number of env steps in it. An environment that ends begins anew at once, so every step is one."""
+        """Return the number of env steps: all T · E, because an environment that ends is reset in the same step."""
         return self.size
 
-    def map(self, function: Callable[[Any], Any]) -> MultiRollout:
-        """A copy with `function` applied to every tensor (or array)."""
+    def map(self, function: Callable[[Tensor], object]) -> MultiRollout:
+        """Return a copy with `function` applied to every tensor (or array)."""
         return dataclasses.replace(self, parts={policy: part.map(function) for policy, part in self.parts.items()})
 
     def to_numpy(self) -> MultiRollout:
@@ -107,30 +109,30 @@ class MultiRollout:
 
 @dataclass(slots=True)
 class MultiBatch:
-    """Samples for one update: of every policy that has any."""
+    """Samples for one update of all policies that have samples."""
 
-    parts: dict[str, Any]
-    """Policy -> `Batch` or `ReplayBatch`; who is not in it gets no gradient."""
+    parts: dict[str, Batch | ReplayBatch]
+    """Policy -> its batch; a policy without batch gets no gradient."""
     policies: tuple[str, ...]
-    """All policies, in their order."""
+    """All policies, in order."""
     num_samples: int = 0
-    """Env steps: the batch's share of those behind the rollouts, which is its share of their agents' steps. Of replay, the
-    transitions of one policy."""
+    """Env steps. The batch's share of the env steps of the rollouts equals its share of the agents' steps. With replay,
+    the largest number of transitions of a policy."""
     num_new_samples: int = 0
-    """Those that no earlier batch used."""
+    """Env steps that no earlier batch used."""
     last: bool = False
-    """Whether the rollouts behind it are used up after this batch."""
+    """Whether this is the last batch from its rollouts."""
     ids: Tensor | None = None
-    """Of replay: (sum of B,) int64, of all policies one after the other; see `MultiAgentReplay`."""
+    """With replay, (sum of B,) int64, the ids of all policies one after the other; see `MultiAgentReplay`."""
 
     @property
     def samples(self) -> dict[str, int]:
-        """Policy -> number of valid samples, in the order of the policies; 0 for a policy without data in this batch."""
+        """Policy -> number of valid samples, in the order of the policies; 0 for a policy without samples."""
         return {policy: self.parts[policy].num_samples if policy in self.parts else 0 for policy in self.policies}
 
 
 def samples_by_policy(batch: Batch | ReplayBatch | MultiBatch) -> dict[str, int]:
-    """Policy -> valid samples of a batch, in the order of the policies; empty where there is one, whose are all."""
+    """Return policy -> valid samples of a batch; empty for a batch of one policy. Use `batch.samples` instead."""
     if not isinstance(batch, MultiBatch):
         return {}
     return {policy: batch.parts[policy].num_samples if policy in batch.parts else 0 for policy in batch.policies}

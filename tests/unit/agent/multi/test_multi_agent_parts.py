@@ -342,7 +342,7 @@ def by_agent(*actors):
     ({"algorithms": DQN.create_factory()}, r"policy 'agent_0': DQN learns from single transitions .*; storages for DQN: .*\bPERBuffer\b"),
     ({"storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": GAEBuffer.create_factory(9)}}, "size of the storages must be the same"),
     ({"algorithms": {"agent_0": ppo(), "agent_1": DQN.create_factory()}, "actors": by_agent(OnPolicyActor, QActor),
-      "storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": ReplayBuffer.create_factory(80)}}, "must keep transitions, or none"),
+      "storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": ReplayBuffer.create_factory(80)}}, "must be replays, or none"),
     ({"storages": VTraceBuffer.create_factory(8)}, "policy 'agent_0': PPO learns from rollouts with advantages, but VTraceBuffer gives"),
     ({"actors": by_agent(OnPolicyActor, QActor)}, r"policy 'agent_1': PPO cannot train QActor; actors for PPO: .*\bOnPolicyActor"),
     ({"trainable": ["agent_2"]}, r"trainable has \['agent_2'\]"),
@@ -363,7 +363,7 @@ class OtherReplay(GAEBuffer):
 
 def test_replay_of_another_kind_is_refused():
     envs = MultiAgentVecEnv.create_factory(MatchingGame)
-    with pytest.raises(ConfigError, match="for ReplayBuffer and PERBuffer, got OtherReplay"):
+    with pytest.raises(ConfigError, match="supports ReplayBuffer and PERBuffer, got OtherReplay"):
         multi_agent(envs, DQN.create_factory(), QActor.create_factory, OtherReplay.create_factory(8))
 
 

@@ -1,0 +1,143 @@
+"""The C columns of one policy in a vector of environments, and their result of one step; see `agent.multi.data`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from gymnasium.spaces import Discrete
+
+from pytorchrl.agent.data import Arrays, Step
+from pytorchrl.agent.env.aliases import Action, AnySpace, Observation
+from pytorchrl.agent.env.autoreset import NO_INDEX
+from pytorchrl.agent.env.spaces import MASK_LEAF, ObservationReader, action_start, flatten_action_space
+from pytorchrl.errors import EnvError
+
+
+class PolicyColumns:
+    """The agents of one policy in E environments.
+
+    Args:
+        agents: Names of the agents.
+        observation_space: Observation space of each of them.
+        action_space: Action space of each of them.
+        num_envs: E.
+
+    Attributes:
+        places: Agent -> place among the agents.
+        num_columns: C.
+        reader: Reader of the observations.
+        observation_space: Leaf -> space, as from `flatten_space`.
+        action_space: Space that counts from 0.
+        raw_observation_space: `observation_space` as given.
+        obs: Leaf -> (C, ...), the newest observations.
+        mask: (C, n) bool, the newest action masks; None if there are none.
+    """
+
+    def __init__(
+        self, agents: Sequence[str], observation_space: AnySpace, action_space: AnySpace, num_envs: int,
+    ) -> None:
+        self.places = {agent: place for place, agent in enumerate(agents)}
+        self.num_columns = num_envs * len(agents)
+        self.reader = ObservationReader(observation_space)
+        self.observation_space, self.action_space = self.reader.space, flatten_action_space(action_space)
+        self.raw_observation_space, self._raw_action_space = observation_space, action_space
+        self._action_start = action_start(action_space)
+        self.obs: Arrays = {leaf: np.zeros((self.num_columns, *(space.shape or ())), space.dtype)
+                            for leaf, space in self.observation_space.items()}
+        self.mask = self.reader.all_allowed(observation_space, self.num_columns)
+
+    def column(self, env: int, agent: str) -> int:
+        """Return the column of an agent in environment `env`."""
+        return env * len(self.places) + self.places[agent]
+
+    def as_env_action(self, value: np.ndarray) -> Action:
+        """Convert the action of one agent, which counts from 0, to the form that its environment expects."""
+        if self._action_start is not None:
+            value = value + self._action_start
+        space = self._raw_action_space
+        return int(value) if isinstance(space, Discrete) else np.asarray(value, space.dtype)
+
+    def allow_all(self, env: int) -> None:
+        """Allow all actions in environment `env`, because the masks of absent agents are never used."""
+        if self.mask is not None:
+            first = env * len(self.places)
+            self.mask[first:first + len(self.places)] = True
+
+    def write(
+        self, columns: list[int], observations: list[Observation], infos: list[object], is_first_reset: bool,
+    ) -> None:
+        """Write observations and masks into their columns; other columns stay.
+
+        The first reset decides whether `info` contains masks.
+        """
+        for leaf, rows in self.reader.read_rows(observations).items():
+            self.obs[leaf][columns] = rows
+        masks = self.masks(observations, infos)
+        if masks is not None:
+            if self.mask is None:
+                if not is_first_reset:
+                    raise EnvError(
+                        f"info['{MASK_LEAF}'] of {list(self.places)} appeared after the first reset, which had none; "
+                        f"put '{MASK_LEAF}' into the observation space, where masks are known before agents appear")
+                self.mask = np.ones((self.num_columns, masks.shape[1]), np.bool_)
+            self.mask[columns] = masks
+
+    def masks(self, observations: list[Observation], infos: list[object]) -> np.ndarray | None:
+        """Return the allowed actions of K agents, (K, n) bool; None if neither observations nor infos contain masks."""
+        if self.reader.has_mask:
+            return self.reader.mask_rows(observations)
+        given = [info[MASK_LEAF] for info in infos if isinstance(info, Mapping) and MASK_LEAF in info]
+        if given and len(given) < len(infos):
+            raise EnvError(f"info['{MASK_LEAF}'] must be given for all agents of a policy, or for none; "
+                           f"got {len(given)} for {len(infos)} agents")
+        return np.asarray(given).astype(np.bool_) if given else None
+
+
+class ColumnsStep:
+    """The result of one step for the columns of a policy, collected agent by agent.
+
+    Args:
+        columns: The columns.
+
+    Attributes:
+        first: (C,) bool, whether the observation of a column is the first of an episode.
+    """
+
+    def __init__(self, columns: PolicyColumns) -> None:
+        self._columns = columns
+        count = columns.num_columns
+        self._reward = np.zeros(count, np.float32)
+        self._terminated, self._truncated, self._valid, self.first = (np.zeros(count, np.bool_) for _ in range(4))
+        self._ended: list[int] = []
+        self._last: list[Arrays] = []
+        self._last_masks: list[np.ndarray] = []
+
+    def add_transition(self, column: int, reward: float, terminated: bool, truncated: bool) -> None:
+        """Record the transition of an agent that acted."""
+        self._reward[column], self._valid[column] = reward, True
+        self._terminated[column], self._truncated[column] = terminated, truncated
+
+    def add_end(self, column: int, observation: Observation | None, info: object) -> None:
+        """Record the end of an agent's episode with its last observation; None repeats the observation before."""
+        columns = self._columns
+        self._ended.append(column)
+        self._last.append(
+            {leaf: rows[column:column + 1].copy() for leaf, rows in columns.obs.items()} if observation is None
+            else columns.reader.read_rows([observation]))
+        if columns.mask is not None:
+            masks = None if observation is None else columns.masks([observation], [info])
+            unknown = columns.mask[column] if observation is None else np.ones_like(columns.mask[column])
+            allowed = unknown if masks is None else masks[0]
+            self._last_masks.append(allowed | ~allowed.any())
+
+    def step(self, transform: Callable[[np.ndarray], np.ndarray] | None) -> Step:
+        """Return the step, with the rewards for learners that `transform` makes; None leaves rewards as they are."""
+        reward = self._reward if transform is None else np.asarray(transform(self._reward), np.float32)
+        columns, last = self._columns, self._last
+        return Step(
+            obs=columns.obs, reward=reward, terminated=self._terminated, truncated=self._truncated, valid=self._valid,
+            first=self.first, final_index=np.array(self._ended, np.int64) if self._ended else NO_INDEX,
+            final_obs={leaf: np.concatenate([row[leaf] for row in last]) for leaf in columns.obs} if last else {},
+            mask=columns.mask, episodes=[],
+            final_mask=np.stack(self._last_masks) if self._last_masks else None)

@@ -1,0 +1,204 @@
+"""The replay of several policies. T = steps of a rollout, C = columns of a policy, N = ids."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytorchrl.agent.data import ReplayBatch
+from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
+from pytorchrl.agent.multi.storage import MultiAgentStorage
+from pytorchrl.agent.storages.replay import ReplayBuffer
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A rollout of which the replay still contains a part."""
+
+    start: int
+    """Number of env steps inserted before it."""
+    valid: dict[str, np.ndarray]
+    """Policy -> (T, C) bool, its valid rows."""
+    env_steps: int
+    """Number of its env steps that are still resident."""
+
+
+class MultiAgentReplay(MultiAgentStorage):
+    """Replay of several policies.
+
+    The capacity for each policy is the number of steps of its agents in `size` env steps, so that all policies contain
+    the same env steps. An env step is resident while a policy contains a part of it.
+
+    An id in a batch is the id in the policy's storage, times the number of policies, plus the index of the policy.
+    """
+
+    def __init__(self, options: MultiAgentStorage.Options, **context: Any) -> None:  # as of `MultiAgentStorage`
+        super().__init__(options, **context)
+        self.has_priorities = any(  # type: ignore[misc] # depends on the policies
+            storage.has_priorities for storage in self.storages.values())
+        self._evicted = 0
+        self._kept: deque[_Kept] = deque()
+
+    def _own_size(self, num_agents: int) -> int:
+        return int(self.options.size * num_agents)
+
+    def insert_data_slice(  # type: ignore[override] # of all policies
+        self, rollouts: list[MultiRollout], sources: Sequence[Hashable] | None = None,
+    ) -> None:
+        """Append rollouts, which overwrite the oldest env steps once the replay is full."""
+        names: Sequence[Hashable] = range(len(rollouts)) if sources is None else sources
+        for rollout, source in zip(rollouts, names, strict=True):
+            valid = {policy: part.valid.numpy().copy() for policy, part in rollout.parts.items()}
+            self._kept.append(_Kept(self._inserted, valid, rollout.num_valid()))
+            super().insert_data_slice([rollout], [source])
+            self._evict()
+
+    def insert_from(  # type: ignore[override] # of all policies
+        self, rollouts: Sequence[MultiRollout], sources: Sequence[Hashable],
+    ) -> None:
+        """See `insert_data_slice`."""
+        self.insert_data_slice(list(rollouts), sources)
+
+    def _evict(self) -> None:
+        """Count the env steps of which no policy contains a part any more."""
+        while self._kept:
+            oldest = self._kept[0]
+            left = self._count_resident(oldest)
+            self._evicted += oldest.env_steps - left
+            oldest.env_steps = left
+            if left:
+                return
+            self._kept.popleft()
+
+    def _count_resident(self, kept: _Kept) -> int:
+        """Return the number of env steps of a rollout of which some policy still contains a part."""
+        is_resident = np.zeros(1, np.bool_)
+        for policy, valid in kept.valid.items():
+            num_steps, num_columns = valid.shape
+            num_agents = len(self.options.agents[policy])
+            # A ring stores a rollout column after column; see `Ring`.
+            rows = kept.start * num_agents + np.arange(num_columns) * num_steps + np.arange(num_steps)[:, None]
+            there = valid & (rows >= self.storages[policy].num_rows_given_up)
+            is_resident = is_resident | there.reshape(num_steps, -1, num_agents).any(-1)
+        return int(np.count_nonzero(is_resident))
+
+    @property
+    def num_rows_added(self) -> int:
+        """Number of env steps inserted so far."""
+        return self._inserted
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the env steps of ids (N,) from batches, (N,) int64, counted from 0 in the order of insertion."""
+        num_agents = np.array([len(self.options.agents[policy]) for policy in self.storages])
+        return ids // len(num_agents) // num_agents[ids % len(num_agents)]
+
+    def keep_notes(self) -> None:
+        """See `ReplayBuffer`."""
+        for storage in self.storages.values():
+            storage.keep_notes()
+
+    def take_notes(self) -> dict[str, np.ndarray]:
+        """See `ReplayBuffer`. `<name>` combines all policies, and `<name>/<policy>` covers one policy."""
+        notes = {policy: storage.take_notes() for policy, storage in self.storages.items()}
+        names = next(iter(notes.values()))
+        return {**{name: np.concatenate([own[name] for own in notes.values()]) for name in names},
+                **{f"{name}/{policy}": values for policy, own in notes.items() for name, values in own.items()}}
+
+    def to_learn_from(self, policy: str) -> _InEnvSteps:
+        """See `MultiAgentStorage`."""
+        return _InEnvSteps(self.storages[policy], self.counters)
+
+    def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
+        parts: Mapping[str, Any] = batch.parts  # all of them `ReplayBatch`
+        batch.num_samples = max(part.num_samples for part in parts.values())
+        places = {policy: place for place, policy in enumerate(batch.policies)}
+        batch.ids = torch.cat([part.ids * len(places) + places[policy] for policy, part in parts.items()])
+
+    def after_gradients(self, batch: MultiBatch, info: dict[str, Any]) -> None:
+        """Update the priorities with the errors of a batch."""
+        assert batch.ids is not None
+        self.update_priorities(batch.ids.numpy(), info["errors"].detach().cpu().numpy())
+
+    def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
+        """Update the priorities of each policy whose storage has them, unless an error of the policy is not finite.
+
+        Args:
+            ids: (N,) int64, ids from batches.
+            errors: (N,) float, TD errors of either sign.
+        """
+        places = ids % len(self.storages)
+        for place, storage in enumerate(self.storages.values()):
+            own = errors[places == place]
+            if len(own) and np.isfinite(own).all() and storage.has_priorities:
+                storage.update_priorities(ids[places == place] // len(self.storages), own)
+
+    def reset(self) -> None:
+        """Discard all transitions."""
+        super().reset()
+        self._evict()
+
+    @property
+    def num_items(self) -> int:
+        """Number of transitions of all policies that can be drawn."""
+        return sum(storage.num_items for storage in self.storages.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory of all transitions."""
+        return sum(storage.num_bytes for storage in self.storages.values())
+
+    @property
+    def mass(self) -> float:
+        """Weight of this storage in a draw from several storages, summed over the policies."""
+        return float(sum(storage.mass for storage in self.storages.values()))
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Numbers of env steps `inserted`, `evicted` and `resident`, and of transitions `sampled`.
+
+        `<name>/<policy>` are the counters of a policy.
+        """
+        return {"inserted": self._inserted, "sampled": self._sampled, "evicted": self._evicted,
+                "resident": self._inserted - self._evicted,
+                **{f"{name}/{policy}": value for policy, storage in self.storages.items()
+                   for name, value in storage.counters.items()}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Storage`."""
+        kept = [(kept.start, {policy: torch.from_numpy(valid) for policy, valid in kept.valid.items()}, kept.env_steps)
+                for kept in self._kept]
+        return {**super().state_dict(), "kept": kept, "evicted": self._evicted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Storage`."""
+        super().load_state_dict(state)
+        self._evicted = state["evicted"]
+        self._kept = deque(_Kept(start, {policy: valid.numpy() for policy, valid in arrays.items()}, steps)
+                           for start, arrays, steps in state["kept"])
+
+
+class _InEnvSteps:
+    """The replay of a policy with `counters` in env steps, from which its algorithm decides when to update."""
+
+    def __init__(self, storage: ReplayBuffer, counters: Mapping[str, int]) -> None:
+        self._storage, self.counters = storage, counters
+
+    @property
+    def num_learned_from(self) -> int:
+        """See `Storage`."""
+        return self._storage.num_learned_from
+
+    @num_learned_from.setter
+    def num_learned_from(self, number: int) -> None:
+        self._storage.num_learned_from = number
+
+    def generate_batches(
+        self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1,
+    ) -> Iterator[ReplayBatch]:
+        """See `ReplayBuffer`."""
+        return self._storage.generate_batches(num_mini_batch, mini_batch_size, num_epochs)
