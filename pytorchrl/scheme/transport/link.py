@@ -16,8 +16,9 @@ P = TypeVar("P", bound="Peer")
 _SMALL, _LARGE = 2**18, (2**20, 2**24)
 # A difference of this many seconds between a large and the small probe is well above the noise of a call.
 _ENOUGH_S = 0.02
-# Probes of each size, of which the fastest counts: a disturbed one takes longer, never shorter.
-_REPEATS = 3
+# Probes of each size, of which the fastest counts: the first one of a size, or a disturbed one, takes longer, never
+# shorter. A slow link, on which a probe takes this many seconds, gets one.
+_REPEATS, _SLOW_S = 3, 0.5
 # A worker that does not answer is lost, which its next request finds out.
 _TIMEOUT_S = 30.0
 
@@ -44,8 +45,8 @@ class Peer:
 def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]:
     """Return the seconds per byte of the link to each worker, one way, including the copy that a reader makes.
 
-    All links are measured at the same time, as workers use them in training; the workers must be idle. Probes of two sizes are
-    compared, so that the fixed time of a call is left out. A worker that gives no answer has the value 0.0.
+    All links are measured at the same time, as workers use them in training; the workers must be idle. Probes of two
+    sizes are compared, so that the fixed time of a call is left out. A worker that gives no answer has the value 0.0.
 
     Args:
         runtime: The runtime of the workers.
@@ -66,7 +67,7 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
 def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float]:
     """Return the shortest of some round trips, by worker; of a slow link there is only one."""
     rounds = [_round_trips(runtime, workers, size)]
-    while len(rounds) < _REPEATS and max(rounds[0], default=0.0) < 5 * _ENOUGH_S:
+    while len(rounds) < _REPEATS and max(rounds[0], default=0.0) < _SLOW_S:
         rounds.append(_round_trips(runtime, workers, size))
     return [min(times) for times in zip(*rounds, strict=True)]
 
