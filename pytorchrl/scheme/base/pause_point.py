@@ -1,4 +1,4 @@
-"""How the owner of a thread lets it rest for a while."""
+"""Pause a thread from outside."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from collections.abc import Callable
 
 from pytorchrl.runtime import Runtime
 
-# A waiting thread looks up this often; being told wakes it at once.
+# A waiting thread checks its conditions this often; a message wakes it at once.
 _POLL_INTERVAL_S = 0.1
 
 
-class Parking:
-    """A point of a thread's loop at which it rests when it is asked to, until it is let go.
+class PausePoint:
+    """A point in a thread's loop at which the thread pauses on request, until it may resume.
 
     Args:
-        runtime: Owner of clock and events.
+        runtime: Owner of the clock and of events.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime, self._lock = runtime, threading.Lock()
-        self._wanted = self._rests = False
-        self._arrived, self._let_go = runtime.make_event(), runtime.make_event()
+        self._is_requested = self._is_paused = False
+        self._paused, self._resumed = runtime.make_event(), runtime.make_event()
 
-    def rest_if_asked(self, is_over: Callable[[], bool]) -> None:
-        """The thread is at its point; it comes back once it is let go, or is to end."""
+    def pause_if_requested(self, is_over: Callable[[], bool]) -> None:
+        """Pause the calling thread if that was requested; return once it may resume, or `is_over()` is true."""
         while True:
             with self._lock:
-                self._rests = self._wanted and not is_over()
-                if not self._rests:
+                self._is_paused = self._is_requested and not is_over()
+                if not self._is_paused:
                     return
-            self._arrived.set()
-            self._let_go.wait(_POLL_INTERVAL_S)
-            self._let_go.clear()
+            self._paused.set()
+            self._resumed.wait(_POLL_INTERVAL_S)
+            self._resumed.clear()
 
-    def ask(self, is_alive: Callable[[], bool], timeout_s: float) -> bool:
-        """Whether the thread rests, or does not run at all, within `timeout_s`; it stays asked if not."""
+    def request(self, is_alive: Callable[[], bool], timeout_s: float) -> bool:
+        """Request a pause; return whether the thread pauses, or has ended, within `timeout_s`. The request stays."""
         deadline = self._runtime.now() + timeout_s
         while True:
             with self._lock:
-                self._wanted = True
-                if self._rests:
+                self._is_requested = True
+                if self._is_paused:
                     return True
             if not is_alive():
                 return True
             if self._runtime.now() >= deadline:
                 return False
-            self._arrived.wait(min(timeout_s, _POLL_INTERVAL_S))
-            self._arrived.clear()
+            self._paused.wait(min(timeout_s, _POLL_INTERVAL_S))
+            self._paused.clear()
 
-    def let_go(self) -> None:
-        """Let the thread go on, if it rests."""
+    def resume(self) -> None:
+        """Withdraw the request, and let a paused thread go on."""
         with self._lock:
-            self._wanted = self._rests = False
-        self._let_go.set()
+            self._is_requested = self._is_paused = False
+        self._resumed.set()

@@ -11,7 +11,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
-from pytorchrl.scheme.base.pause_point import Parking
+from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, check_count, check_fraction
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.strategies import (
@@ -112,7 +112,7 @@ class CollectorThread(threading.Thread):
         self.queue = self.feed.queue
         self._shards = shards
         self.failure: BaseException | None = None
-        self._parking = Parking(self._runtime)
+        self._pause_point = PausePoint(self._runtime)
         # Numbers of drains that were announced and made: signals may come late.
         self._drain_announced = self._drains = 0
         self._gather: Gather
@@ -147,7 +147,7 @@ class CollectorThread(threading.Thread):
         """Collect until closed. An exception ends the thread, and `get` raises it."""
         try:
             while not self.stopped:
-                self._parking.rest_if_asked(lambda: self.stopped)
+                self._pause_point.pause_if_requested(lambda: self.stopped)
                 if not self.stopped:
                     self.step()
         except BaseException as failure:  # noqa: BLE001 - re-raised to the owner by get()
@@ -307,7 +307,7 @@ class CollectorThread(threading.Thread):
         if self.ident is None:
             self._runtime.start_thread(self)
         elif not self.is_held:
-            self._parking.let_go()
+            self._pause_point.resume()
 
     @property
     def is_held(self) -> bool:
@@ -335,7 +335,7 @@ class CollectorThread(threading.Thread):
         deadline = self._runtime.now() + timeout_s
         if self._shards is not None:
             self._shards.is_draining = True
-        while self._asynchronous and not self._parking.ask(self.is_alive, POLL_INTERVAL_S):
+        while self._asynchronous and not self._pause_point.request(self.is_alive, POLL_INTERVAL_S):
             self.feed.clear()  # it may wait for room
             if self._runtime.now() > deadline:
                 raise WorkerLostError(f"{self.name} did not come to rest within {timeout_s:.1f} s")

@@ -12,7 +12,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, ReplayError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Runtime, ThreadRuntime
-from pytorchrl.scheme.base.pause_point import Parking
+from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.base.worker import ASYNC, PARALLEL, Communication, Execution, Worker
 from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.g_worker import GWorker
@@ -50,7 +50,7 @@ class UpdaterThread(threading.Thread):
         super().__init__(name="UpdaterThread", daemon=True)
         self._strategy, self._runtime = strategy, runtime
         self._closing = runtime.make_event()
-        self.parking = Parking(runtime)
+        self.pause_point = PausePoint(runtime)
         # Set after every update and at the end; a waiting user's thread clears it.
         self.progressed = runtime.make_event()
         self.failure: BaseException | None = None
@@ -79,7 +79,7 @@ class UpdaterThread(threading.Thread):
         """Make updates until closed. An exception ends the thread; the user's next call raises it."""
         try:
             while not self.stopped and not self.is_over():
-                self.parking.rest_if_asked(lambda: self.stopped)
+                self.pause_point.pause_if_requested(lambda: self.stopped)
                 if not self.stopped:
                     self.step()
                 self.progressed.set()
@@ -278,7 +278,7 @@ class UWorker(Worker):
         start = self._runtime.now()
         if self._in_thread and self.updater.ident is not None:
             self.strategy.prepare_drain()
-            if not self.updater.parking.ask(self.updater.is_alive, timeout_s):
+            if not self.updater.pause_point.request(self.updater.is_alive, timeout_s):
                 raise WorkerLostError(f"the running update did not end within {timeout_s:.1f} s")
             if self.updater.failure is not None:
                 raise self.updater.failure
@@ -310,7 +310,7 @@ class UWorker(Worker):
     def _await_updates(self) -> dict[str, float]:
         if self.updater.ident is None:
             self._runtime.start_thread(self.updater)
-        self.updater.parking.let_go()
+        self.updater.pause_point.resume()
         was_over = self._replay_is_over
         while True:
             self.updater.progressed.wait(POLL_INTERVAL_S)
