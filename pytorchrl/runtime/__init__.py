@@ -1,4 +1,4 @@
-"""Where workers run: Ray actors, threads of one process, or a simulation of both on a virtual clock."""
+"""The runtimes, in which workers run: Ray actors, threads of one process, or a simulation on a virtual clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ RUNTIMES: Mapping[str, type[Runtime]] = MappingProxyType(
 """The runtimes by name."""
 
 __all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "Collective", "Event", "FaultPlan", "Future", "Handle",
-           "Journal", "Outcome", "Part", "RayRuntime", "Runtime", "SimulatedRuntime", "ThreadRuntime", "WorkersPart", "is_default",
+           "Journal", "Outcome", "Part", "RayRuntime", "Runtime", "SimulatedRuntime", "ThreadRuntime", "WorkersPart",
+           "is_default",
            "make_runtime", "options_of_runtime"]
 
 

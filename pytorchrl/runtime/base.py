@@ -1,8 +1,8 @@
-"""The seam between workers and the place where they run.
+"""The interface between workers and the runtime that they run in.
 
-Workers are plain classes that talk to each other through this interface only, so the same scheme runs on Ray, or on
-threads of one process. Every wait of the package is here and has a deadline; clocks, queues and threads come from here
-too, so that a runtime can own time.
+Workers are plain classes that talk to each other through this interface only, so the same scheme runs on Ray, on
+threads of one process or simulated. Every wait of the package goes through this interface and has a deadline. Clocks,
+queues and threads come from a runtime, too, so that a runtime can own time.
 """
 
 from __future__ import annotations
@@ -31,54 +31,54 @@ W = TypeVar("W")
 
 DEFAULT_RESOURCES: Mapping[str, float] = MappingProxyType(
     {"memory": 5368709120, "num_cpus": 1, "num_gpus": 0.2, "object_store_memory": 2147483648})
-"""What one remote worker asks for unless the user says otherwise; shrunk to what the cluster has."""
+"""Default request of a remote worker; shrunk to what the cluster has. Memory is in bytes."""
 CPU_RESOURCES: Mapping[str, float] = MappingProxyType(
     {name: amount for name, amount in DEFAULT_RESOURCES.items() if name != "num_gpus"})
-"""The same of one that computes on the CPU."""
+"""Default request of a remote worker that computes on the CPU."""
 
 
 def is_default(resources: Mapping[str, float]) -> bool:
-    """Whether nobody has asked for these in particular."""
+    """Return whether a request is a default one, which may shrink."""
     return dict(resources) in (dict(DEFAULT_RESOURCES), dict(CPU_RESOURCES))
 
 
 @dataclass(eq=False)
 class Future(Generic[R]):
-    """The result of a call that another worker is making."""
+    """The pending result of a call to another worker."""
 
     worker: str
-    """Name of the worker that makes it."""
+    """Name of the called worker."""
     native: Any = field(repr=False)
-    """The runtime's own object."""
+    """The runtime's own object, of a type that only the runtime knows."""
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """How a call ended. A dead or hung worker is a value here, never a surprise elsewhere."""
+    """The value or the error that a call ended with. A dead or hung worker is an error value, not an exception."""
 
     worker: str
     value: R | None = None
     error: BaseException | None = None
 
     def unwrap(self) -> R:
-        """The value, or raise the error."""
+        """Return the value, or raise the error."""
         if self.error is not None:
             raise self.error
         return self.value  # type: ignore[return-value]
 
 
 class Handle(Generic[W]):
-    """A worker that runs elsewhere: one call at a time, in order of submission."""
+    """A reference to a worker, which makes its calls one at a time in order of submission."""
 
     def __init__(self, runtime: Runtime, name: str, native: Any) -> None:
         self.runtime, self.name, self.native = runtime, name, native
 
     def submit(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Queue a call behind those already submitted."""
+        """Enqueue a call behind those already submitted."""
         return self.runtime.submit(self, method.__name__, args, kwargs)
 
     def signal(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Make a short call at once, beside the one that is running. It must only set flags."""
+        """Make a short call at once, concurrently with the running one. The method may only set flags."""
         return self.runtime.signal(self, method.__name__, args, kwargs)
 
     def __repr__(self) -> str:
@@ -106,7 +106,8 @@ class Runtime(ABC):
         """Options of every runtime."""
 
         faults: str | None = option(
-            None, help="Failures to inject, such as \"kill col.3 @ step 400; delay col.* 2s p=0.01\"; the syntax is that of `FaultPlan`.")
+            None, help="Failures to inject, such as \"kill col.3 @ step 400; delay col.* 2s p=0.01\"; the syntax is "
+            "that of `FaultPlan`.")
 
         def __post_init__(self) -> None:
             """Check that `faults` can be parsed."""
@@ -125,63 +126,72 @@ class Runtime(ABC):
     @abstractmethod
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` as a worker of its own. Its constructor's error shows in its first call."""
+        """Start `cls(**params)` as a worker. An error of its constructor is the outcome of its first call."""
 
     @abstractmethod
-    def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """Queue a method call on a worker."""
+    def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
+               kwargs: Mapping[str, object]) -> Future[Any]:
+        """Enqueue a method call on a worker."""
 
     @abstractmethod
-    def signal(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """Make a short method call beside the running one."""
+    def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
+               kwargs: Mapping[str, object]) -> Future[Any]:
+        """Make a short method call concurrently with the running one."""
 
     @abstractmethod
-    def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> list[Future[Any]]:
-        """Wait until at least one future has an outcome; return *all* that have, in the order given, or []."""
+    def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
+        """Wait until at least one future has an outcome; return *all* that have one, in the order given, or []."""
 
     @abstractmethod
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
-        """How a call ended; after `timeout_s` seconds without an end the error is a `WorkerLostError` (hung)."""
+        """Return the outcome of a call; after `timeout_s` seconds without one, a `WorkerLostError` (hung)."""
 
     @abstractmethod
-    def put(self, value: T) -> Any:
-        """Store a value once for many readers; pass the result as an argument in its place."""
+    def put(self, value: T) -> T:
+        """Store a value once for many readers; the result stands for the value as an argument of calls."""
 
     @abstractmethod
-    def kill(self, handle: Handle[Any], timeout_s: float = 5.0) -> bool:
-        """End a worker at once, without its consent; True if it is gone within `timeout_s`."""
+    def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
+        """Kill a worker; return True if it is gone within `timeout_s` seconds."""
 
     @abstractmethod
     def close(self) -> None:
-        """End every worker that this runtime started, and what it started for itself. Idempotent."""
+        """End every worker that this runtime started, and everything it started for itself. Idempotent."""
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """What each kind of worker will ask for: (name, count, resources) each. Raises if that cannot be had."""
+        """Return the request of one worker of each kind.
+
+        Args:
+            requests: (name, count, resources of each) of every kind of worker.
+
+        Raises:
+            InsufficientResourcesError: The machines do not have the requested resources.
+        """
         return [dict(resources) for _, _, resources in requests]
 
-    def lacks_room(self, handle: Handle[Any]) -> str:
-        """What a worker that has not come up asks for, and what there is, if that is why; else empty."""
+    def lacks_room(self, handle: Handle[W]) -> str:
+        """Return the requested and free resources if their lack keeps a worker from starting; else an empty text."""
         return ""
 
     def in_process(self) -> Runtime:
-        """A runtime whose workers are threads of this process."""
+        """Return a runtime whose workers are threads of this process."""
         return self
 
     def own_gpus(self) -> list[int] | None:
-        """The GPUs that the calling worker was given, as torch counts them in its process; None: all that torch sees."""
+        """Return the GPUs assigned to the calling worker, by torch's numbers in its process; None: all of them."""
         return None
 
     def get(self, future: Future[R], timeout_s: float) -> R:
-        """The value of a call, or raise its error."""
+        """Return the value of a call, or raise its error."""
         return self.outcome(future, timeout_s).unwrap()
 
     def get_all(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """The outcomes of all calls, in the order given, within one deadline for all."""
+        """Return the outcomes of all calls, in the order given; all share one deadline."""
         deadline = self.now() + timeout_s
         return [self.outcome(future, max(0.0, deadline - self.now())) for future in futures]
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of the first calls to workers of one kind; runtimes with slow workers announce the progress."""
+        """Return the outcomes of the first calls to workers of one kind; slow runtimes announce the progress."""
         return self.get_all(futures, timeout_s)
 
     def start_thread(self, thread: threading.Thread) -> None:
@@ -194,45 +204,47 @@ class Runtime(ABC):
             thread.join(timeout_s)
         return not thread.is_alive()
 
-    def make_queue(self, maxsize: int) -> queue.Queue[Any]:
+    def make_queue(self, maxsize: int) -> queue.Queue[T]:
         """Return a first-in first-out queue between threads of this process; `maxsize=0` means unbounded."""
         return queue.Queue(maxsize)
 
     def make_event(self) -> threading.Event:
-        """An event between threads of this process."""
+        """Return an event between threads of this process."""
         return threading.Event()
 
-    def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float, generation: int = 1) -> Collective:
-        """Become one of `size` workers that exchange tensors among themselves; see `GlooCollective`."""
+    def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float,
+                   generation: int = 1) -> Collective:
+        """Join a group of `size` workers that exchange tensors; see `GlooCollective`."""
         return GlooCollective(address, port, rank, size, timeout_s, self.is_recording, generation)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
-        """What a worker has to call where its work has come to a named point.
+        """Return the function that a worker calls when it reaches a named point of its work.
 
-        Points are "step" (of its environments), "grad" (computed) and "update" (about to be applied).
+        Points of collection and gradient workers are "step" (the environments made a step), "grad" (a gradient was
+        computed) and "update" (an update is about to be applied); replay shards have "add", "sample" and "priorities".
 
         Args:
-            worker: Its name.
-            incarnation: How often its place in the tree was filled before.
+            worker: Name of the worker.
+            incarnation: Number of workers that had its place in the tree before.
 
         Returns:
-            A function of the point's name, true if the result at hand is to be spoilt; None where nothing is ever to
-            happen at any point, so that it costs nothing.
+            A function of the point's name that returns whether to corrupt the result at hand; None, which costs
+            nothing, if nothing is to happen at any point.
         """
         return None if self.faults is None else self.faults.points(worker, incarnation, self)
 
     def journal(self, worker: str, incarnation: int = 0) -> Journal:
-        """Where a worker notes what depends on timing, or is told what to do."""
+        """Return the journal in which a worker records the order of events, or from which it repeats that order."""
         return Recording() if self.is_recording else Journal()
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Wait for `seconds` seconds."""
         time.sleep(min(seconds, threading.TIMEOUT_MAX))
 
     def die(self, worker: str) -> None:
-        """End the calling worker at once, as a crash would: its whole process."""
+        """Kill the process of the calling worker, as a crash would."""
         os.kill(os.getpid(), signal.SIGKILL)
 
     def now(self) -> float:
-        """Seconds on a clock that never jumps."""
+        """Return the seconds of a clock that never goes back."""
         return time.monotonic()

@@ -1,4 +1,4 @@
-"""What operations take in the simulated runtime."""
+"""Virtual durations of operations in the simulated runtime."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import fnmatch
 import random
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from pytorchrl.errors import ConfigError
 
-# Uniform draws, so that workers neither march in step nor wait long for each other.
-DEFAULT_COSTS: Mapping[str, Any] = {
+# Uniform draws, so that workers neither stay in step nor wait long for each other.
+DEFAULT_COSTS: Mapping[str, object] = {
     "start": ("uniform", 0.5, 1.5),
     "message": ("uniform", 0.0002, 0.0008),
     "step": ("uniform", 0.0005, 0.0015),
@@ -32,28 +31,28 @@ _DISTRIBUTIONS: dict[str, tuple[int, Callable[..., Callable[[random.Random], flo
 class Costs:
     """Virtual seconds of each operation.
 
-    Operations: "start" (building a worker), "message" (a call or a result on its way), "step" (one step of a vector of
-    environments with acting), "grad" (one gradient), "update" (applying one), "add", "sample" and "priorities" (a call of
-    a replay shard).
+    Operations are "start" (building a worker), "message" (sending a call or a result), "step" (one step of a vector of
+    environments, with acting), "grad" (computing a gradient), "update" (applying one), and "add", "sample" and
+    "priorities" (calls of a replay shard).
 
     Args:
-        costs: Operation, or "operation@worker" with a pattern for the worker's name (`*` and `?`), to a number of
-            seconds, ("uniform", low, high), ("exponential", mean), ("lognormal", median, sigma), or "measured" (what
-            the operation really took; such a run does not repeat). What is not named keeps its default.
-        seed: Of what is drawn.
+        costs: Map from an operation, or from "operation@worker" with a pattern for the worker's name (`*` and `?`), to
+            seconds, ("uniform", low, high), ("exponential", mean), ("lognormal", median, sigma) or "measured" (the real
+            duration of the operation; such a run cannot be repeated). Other operations keep their defaults.
+        seed: Seed of the draws.
 
     Raises:
-        ConfigError: An unknown operation or distribution, or a negative time.
+        ConfigError: An operation or distribution is unknown, or a time is negative.
     """
 
-    def __init__(self, costs: Mapping[str, Any] | None, seed: int) -> None:
+    def __init__(self, costs: Mapping[str, object] | None, seed: int) -> None:
         self._rng = random.Random(f"costs {seed}")
         self._rules = [self._rule(key, value) for key, value in {**DEFAULT_COSTS, **(costs or {})}.items()]
-        self._rules.reverse()  # what was named last counts
+        self._rules.reverse()  # the last match counts
         self._chosen: dict[tuple[str, str], Callable[[random.Random], float] | None] = {}
 
     @staticmethod
-    def _rule(key: str, value: Any) -> tuple[str, str, Callable[[random.Random], float] | None]:
+    def _rule(key: str, value: object) -> tuple[str, str, Callable[[random.Random], float] | None]:
         operation, _, worker = key.partition("@")
         if operation not in DEFAULT_COSTS:
             raise ConfigError(f"costs has {key!r}; operations are {list(DEFAULT_COSTS)}, with @worker or without")
@@ -70,7 +69,7 @@ class Costs:
                           f"mean) or ('lognormal', median, sigma), got {value!r}")
 
     def draw(self, operation: str, worker: str, since: float | None = None) -> float:
-        """Seconds that `operation` takes `worker`; `since` is the real clock (`time.perf_counter`) at its start."""
+        """Return the virtual seconds that `operation` takes `worker`; `since` is `time.perf_counter()` at its start."""
         key = (operation, worker)
         if key not in self._chosen:
             self._chosen[key] = next(rule for name, pattern, rule in self._rules

@@ -1,4 +1,4 @@
-"""Failures on command: which worker goes wrong, how, and when.
+"""Failures on command, by a plan that names which worker fails, how and when.
 
 kill col.3 @ step 400; hang grad.1 30s; delay col.* 2s p=0.01; nan grad.0 @ update 5; raise col.2.1 @ step 10
 """
@@ -17,7 +17,7 @@ from pytorchrl.errors import ConfigError, InjectedFault
 
 ACTIONS = ("kill", "hang", "delay", "raise", "nan")
 POINTS = {"col": ("step",), "grad": ("grad", "update"), "shard": ("add", "sample", "priorities")}
-"""Points of each kind of worker; a fault that names none happens at the first."""
+"""Points of each kind of worker; a fault without a point happens at the first one."""
 
 _SYNTAX = re.compile(
     r"(?P<action>\w+)\s+(?P<target>[\w.*?]+)(?:\s+(?P<seconds>[0-9.]+)s)?"
@@ -27,22 +27,22 @@ _HELP = ("a fault is ACTION TARGET [SECONDSs] [@ POINT NUMBER] [p=PROBABILITY], 
 
 
 class Place(Protocol):
-    """What a runtime does for faults."""
+    """The part of a runtime that faults use."""
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass for this worker."""
+        """Let the calling worker wait for `seconds` seconds."""
 
     def die(self, worker: str) -> None:
-        """End this worker at once, as a crash would."""
+        """Kill the calling worker, as a crash would."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One way in which some workers go wrong.
+    """One failure of the workers that match its target.
 
-    `kill`, `hang`, `raise` and `nan` happen once, at occurrence `count` of their point (the first, if not given), in
-    the first incarnation of a worker. With a `probability` they may happen at every occurrence, and in every
-    incarnation. `delay` happens at every occurrence unless `count` says at which.
+    `kill`, `hang`, `raise` and `nan` happen once, at occurrence `count` of their point (None: the first), in the first
+    incarnation of a worker. With a `probability` they may happen at every occurrence and in every incarnation. `delay`
+    happens at every occurrence, or at occurrence `count`.
     """
 
     action: str
@@ -53,7 +53,7 @@ class Fault:
     probability: float | None
 
     def happens(self, count: int, incarnation: int, rng: random.Random) -> bool:
-        """Whether it happens at occurrence `count` of its point, from 1."""
+        """Return whether the fault happens at occurrence `count` (1, 2, ...) of its point."""
         if self.probability is not None:
             return (self.count is None or count == self.count) and rng.random() < self.probability
         if self.action == "delay" and self.count is None:
@@ -64,18 +64,18 @@ class Fault:
 class FaultPlan:
     """All faults of a run.
 
-    Targets: `col.I` is collection worker I (of every gradient worker), `col.J.I` that of gradient worker J, `shard.I` and
-    `shard.J.I` are replay shards in the same way, `grad.J` is gradient worker J; `*` and `?` stand for any. Index 0 is the
-    worker inside its parent. Points: `step` of collection workers counts steps of their vector of environments; `grad` and
-    `update` of gradient workers count gradients computed and updates applied; `add`, `sample` and `priorities` of shards
-    count calls. `nan` spoils a gradient at `grad` or `update`.
+    Targets: `col.I` is collection worker I of every gradient worker, `col.J.I` collection worker I of gradient worker
+    J; `shard.I` and `shard.J.I` are replay shards in the same way; `grad.J` is gradient worker J; `*` and `?` match any
+    name. Index 0 is the worker inside its parent. Points: `step` of collection workers counts steps of their vector of
+    environments; `grad` and `update` of gradient workers count gradients computed and updates applied; `add`, `sample`
+    and `priorities` of shards count calls. `nan` makes a gradient non-finite at `grad` or `update`.
 
     Args:
         text: Faults separated by `;`.
-        seed: Of those with a probability.
+        seed: Seed of the draws of faults with a probability.
 
     Raises:
-        ConfigError: Text that is no plan: what, and what a fault looks like.
+        ConfigError: The text is not a plan; the message states why, and the syntax.
     """
 
     def __init__(self, text: str, seed: int) -> None:
@@ -93,15 +93,15 @@ class FaultPlan:
         return FaultPlan, (self.text, self._seed)
 
     def points(self, worker: str, incarnation: int, place: Place) -> Callable[[str], bool] | None:
-        """What a worker calls at its points, or None if nothing is to happen to it.
+        """Return the function that a worker calls at its points; None if no fault targets the worker.
 
         Args:
-            worker: Its name, such as "GWorker 1/CWorker 3".
-            incarnation: How often its place in the tree was filled before.
-            place: Where it runs.
+            worker: Name of the worker, such as "GWorker 1/CWorker 3".
+            incarnation: Number of workers that had its place in the tree before.
+            place: Runtime of the worker.
 
         Returns:
-            A function of a point's name; true if the result at hand is to be spoilt.
+            A function of a point's name that returns whether to corrupt the result at hand.
         """
         kind, names = _addresses(worker)
         chosen = [fault for fault in self.faults if any(fnmatch.fnmatchcase(name, fault.target) for name in names)]
@@ -112,20 +112,20 @@ class FaultPlan:
 
         def point(name: str) -> bool:
             counts[name] += 1
-            spoilt = False
+            is_corrupt = False
             for fault in chosen:
                 if fault.point == name and fault.happens(counts[name], incarnation, rng):
-                    spoilt |= _inject(fault, worker, f"{name} {counts[name]}", place)
-            return spoilt
+                    is_corrupt |= _inject(fault, worker, f"{name} {counts[name]}", place)
+            return is_corrupt
 
         return point
 
 
 def parse_fault(text: str) -> Fault:
-    """One fault from its text; raises `ConfigError`."""
+    """Parse one fault; raise `ConfigError` if the text is not a fault."""
     match = _SYNTAX.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"faults has {text.strip()!r}, which is none; {_HELP}")
+        raise ConfigError(f"faults has {text.strip()!r}, which is not a fault; {_HELP}")
     action, target, kind = match["action"], match["target"], match["target"].split(".")[0]
     points = POINTS.get(kind, ())
     probability = None if match["probability"] is None else float(match["probability"])
@@ -138,7 +138,7 @@ def parse_fault(text: str) -> Fault:
         (match["count"] is not None and int(match["count"]) == 0, "points are counted from 1"),
         (action == "delay" and match["seconds"] is None, "a delay needs its seconds, such as 2s"),
         (action not in ("delay", "hang") and match["seconds"] is not None, f"{action} takes no seconds"),
-        (action == "nan" and kind != "grad", "nan spoils gradients; the target must be grad.J"),
+        (action == "nan" and kind != "grad", "nan makes a gradient non-finite; the target must be grad.J"),
         (probability is not None and not 0.0 < probability <= 1.0, "p must be in (0, 1]"),
     ) if wrong]
     if problems:
@@ -148,7 +148,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def _addresses(worker: str) -> tuple[str, list[str]]:
-    """Kind of worker, and the names by which a plan may call it."""
+    """Return the kind of a worker, and the names that a plan may use for the worker."""
     numbers = re.findall(r"\d+", worker)
     for mark, kind in (("CWorker", "col"), ("RWorker", "shard")):
         if mark in worker:

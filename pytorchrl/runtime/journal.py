@@ -1,8 +1,8 @@
-"""What decides a run beside its seeds, noted by each worker while it happens, and made to happen again.
+"""Record what decides a run besides its seeds, and repeat a run from that record.
 
-Two things depend on timing: the order in which a worker takes the answers of others, and how the two threads of a
-gradient worker take turns at its parameters (LeBlanc and Mellor-Crummey 1987, "Debugging parallel programs with instant
-replay": noting the order of accesses is enough, what they accessed need not be kept).
+Two things depend on timing: the order in which a worker takes the answers of others, and the order in which the two
+threads of a gradient worker access its parameters. Recording the order of accesses is enough, and the accessed data
+need not be kept (LeBlanc and Mellor-Crummey 1987, "Debugging parallel programs with instant replay").
 """
 
 from __future__ import annotations
@@ -11,33 +11,35 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pytorchrl.errors import ReplayError
 from pytorchrl.runtime.schedule import Schedule, Signal
 
-Event = tuple[Any, ...]
-"""What happened, to whom (an index among those asked), and numbers that must be the same when it happens again."""
+T = TypeVar("T")
+
+Event = tuple[Any, ...]  # str first, then numbers and names, which readers unpack by kind
+"""(kind of event, index of the worker concerned, numbers that must be equal when the event is repeated ...)."""
 
 
 class Part(NamedTuple):
-    """Some of a journal: what was noted since the last part was taken."""
+    """Section of a journal: the entries since the previous section was taken."""
 
     events: list[Event]
     turns: list[int]
-    """How often one thread read the parameters before each write of the other."""
+    """Number of reads of the parameters by one thread before each write of the other."""
 
 
 WorkersPart = tuple[str, int, Part]
-"""(worker, incarnation, part of its journal)."""
+"""(worker, incarnation, section of its journal)."""
 
 
 class Journal:
-    """The journal of one worker. This one notes nothing and decides nothing.
+    """Journal of one worker. This base class records nothing and enforces no order.
 
     Attributes:
-        lock: Guards the worker's parameters; held for a look at them that nothing else depends on.
-        is_kept: Whether events are noted or compared, so that it pays to describe them.
+        lock: Guards the worker's parameters. Hold it alone for accesses whose order affects nothing else.
+        is_kept: Whether events are recorded or compared, so that they have to be described.
     """
 
     is_kept = False
@@ -45,38 +47,41 @@ class Journal:
     def __init__(self) -> None:
         self.lock = threading.RLock()
 
-    def reading(self) -> AbstractContextManager[Any]:
-        """The collecting thread's turn at the parameters."""
+    def reading(self) -> AbstractContextManager[object]:
+        """Return a context in which the collector thread may read the parameters."""
         return self.lock
 
-    def writing(self) -> AbstractContextManager[Any]:
-        """The learning thread's turn at the parameters."""
+    def writing(self) -> AbstractContextManager[object]:
+        """Return a context in which the learning thread may write the parameters."""
         return self.lock
 
     def note(self, *event: Any) -> None:
-        """Something happened whose order depends on timing."""
+        """Record an event whose order depends on timing."""
 
     def upcoming(self) -> Event | None:
-        """What has to happen next; None where that is left to timing."""
+        """Return the event that has to happen next; None if timing decides."""
         return None
 
     def upcoming_of(self, kind: str, index: int) -> Event | None:
-        """The next event of a kind that concerns `index`; None where that is left to timing."""
+        """Return the next event of a kind that concerns `index`; None if timing decides."""
         return None
 
     def take(self) -> Part | None:
-        """What was noted since the last call; None where nothing is."""
+        """Return the entries since the previous call; None if this journal records nothing."""
         return None
 
     def fail(self, error: BaseException) -> None:
-        """The collecting thread has ended so; who would wait for its turns for ever is told."""
+        """Record that the collector thread failed, and wake any thread waiting for its turn."""
 
     def release(self) -> None:
-        """The worker is about to stop: what it still does decides nothing, and has to wait for no turn."""
+        """Stop recording and enforcing, because the worker is about to stop and its last steps affect nothing."""
 
 
 class Recording(Journal):
-    """Notes what happens. One thread writes events, two take turns, and the learning one takes what was noted."""
+    """Journal that records.
+
+    One thread adds events, two access the parameters, and the learning thread takes the entries.
+    """
 
     is_kept = True
 
@@ -88,37 +93,37 @@ class Recording(Journal):
         self._released = False
         self._read, self._write = _Read(self), _Write(self)
 
-    def reading(self) -> AbstractContextManager[Any]:
-        """Count it."""
+    def reading(self) -> AbstractContextManager[object]:
+        """Return a context that counts the read."""
         return self._read
 
-    def writing(self) -> AbstractContextManager[Any]:
-        """Note the reads before it; a write within a write is part of that."""
+    def writing(self) -> AbstractContextManager[object]:
+        """Return a context that records the reads before the write; a nested write belongs to the outer one."""
         return self._write
 
     def begin_write(self) -> None:
-        """Of the outermost write, note the reads since the last."""
+        """Record the number of reads since the previous write if this write is not nested."""
         if not self.depth and not self._released:
             self._turns.append(self.reads)
             self.reads = 0
         self.depth += 1
 
     def note(self, *event: Any) -> None:
-        """Keep it, unless the worker is about to stop: what comes then is cut short and used by nobody."""
+        """Record an event, unless the worker is about to stop: later events are incomplete, and nobody uses them."""
         if not self._released:
             self._events.append(event)
 
     def take(self) -> Part:
-        """What was noted since the last call."""
+        """Return the entries since the previous call."""
         return Part(_take_all(self._events), _take_all(self._turns))
 
     def release(self) -> None:
-        """Note nothing more."""
+        """Stop recording."""
         self._released = True
 
 
 class _Read:
-    """The collecting thread's turn. There are some in every update: an object costs a fraction of a generator."""
+    """Read by the collector thread. Every update has some, and an object costs a fraction of a generator."""
 
     def __init__(self, journal: Recording) -> None:
         self._journal, self._lock = journal, journal.lock
@@ -132,7 +137,7 @@ class _Read:
 
 
 class _Write:
-    """The learning thread's turn."""
+    """Write by the learning thread."""
 
     def __init__(self, journal: Recording) -> None:
         self._journal, self._lock = journal, journal.lock
@@ -146,20 +151,20 @@ class _Write:
         self._lock.release()
 
 
-def _take_all(items: list[Any]) -> list[Any]:
-    """What is in a list now, taken out of it; another thread may go on appending."""
+def _take_all(items: list[T]) -> list[T]:
+    """Remove and return the items of a list, to which another thread may be appending."""
     taken = items[:]
     del items[:len(taken)]
     return taken
 
 
 class Replaying(Journal):
-    """Lets only happen what a record says comes next. Beyond its end, and after `release`, anything may.
+    """Journal that enforces the order of a record, up to its end or until `release`.
 
     Args:
-        worker: Whose journal it is, for messages.
-        part: All that was noted of it.
-        schedule: Of the simulated runtime, where alone a run can be repeated.
+        worker: Name of the worker, for error messages.
+        part: All recorded entries of the worker.
+        schedule: Schedule of the simulated runtime, the only one that can repeat a run.
     """
 
     is_kept = True
@@ -168,14 +173,14 @@ class Replaying(Journal):
         super().__init__()
         self._worker, self._schedule = worker, schedule
         self._events, self._turns = deque(part.events), deque(part.turns)
-        self._num_events = self._num_turns = 0  # so far
+        self._num_events = self._num_turns = 0  # repeated so far
         self._reads = self._depth = 0
         self._changed = Signal()
         self._failure: BaseException | None = None
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Wait until the writes before it are made."""
+        """Wait until the recorded writes before this read are done, then read."""
         self._wait(lambda: self._reads < self._turns[0], "read")
         with self.lock:
             self._reads += 1
@@ -186,7 +191,7 @@ class Replaying(Journal):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Wait until the reads before it are made."""
+        """Wait until the recorded reads before this write are done, then write."""
         if not self._depth:
             self._wait(lambda: self._reads == self._turns[0], "write")
         with self.lock:
@@ -205,44 +210,45 @@ class Replaying(Journal):
         self._schedule.notify(self._changed)
 
     def _wait(self, is_its_turn: Callable[[], bool], what: str) -> None:
-        def may_go_on() -> bool:
+        def may_continue() -> bool:
             return not self._turns or is_its_turn()
 
         self._schedule.wait_until(
-            lambda: may_go_on() or self._failure is not None, [self._changed], float("inf"),
+            lambda: may_continue() or self._failure is not None, [self._changed], float("inf"),
             f"its turn to {what} the parameters of {self._worker}, after write {self._num_turns} of its record")
-        if self._failure is not None and not may_go_on():
+        if self._failure is not None and not may_continue():
             raise self._failure
 
     def fail(self, error: BaseException) -> None:
-        """Wake who waits for a turn."""
+        """Wake any thread waiting for its turn, which raises `error`."""
         self._failure = error
         self._schedule.notify(self._changed)
 
     def note(self, *event: Any) -> None:
-        """Compare what happened with the record.
+        """Compare an event with the record.
 
         Raises:
-            ReplayError: It is something else.
+            ReplayError: The event differs from the recorded one.
         """
         if not self._events:
             return
         recorded = self._events.popleft()
         self._num_events += 1
         if recorded != event:
-            raise ReplayError(f"the replayed run differs from its record at event {self._num_events} of {self._worker}: "
+            raise ReplayError(f"the replayed run differs from its record at event {self._num_events} of "
+                              f"{self._worker}: "
                               f"recorded was {_show(recorded)}, now it is {_show(event)}")
 
     def upcoming(self) -> Event | None:
-        """The next event of the record."""
+        """Return the next event of the record; None at its end."""
         return self._events[0] if self._events else None
 
     def upcoming_of(self, kind: str, index: int) -> Event | None:
-        """The next event of that kind for that index."""
+        """Return the next recorded event of this kind for this index; None if there is none."""
         return next((event for event in self._events if event[:2] == (kind, index)), None)
 
     def release(self) -> None:
-        """Forget what was still to come."""
+        """Discard the rest of the record."""
         self._events.clear()
         self._turns.clear()
         self._schedule.notify(self._changed)

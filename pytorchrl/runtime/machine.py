@@ -72,7 +72,9 @@ def _check_memory(requests: Sequence[tuple[str, int, Mapping[str, float]]], mach
     if num_workers > most:
         wanted = " and ".join(f"{count} {name}" for name, count, _ in requests if count)
         raise InsufficientResourcesError(
-            f"{wanted} were asked for, each a process of {WORKER_BYTES / 1e6:.0f} MB or more, together {num_workers * WORKER_BYTES / 1e9:.0f} GB; "
-            f"this machine has {machine.memory_bytes / 1e9:.1f} GB of memory, which holds {most} at most, and {machine.num_cpus} CPU cores; "
-            "use fewer workers, about one for each core, with more environments each (vec_env_size, --num-envs), or give the address "
-            "of a cluster")
+            f"{wanted} were asked for, each a process of {WORKER_BYTES / 1e6:.0f} MB or more, "
+            f"together {num_workers * WORKER_BYTES / 1e9:.0f} GB; this machine has {machine.memory_bytes / 1e9:.1f} GB "
+            "of memory, "
+            f"which holds {most} at most, and {machine.num_cpus} CPU cores; use fewer workers, about one for each "
+            "core, with more "
+            "environments each (vec_env_size, --num-envs), or give the address of a cluster")

@@ -1,7 +1,7 @@
-"""Workers as Ray actors. The only module that imports Ray, and only when the first remote worker starts.
+"""Workers as Ray actors. Only this module imports Ray, and only when the first remote worker starts.
 
-Ray never restarts or retries anything here: a restarted actor would have lost its state, a retried call would collect
-twice. Every failure comes back as a value; no other module knows Ray's exceptions.
+Ray never restarts or retries anything here: a restarted actor would lose its state, and a retried call would collect
+twice. Every failure becomes an outcome; no other module knows Ray's exceptions.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from pytorchrl.agent.options import option
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, W, is_default
+from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, T, W, is_default
 from pytorchrl.runtime.machine import check_machine, this_machine
 from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.room import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
@@ -33,27 +33,31 @@ from pytorchrl.terminal import get_logger
 
 logger = get_logger(__name__)
 
+FromRay: TypeAlias = Any
+"""The module of Ray, its actors, references and placement groups, whose own types are missing or `Never`."""
+
 _CONNECT_TIMEOUT_S = 5.0
-# What is shared goes along with each request up to this size: a reference costs each reader 0.7 ms, this a tenth of that. From
-# 100 KiB on Ray would make a reference of each argument of its own accord.
+# Shared values up to this size are part of each request: a reference costs each reader 0.7 ms, a value a tenth of that.
+# From 100 KiB on, Ray itself would turn each argument into a reference.
 _MAX_ENCLOSED_BYTES = 90_000
-# Ending what Ray leaves takes a tenth of a second; on a busy machine longer.
+# Ending Ray's remaining processes takes a tenth of a second, and longer on a busy machine.
 _REAP_TIMEOUT_S = 5.0
 
 
 class _Host:
-    """The actor: builds its worker in the thread that makes all calls; signals run on a thread of their own."""
+    """Ray actor, which builds its worker in the thread that makes all calls. Signals run on a thread of their own."""
 
-    def __init__(self, cls: type, params: Mapping[str, Any]) -> None:
+    def __init__(self, cls: type[object], params: Mapping[str, object]) -> None:
         self._cls, self._params = cls, params
-        self._worker: Any = None
-        self._early: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []  # signals to a worker not yet built
+        self._worker: object = None
+        # signals before the worker was built
+        self._early: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = []
         self._lock = threading.Lock()
 
     def up(self) -> None:
-        """Answer once the process runs."""
+        """Return once the process runs."""
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, method: str, *args: object, **kwargs: object) -> object:
         if self._worker is None:
             worker = self._cls(**self._params)
             with self._lock:
@@ -62,7 +66,7 @@ class _Host:
                     getattr(worker, name)(*early_args, **early_kwargs)
         return getattr(self._worker, method)(*args, **kwargs)
 
-    def signal(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def signal(self, method: str, *args: object, **kwargs: object) -> object:
         with self._lock:
             if self._worker is None:
                 self._early.append((method, args, kwargs))
@@ -71,21 +75,21 @@ class _Host:
 
 
 class _Enclosed:
-    """A small value that many requests carry: pickled once, it arrives as itself, with arrays that are read-only."""
+    """Small value that many requests contain: pickled once, and deserialized with read-only arrays."""
 
     def __init__(self, pickled: bytes, buffers: list[bytes]) -> None:
         self._pickled, self._buffers = pickled, buffers
 
-    def __reduce__(self) -> Any:
-        return _opened, (self._pickled, self._buffers)
+    def __reduce__(self) -> tuple[Callable[[bytes, list[bytes]], object], tuple[bytes, list[bytes]]]:
+        return _deserialize, (self._pickled, self._buffers)
 
 
-def _opened(pickled: bytes, buffers: list[bytes]) -> Any:
+def _deserialize(pickled: bytes, buffers: list[bytes]) -> object:
     return pickle.loads(pickled, buffers=buffers)
 
 
 class _RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of the error itself
-    """The traceback in the worker's process, as text."""
+    """Traceback of the worker's process, as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -105,10 +109,12 @@ class RayRuntime(Runtime):
         """Options of Ray."""
 
         address: str | None = option(
-            None, help="Address of a Ray cluster, such as \"10.0.0.1:6379\". None: the cluster that this process uses already, else "
+            None, help="Address of a Ray cluster, such as \"10.0.0.1:6379\". None: the cluster that this process uses "
+            "already, else "
             "the one at RAY_ADDRESS, else a local one, which the run starts.")
         placement: str | None = option(
-            None, choices=(None, "colocate"), help="None: Ray spreads all workers over the nodes. \"colocate\": each remote gradient "
+            None, choices=(None, "colocate"),
+            help="None: Ray spreads all workers over the nodes. \"colocate\": each remote gradient "
             "worker runs on one node with its own collection workers and replay shards.")
 
     name = "ray"
@@ -117,38 +123,43 @@ class RayRuntime(Runtime):
     def __init__(self, options: Options | None = None, *, seed: int = 0, is_recording: bool = False) -> None:
         super().__init__(options, seed=seed, is_recording=is_recording)
         self._seed = seed
-        self._ray: Any = None
-        self._host: Any = None
-        self._reaper: subprocess.Popen[bytes] | None = None  # of the Ray that we started, if we did
+        self._ray: FromRay = None
+        self._host: FromRay = None
+        self._reaper: subprocess.Popen[bytes] | None = None  # of the Ray that this runtime started, if it did
         self._has_joined = False  # a cluster that others started
-        self._actors: dict[Any, tuple[dict[str, float], Any]] = {}  # what each asks for, and whether its process runs
-        self._bundle: dict[str, float] = {}  # what a gradient worker and those that it starts ask for, where they stay together
-        self._groups: dict[str, Any] = {}  # by name of the gradient worker: its replacement goes into the same one
+        # actor -> (request, reference ready once it runs)
+        self._actors: dict[FromRay, tuple[dict[str, float], FromRay]] = {}
+        # request of a gradient worker with the workers it starts, if they are colocated
+        self._bundle: dict[str, float] = {}
+        self._groups: dict[str, FromRay] = {}  # gradient worker -> placement group, which a replacement reuses
         self._threads: ThreadRuntime | None = None
 
     def __reduce__(self) -> tuple[partial[RayRuntime], tuple[Options]]:
         """Start empty in another process, where the runtime joins the Ray that runs there."""
-        return partial(RayRuntime, seed=self._seed, is_recording=self.is_recording), (replace(self.options, address=None),)
+        return partial(RayRuntime, seed=self._seed,
+                       is_recording=self.is_recording), (replace(self.options, address=None),)
 
-    def _connect(self) -> Any:
+    def _connect(self) -> FromRay:
         if self._ray is not None:
             return self._ray
-        if self._starts_a_local_ray():  # before the import, which alone takes seconds
+        if self._starts_a_local_ray():  # before the import, which takes seconds
             self._tell("starting Ray ...")
-        if "ray" not in sys.modules:  # it reads this once; what it starts later would ask for a token that it does not send
+        # Ray reads it once; set later, processes would expect a token that Ray does not send
+        if "ray" not in sys.modules:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         elif "RAY_AUTH_MODE" not in os.environ:
-            logger.info("ray was imported before the first scheme that uses it; without RAY_AUTH_MODE=token in the environment "
+            logger.info("ray was imported before the first scheme that uses it; without RAY_AUTH_MODE=token in the "
+                        "environment "
                         "its calls are not authenticated")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-        # A call after the end (of a start that was interrupted, say) must not start another Ray, with Ray's own defaults.
+        # A call after the end, for example of an interrupted start, must not start another Ray with Ray's own defaults.
         os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
-        # Its native handler of SIGTERM would abort the process; Python's handlers, and stacks after a crash, stay.
+        # Ray's native handler of SIGTERM would abort the process; Python's handlers, and stacks after a crash, remain.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         import ray as ray_module
 
-        ray: Any = ray_module
+        ray: FromRay = ray_module
 
         if ray.is_initialized():
             self._check_is_wanted(ray.get_runtime_context().gcs_address, ray.util.get_node_ip_address())
@@ -170,12 +181,15 @@ class RayRuntime(Runtime):
         return ray
 
     def _check_is_wanted(self, running: str, own_ip: str) -> None:
-        """Raise `RayConnectionError` if this process uses the cluster at `running` and was told to use another one."""
+        """Raise `RayConnectionError` if this process uses the cluster at `running` but the options name another."""
         wanted = self.options.address
-        if wanted not in (None, "auto", "local") and not wanted.startswith("ray://") and _place_of(wanted, own_ip) != _place_of(running, own_ip):
+        if wanted is None or wanted in ("auto", "local") or wanted.startswith("ray://"):
+            return
+        if _place_of(wanted, own_ip) != _place_of(running, own_ip):
             raise RayConnectionError(
-                f"address={wanted!r}, but this process uses the Ray cluster at {running!r} already; call ray.shutdown() before the "
-                "first step, or leave address out to go on with that one")
+                f"address={wanted!r}, but this process already uses the Ray cluster at {running!r}; call "
+                "ray.shutdown() before the "
+                "first step, or leave address out to use that cluster")
 
     def _starts_a_local_ray(self) -> bool:
         ray = sys.modules.get("ray")
@@ -187,28 +201,29 @@ class RayRuntime(Runtime):
         if self.announce is not None:
             self.announce(text)
 
-    def _start_local(self, ray: Any) -> None:
-        # Socket paths allow 107 bytes, so the directory is a short one of our own; the reaper removes it.
+    def _start_local(self, ray: FromRay) -> None:
+        # Paths of sockets are limited to 107 bytes, so this directory has a short name; the reaper removes it.
         directory = tempfile.mkdtemp(prefix="prl-", dir="/tmp" if os.path.isdir("/tmp") else None)
         self._reaper = start_reaper(directory)
         try:
             with _without_handlers_of(ray):
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                         _temp_dir=os.path.join(directory, "r"))  # Ray opens its own folder to everybody; ours stays closed
+                         # Ray makes its folder readable for all; the one above stays private
+                         _temp_dir=os.path.join(directory, "r"))
         except BaseException as error:
             self._leave(ray)
             if isinstance(error, Exception):
-                raise RayConnectionError(
-                    f"Ray did not start on this machine: {error}; a very busy machine or a full disk can be why") from error
+                problem = f"Ray did not start on this machine: {error}; a very busy machine or a full disk can be why"
+                raise RayConnectionError(problem) from error
             raise
 
-    def _leave(self, ray: Any) -> None:
+    def _leave(self, ray: FromRay) -> None:
         reaper, self._reaper = self._reaper, None
         if reaper is not None or self._has_joined:
             ray.shutdown()
             self._has_joined = False
         if reaper is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on by itself
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the reaper continues by itself
                 reaper.communicate(timeout=_REAP_TIMEOUT_S)
 
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
@@ -222,16 +237,17 @@ class RayRuntime(Runtime):
             RAY_KEYS.get(key, key): amount for key, amount in options.items()}
         custom = {key: options.pop(key) for key in list(options) if key not in ("num_cpus", "num_gpus", "memory")}
         actor = self._host.options(
-            max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD" if group is None else group, resources=custom or None,
+            max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD" if group is None else group,
+            resources=custom or None,
             **options).remote(cls, dict(params))
         self._actors[actor] = asked, actor.up.remote()
         return Handle(self, name, actor)
 
-    def _group_of(self, name: str) -> Any:
-        """How an actor is bound to a placement group; None if to none."""
+    def _group_of(self, name: str) -> FromRay:
+        """Return the scheduling strategy that binds an actor to a placement group; None if it belongs to none."""
         if self.options.placement != "colocate":
             return None
-        group = self._ray.util.get_current_placement_group()  # that of our GWorker, in its process
+        group = self._ray.util.get_current_placement_group()  # in the process of a gradient worker: its own group
         if self._bundle and name.startswith("GWorker"):
             if name not in self._groups:
                 self._groups[name] = self._ray.util.placement_group([self._bundle], strategy="STRICT_PACK")
@@ -239,8 +255,8 @@ class RayRuntime(Runtime):
         strategies = self._ray.util.scheduling_strategies
         return group and strategies.PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
 
-    def lacks_room(self, handle: Handle[Any]) -> str:
-        """What an actor without a process asks for, if no node has that free."""
+    def lacks_room(self, handle: Handle[W]) -> str:
+        """Return the request of an actor that has no process, and the free resources, if no node has room for it."""
         asked, up = self._actors[handle.native]
         group = self._groups.get(handle.name)
         if self._ray.wait([up], timeout=0)[0] or (group is not None and group.wait(1)):
@@ -251,16 +267,18 @@ class RayRuntime(Runtime):
         free = "; ".join(shown({key: node.get(key, 0.0) for key in asked}) for node in nodes)
         return f"it asks for {shown(asked)}, and the {len(nodes)} nodes have {free} free"
 
-    def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """Queue a method call on an actor; shared objects among the arguments arrive as their values."""
+    def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
+               kwargs: Mapping[str, object]) -> Future[Any]:
+        """Enqueue a method call on an actor; results of `put` among the arguments arrive as their values."""
         return Future(handle.name, handle.native.call.remote(method, *args, **kwargs))
 
-    def signal(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """Call in the actor's control group."""
+    def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
+               kwargs: Mapping[str, object]) -> Future[Any]:
+        """Make a short call in the actor's control group."""
         return Future(handle.name, handle.native.signal.remote(method, *args, **kwargs))
 
-    def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> list[Future[Any]]:
-        """All futures that have an outcome, once one has."""
+    def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
+        """Return all futures that have an outcome, once one has; [] after `timeout_s` seconds."""
         references = [future.native for future in futures]
         if timeout_s:
             if not self._ray.wait(references, num_returns=1, timeout=timeout_s, fetch_local=False)[0]:
@@ -271,8 +289,8 @@ class RayRuntime(Runtime):
         done = set(ready)
         return [future for future in futures if future.native in done]
 
-    def outcome(self, future: Future[Any], timeout_s: float) -> Outcome[Any]:
-        """How a call ended; arrays in the value are read-only and shared."""
+    def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
+        """Return the outcome of a call; arrays in its value are read-only and shared."""
         exceptions = self._ray.exceptions
         try:
             return Outcome(future.worker, self._ray.get(future.native, timeout=timeout_s))
@@ -289,7 +307,7 @@ class RayRuntime(Runtime):
             return Outcome(future.worker, error=lost)
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of the first calls to workers of one kind; announce the number of workers that have answered."""
+        """Return the outcomes of the first calls to workers of one kind; announce how many have answered."""
         deadline, references, num_up = self.now() + timeout_s, [future.native for future in futures], 0
         while num_up < len(references):
             self._tell(f"started {num_up} of {len(references)} {kind} ...")
@@ -303,29 +321,30 @@ class RayRuntime(Runtime):
                 self._tell(f"started {num_up} of {num_up} {kind}")
         return self.get_all(futures, max(0.0, deadline - self.now()))
 
-    def put(self, value: Any) -> Any:
-        """Store once in this node's object store; what is small is pickled once instead, and goes along with each request."""
+    def put(self, value: T) -> T:
+        """Store a value once in this node's object store; a small value is pickled once, and part of each request."""
         ray, buffers = self._connect(), list[pickle.PickleBuffer]()
         pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         if len(pickled) + sum(buffer.raw().nbytes for buffer in buffers) <= _MAX_ENCLOSED_BYTES:
-            return _Enclosed(pickled, [bytes(buffer.raw()) for buffer in buffers])
+            enclosed: FromRay = _Enclosed(pickled, [bytes(buffer.raw()) for buffer in buffers])
+            return enclosed
         return ray.put(value)
 
-    def kill(self, handle: Handle[Any], timeout_s: float = 5.0) -> bool:
-        """Kill the actor's process; True once a call to it says so."""
+    def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
+        """Kill the actor's process; return True once a call to the actor fails for that reason."""
         self._actors.pop(handle.native, None)
         self._ray.kill(handle.native, no_restart=True)
-        return isinstance(self.outcome(handle.submit(_Host.call, "ready"), timeout_s).error, WorkerDiedError)
+        return isinstance(self.outcome(self.submit(handle, "call", ("ready",), {}), timeout_s).error, WorkerDiedError)
 
     def in_process(self) -> Runtime:
-        """Threads of this process; they need no Ray."""
+        """Return a runtime of threads, which needs no Ray."""
         if self._threads is None:
             self._threads = ThreadRuntime(is_recording=self.is_recording)
             self._threads.faults = self.faults
         return self._threads
 
     def own_gpus(self) -> list[int] | None:
-        """In an actor those that Ray gave it, and the only ones it sees unless somebody told Ray not to hide the others."""
+        """Return the GPUs that Ray assigned to an actor, which sees no others unless Ray was told not to hide them."""
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
             return None
@@ -336,7 +355,7 @@ class RayRuntime(Runtime):
         return sorted(int(gpu) if names is None else names.split(",").index(str(gpu)) for gpu in given)
 
     def close(self) -> None:
-        """Kill our actors; leave the cluster that we joined, or shut Ray down and remove its files if we started it."""
+        """Kill the actors; leave a cluster that was joined, or shut down Ray if this runtime started it."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:
@@ -351,7 +370,7 @@ class RayRuntime(Runtime):
         self._ray = self._host = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Check explicit requests against the cluster; shrink the default to what is left. Asks before any actor."""
+        """Check explicit requests against the cluster, and shrink default requests to the rest."""
         if self._starts_a_local_ray():
             check_machine(requests, this_machine())  # Ray could tell only after it has started, seconds later
         nodes = [node["Resources"] for node in self._connect().nodes() if node["Alive"]]
@@ -373,8 +392,10 @@ class RayRuntime(Runtime):
                         f"has {most:g}, the cluster {total.get(ray_key, 0.0):g} ({spare[ray_key] + count * amount:g} "
                         "not yet asked for); ask for less or use fewer workers")
         share = self._shares(requests, nodes, spare)
-        fitted = [shrunk_to(share, resources) if is_default(resources) else dict(resources) for _, _, resources in requests]
-        if any(fit.get(key, 0) < resources.get(key, 0) for (_, count, resources), fit in zip(requests, fitted, strict=True)
+        fitted = [shrunk_to(share, resources) if is_default(resources) else dict(resources) for _, _,
+                  resources in requests]
+        if any(fit.get(key, 0) < resources.get(key, 0) for (_, count, resources),
+               fit in zip(requests, fitted, strict=True)
                for key in RAY_KEYS if count):
             logger.info("default resources shrunk to what the cluster has: %s", fitted)
         if self.options.placement == "colocate":
@@ -383,7 +404,7 @@ class RayRuntime(Runtime):
 
     def _shares(self, requests: Sequence[tuple[str, int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]],
                 spare: Mapping[str, float]) -> dict[str, float]:
-        """The most that each can have of those that ask for the default; raises if they are to share a GPU and there is none."""
+        """Return the largest share of each resource for default requests; raise if they need a missing GPU."""
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
             count = sum(sharing_of(requests, key).values())
@@ -396,8 +417,8 @@ class RayRuntime(Runtime):
 
 
 @contextlib.contextmanager
-def _without_handlers_of(ray: Any) -> Iterator[None]:
-    """While Ray starts it would put in handlers of SIGTERM, which end the process with codes of their own, or a crash."""
+def _without_handlers_of(ray: FromRay) -> Iterator[None]:
+    """Keep a starting Ray from installing handlers of SIGTERM, which end the process with their own exit codes."""
     utils = ray._private.utils
     found = getattr(utils, "set_sigterm_handler", None)
     utils.set_sigterm_handler = lambda handler: None
@@ -408,15 +429,15 @@ def _without_handlers_of(ray: Any) -> Iterator[None]:
 
 
 def _place_of(address: str, own_ip: str) -> tuple[str, str]:
-    """Host, as a number where it can be found out, and port of "host:port"; all names of this machine are `own_ip`."""
+    """Return host (resolved, if possible) and port of "host:port"; names of this machine become `own_ip`."""
     host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError):  # nobody knows it: as it stands, then
+    with contextlib.suppress(OSError):  # an unknown name stays as it is
         host = socket.gethostbyname(host)
     return own_ip if host.startswith("127.") else host, port
 
 
 def _check_reachable(address: str) -> None:
-    """Raise `RayConnectionError` if nobody listens at "host:port", where Ray itself would try for minutes."""
+    """Raise `RayConnectionError` if nothing listens at "host:port", where Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         try:
@@ -426,13 +447,13 @@ def _check_reachable(address: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Ray's one line on a death; of a start that failed, the error that ended it, which stands at the end of many."""
+    """Return Ray's one line on a death; for a failed start, the last of many lines, which has the error."""
     lines = str(error).splitlines()
     return f"its start failed: {lines[-1]}" if "creation task" in lines[0] and len(lines) > 1 else lines[0]
 
 
-def _make_host(ray: Any) -> type:
-    """`_Host` with its signals in Ray's control group; Ray's decorator exists only once Ray is imported."""
+def _make_host(ray: FromRay) -> type[_Host]:
+    """Return `_Host` with signals in Ray's control group; Ray's decorator exists only once Ray is imported."""
     class Worker(_Host):
         signal = ray.method(concurrency_group="control")(_Host.signal)
 

@@ -1,8 +1,8 @@
-"""Ends what is left of a local Ray when its driver is done with it, or dead however it died; removes its directory.
+"""Kill the remaining processes of a local Ray and remove its directory, once its driver has finished or died.
 
-`python reaper.py DIRECTORY SESSION DRIVER` waits for the end of its standard input, which the driver holds open. After a
-driver that was killed, Ray's agents would live on for a minute, and its files for ever. Standard library only: it starts
-beside each Ray.
+`python reaper.py DIRECTORY SESSION DRIVER` waits for the end of its standard input, which the driver holds open.
+Without a reaper, Ray's agents would survive a killed driver by a minute, and its files would stay. The module uses the
+standard library only, because a reaper starts with each Ray.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _INTERVAL_S, _ATTEMPTS = 0.05, 100
 
 
 def start_reaper(directory: str) -> subprocess.Popen[bytes]:
-    """Start one for this process, in a session of its own, where neither Ctrl-C nor the end of a terminal reaches it."""
+    """Start a reaper for this process in a session of its own, beyond Ctrl-C and the end of a terminal."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, str(os.getsid(0)), str(os.getpid())],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
 
 
 def processes_of(directory: str, session: int) -> list[int]:
-    """Processes of a session that name the directory in their command line, or have a file in it open."""
+    """Return the processes of a session whose command line names the directory, or which have one of its files open."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        with contextlib.suppress(OSError, ValueError):  # no process, another user's, or ended meanwhile
+        with contextlib.suppress(OSError, ValueError):  # not a process, another user's, or one that has ended
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):
                 found.append(pid)
@@ -41,14 +41,14 @@ def _uses(pid: int, directory: str) -> bool:
         if os.fsencode(directory) in file.read():
             return True
     for descriptor in os.scandir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # closed in the meantime
             if os.readlink(descriptor.path).startswith(directory + os.sep):
                 return True
     return False
 
 
 def main(directory: str, session: int, driver: int) -> None:
-    """Wait, end, remove."""
+    """Wait for the driver, kill the remaining processes, remove the directory."""
     sys.stdin.buffer.read()
     for _ in range(_ATTEMPTS):
         left = [pid for pid in processes_of(directory, session) if pid != driver]

@@ -1,6 +1,6 @@
-"""What workers ask the nodes of a cluster for, and what there is. Arithmetic only; it needs no Ray.
+"""Fit the requests of workers to the resources of a cluster. Arithmetic only, without Ray.
 
-A request is what one of `count` workers asks for: (name, count, resources). A node is what a machine has, by Ray's names.
+A request is (name, count, resources of each worker). A node maps Ray's names of resources to the amounts of a machine.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from pytorchrl.runtime.base import is_default
 
 _MOST = 1.2  # equal machines differ a little in memory
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
-"""Resources that Ray calls otherwise in what its nodes have."""
+"""Resources that have another name in requests than in Ray's description of a node."""
 
 
-def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int, per_place: float) -> float:
-    """The most of a resource that each default worker can have, where `per_place` of them are on one node together.
+def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int,
+             per_place: float) -> float:
+    """Return the largest share of a resource for each default request, `per_place` of which go to one node.
 
-    The largest of several nodes is left out, so that there is room for its workers elsewhere when it is lost; unless it has
-    clearly more than all others together, for small requests would crowd the small nodes. Not so of GPUs, which a worker
-    without a share would not see. A node without a CPU, such as a head that keeps its cores for the learner, has no worker,
-    whatever else it has.
+    The largest of several nodes is left out, so that the others have room for its workers if it is lost. It counts if
+    it has clearly more than all others together, because the requests would otherwise be small enough to crowd the
+    small nodes; and GPUs of all nodes count, because a worker without a share would not see a GPU. A node without a
+    CPU, such as a head that keeps its cores for the learner, gets no workers, whatever else it has.
     """
     ray_key = RAY_KEYS.get(key, key)
     total = sum(node.get(ray_key, 0.0) for node in nodes)
@@ -35,7 +36,7 @@ def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str,
 
 
 def largest_share(free: Sequence[float], count: int) -> float:
-    """The most that each of `count` can have of what nodes have free, where nobody takes from two nodes."""
+    """Return the largest amount that each of `count` workers can take from one of the nodes, by their free amounts."""
     shares = sorted(amount / part for amount in free if amount > 0 for part in range(1, count + 1))
     first_too_large = bisect.bisect_left(
         shares, True, key=lambda share: sum(int(amount / share + 1e-9) for amount in free) < count)
@@ -43,7 +44,7 @@ def largest_share(free: Sequence[float], count: int) -> float:
 
 
 def shrunk_to(share: Mapping[str, float], resources: Mapping[str, float]) -> dict[str, float]:
-    """The default, where there is less than that."""
+    """Return a default request, shrunk to a share of each resource."""
     fitted = {}
     for key in ("num_cpus", "num_gpus", "memory"):
         asked = float(resources.get(key, 0.0))
@@ -55,25 +56,30 @@ def shrunk_to(share: Mapping[str, float], resources: Mapping[str, float]) -> dic
 
 def group_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: Sequence[Mapping[str, float]],
             nodes: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What each gradient worker asks for together with those that it starts; raises if there is no node for one of them."""
+    """Return the joint request of a gradient worker and the workers that it starts, by Ray's names.
+
+    Raises:
+        InsufficientResourcesError: The nodes do not have room for one such request per gradient worker.
+    """
     num_groups, bundle = requests[0][1], dict[str, float]()
     for (_, count, _), resources in zip(requests, fitted, strict=True):
         for key, amount in resources.items():
             if key != "object_store_memory" and amount:
                 bundle[RAY_KEYS.get(key, key)] = bundle.get(RAY_KEYS.get(key, key), 0.0) + amount * count / num_groups
-    bundle = bundle or {"CPU": 0.001}  # an empty one is none
+    bundle = bundle or {"CPU": 0.001}  # Ray refuses an empty bundle
     room = sum(min(int(node.get(key, 0.0) / amount + 1e-9) for key, amount in bundle.items()) for node in nodes)
     if room < num_groups:
         wanted = " and ".join(f"{count // num_groups} {name}" for name, count, _ in requests if count)
         present = "; ".join(shown({key: node.get(key, 0.0) for key in bundle}) for node in nodes)
         raise InsufficientResourcesError(
-            f"placement='colocate' puts {wanted} on one node, which together ask for {shown(bundle)}, {num_groups} times; the "
+            f"placement='colocate' puts {wanted} on one node, which together ask for {shown(bundle)}, {num_groups} "
+            "times; the "
             f"nodes have {present}, which is room for {room}; ask for less, or leave placement out")
     return bundle
 
 
 def shown(resources: Mapping[str, float]) -> str:
-    """As text."""
+    """Return resources as text."""
     return ", ".join(f"{key}={amount:g}" for key, amount in resources.items())
 
 
@@ -85,5 +91,6 @@ def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: st
 def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
     """Return the error for workers that share GPUs if there is no GPU; `present` states what is available."""
     wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
-    return InsufficientResourcesError(f"{wanted} each need a share of a GPU, but {present}; set their device to 'cpu', or "
+    return InsufficientResourcesError(f"{wanted} each need a share of a GPU, but {present}; set their device to 'cpu', "
+                                      "or "
                                       "use nodes with GPUs")

@@ -1,4 +1,4 @@
-"""Workers in one process on a virtual clock: the same seed gives the same run, bit for bit, asynchronous or not."""
+"""Workers in one process on a virtual clock: a seed repeats a run bit for bit, asynchronous or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, RankLostError, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, T, W
+from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.costs import DEFAULT_COSTS, Costs
 from pytorchrl.runtime.journal import Journal, Part, Replaying
@@ -24,36 +24,36 @@ from pytorchrl.runtime.schedule import Ended, Schedule, Signal, Task
 
 
 class _Actor:
-    """A worker: makes its calls in order, one at a time, in a task of its own."""
+    """Worker in a task of its own, which makes its calls in order, one at a time."""
 
-    def __init__(self, name: str, owner: _Actor | None, build: Callable[[], Any]) -> None:
+    def __init__(self, name: str, owner: _Actor | None, build: Callable[[], object]) -> None:
         self.name, self.owner, self.build = name, owner, build
-        self.worker: Any = None
+        self.worker: object = None
         self.failure: BaseException | None = None
-        self.calls: deque[tuple[_Result, str, tuple[Any, ...], dict[str, Any]]] = deque()
+        self.calls: deque[tuple[_Result, str, tuple[object, ...], Mapping[str, object]]] = deque()
         self.early: list[Callable[[], object]] = []  # signals to a worker that is not built yet
         self.unsettled: dict[_Result, None] = {}     # a dict for its order
         self.arrived = Signal()
-        self.on_the_way: deque[Callable[[], object]] = deque()  # messages to or from it, in order
+        self.messages: deque[Callable[[], object]] = deque()  # in flight, to or from this worker, in order
         self.last_arrival = 0.0
         self.dead = False
 
     def deliver_next(self) -> None:
-        """The oldest message on its way arrives."""
-        self.on_the_way.popleft()()
+        """Deliver the oldest message in flight."""
+        self.messages.popleft()()
 
 
 class _Result:
-    """What a call will have brought."""
+    """Pending result of a call."""
 
     def __init__(self, call: str) -> None:
         self.call = call
-        self.outcome: tuple[Any, BaseException | None] | None = None
+        self.outcome: tuple[object, BaseException | None] | None = None
         self.done = Signal()
 
 
 class SimulatedQueue(queue.Queue[T]):
-    """A queue on the virtual clock: `queue.Queue`, with timeouts in virtual seconds.
+    """Queue on the virtual clock, as `queue.Queue`, with timeouts in virtual seconds.
 
     Args:
         maxsize: Largest number of items; 0 means unbounded.
@@ -74,7 +74,7 @@ class SimulatedQueue(queue.Queue[T]):
         self._note("put")
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Take the oldest item; raise `queue.Empty` if the queue stays empty for `timeout` virtual seconds (None: wait forever)."""
+        """Take the oldest item; raise `queue.Empty` after `timeout` virtual seconds without one (None: never)."""
         if not self._wait(lambda: not self.empty(), block, timeout, "an item in a queue"):
             raise queue.Empty
         item: T = self._get()
@@ -102,25 +102,25 @@ class SimulatedQueue(queue.Queue[T]):
 
 
 class SimulatedEvent(threading.Event):
-    """An event on the virtual clock."""
+    """Event on the virtual clock, as `threading.Event`, with timeouts in virtual seconds."""
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__()
         self._schedule, self._changed = schedule, Signal()
 
     def set(self) -> None:
-        """Wake all who wait for it."""
+        """Set the event and wake all tasks that wait for it."""
         super().set()
         self._schedule.notify(self._changed)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether it was set within `timeout` virtual seconds."""
+        """Return whether the event is set within `timeout` virtual seconds (None: wait forever)."""
         return self._schedule.wait_until(
             self.is_set, [self._changed], math.inf if timeout is None else timeout, "an event")
 
 
 class SimulatedCollective:
-    """Ranks of one process: a call ends once every rank has made it."""
+    """Ranks of one process. A call ends once every rank has made it."""
 
     def __init__(self, schedule: Schedule, meeting: _Meeting, rank: int, size: int, timeout_s: float) -> None:
         self.size = size
@@ -128,22 +128,25 @@ class SimulatedCollective:
         self._num_calls, self._left = 0, False
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, in rank order; raises `RankLostError` after the timeout."""
+        """Return the tensors of all ranks in rank order; raise `RankLostError` after the timeout."""
         meeting, self._num_calls = self._meeting, self._num_calls + 1
         parts = meeting.brought.setdefault(self._num_calls, {})
         if not self._left:
             parts[self._rank] = tensor.clone()
             self._schedule.notify(meeting.changed)
-        found = self._schedule.wait_until(lambda: self._left or len(parts) == self.size, [meeting.changed], self._timeout_s, "all ranks")
-        if self._left or not found:  # also where all have come meanwhile: some go on and some do not, as may be in earnest
+        found = self._schedule.wait_until(
+            lambda: self._left or len(parts) == self.size, [meeting.changed], self._timeout_s, "all ranks")
+        # A rank that has left fails even if all have answered meanwhile: with real processes, too, some ranks may then
+        # continue while others fail.
+        if self._left or not found:
             missing = sorted(set(range(self.size)) - parts.keys())
             what = "it has left" if self._left else f"ranks {missing} did not answer within {self._timeout_s:.1f} s"
             raise RankLostError(f"an exchange among {self.size} gradient workers broke off: {what}")
-        meeting.brought.pop(self._num_calls - 1, None)  # every rank has made the next call, so all have left that one
+        meeting.brought.pop(self._num_calls - 1, None)  # every rank has made this call, so all have finished that one
         return [parts[rank].clone() for rank in range(self.size)]
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum in rank order."""
+        """Return the sum of all ranks' tensors, added in rank order."""
         return torch.stack(self.gather(tensor)).sum(0)
 
     def close(self) -> None:
@@ -153,7 +156,7 @@ class SimulatedCollective:
 
 
 class _Meeting:
-    """What ranks bring, by number of the call and rank."""
+    """Tensors of the ranks that meet, by number of the call and rank."""
 
     def __init__(self) -> None:
         self.brought: dict[int, dict[int, Tensor]] = {}
@@ -178,9 +181,11 @@ class SimulatedRuntime(Runtime):
         """Options of the simulation."""
 
         schedule_seed: int = option(
-            0, low=0, high=2**63 - 1, help="Seed of the simulated schedule, which breaks ties between workers and draws `costs`.")
+            0, low=0, high=2**63 - 1,
+            help="Seed of the simulated schedule, which breaks ties between workers and draws `costs`.")
         costs: Mapping[str, object] | None = option(
-            None, help="Virtual seconds that operations take, by operation; the forms are those of `Costs`. None: its defaults.")
+            None, help="Virtual seconds that operations take, by operation; the forms are those of `Costs`. None: its "
+            "defaults.")
 
         def __post_init__(self) -> None:
             """Check that `costs` names operations and distributions."""
@@ -195,7 +200,8 @@ class SimulatedRuntime(Runtime):
         super().__init__(options, seed=seed, is_recording=is_recording)
         self._replay = replay
         self.schedule = Schedule(self.options.schedule_seed)
-        self._costs = Costs(self.options.costs if replay is None else dict.fromkeys(DEFAULT_COSTS, 0.0), self.options.schedule_seed)
+        self._costs = Costs(self.options.costs if replay is None else dict.fromkeys(DEFAULT_COSTS, 0.0),
+                            self.options.schedule_seed)
         self._actors: list[_Actor] = []
         self._threads: dict[threading.Thread, Task] = {}
         self._meetings: dict[tuple[int, int], _Meeting] = {}  # by port and generation
@@ -204,38 +210,39 @@ class SimulatedRuntime(Runtime):
     # Time, threads and what they share
 
     def now(self) -> float:
-        """Virtual seconds since the start."""
+        """Return the virtual seconds since the start."""
         return self.schedule.now
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
+        """Wait for `seconds` virtual seconds."""
         self.schedule.sleep(seconds)
 
-    def make_queue(self, maxsize: int) -> queue.Queue[Any]:
-        """A bounded queue on the virtual clock."""
+    def make_queue(self, maxsize: int) -> queue.Queue[T]:
+        """Return a queue on the virtual clock; `maxsize=0` means unbounded."""
         return SimulatedQueue(maxsize, self.schedule)
 
     def make_event(self) -> threading.Event:
-        """An event on the virtual clock."""
+        """Return an event on the virtual clock."""
         return SimulatedEvent(self.schedule)
 
     def start_thread(self, thread: threading.Thread) -> None:
-        """Start a thread as a task, which ends with the worker that started it."""
-        task = self._threads[thread] = Task(thread.name, self.schedule.current.owner)
+        """Start a thread as a task, which ends with the worker that starts it."""
+        task = self._threads[thread] = Task(thread.name, self._current_actor())
         self.schedule.start(task, thread, thread.run)
 
     def join_thread(self, thread: threading.Thread, timeout_s: float) -> bool:
-        """Wait for a thread to end; False if it is still alive after `timeout_s` virtual seconds."""
+        """Return whether a thread ends within `timeout_s` virtual seconds."""
         task = self._threads.get(thread)
         return True if task is None else self.schedule.join(task, timeout_s)
 
-    def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float, generation: int = 1) -> Collective:
-        """Ranks that meet at the same port exchange tensors within this process."""
+    def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float,
+                   generation: int = 1) -> Collective:
+        """Join the ranks that meet at the same port of the same generation, within this process."""
         meeting = self._meetings.setdefault((port, generation), _Meeting())
         return SimulatedCollective(self.schedule, meeting, rank, size, timeout_s)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
-        """At each point time has passed for what the worker did."""
+        """Return a function that lets the cost of the operation pass at each point, then injects faults."""
         inject = super().points(worker, incarnation)
 
         def point(operation: str) -> bool:
@@ -245,7 +252,7 @@ class SimulatedRuntime(Runtime):
         return point
 
     def journal(self, worker: str, incarnation: int = 0) -> Journal:
-        """One that decides, where a record is replayed."""
+        """Return a journal that enforces the order of the record if one is replayed."""
         if self._replay is None:
             return super().journal(worker, incarnation)
         return Replaying(worker, self._replay.get((worker, incarnation), Part([], [])), self.schedule)
@@ -255,12 +262,17 @@ class SimulatedRuntime(Runtime):
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
         """Start `cls(**params)` as a task of its own; resources are unlimited."""
-        actor = _Actor(name, self.schedule.current.owner, lambda: cls(**params))
+        actor = _Actor(name, self._current_actor(), lambda: cls(**params))
         self._actors.append(actor)
         thread = threading.Thread(name=name, daemon=True)
         self.schedule.start(Task(name, actor), thread, lambda: self._serve(actor))
         self.schedule.record(f"start {name}")
         return Handle(self, name, actor)
+
+    def _current_actor(self) -> _Actor | None:
+        """Return the worker whose task runs; None for the driver and its threads."""
+        owner = self.schedule.current.owner
+        return owner if isinstance(owner, _Actor) else None
 
     def _serve(self, actor: _Actor) -> None:
         self.sleep(self._costs.draw("start", actor.name))
@@ -280,8 +292,8 @@ class SimulatedRuntime(Runtime):
             self.schedule.record(f"end {method}")
             self._deliver_in_order(actor, partial(self._settle, actor, result, *outcome))
 
-    def _call(self, actor: _Actor, method: str, args: tuple[Any, ...],
-              kwargs: dict[str, Any]) -> tuple[Any, BaseException | None]:
+    def _call(self, actor: _Actor, method: str, args: tuple[object, ...],
+              kwargs: Mapping[str, object]) -> tuple[object, BaseException | None]:
         if actor.failure is not None:
             return None, actor.failure
         try:
@@ -291,7 +303,7 @@ class SimulatedRuntime(Runtime):
         except BaseException as error:  # noqa: BLE001 - the caller gets it as a value
             return None, error
 
-    def _settle(self, actor: _Actor, result: _Result, value: Any, error: BaseException | None) -> None:
+    def _settle(self, actor: _Actor, result: _Result, value: object, error: BaseException | None) -> None:
         actor.unsettled.pop(result, None)
         if result.outcome is None:
             result.outcome = (value, error)
@@ -301,17 +313,19 @@ class SimulatedRuntime(Runtime):
         self._settle(actor, result, None, WorkerDiedError(f"{actor.name} has been killed"))
 
     def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
-        """Deliver to or from a worker after the latency of a message; none overtakes another."""
-        if self._replay is not None:  # at once: what was sent before its sender died may have arrived
+        """Deliver a message to or from a worker after a latency; messages do not overtake each other."""
+        # at once, since in the recorded run a message may have arrived before its sender died
+        if self._replay is not None:
             deliver()
             return
         now = self.schedule.now
         actor.last_arrival = max(actor.last_arrival, now + self._costs.draw("message", actor.name))
-        actor.on_the_way.append(deliver)  # several may arrive at the same moment
+        actor.messages.append(deliver)  # several may arrive at the same moment
         self.schedule.later(actor.last_arrival - now, actor.deliver_next)
 
-    def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """Queue a method call on a worker."""
+    def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
+               kwargs: Mapping[str, object]) -> Future[Any]:
+        """Enqueue a method call on a worker."""
         actor: _Actor = handle.native
         result = _Result(f"{handle.name}.{method}")
         self.schedule.record(f"submit {result.call}")
@@ -327,8 +341,9 @@ class SimulatedRuntime(Runtime):
         self._deliver_in_order(actor, arrive)
         return Future(handle.name, result)
 
-    def signal(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """Make a short call beside the running one, after the latency of a message."""
+    def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
+               kwargs: Mapping[str, object]) -> Future[Any]:
+        """Make a short call concurrently with the running one, after the latency of a message."""
         actor: _Actor = handle.native
         result = _Result(f"{handle.name}.{method}")
         self.schedule.record(f"signal {result.call}")
@@ -347,8 +362,8 @@ class SimulatedRuntime(Runtime):
         self.schedule.later(self._costs.draw("message", actor.name), arrive)
         return Future(handle.name, result)
 
-    def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> list[Future[Any]]:
-        """All futures that have an outcome, once one has."""
+    def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
+        """Return all futures that have an outcome, once one has; [] after `timeout_s` virtual seconds."""
         def ready() -> bool:
             return any(future.native.outcome is not None for future in futures)
 
@@ -357,18 +372,17 @@ class SimulatedRuntime(Runtime):
                                  "the result of " + " or ".join(calls[:3] + ["..."] * (len(calls) > 3)))
         return [future for future in futures if future.native.outcome is not None]
 
-    def outcome(self, future: Future[Any], timeout_s: float) -> Outcome[Any]:
-        """How a call ended."""
-        result: _Result = future.native
+    def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
+        """Return the outcome of a call, an error after `timeout_s` virtual seconds."""
+        result = future.native
         if not self.schedule.wait_until(lambda: result.outcome is not None, [result.done], timeout_s,
                                         f"the result of {result.call}"):
             return Outcome(future.worker, error=WorkerLostError(
                 f"{future.worker} gave no answer within {timeout_s:.1f} s"))
-        assert result.outcome is not None
         return Outcome(future.worker, *result.outcome)
 
-    def put(self, value: Any) -> Any:
-        """Shared memory needs no store."""
+    def put(self, value: T) -> T:
+        """Return the value: shared memory needs no store."""
         return value
 
     # Ends
@@ -378,16 +392,16 @@ class SimulatedRuntime(Runtime):
         """Names of the workers and threads that have not ended."""
         return [task.name for task in self.schedule.tasks[1:]]
 
-    def kill(self, handle: Handle[Any], timeout_s: float = 5.0) -> bool:
-        """End a worker, its threads, and the workers that it started, whatever they are doing."""
+    def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
+        """End a worker, its threads and the workers that it started, whatever they are doing."""
         self._end_actor(handle.native)
         ending = [task for task in self.schedule.tasks if task.killed and task is not self.schedule.current]
         return self.schedule.wait_until(lambda: all(task.finished for task in ending), [task.ended for task in ending],
                                         timeout_s, f"the end of {handle.name}")
 
     def die(self, worker: str) -> None:
-        """End the calling worker, and those that it started, as a crash of its process would."""
-        actor = self.schedule.current.owner
+        """End the calling worker and the workers that it started, as a crash of its process would."""
+        actor = self._current_actor()
         if actor is None:
             raise ConfigError(f"faults kill {worker}, which is part of the driver; only its process as a whole can be "
                               "killed, from outside")

@@ -1,4 +1,4 @@
-"""Workers as threads of this process: for central schemes, and for tests of all others."""
+"""Workers as threads of this process, for central schemes and for tests of all others."""
 
 from __future__ import annotations
 
@@ -11,23 +11,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import Future, Handle, Outcome, Runtime, W
+from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.faults import FaultPlan
 
 # Long enough to cost nothing when idle, short enough that kill() feels immediate.
 _STOP_CHECK_INTERVAL_S = 0.05
-# All threads together have this long to end the calls that they are making.
+# Seconds in which all threads together must end their current calls.
 _CLOSE_TIMEOUT_S = 5.0
 
 
-class _ThreadActor(threading.Thread):
-    """One worker: builds it, then makes its calls in order. `calls` is its only input, `dead` its only flag."""
+_Call = tuple[cf.Future[object], str, tuple[object, ...], Mapping[str, object]]
+"""(future, method, positional arguments, keyword arguments) of a call."""
 
-    def __init__(self, cls: type, params: Mapping[str, Any], name: str) -> None:
+
+class _ThreadActor(threading.Thread):
+    """Thread that builds a worker, then makes its calls in order. `calls` is its only input, `dead` its only flag."""
+
+    def __init__(self, cls: type[object], params: Mapping[str, object], name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._cls, self._params = cls, params
-        self.worker: Any = None
-        self.calls: queue.Queue[tuple[cf.Future[Any], str, tuple[Any, ...], dict[str, Any]]] = queue.Queue()
+        self.worker: object = None
+        self.calls: queue.Queue[_Call] = queue.Queue()
         self.dead = threading.Event()
         self.built = threading.Event()
         self.failure: BaseException | None = None
@@ -46,7 +50,8 @@ class _ThreadActor(threading.Thread):
             self._call(future, method, args, kwargs)
         self._refuse_rest()
 
-    def _call(self, future: cf.Future[Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _call(self, future: cf.Future[object], method: str, args: tuple[object, ...],
+              kwargs: Mapping[str, object]) -> None:
         if self.failure is not None:
             _settle(future, error=self.failure)
             return
@@ -63,7 +68,7 @@ class _ThreadActor(threading.Thread):
                 _settle(self.calls.get_nowait()[0], error=WorkerDiedError(f"{self.name} has been killed"))
 
 
-def _settle(future: cf.Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+def _settle(future: cf.Future[object], result: object = None, error: BaseException | None = None) -> None:
     with contextlib.suppress(cf.InvalidStateError):  # kill() may have settled it already
         future.set_exception(error) if error is not None else future.set_result(result)
 
@@ -79,26 +84,28 @@ class ThreadRuntime(Runtime):
             """Refuse faults that kill a worker."""
             super().__post_init__()
             if self.faults is not None and FaultPlan(self.faults, 0).kills:
-                raise ConfigError("faults kill a worker, but a thread cannot be killed; give runtime='ray' or runtime='simulated'")
+                raise ConfigError("faults kill a worker, but a thread cannot be killed; give runtime='ray' or "
+                                  "runtime='simulated'")
 
     name = "threads"
 
     def __init__(self, options: Options | None = None, *, seed: int = 0, is_recording: bool = False) -> None:
         super().__init__(options, seed=seed, is_recording=is_recording)
         self._actors: list[_ThreadActor] = []
-        self._pending: dict[_ThreadActor, list[cf.Future[Any]]] = {}
+        self._pending: dict[_ThreadActor, list[cf.Future[object]]] = {}
 
     def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` on a thread; `resources` are whatever this process has."""
+        """Start `cls(**params)` on a thread, which has the resources of this process."""
         actor = _ThreadActor(cls, params, name)
         self._actors.append(actor)
         self.start_thread(actor)
         return Handle(self, name, actor)
 
-    def submit(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """Queue a method call on a worker."""
-        future: cf.Future[Any] = cf.Future()
+    def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
+               kwargs: Mapping[str, object]) -> Future[Any]:
+        """Enqueue a method call on a worker."""
+        future: cf.Future[object] = cf.Future()
         actor: _ThreadActor = handle.native
         unfinished = [f for f in self._pending.get(actor, ()) if not f.done()]
         self._pending[actor] = [*unfinished, future]
@@ -108,9 +115,10 @@ class ThreadRuntime(Runtime):
             actor.calls.put((future, method, args, kwargs))
         return Future(handle.name, future)
 
-    def signal(self, handle: Handle[W], method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+    def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
+               kwargs: Mapping[str, object]) -> Future[Any]:
         """Call at once, on the caller's thread: signals only set flags."""
-        future: cf.Future[Any] = cf.Future()
+        future: cf.Future[object] = cf.Future()
         actor: _ThreadActor = handle.native
         if actor.worker is None:
             _settle(future, error=actor.failure or WorkerLostError(f"{handle.name} is not built yet"))
@@ -121,13 +129,13 @@ class ThreadRuntime(Runtime):
                 _settle(future, error=error)
         return Future(handle.name, future)
 
-    def wait(self, futures: Sequence[Future[Any]], timeout_s: float) -> list[Future[Any]]:
-        """All futures that have an outcome, once one has."""
+    def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
+        """Return all futures that have an outcome, once one has; [] after `timeout_s` seconds."""
         cf.wait([future.native for future in futures], timeout_s, return_when=cf.FIRST_COMPLETED)
         return [future for future in futures if future.native.done()]
 
-    def outcome(self, future: Future[Any], timeout_s: float) -> Outcome[Any]:
-        """How a call ended."""
+    def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
+        """Return the outcome of a call, an error after `timeout_s` seconds."""
         try:
             error = future.native.exception(timeout_s)
         except cf.TimeoutError:
@@ -135,12 +143,12 @@ class ThreadRuntime(Runtime):
                 f"{future.worker} gave no answer within {timeout_s:.1f} s"))
         return Outcome(future.worker, None if error else future.native.result(), error)
 
-    def put(self, value: Any) -> Any:
-        """Shared memory needs no store."""
+    def put(self, value: T) -> T:
+        """Return the value: shared memory needs no store."""
         return value
 
-    def kill(self, handle: Handle[Any], timeout_s: float = 5.0) -> bool:
-        """Refuse further calls; the thread ends after the call that it is making, and what it started is interrupted."""
+    def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
+        """Refuse further calls and interrupt the worker, if it can be; its thread ends after its current call."""
         actor: _ThreadActor = handle.native
         actor.dead.set()
         if hasattr(actor.worker, "interrupt"):
