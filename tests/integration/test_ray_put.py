@@ -7,7 +7,7 @@ import pytest
 
 from pytorchrl.runtime.ray_runtime import _MAX_ENCLOSED_BYTES, RayRuntime, _Enclosed
 from pytorchrl.scheme.transport import codecs
-from pytorchrl.scheme.transport.codecs import register_codec, unpack
+from pytorchrl.scheme.transport.codecs import decode_array, register_codec
 from pytorchrl.scheme.transport.messages import Weights
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(120)]
@@ -18,7 +18,7 @@ class Reader:
 
     def read(self, weights):
         """Version, sum of the values, their bytes as they came, and the type."""
-        values = unpack(weights.state["all"])
+        values = decode_array(weights.state["all"])
         return weights.version, float(values.sum()), weights.state["all"].nbytes, type(weights).__name__
 
 
