@@ -10,8 +10,8 @@ from collections import deque
 _FIRST_ENCODINGS = 3
 # Timings in the median, so that a pause of the machine is no trend.
 _WINDOW = 5
-# While encoding does not pay, the codec is timed again after this many messages at the earliest, for at most this share of the
-# time that messages spend on the link.
+# While encoding does not pay, the codec is timed again after this many messages at the earliest, for at most this share
+# of the time that messages spend on the link.
 _MIN_INTERVAL, _BUDGET = 64, 0.01
 
 
@@ -19,9 +19,9 @@ class AdaptiveCodec:
     """Encode messages while the link is so slow that the bytes saved take longer than the codec.
 
     Encoding pays if (raw - sent) * s > encode + decode, in seconds, with the link's s seconds per byte; see
-    `pytorchrl.scheme.transport.link`. The codec is timed on the messages themselves: on the first three, on each one that is
-    encoded, and otherwise so rarely that it takes at most one percent of the time on the link. Nothing depends on a clock
-    or on chance, only on the calls of `record`.
+    `pytorchrl.scheme.transport.link`. The codec is timed on the messages themselves: on the first three, on each one
+    that is encoded, and otherwise so rarely that it takes at most one percent of the time on the link. Nothing depends
+    on a clock or on chance, only on the calls of `record`.
 
     Attributes:
         link_s: Seconds per byte of the link; 0.0 until it was measured, and where sending takes no time.

@@ -1,7 +1,7 @@
 """Codecs of arrays that cross between workers: by name, on raw buffers, never on pickles.
 
-A codec turns one array into a few others, which pickle protocol 5 sends out of band. Whoever decodes needs nothing but the
-message: what is packed names its codec.
+A codec turns one array into a few others, which pickle protocol 5 sends out of band. An encoded array names its codec,
+so that a reader needs nothing but the message.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ Encode = Callable[[np.ndarray], Arrays | None]
 Decode = Callable[[Arrays, np.dtype, int], np.ndarray]
 
 _MAX_HALF = 65504.0
-# Values that share a scale: with one scale for all, the error of a gradient is ten to forty times as large.
+# Values that share a scale. With one scale for all values, the error of a gradient is ten to forty times as large.
 _BLOCK = 256
-_TOP_SHARE = 10  # one in so many
-# Above lz4 by its ratio; -5 is not faster than lz4 and packs less.
+_TOP_SHARE = 10  # one value in ten is kept
+# The ratio is above that of lz4; level -5 is not faster than lz4 and compresses less.
 _ZSTD_LEVEL = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A way to write an array with fewer bytes.
+    """A representation of arrays with fewer bytes.
 
     Attributes:
-        name: What options call it.
-        encode: From a flat contiguous array to the arrays that cross; None where it cannot hold these values.
-        decode: From those arrays, a dtype and a number of values to the flat array.
-        is_lossless: Whether arrays of every dtype come back bit for bit; others are for float32 alone.
-        has_feedback: Whether what an encoding leaves out is added to the sender's next array: only for gradients, of which
-            the sum counts.
-        package: What has to be installed.
-        fallback: Who takes an array that does not fit; None sends it as it is.
+        name: Name in options.
+        encode: Function from a flat contiguous array to the arrays that cross; None if the codec cannot hold the
+            values.
+        decode: Function from those arrays, a dtype and a number of values to the flat array.
+        is_lossless: Whether arrays of every dtype are restored bit for bit; other codecs are for float32 alone.
+        has_feedback: Whether the remainder of an encoding is added to the sender's next array; only for gradients, of
+            which the sum counts.
+        package: Package that the codec needs.
+        fallback: Codec for an array that this one cannot hold; None sends the array as it is.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Codec:
     fallback: Codec | None = None
 
     def pack(self, array: np.ndarray) -> np.ndarray | Packed:
-        """The array in its packed form; as it is where that would not be smaller, or the codec is not for it."""
+        """Return the encoded array; the array itself if that is not smaller, or the codec is not for it."""
         if not self.is_lossless and array.dtype != np.float32:
             return array
         if not array.size:
@@ -67,14 +68,15 @@ class Codec:
         arrays = self.encode(flat)
         if arrays is None:
             return array if self.fallback is None else self.fallback.pack(array)
-        own = tuple(np.array(part) if np.may_share_memory(part, flat) else np.ascontiguousarray(part) for part in arrays)
+        own = tuple(np.array(part) if np.may_share_memory(part, flat) else np.ascontiguousarray(part)
+                    for part in arrays)
         packed = Packed(self, own, array.dtype.str, array.shape)
         return packed if packed.nbytes < array.nbytes else array
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """One array as a codec writes it."""
+    """An encoded array."""
 
     codec: Codec
     arrays: tuple[np.ndarray, ...]
@@ -83,7 +85,7 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that cross."""
+        """Bytes of the encoded array."""
         return sum(array.nbytes for array in self.arrays)
 
     def decode(self) -> np.ndarray:
@@ -91,7 +93,8 @@ class Packed:
         size = int(np.prod(self.shape, dtype=np.int64))
         array = self.codec.decode(self.arrays, np.dtype(self.dtype), size)
         if array.dtype.str != self.dtype or array.size != size:
-            raise ValueError(f"codec {self.codec.name!r} decodes {size} values of {self.dtype} as {array.size} of {array.dtype.str}")
+            raise ValueError(f"codec {self.codec.name!r} decodes {size} values of {self.dtype} as {array.size} of "
+                             f"{array.dtype.str}; correct its decode function")
         return (array if array.flags.writeable else array.copy()).reshape(self.shape)
 
 
@@ -101,12 +104,12 @@ def decode_array(array: np.ndarray | Packed) -> np.ndarray:
 
 
 def is_made_of(data: RolloutData | MultiRollout, kind: type) -> bool:
-    """Whether a rollout holds tensors or arrays."""
+    """Return whether the columns of a rollout are of this type, such as `Tensor` or `np.ndarray`."""
     return isinstance(next(iter(data.parts.values())).reward, kind)
 
 
 def num_bytes(data: Any) -> int:
-    """Bytes of all arrays of a rollout, or of a sequence of arrays, packed or not, some of which may be missing."""
+    """Return the bytes of a rollout's arrays, or of a sequence of arrays, encoded or not; None counts 0."""
     if isinstance(data, (RolloutData, MultiRollout)):
         sizes: list[int] = []
         data.map(lambda array: sizes.append(array.nbytes))
@@ -114,7 +117,7 @@ def num_bytes(data: Any) -> int:
     return sum(array.nbytes for array in data if array is not None)
 
 
-# Without loss
+# Lossless codecs
 
 
 def _encode_lz4(flat: np.ndarray) -> Arrays:
@@ -126,7 +129,7 @@ def _decode_lz4(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     return np.frombuffer(raw, dtype)
 
 
-_zstd = threading.local()  # its objects are for one thread each
+_zstd = threading.local()  # zstandard's objects may be used by one thread only
 
 
 def _encode_zstd(flat: np.ndarray) -> Arrays:
@@ -146,18 +149,18 @@ def _decode_zstd(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 
 
 def _encode_none(flat: np.ndarray) -> None:
-    """Sent as it is."""
+    """Return None: the array is sent as it is."""
 
 
 def _decode_none(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     return arrays[0]
 
 
-# With loss, of float32. What is not finite stays not finite, so that an update with it is still left out.
+# Lossy codecs of float32. Values that are not finite stay so, so that the update is left out as without a codec.
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """A tensor; arrays that came through shared memory are read-only, which torch has no notion of."""
+    """Return a tensor that may share the array's memory; read-only arrays (shared memory) are copied for torch."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
@@ -174,12 +177,12 @@ def _decode_half(half: torch.dtype, arrays: Arrays, dtype: np.dtype, size: int) 
 
 
 def _encode_int8(flat: np.ndarray) -> Arrays:
-    """Dettmers et al. 2022 (8-bit optimizers): blocks with a scale each; value = int8 * scale, scale = largest / 127."""
+    """Encode blocks with a scale each (Dettmers et al. 2022, 8-bit optimizers): value = int8 * scale."""
     rows = np.zeros((-(-flat.size // _BLOCK), _BLOCK), np.float32)
     rows.reshape(-1)[:flat.size] = flat
     values = torch.from_numpy(rows)
     scales = (values.abs().amax(1, keepdim=True) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-    # The codes of a block that is not finite do not matter: its scale makes NaN of them.
+    # In a block that is not finite the codes do not matter: the scale turns all of them into NaN.
     codes = (values / scales).round_().nan_to_num_(0.0).clamp_(-127, 127)
     return [codes.to(torch.int8).view(-1).numpy()[:flat.size], scales.view(-1).numpy()]
 
@@ -194,10 +197,12 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 
 
 def _encode_topk(flat: np.ndarray) -> Arrays | None:
-    """Lin et al. 2018 (Deep gradient compression): the largest tenth by magnitude, with their places.
+    """Encode the tenth of the values with the largest magnitude, and their places (Lin et al.
 
-    By their bits, numbers without sign are in order, NaN last; so the bin of their upper halves in which the smallest of
-    them lies is found by counting, and only that bin is sorted.
+    2018, Deep gradient compression).
+
+    The bits of numbers without sign are in the order of the numbers, NaN last. So counting the upper halves of the bits
+    finds the bin of the smallest value to keep, and only that bin is sorted.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None
@@ -219,7 +224,7 @@ def _decode_topk(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     return out
 
 
-# What there is
+# The registry
 
 _BF16 = Codec("bf16", partial(_encode_half, torch.bfloat16), partial(_decode_half, torch.bfloat16), is_lossless=False)
 _BUILT_IN = {codec.name: codec for codec in (
@@ -234,38 +239,43 @@ _BUILT_IN = {codec.name: codec for codec in (
 _codecs = dict(_BUILT_IN)
 
 
-def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bool, has_feedback: bool = False) -> Codec:
-    """Make a codec of your own known by a name, which options then take.
+def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bool,
+                   has_feedback: bool = False) -> Codec:
+    """Register a codec of your own under a name for options, and return it.
 
-    It travels with the messages: give functions that can be pickled, as factories are. A name that you gave before is given
-    anew.
+    The codec travels with the messages, so its functions must be picklable. A name of yours may be registered again.
 
     Args:
         name: The name.
-        encode: From a flat contiguous array to the arrays that cross; None where it cannot hold these values, which are
-            then sent as they are.
-        decode: From those arrays (read-only), the dtype and the number of values to the flat array, in memory of its own.
-        is_lossless: Whether arrays of every dtype come back bit for bit. Others see float32 alone, and no rollouts.
-        has_feedback: Whether what was left out is to be added to the sender's next array; such codecs are for gradients.
+        encode: Function from a flat contiguous array to the arrays that cross; None if the codec cannot hold the
+            values, which are then sent as they are.
+        decode: Function from those arrays (read-only), the dtype and the number of values to the flat array, in memory
+            of its own.
+        is_lossless: Whether arrays of every dtype are restored bit for bit. Other codecs are given float32 arrays only,
+            and no rollouts.
+        has_feedback: Whether the remainder of an encoding is added to the sender's next array; such codecs are for
+            gradients.
 
     Raises:
-        ConfigError: The name is that of a codec of this library, or `auto`; or it has a colon in it.
+        ConfigError: The name belongs to a built-in codec, is "auto", or contains a colon.
     """
     if not isinstance(name, str) or not name or ":" in name or name == "auto" or name in _BUILT_IN:
-        raise ConfigError(f"a codec's name must be new, without a colon, and not 'auto', got {name!r}; there are {codec_names()}")
+        raise ConfigError(f"a codec's name must be new, without a colon, and not 'auto', got {name!r}; there are "
+                          f"{codec_names()}")
     if is_lossless and has_feedback:
-        raise ConfigError(f"codec {name!r} is lossless, so nothing is left out that has_feedback could add; leave one out")
+        raise ConfigError(f"codec {name!r} is lossless, so nothing is left out that has_feedback could add; leave one "
+                          "out")
     _codecs[name] = Codec(name, encode, decode, is_lossless, has_feedback)
     return _codecs[name]
 
 
 def codec_names() -> list[str]:
-    """Names of all codecs there are."""
+    """Return the names of all codecs."""
     return list(_codecs)
 
 
 def get_codec(name: str) -> Codec:
-    """The codec of a name; `KeyError` if there is none."""
+    """Return the codec of a name, or raise `KeyError`."""
     return _codecs[name]
 
 

@@ -1,4 +1,4 @@
-"""What becomes of messages on their way: the options, the encoder of a sender, and what is counted of it."""
+"""Encode messages: the options, the encoder of a sender, and totals of the messages sent."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pytorchrl.scheme.transport.codecs import Codec, Packed, check_installed, co
 T = TypeVar("T")
 
 DATA, WEIGHTS, GRADS = KINDS = ("data", "weights", "grads")
-"""Rollouts, weights and gradients, as they are called in options and metrics."""
+"""Names of rollouts, weights and gradients in options and metrics."""
 
-# What plain "auto" chooses beside none.
+# The codec of plain "auto".
 _AUTO = {DATA: "lz4", WEIGHTS: "lz4", GRADS: "bf16"}
 _WHY_NOT = {
-    DATA: "is lossy, and what was computed from rollouts, such as log-probabilities, would be of others than arrive",
-    WEIGHTS: "is for gradients, where what one leaves out is added to the next, while each push of weights is the whole anew"}
-# What looks into an encoding costs as much as the encoding: done at the first, and then once in so many.
+    DATA: "is lossy: log-probabilities and values computed by the collector would no longer match the data",
+    WEIGHTS: "is for gradients, whose remainders are added to the next one, while weights are sent whole each time"}
+# Measuring the error of an encoding takes as long as the encoding: it is done at the first message, then at one in 64.
 _LOOK_INTERVAL = 64
-# Messages that the sender itself decodes at first, to know how long that takes.
+# Messages that the sender itself decodes at first, to time decoding.
 _FIRST_TIMED = 3
 
 
@@ -36,18 +36,18 @@ class Compression:
 
     codec: Codec
     is_auto: bool = False
-    """Whether it is used only where that saves time."""
+    """Whether it is used only while that saves time."""
 
     @classmethod
     def of(cls, kind: str, value: Any) -> Compression | None:
-        """Parse the option's value; None where nothing is compressed.
+        """Parse the option's value; return None if nothing is compressed.
 
         Args:
             kind: One of `KINDS`.
-            value: False, True ("lz4"), a codec's name, "auto" or "auto:<name>"; or what this returned before.
+            value: False, True ("lz4"), a codec's name, "auto" or "auto:<name>"; or a value that this method returned.
 
         Raises:
-            ConfigError: There is no such codec, it is not for this kind, or its package is not installed.
+            ConfigError: The codec is unknown, not for this kind of message, or its package is not installed.
         """
         if isinstance(value, cls):
             return value
@@ -59,7 +59,8 @@ class Compression:
         name = (text[5:] or _AUTO[kind]) if is_auto else text
         if name not in codec_names() or text == "auto:" or (is_auto and name == "none"):
             near = difflib.get_close_matches(text, [*codec_names(), "auto"], n=1)
-            raise ConfigError(f"{option} must be {_allowed(kind)}, got {value!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"{option} must be {_allowed(kind)}, got {value!r}{hint}")
         codec = get_codec(name)
         if not is_for(kind, codec):
             raise ConfigError(f"{option}={value!r}: {name} {_WHY_NOT[kind]}; give {_allowed(kind)}")
@@ -70,7 +71,7 @@ class Compression:
 
 
 def is_for(kind: str, codec: Codec) -> bool:
-    """Whether messages of a kind may be written by a codec."""
+    """Return whether a codec may encode messages of a kind."""
     return codec.is_lossless or kind == GRADS or (kind == WEIGHTS and not codec.has_feedback)
 
 
@@ -81,17 +82,17 @@ def _allowed(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """How one message was sent."""
+    """Size and encoding of one message."""
 
     raw: int = 0
-    """Bytes of its arrays."""
+    """Bytes of its arrays before encoding."""
     sent: int = 0
-    """Bytes of them as they cross."""
+    """Bytes of its arrays as they cross."""
     is_encoded: bool = False
     encode_s: float = 0.0
     """Seconds."""
     fallbacks: int = 0
-    """Arrays that its codec could not hold."""
+    """Arrays that the codec could not hold."""
     relative_error: float | None = None
     """||x - decode(encode(x))|| / ||x||; None where it was not measured."""
 
@@ -104,25 +105,25 @@ class Traffic:
     raw: int = 0
     sent: int = 0
     encoded: int = 0
-    """Messages that crossed encoded."""
+    """Messages that were sent encoded."""
     encodes: int = 0
-    """Encodings; weights are encoded once for all who are sent them."""
+    """Encodings; weights are encoded once for all workers."""
     encode_s: float = 0.0
     decodes: int = 0
     decode_s: float = 0.0
     fallbacks: int = 0
     relative_error: float | None = None
-    """The last that is known."""
+    """Relative error of the last message in which it was measured."""
 
     @classmethod
     def of(cls, sent: Sent) -> Traffic:
-        """A message that was made for one reader."""
+        """Return the totals of one message to one reader."""
         return cls(1, sent.raw, sent.sent, int(sent.is_encoded), int(sent.is_encoded), sent.encode_s, 0, 0.0,
                    sent.fallbacks, sent.relative_error)
 
     def __add__(self, later: Traffic) -> Traffic:
-        """Both; the error is the later one, where there is one."""
-        if later == _NOTHING:  # most often: nothing crosses within a process
+        """Return the sum of both; the error is the later one, if it was measured."""
+        if later == _NOTHING:  # the common case within a process
             return self
         sums = {field.name: getattr(self, field.name) + getattr(later, field.name)
                 for field in fields(Traffic) if field.name != "relative_error"}
@@ -134,7 +135,7 @@ _NOTHING = Traffic()
 
 
 def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, Any]:
-    """Metrics of each kind of which anything was encoded: totals of all parts, means since the start."""
+    """Return metrics of each kind that was encoded: totals over all parts, and means since the start."""
     everywhere = list(parts)
     metrics: dict[str, Any] = {}
     for kind in KINDS:
@@ -143,37 +144,43 @@ def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, Any]:
         if not total.encodes:
             continue
         errors = [part.relative_error for part in own if part.relative_error is not None]
-        metrics |= {f"compress/{kind}/{name}": value for name, value in (
-            ("bytes_raw", total.raw), ("bytes_sent", total.sent), ("ratio", total.raw / total.sent if total.sent else None),
-            ("encoded_share", total.encoded / total.messages if total.messages else None),
-            ("encode_time_ms", 1e3 * total.encode_s / total.encodes),
-            ("decode_time_ms", 1e3 * total.decode_s / total.decodes if total.decodes else None),
-            ("fallbacks", total.fallbacks), ("relative_error", max(errors, default=None)))}
+        found = {
+            "bytes_raw": total.raw, "bytes_sent": total.sent, "ratio": total.raw / total.sent if total.sent else None,
+            "encoded_share": total.encoded / total.messages if total.messages else None,
+            "encode_time_ms": 1e3 * total.encode_s / total.encodes,
+            "decode_time_ms": 1e3 * total.decode_s / total.decodes if total.decodes else None,
+            "fallbacks": total.fallbacks, "relative_error": max(errors, default=None)}
+        metrics |= {f"compress/{kind}/{name}": value for name, value in found.items()}
     return metrics
 
 
 Wanted = bool | str | Compression
-"""What options are given as: see `Compression.of`."""
+"""Value of an option `compress_<kind>_to_send`; see `Compression.of`."""
 
 
 class Pack(Protocol):
-    """What an encoder does to one array."""
+    """Function that encodes one array of a message."""
 
     def __call__(self, array: np.ndarray, place: int | None = 0) -> Any:
-        """The array as it crosses; `place` tells arrays of a message apart, for error feedback; None: send it as it is."""
+        """Return the array as it crosses.
+
+        Args:
+            array: The array.
+            place: Number of the array in the message, for error feedback; None: send it as it is.
+        """
 
 
 class Encoder:
     """Encodes the messages of one sender.
 
-    With a codec that has feedback, what an encoding left out is kept here and added to the next array of the same place
-    (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that in the long run all of it crosses. An array that is not
-    finite changes nothing in what is kept. What is kept is lost with the sender; checkpoints keep it.
+    With a codec that has feedback, the remainder of each encoding is kept and added to the next array of the same place
+    (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that in the long run all of it crosses. An array that is
+    not finite leaves the remainder as it is. Remainders are lost with the sender; checkpoints keep them.
 
     Args:
-        compression: What to do; None sends everything as it is.
+        compression: Codec to use; None sends everything as it is.
         now: The clock.
-        num_readers: Readers of each message, who each decode what was encoded once.
+        num_readers: Readers of each message, who each decode it, while it is encoded once.
     """
 
     def __init__(self, compression: Compression | None, now: Callable[[], float], num_readers: int = 1) -> None:
@@ -181,27 +188,27 @@ class Encoder:
         self._adaptive = AdaptiveCodec() if compression is not None and compression.is_auto else None
         self._now, self._num_readers = now, num_readers
         self.kept: dict[int, np.ndarray] = {}
-        """What did not cross yet, by place."""
+        """Remainders by place."""
         self._encodings = 0
-        self._decode_s = 0.0  # of the last message that was decoded for it
-        # Of the message at hand.
+        self._decode_s = 0.0  # seconds of the last timed decoding
+        # Of the present message.
         self._fallbacks, self._squares, self._is_looked_at = 0, (0.0, 0.0), False
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether it needs to know the speed of the link."""
+        """Whether it needs the speed of the link."""
         return self._adaptive is not None
 
     def set_link(self, seconds_per_byte: float) -> None:
-        """Take over the measured speed of the link to the readers; without it nothing is encoded but to time the codec."""
+        """Set the measured speed of the link; until then only the messages that time the codec are encoded."""
         if self._adaptive is not None:
             self._adaptive.link_s = seconds_per_byte
 
     def pack(self, walk: Callable[[Pack], T]) -> tuple[T, Sent]:
-        """Make a message.
+        """Return an encoded message, and its size and encoding.
 
         Args:
-            walk: Given what packs one array, makes the message, with each of its arrays packed.
+            walk: Function that makes the message, given a function that encodes one of its arrays.
         """
         is_encoded = self._codec is not None and (self._adaptive is None or self._adaptive.next())
         self._is_looked_at = is_encoded and self._encodings % _LOOK_INTERVAL == 0
@@ -213,9 +220,10 @@ class Encoder:
         def pack(array: np.ndarray, place: int | None = 0) -> Any:
             nonlocal raw
             raw += array.nbytes
-            packed = array if place is None else self._encode(array, place) if is_encoded else self._with_kept(array, place)
-            made.append(packed)
-            return packed
+            if place is not None:
+                array = self._encode(array, place) if is_encoded else self._with_kept(array, place)
+            made.append(array)
+            return array
         message = walk(pack)
         encode_s = self._now() - start if is_encoded else 0.0
         error, norm = self._squares
@@ -229,7 +237,7 @@ class Encoder:
 
     @property
     def _is_timed(self) -> bool:
-        """Whether the sender decodes this message, as its readers will, to know how long that takes."""
+        """Whether the sender decodes the present message, as its readers will, to time that."""
         return self._encodings <= _FIRST_TIMED or self._is_looked_at
 
     def _time_decoding(self, made: Sequence[Any]) -> float:
@@ -239,7 +247,7 @@ class Encoder:
         return self._now() - start
 
     def _with_kept(self, array: np.ndarray, place: int) -> np.ndarray:
-        """All of it crosses this time."""
+        """Return an array with its remainder, which then crosses whole."""
         if place not in self.kept:
             return array
         with np.errstate(over="ignore"):
@@ -274,6 +282,6 @@ class Encoder:
 
     def _add_error(self, array: np.ndarray, error: np.ndarray) -> None:
         flat, off = array.reshape(-1), error.reshape(-1)
-        with np.errstate(over="ignore"):  # then it has no figure
+        with np.errstate(over="ignore"):  # an infinite error is not reported
             self._squares = self._squares[0] + float(np.dot(off, off)), self._squares[1] + float(np.dot(flat, flat))
 

@@ -20,8 +20,8 @@ M = TypeVar("M", Rollout, Weights, Gradients)
 def receive(message: M, now: Callable[[], float]) -> tuple[M, Traffic]:
     """Return a message in the form that its reader uses, and the time that decoding took.
 
-    Data of a rollout and vectors of gradients become tensors in memory of their own; the state of weights becomes arrays. What
-    did not cross between processes is returned as it is.
+    Data of a rollout and vectors of gradients become tensors in memory of their own; the state of weights becomes
+    arrays. What did not cross between processes is returned as it is.
 
     Args:
         message: The message as it crossed.
@@ -33,7 +33,10 @@ def receive(message: M, now: Callable[[], float]) -> tuple[M, Traffic]:
 
 
 def receive_tensor(array: np.ndarray | Packed) -> Tensor:
-    """Return an array, encoded or not, as a tensor in memory of its own: what came through shared memory is read-only."""
+    """Return an array, encoded or not, as a tensor in memory of its own.
+
+    What came through shared memory is read-only.
+    """
     return torch.from_numpy(array.decode() if isinstance(array, Packed) else np.array(array))
 
 

@@ -56,16 +56,17 @@ class Watch(Protocol):
 
 
 class Requests(Generic[R]):
-    """The calls that the workers of one set are making, in the order in which they were asked for.
+    """Pending calls of the workers of one set, in the order of their requests.
 
     Args:
-        runtime: Where they run.
+        runtime: The runtime of the workers.
         supervisor: Decides about lost workers.
-        journal: Notes in which order answers are taken; where a run is repeated, it says so.
-        seconds_of: What a result says about how long it took its worker, calls that said nothing (None) included.
-        numbers_of: What of a result is the same whenever the run is repeated.
-        on_lost: Called with the index of a lost worker, whose calls are forgotten: late answers find nobody.
-        on_replaced: Called with its index once another worker is in its place.
+        journal: Records the order in which answers are taken; in a replay, dictates it.
+        seconds_of: Function from a result to the seconds that it took its worker, earlier calls without a time
+            included; None if the result has no time.
+        numbers_of: Function from a result to the numbers that are the same whenever the run is repeated.
+        on_lost: Called with the index of a lost worker, whose calls are forgotten; its late answers are discarded.
+        on_replaced: Called with the index of a worker that was replaced.
     """
 
     def __init__(self, runtime: Runtime, supervisor: Watch, journal: Journal,
@@ -75,30 +76,31 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        self._asked_s: defaultdict[int, float] = defaultdict(float)  # by worker, of answers that said no time
+        # Seconds that answers without a time took, by worker.
+        self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
     def __len__(self) -> int:
         return len(self._open)
 
     def owners(self) -> list[int]:
-        """The worker of each call."""
+        """Return the worker of each pending call."""
         return list(self._open.values())
 
     def add(self, index: int, future: Future[R]) -> None:
-        """A worker was asked for something."""
+        """Add a call that was made of a worker."""
         self._open[future] = index
         self._supervisor.asked(index)
 
     def poll(self, timeout_s: float) -> Iterator[tuple[int, R]]:
-        """Replace whom it is time to replace; then (worker, value) of each call that is finished, once one is.
+        """Replace workers that are due, and yield (worker, value) of each finished call, waiting for the first.
 
         Raises:
-            Exception: Whatever a worker raised; what the supervisor makes of a lost one.
+            Exception: An error that a worker raised, or the supervisor's for a lost worker.
         """
         replaying = self._journal.upcoming() is not None
         for future in self._as_recorded(timeout_s) if replaying else self._as_it_comes(timeout_s):
-            if future not in self._open:  # of a worker that is lost since
+            if future not in self._open:  # its worker was lost meanwhile
                 continue
             index = self._open.pop(future)
             outcome = self._runtime.outcome(future, _FETCH_TIMEOUT_S)
@@ -120,13 +122,13 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """The calls without a time of their own that were answered are no part of what is asked next."""
+        """Forget the time of answers without a time of their own; it is no part of the next calls."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:
-        """Seconds from asking to taking answers beyond what those say that they took their workers, since the last call.
+        """Return the seconds from requests to answers, less the workers' own time, since the last call.
 
-        That is the way there and back if each worker has one call at a time, and somebody waits for its answer.
+        They are the time in transit if each worker has one call at a time, and its answer is waited for.
         """
         seconds, self._send_s = self._send_s, 0.0
         return seconds
@@ -134,11 +136,11 @@ class Requests(Generic[R]):
     def _note(self, index: int, outcome: Outcome[R]) -> None:
         if outcome.error is None:
             self._journal.note("answer", index, *self._numbers_of(outcome.unwrap()))
-        elif not isinstance(outcome.error, ReplayError):  # which names the first difference itself
+        elif not isinstance(outcome.error, ReplayError):  # a ReplayError names the first difference itself
             self._journal.note("error", index, type(outcome.error).__name__)
 
     def _as_it_comes(self, timeout_s: float) -> list[Future[R]]:
-        """The calls that are finished, once one is; hung workers are lost, and lost ones replaced, when it is time."""
+        """Return the finished calls, waiting for the first; handle hung workers, and replace lost ones that are due."""
         for index in self._supervisor.replaced():
             self._replaced(index)
         if not self._open:
@@ -147,17 +149,17 @@ class Requests(Generic[R]):
         ready = self._wait(list(self._open), timeout_s)
         answering = {self._open[future] for future in ready}
         for index, error in self._supervisor.hung():
-            if index not in answering:  # its answer may have waited for us
+            if index not in answering:  # an answer that is there may have waited to be taken
                 self._lose(index, error)
         return ready
 
     def _wait(self, futures: list[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Return the calls that are finished, once one is; an answer that is there already is taken without waiting."""
+        """Return the finished calls, waiting for the first only if there is none."""
         ready = self._runtime.wait(futures, 0.0)
         return ready if ready or not timeout_s else self._runtime.wait(futures, timeout_s)
 
     def _as_recorded(self, timeout_s: float) -> Iterator[Future[R]]:
-        """The calls whose ends come next in the record; what became of workers in between happens again."""
+        """Yield the calls that end next in the record; repeat losses and replacements of workers in between."""
         num_taken = 0
         while (event := self._journal.upcoming()) is not None:
             kind, index = event[:2]
@@ -165,7 +167,7 @@ class Requests(Generic[R]):
                 self._supervisor.replace(index)
                 self._replaced(index)
             elif kind in ENDS_OF_POLLS or index not in self._open.values():
-                if num_taken:  # it is the turn of others
+                if num_taken:  # other threads come first in the record
                     return
                 self._journal.note("an answer awaited from", *sorted(set(self._open.values())))
             elif kind == "lost":
@@ -183,7 +185,7 @@ class Requests(Generic[R]):
         self._on_replaced(index)
 
     def lose(self, index: int, error: BaseException) -> None:
-        """A worker is lost, as somebody else has found."""
+        """Handle a worker that was found lost elsewhere."""
         if index not in self._supervisor.gone:
             self._lose(index, error)
 
@@ -195,7 +197,7 @@ class Requests(Generic[R]):
         self._supervisor.lost(index, error, goes_on=self._journal.upcoming() is not None)
 
     def finish(self, timeout_s: float) -> list[Outcome[R]]:
-        """How all of them end within `timeout_s`; none is open any more."""
+        """Return the outcomes of all pending calls within `timeout_s`, and forget the calls."""
         outcomes = self._runtime.get_all(list(self._open), timeout_s)
         self._open.clear()
         return outcomes

@@ -9,22 +9,22 @@ from typing import Any
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.transport.encoder import Compression, Encoder, Pack, Sent, Traffic
 from pytorchrl.scheme.transport.link import measure_links
-from pytorchrl.scheme.transport.messages import Weights
+from pytorchrl.scheme.transport.messages import States, Weights
 
 
 class WeightSync:
-    """Weights that are encoded and put once per version, and shared by reference.
+    """Weights of the newest version, which are encoded and stored once, and sent by reference.
 
     Args:
-        runtime: Where the workers run.
-        compression: What becomes of weights; None: nothing.
-        parameters: Names of vectors of parameters. A lossy codec leaves everything else as it is: normalisers are small, and
-            their values may be large.
-        workers: The readers of each version.
+        runtime: The runtime of the workers.
+        compression: Codec of weights; None sends them as they are.
+        parameters: Names of the vectors of parameters. A lossy codec leaves everything else as it is: normalisers are
+            small, and their values may be large.
+        workers: Handles of the workers that read each version.
 
     Attributes:
-        traffic: What was sent.
-        bytes_out: Bytes of it.
+        traffic: Totals of the weights sent.
+        bytes_out: Bytes of the weights sent.
     """
 
     def __init__(self, runtime: Runtime, compression: Compression | None, parameters: Container[str],
@@ -40,15 +40,15 @@ class WeightSync:
         self.bytes_out = 0
 
     def has(self, version: int) -> bool:
-        """Return whether this version was put last."""
+        """Return whether this version was stored last."""
         return self._version == version
 
     def forget(self) -> None:
-        """Put the weights again at the next request: they have changed within their version."""
+        """Store the weights again at the next request, because they have changed within their version."""
         self._version = None
 
     def put(self, weights: Weights) -> None:
-        """Put weights for all workers. The first ones are put before any request, while the workers are idle."""
+        """Store weights for all workers; the first ones before any request, while the workers are idle."""
         if self._needs_link:
             self._needs_link = False
             links = measure_links(self._runtime, self._workers)
@@ -60,17 +60,20 @@ class WeightSync:
                                     relative_error=self._sent.relative_error)
 
     def _pack(self, weights: Weights, pack: Pack) -> Weights:
-        def packed(state: dict[str, Any]) -> dict[str, Any]:
-            return {name: pack(array, 0 if self._is_lossless or name.replace("target_", "") in self._parameters else None)
-                    for name, array in state.items()}
+        def place(name: str) -> int | None:
+            return 0 if self._is_lossless or name.replace("target_", "") in self._parameters else None
+
+        def packed(state: States) -> States:
+            return {name: pack(array, place(name)) for name, array in state.items()}
         return replace(weights, state=packed(weights.state), learning=packed(weights.learning))
 
     @property
     def reference(self) -> Any:
-        """The weights that were put last, for a request to carry."""
+        """Reference to the weights that were stored last, for a request to carry."""
         return self._reference
 
     def count(self) -> None:
-        """Count one worker that was given the weights."""
+        """Count one worker to which the weights are sent."""
         self.bytes_out += self._sent.sent
-        self.traffic += Traffic(messages=1, raw=self._sent.raw, sent=self._sent.sent, encoded=int(self._sent.is_encoded))
+        sent = self._sent
+        self.traffic += Traffic(messages=1, raw=sent.raw, sent=sent.sent, encoded=int(sent.is_encoded))
