@@ -1,7 +1,8 @@
-"""What passes between the parts of an agent. T = steps of a rollout, E = environments, B = samples of a batch.
+"""Data that the parts of an agent exchange. T = steps of a rollout, E = environments, B = samples of a batch.
 
-Time comes first, environment second; there is no trailing axis of one. Observations are flat dictionaries of leaves
-(`"camera/left"`; the single leaf of a plain space is called `"obs"`) in their own dtypes: images stay uint8.
+The first axis is time, the second one environments, without a trailing axis of length 1. Observations are flat
+dictionaries of leaves (`"camera/left"`; the leaf of a plain space is called `"obs"`) with their own dtypes: images stay
+uint8.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor
 
 OBS_LEAF = "obs"
-"""Name of the only leaf of an observation space that is not a Dict or Tuple."""
+"""Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""
 
 PREVIOUS = "q/previous"
-"""Name in `rhs` of what a memory is shown of the step before: (E, n + 1), its action one-hot, then its reward."""
+"""Name in `rhs` of the input of a memory from the previous step: (E, n + 1), its action one-hot, then its reward."""
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
@@ -44,7 +45,7 @@ class DataKind(Enum):
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
-    """Write rewards (E,) into the states that acting left, before what comes next is acted on."""
+    """Write the rewards of a step, (E,), into the states from which the next actions are chosen."""
     if PREVIOUS in rhs:
         rhs[PREVIOUS][:, -1] = reward
 
@@ -52,12 +53,12 @@ def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
 D = TypeVar("D")
 
 
-def map_tensors(data: D, function: Callable[[Any], Any]) -> D:
-    """A copy with `function` applied to every tensor or array, in dataclasses, dictionaries and lists of whatever depth."""
+def map_tensors(data: D, function: Callable[[Any], Any]) -> D:  # from a tensor or array to any value
+    """Return a copy with `function` applied to every tensor or array in nested dataclasses, dictionaries and lists."""
     if isinstance(data, dict):
-        return {key: map_tensors(part, function) for key, part in data.items()}  # type: ignore[return-value]
+        return {key: map_tensors(value, function) for key, value in data.items()}  # type: ignore[return-value]
     if isinstance(data, list):
-        return [map_tensors(part, function) for part in data]  # type: ignore[return-value]
+        return [map_tensors(value, function) for value in data]  # type: ignore[return-value]
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         return dataclasses.replace(data, **{
             field.name: map_tensors(getattr(data, field.name), function) for field in dataclasses.fields(data)})
@@ -65,28 +66,28 @@ def map_tensors(data: D, function: Callable[[Any], Any]) -> D:
 
 
 class Episode(NamedTuple):
-    """One finished episode of raw rewards."""
+    """A finished episode."""
 
     env_return: float
-    """Sum of raw rewards over valid steps."""
+    """Sum of the raw rewards over valid steps."""
     length: int
     """Number of valid steps."""
     seconds: float
     """Seconds since the environments were created."""
     env_index: int
-    """Environment within its vector."""
+    """Index of the environment in its vector."""
     terminated: bool
-    """Whether it ended by itself (else a time limit cut it)."""
+    """Whether the environment ended the episode; otherwise it was truncated, for example by a time limit."""
     policy_returns: dict[str, float] | None = None
-    """Of several agents, by policy: the mean over its agents of their own returns; `env_return` sums over all agents."""
+    """For several agents, policy -> mean of the returns of its agents; `env_return` sums over all agents."""
 
 
 @dataclass(slots=True)
 class Step:
-    """What one step of a vector of E environments returns; arrays are valid until the next step."""
+    """The result of one step of a vector of E environments; arrays are valid until the next step."""
 
     obs: dict[str, np.ndarray]
-    """Leaf -> (E, ...): what the policy sees next; after an end under SAME_STEP, the new episode's first."""
+    """Leaf -> (E, ...), the next observations; after an end under SAME_STEP, the first of the new episode."""
     reward: np.ndarray
     """(E,) float32, transformed for the learner."""
     terminated: np.ndarray
@@ -94,44 +95,44 @@ class Step:
     truncated: np.ndarray
     """(E,) bool."""
     valid: np.ndarray
-    """(E,) bool; false where no transition was made (the reset step of NEXT_STEP)."""
+    """(E,) bool; false for a step that is no transition, such as the reset step of NEXT_STEP."""
     first: np.ndarray
-    """(E,) bool; whether `obs` is the first observation of an episode: memory is reset before it."""
+    """(E,) bool; whether `obs` is the first observation of an episode, before which memory is reset."""
     final_index: np.ndarray
-    """(K,) int64, environments whose true last observation `obs` does not show."""
+    """(K,) int64, environments whose last observation is not in `obs`."""
     final_obs: dict[str, np.ndarray]
-    """Leaf -> (K, ...), those observations."""
+    """Leaf -> (K, ...), the last observations of those environments."""
     mask: np.ndarray | None
-    """(E, n) bool, allowed actions in `obs`, if the environment gives them."""
+    """(E, n) bool, actions allowed after `obs`; None if the environment has no masks."""
     episodes: list[Episode]
     """Episodes that ended in this step."""
     final_mask: np.ndarray | None = None
-    """(K, n) bool, allowed actions in `final_obs`; None: all, or the environment gives no masks."""
+    """(K, n) bool, actions allowed after `final_obs`; None if all are, or if the environment has no masks."""
 
 
 class ActingStep(NamedTuple):
-    """What an algorithm decides for E environments at once; in NumPy, as environments speak."""
+    """The decisions of an algorithm for E environments, as NumPy arrays."""
 
     action: np.ndarray
-    """(E, ...) as the distribution drew it; int64 or float32. This is stored."""
+    """(E, ...) int64 or float32, as drawn from the distribution; these actions are stored."""
     clipped_action: np.ndarray
-    """What goes to the environment."""
+    """(E, ...), the actions for the environments."""
     rhs: Arrays
-    """net -> (E, H): memory after this observation."""
+    """Network -> (E, H), the memory after this observation."""
     other: Arrays
-    """Further rows to store with the transition, by name, each (E, ...)."""
+    """Name -> (E, ...), further values to store with the transition."""
 
 
 @dataclass(slots=True)
 class RolloutData:
-    """The transitions of one rollout, on the CPU."""
+    """The transitions of one rollout, on the CPU; K transitions end episodes whose last observation is not in `obs`."""
 
     obs: Obs
-    """Leaf -> (T+1, E, ...); row T closes the rollout."""
+    """Leaf -> (T+1, E, ...); row T follows the last transition."""
     done: Tensor
-    """(T+1, E) bool: o_t is the first of an episode, memory is reset before it."""
+    """(T+1, E) bool; whether o_t is the first of an episode, before which memory is reset."""
     rhs: Obs
-    """net -> (T+1, E, H) float32, the state before o_t; empty for actors without memory."""
+    """Network -> (T+1, E, H) float32, the state before o_t; empty for actors without memory."""
     mask: Tensor | None
     """(T+1, E, n) bool."""
     action: Tensor
@@ -145,48 +146,48 @@ class RolloutData:
     valid: Tensor
     """(T, E) bool."""
     final_index: Tensor
-    """(K, 2) int64 pairs (t, e): transitions whose next observation is `final_obs`, not row t+1."""
+    """(K, 2) int64 pairs (t, e), transitions whose next observation is in `final_obs` instead of row t+1."""
     final_obs: Obs
-    """Leaf -> (K, ...)."""
+    """Leaf -> (K, ...), the last observations of those episodes."""
     other: Obs = field(default_factory=dict)
-    """What the algorithm stored or computed, by name, e.g. `logp` (T, E), `value` (T+1, E), `final_value` (K,)."""
+    """Values that the algorithm stored or computed, such as `logp` (T, E), `value` (T+1, E) and `final_value` (K,)."""
     final_mask: Tensor | None = None
-    """(K, n) bool, allowed actions in `final_obs`, where there are masks."""
+    """(K, n) bool, actions allowed after `final_obs`; None without masks."""
 
     @property
     def num_steps(self) -> int:
-        """T."""
+        """T, the number of steps."""
         return self.reward.shape[0]
 
     @property
     def num_envs(self) -> int:
-        """E."""
+        """E, the number of environments."""
         return self.reward.shape[1]
 
     @property
     def size(self) -> int:
-        """T · E: what it adds to a batch of rollouts, with the steps in which an environment was reset."""
+        """T · E, the share of the rollout in a batch of rollouts, including steps in which an environment was reset."""
         return self.num_steps * self.num_envs
 
     @property
     def parts(self) -> Mapping[str, RolloutData]:
-        """Policy -> its transitions; those of one policy alone are all in `""`."""
+        """Policy -> its transitions; the policy of an agent with only one is called `""`."""
         return {"": self}
 
     def num_valid(self) -> int:
-        """Number of env steps in it: its valid transitions."""
+        """Return the number of env steps, which are the valid transitions."""
         return int(self.valid.sum())
 
-    def map(self, function: Any) -> RolloutData:
-        """A copy with `function` applied to every tensor (or array)."""
-        def apply(value: Any) -> Any:
+    def map(self, function: Callable[[Any], object]) -> RolloutData:  # of a tensor, an array or its packed form
+        """Return a copy with `function` applied to every tensor, array or packed array."""
+        def apply(value: object) -> Any:  # the type of the field
             if value is None:
                 return None
             return {k: function(v) for k, v in value.items()} if isinstance(value, dict) else function(value)
         return RolloutData(**{f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
     def to_numpy(self) -> RolloutData:
-        """The same memory as numpy arrays, which cross processes with one copy."""
+        """Return the same memory as NumPy arrays, which cross processes with one copy."""
         return self.map(lambda tensor: tensor.numpy())
 
 
@@ -194,23 +195,24 @@ class Evaluated(NamedTuple):
     """The outputs of an on-policy actor for a batch, with gradient: (B, ...), or (L, B, ...) for sequences."""
 
     logp: Tensor
-    """(B,) float32 log-probability of the recorded actions under the current policy."""
+    """(B,) float32, log-probabilities of the recorded actions under the current policy."""
     entropy: Tensor
-    """(B,) float32 entropy of the current policy."""
+    """(B,) float32, entropies of the current policy."""
     value: Tensor
-    """(B,) float32 value estimate with the current weights."""
+    """(B,) float32, value estimates with the current weights."""
     dist_params: Tensor
-    """(B, P) parameters of the policy's distribution."""
+    """(B, P), parameters of the policy's distribution."""
     features: Tensor | None = None
-    """(B, F) float32 input of the policy head; None for an actor that has no such features."""
+    """(B, F) float32, input of the policy head; None for an actor without such features."""
     value_features: Tensor | None = None
-    """(B, F) float32 input of the value head; the same tensor as `features` if policy and value share a network."""
+    """(B, F) float32, input of the value head; the tensor `features` if policy and value share a network."""
 
 
 def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list[int]:
     """Return the number of valid samples behind each gradient of a batch: the weight of the gradient in a mean.
 
-    Every policy has the same number of gradients: an agent of one policy has one for each group of its algorithm, an agent of
+    Every policy has the same number of gradients: an agent of one policy has one for each group of its algorithm, an
+    agent of
     several policies has one for each policy.
 
     Args:
@@ -234,42 +236,42 @@ class OnePolicyBatch:
 
 @dataclass(slots=True)
 class Batch(OnePolicyBatch):
-    """Samples for one gradient: (B, ...) leaves, or (L, B, ...) sequences for actors with memory."""
+    """Samples for one gradient: (B, ...) tensors, or (L, B, ...) sequences for actors with memory."""
 
     obs: Obs
     """Leaf -> (B, ...)."""
     done: Tensor
-    """(B,) bool."""
+    """(B,) bool; whether each observation is the first of an episode."""
     rhs: Obs
-    """net -> (B, H), the state before the first row."""
+    """Network -> (B, H), the state before the first row."""
     mask: Tensor | None
-    """(B, n) bool."""
+    """(B, n) bool, allowed actions."""
     action: Tensor
     """(B, ...)."""
     valid: Tensor | None
     """(B,) bool, or None if all samples are valid."""
     logp: Tensor
-    """(B,) log-probability when acting."""
+    """(B,) float32, log-probabilities of the actions when they were chosen."""
     value: Tensor
-    """(B,) value when acting."""
+    """(B,) float32, value estimates when the actions were chosen."""
     ret: Tensor
-    """(B,) return, the critic's target."""
+    """(B,) float32, returns, the targets of the critic."""
     advantage: Tensor
     """(B,)."""
     num_samples: int = 0
-    """Valid samples in it."""
+    """Number of valid samples."""
     num_new_samples: int = 0
-    """Those of them that no earlier batch used (ledger: unique)."""
+    """Number of valid samples that no earlier batch used (ledger: unique)."""
     last: bool = False
-    """Whether the rollouts behind it are used up after this batch."""
+    """Whether this is the last batch from its rollouts."""
     is_normalized: bool = False
-    """Whether `advantage` is already normalised, over this batch or a larger one that contains this batch."""
+    """Whether `advantage` is already normalised, over this batch or over a larger one that contains it."""
 
     def means(self, samples: Sequence[Tensor]) -> Tensor:
-        """Return the means of k measures over the valid samples.
+        """Return the means of k quantities over the valid samples.
 
         Args:
-            samples: k tensors (B,), or (L, B) of sequences.
+            samples: k tensors (B,), or (L, B) for sequences.
 
         Returns:
             (k,) means.
@@ -280,7 +282,9 @@ class Batch(OnePolicyBatch):
         return torch.where(self.valid, stacked, 0.0).flatten(1).sum(1) / self.valid.sum()
 
     def normalized_advantage(self) -> Tensor:
-        """Return (A - mean) / (std + 1e-8) over the valid samples, with the sample standard deviation; 0 for a single sample.
+        """Return (A - mean) / (std + 1e-8) over the valid samples, with the sample standard deviation.
+
+        The result for a single sample is 0.
 
         Advantages that are already normalised are returned unchanged.
         """
@@ -299,78 +303,79 @@ class Batch(OnePolicyBatch):
 
 @dataclass(slots=True)
 class ReplayBatch(OnePolicyBatch):
-    """Transitions drawn from replay, for one gradient: (B, ...) leaves."""
+    """Transitions drawn from replay for one gradient: (B, ...) tensors."""
 
     obs: Obs
-    """Leaf -> (B, ...), o."""
+    """Leaf -> (B, ...), observations o."""
     action: Tensor
-    """(B, ...) int64 or float32, a, as the algorithm chose it."""
+    """(B, ...) int64 or float32, actions a, as the algorithm chose them."""
     ret: Tensor
-    """(B,) float32, R: the sum of m <= n rewards after o, discounted."""
+    """(B,) float32, R, the discounted sum of the m <= n rewards after o."""
     discount: Tensor
-    """(B,) float32: gamma^m, 0 after a termination; what a target at `next_obs` counts."""
+    """(B,) float32, the factor of a target at `next_obs`: gamma^m, or 0 after a termination."""
     next_obs: Obs
-    """Leaf -> (B, ...), the true observation after those m steps, also at an episode's end."""
+    """Leaf -> (B, ...), the observations after those m steps, also at the end of an episode."""
     weight: Tensor
-    """(B,) float32 importance weights, at most 1; 1 without priorities."""
+    """(B,) float32, importance weights, at most 1; 1 without priorities."""
     ids: Tensor
-    """(B,) int64, where in replay they are, generation included; for priorities."""
+    """(B,) int64, positions in replay with their generation, for updates of priorities."""
     mask: Tensor | None = None
-    """(B, n) bool, allowed actions at o."""
+    """(B, n) bool, actions allowed after o."""
     next_mask: Tensor | None = None
-    """(B, n) bool, allowed actions at `next_obs`."""
+    """(B, n) bool, actions allowed after `next_obs`."""
     num_samples: int = 0
-    """Transitions in it, B."""
+    """B, the number of transitions."""
     num_new_samples: int = 0
-    """0: a drawn transition is a copy and stays where it is (ledger: resident)."""
+    """0, because a drawn transition is a copy that also stays in replay (ledger: resident)."""
     last: bool = False
-    """Whether no further batch is drawn before new data come."""
+    """Whether no further batch is drawn before new data arrive."""
 
 
 @dataclass(slots=True)
 class SequenceBatch(OnePolicyBatch):
-    """Sequences drawn from replay, for one gradient. W = steps of warm-up, L = trained steps, n = `n_step` of the storage.
+    """Sequences drawn from replay for one gradient. W = burn-in steps, L = trained steps, n = `n_step` of the storage.
 
-    A sequence has W + L + n observations: those before its trained steps warm the memory up, those after them are what
-    targets bootstrap from. Its trained steps are at rows W to W + L - 1. A shorter warm-up begins with an episode, `done`;
-    rows before that, and rows after an episode's last observation, repeat what is next to them.
+    A sequence has W + L + n observations: W burn-in observations, which prepare the memory; L trained ones, in rows W
+    to W + L - 1; and n from which targets bootstrap. A burn-in is shorter only at the start of an episode, marked by
+    `done`. Rows before the start, and rows after the last observation of an episode, repeat the nearest row.
 
-    `SequenceBuffer` draws sequences of one episode each. A sequence of `RolloutSequenceBuffer`, whose W is 0, may contain several
-    episodes; the true last observation of an episode is a row between its last step and the next episode.
+    `SequenceBuffer` draws sequences of one episode each. A sequence of `RolloutSequenceBuffer`, whose W is 0, may
+    contain several episodes; the true last observation of an episode is a row between its last step and the next
+    episode.
     """
 
     obs: Obs
     """Leaf -> (W+L+n, B, ...)."""
     done: Tensor
-    """(W+L+n, B) bool: o_t is the first of an episode, memory is reset before it."""
+    """(W+L+n, B) bool; whether o_t is the first of an episode, before which memory is reset."""
     rhs: Obs
-    """net -> (B, H), the stored state before row 0."""
+    """Network -> (B, H), the stored state before row 0."""
     action: Tensor
-    """(L, B) int64, of the trained steps."""
+    """(L, B) int64, actions of the trained steps."""
     ret: Tensor
-    """(L, B) float32, R: the sum of m <= n rewards after o, discounted."""
+    """(L, B) float32, R, the discounted sum of the m <= n rewards after o."""
     discount: Tensor
-    """(L, B) float32: gamma^m, 0 after a termination."""
+    """(L, B) float32, gamma^m, or 0 after a termination."""
     next_row: Tensor
-    """(L, B) int64, the row of the observation after those m steps."""
+    """(L, B) int64, rows of the observations after those m steps."""
     valid: Tensor
-    """(L, B) bool; false where no transition begins: after a sequence's end, and at the last observation of an episode."""
+    """(L, B) bool; false for rows after the end of a sequence, and for the last observation of an episode."""
     weight: Tensor
-    """(B,) float32 importance weights, at most 1."""
+    """(B,) float32, importance weights, at most 1."""
     ids: Tensor
-    """(B,) int64, where in replay they are, generation included; for priorities."""
+    """(B,) int64, positions in replay with their generation, for updates of priorities."""
     burn_in: int
-    """W."""
+    """W, the number of burn-in steps."""
     mask: Tensor | None = None
     """(W+L+n, B, actions) bool, allowed actions."""
     previous: Tensor | None = None
-    """(W+L+n, B, actions + 1) float32, see `PREVIOUS`, where the actor's memory is shown it."""
+    """(W+L+n, B, actions + 1) float32, see `PREVIOUS`; None if the memory does not use it."""
     num_samples: int = 0
-    """Valid trained steps in it."""
+    """Number of valid trained steps."""
     num_new_samples: int = 0
-    """0: what is drawn is a copy and stays where it is (ledger: resident)."""
+    """0, because a drawn sequence is a copy that also stays in replay (ledger: resident)."""
     last: bool = False
-    """Whether no further batch is drawn before new data come."""
+    """Whether no further batch is drawn before new data arrive."""
 
 
 class BatchStorage(Protocol):

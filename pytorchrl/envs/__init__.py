@@ -1,12 +1,12 @@
-"""Ready-made environments: one module a suite, and one function that finds the suite of an id.
+"""Ready-made environments: one module for each suite, and a function that finds the suite of an id.
 
-Names are imported when they are first used: worker processes need `testing` only, and not torch.
+Names are imported at their first use, because worker processes need only `testing`, which does not import torch.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytorchrl.envs.atari import atari_factory
@@ -22,7 +22,7 @@ _HOMES = {"atari_factory": "atari", "box2d_factory": "box2d", "classic_factory":
           "mujoco_factory": "mujoco", "suite": "suites"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

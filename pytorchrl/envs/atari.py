@@ -1,9 +1,11 @@
 """Atari games (extra `atari`), through ale-py's native vector environment.
 
-Preprocessing is the usual one: 84 x 84 grey pictures, of every 4 frames the maximum of the last two, 4 of them stacked;
-up to 30 idle frames at the start of a game, FIRE pressed where a game waits for it. Games are cut after 27 000 steps.
-Training and testing differ: learners see the sign of rewards and a termination at each lost life (the game goes on),
-tests see neither. Returns reported are always raw scores of whole games.
+The usual preprocessing: an observation is a stack of 4 grey images of 84 x 84 pixels, each the maximum of the last two
+The usual preprocessing: an observation is a stack of 4 grey images of 84 x 84 pixels, each the maximum of the last two
+of 4 frames. A game starts with up to 30 idle frames, and with FIRE if it waits for that. It is cut after 27 000 steps.
+In training, learners get the sign of rewards and a termination at each lost life, after which the game continues; in
+tests
+they get neither. Reported returns are always raw scores of whole games.
 """
 
 from __future__ import annotations
@@ -28,25 +30,25 @@ def atari_factory(
     env_kwargs: dict[str, Any] | None = None,
     **options: Any,
 ) -> EnvFactory:
-    """Environments of one game; called with `mode="test"` the factory builds them for testing.
+    """Return a factory of environments of one game.
 
     Args:
-        env_id: "ALE/Pong-v5"; of the id only the game counts.
-        vec_env_size: Games played together.
-        sticky: Whether each frame repeats the last action with probability 0.25, in training and tests.
+        env_id: The id, such as "ALE/Pong-v5", of which only the game is used.
+        vec_env_size: Number of games played together.
+        sticky: Whether each frame repeats the last action with probability 0.25, in training and in tests.
         end_on_life_loss: Whether a lost life is a termination in training.
-        reward_transform: What learners see of rewards in training.
-        env_kwargs: Further settings of `ale_py.AtariVectorEnv`, e.g. `{"full_action_space": True}`.
+        reward_transform: Transform of rewards for learners in training.
+        env_kwargs: Further arguments of `ale_py.AtariVectorEnv`, such as `{"full_action_space": True}`.
         options: Further fields of `VecEnv.Options`.
 
     Raises:
-        ConfigError: An unknown game, or ale-py is not installed.
+        ConfigError: The game is unknown, or ale-py is not installed.
     """
     kwargs: dict[str, Any] = {
         "repeat_action_probability": _STICKY_PROBABILITY if sticky else 0.0, "noop_max": _NOOP_MAX,
         "use_fire_reset": True, "reward_clipping": False, "episodic_life": False, "life_loss_info": False,
     }
-    if options.get("backend") == "envpool":  # other names, and a lost life is always in its info
+    if options.get("backend") == "envpool":  # EnvPool has another name, and its info always contains lost lives
         kwargs["reward_clip"] = kwargs.pop("reward_clipping")
         del kwargs["life_loss_info"]
     return VecEnv.create_factory(

@@ -10,14 +10,14 @@ from pytorchrl.envs.suites import is_made_by, suite
 
 @suite("box2d", has=is_made_by("box2d"))
 def box2d_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
-    """Environments of the Box2D suite.
+    """Return a factory of environments of the Box2D suite.
 
     Args:
-        env_id: E.g. "LunarLander-v3".
+        env_id: The id, such as "LunarLander-v3".
         vec_env_size: Number of environments.
         options: Further arguments of `VecEnv.create_factory`.
 
     Raises:
-        ConfigError: An unknown id, a wrong option, or Box2D is not installed.
+        ConfigError: The id is unknown, an option is wrong, or Box2D is not installed.
     """
     return VecEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)

@@ -8,14 +8,14 @@ from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 
 
 def classic_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
-    """Environments of classic control or toy text.
+    """Return a factory of environments of classic control or toy text.
 
     Args:
-        env_id: E.g. "CartPole-v1".
+        env_id: The id, such as "CartPole-v1".
         vec_env_size: Number of environments.
         options: Further arguments of `VecEnv.create_factory`.
 
     Raises:
-        ConfigError: An unknown id or a wrong option.
+        ConfigError: The id is unknown or an option is wrong.
     """
     return VecEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)

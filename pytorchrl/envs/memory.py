@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from pytorchrl.agent.env.aliases import Info, ResetResult, StepResult
 from pytorchrl.errors import ConfigError
 
 
 class Recall(gym.Env[np.ndarray, np.int64]):
-    """A cue is shown in the first observation only, and has to be repeated `delay` steps later.
+    """A task in which a cue, shown only in the first observation, has to be repeated `delay` steps later.
 
-    Observation: (num_cues + 1,) float32. At the first step entry c is 1, the cue; at the step of the answer the last entry
-    is 1; everything else is 0. Action c answers c; only the action of the last step counts: its reward is 1 if it is the
-    cue, and all other rewards are 0. Episodes take delay + 1 steps. Without memory no policy has a mean return above
-    1 / num_cues.
+    Observation: (num_cues + 1,) float32. At the first step, entry c is 1 for cue c; at the last step, the last entry is
+    Observation: (num_cues + 1,) float32. At the first step, entry c is 1 for cue c; at the last step, the last entry is
+    1; all other entries are 0. Action c answers c, and counts at the last step only: its reward is 1 if it equals the
+    cue. All
+    other rewards are 0. An episode has delay + 1 steps. Without memory, no policy has a mean return above 1 / num_cues.
 
     Args:
-        num_cues: Different cues, and actions.
-        delay: Steps from the cue to the answer.
+        num_cues: Number of cues, and of actions.
+        delay: Number of steps from the cue to the answer.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as gymnasium declares it
+    metadata: Info = {"render_modes": []}  # noqa: RUF012 - as gymnasium declares it
 
     def __init__(self, num_cues: int = 4, delay: int = 8) -> None:
         if num_cues < 2 or delay < 1:
             raise ConfigError(f"num_cues must be >= 2 and delay >= 1, got {num_cues} and {delay}")
         self.observation_space = spaces.Box(0.0, 1.0, (num_cues + 1,), np.float32)
         self.action_space = spaces.Discrete(num_cues)
-        self._delay, self._cue, self._t = delay, 0, 0
+        self._num_cues, self._delay, self._cue, self._t = num_cues, delay, 0, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Draw a cue, and show it."""
         super().reset(seed=seed)
-        self._cue, self._t = int(self.np_random.integers(self.action_space.n)), 0  # type: ignore[attr-defined] # Discrete
+        self._cue, self._t = int(self.np_random.integers(self._num_cues)), 0
         return self._observation(self._cue), {}
 
-    def step(self, action: np.int64) -> Any:
-        """Wait, or answer."""
+    def step(self, action: np.int64) -> StepResult:
+        """Wait, or answer at the last step."""
         self._t += 1
         is_over = self._t > self._delay
         reward = float(is_over and int(action) == self._cue)

@@ -1,7 +1,7 @@
 """MuJoCo v5 (extra `mujoco`): HalfCheetah, Hopper, Ant, ...
 
-Actions are clipped by actors to the bounds of the action space; Humanoid, InvertedPendulum and Pusher have others than
--1 and 1. Observations come as float32. Set MUJOCO_GL=egl to render without a screen.
+Actors clip actions to the bounds of the action space, which for Humanoid, InvertedPendulum and Pusher are not -1 and 1.
+Observations are float32. Set MUJOCO_GL=egl to render without a screen.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pytorchrl.envs.suites import is_made_by, suite
 
 @suite("mujoco", has=is_made_by("mujoco"))
 def mujoco_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
-    """Environments of the MuJoCo suite.
+    """Return a factory of environments of the MuJoCo suite.
 
     Args:
-        env_id: E.g. "HalfCheetah-v5".
+        env_id: The id, such as "HalfCheetah-v5".
         vec_env_size: Number of environments.
         options: Further arguments of `VecEnv.create_factory`.
 
     Raises:
-        ConfigError: An unknown id, a wrong option, or MuJoCo is not installed.
+        ConfigError: The id is unknown, an option is wrong, or MuJoCo is not installed.
     """
     return VecEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)

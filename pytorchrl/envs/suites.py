@@ -1,4 +1,4 @@
-"""Register suites of environments: which ids belong to a suite, and the function that makes their factories."""
+"""Register suites of environments: the ids of a suite, and the function that returns their factories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytorchrl.agent.env.vec_env import EnvFactory
 F = TypeVar("F", bound=Callable[..., EnvFactory])
 
 DEFAULT = "classic"
-"""The suite whose presets hold for environments of no suite."""
+"""The suite whose presets apply to environments of no suite."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Suite:
 
     Attributes:
         name: The name under which presets are registered.
-        has: Whether an id, without a leading `module:`, belongs to the suite.
-        make_factory: Makes the factory; called with the id, the number of environments and the user's options.
+        has: Function that returns whether an id, without a leading `module:`, belongs to the suite.
+        make_factory: Function of the id, the number of environments and the user's options that returns the factory.
     """
 
     name: str
@@ -36,16 +36,16 @@ _by_name: dict[str, Suite] = {}
 
 
 def suite(name: str, *, has: Callable[[str], bool]) -> Callable[[F], F]:
-    """Register the decorated function as the one that makes the environments of a suite.
+    """Register the decorated function as the one that returns factories of the environments of a suite.
 
         @suite("mazes", has=lambda env_id: env_id.startswith("mazes/"))
         def maze_factory(env_id, vec_env_size=8, **options):
             return VecEnv.create_factory(make_maze, {"env_id": env_id}, vec_env_size, **options)
 
     Args:
-        name: Name of the suite; a suite that was registered under this name before is replaced.
-        has: Whether an id, without a leading `module:`, belongs to the suite. If several suites have an id, the one that was
-            registered last takes it.
+        name: Name of the suite, which replaces an earlier suite of that name.
+        has: Function that returns whether an id, without a leading `module:`, belongs to the suite. If several suites
+            have an id, the one registered last is used.
     """
     def register(make_factory: F) -> F:
         _by_name.pop(name, None)
@@ -56,7 +56,7 @@ def suite(name: str, *, has: Callable[[str], bool]) -> Callable[[F], F]:
 
 
 def suite_of(env: object) -> Suite | None:
-    """Return the suite of an environment: of an id or of Gymnasium's `EnvSpec`; None for any other object, and if no suite has the id."""
+    """Return the suite of an id or of an `EnvSpec` of Gymnasium; None for other objects and ids of no suite."""
     env_id = env.id if isinstance(env, EnvSpec) else env
     if not isinstance(env_id, str):
         return None
@@ -65,7 +65,7 @@ def suite_of(env: object) -> Suite | None:
 
 
 def is_made_by(package: str) -> Callable[[str], bool]:
-    """Return a function that says whether Gymnasium makes an id from a module whose path contains `package`."""
+    """Return a function that returns whether the entry point of an id in Gymnasium contains `package`."""
     def has(env_id: str) -> bool:
         spec = gym.registry.get(env_id)
         return spec is not None and package in str(spec.entry_point)

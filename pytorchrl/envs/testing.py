@@ -1,4 +1,4 @@
-"""Environments for tests: their contents are known in advance, or they fail on command."""
+"""Environments for tests, with known contents, or with faults on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyWrapper, Info, ResetResult, StepResult
 from pytorchrl.errors import ConfigError
+
+AgentsReset = tuple[dict[str, np.ndarray], dict[str, Info]]
+"""Observations and infos by agent."""
+AgentsStep = tuple[dict[str, np.ndarray], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Info]]
+"""Observations, rewards, terminations, truncations and infos by agent."""
 
 _FAULTS = (
     "constructor", "reset", "step", "nan_obs", "inf_obs", "nan_reward", "obs_dtype", "obs_shape", "reward_array",
@@ -19,16 +25,17 @@ _FAULTS = (
 
 
 class CountingEnv(gym.Env[np.ndarray, np.int64]):
-    """Every observation and reward is unique, so that steps can be counted wherever they turn up.
+    """An environment with unique observations and rewards, so that its steps can be counted wherever they arrive.
 
     Observation: (4,) float32 of (seed % 2**16, episode, t, last action), with t = 0 at reset. Reward: the number of
-    steps made since the environment was built, from 1, plus `offset`; all below 2**24 are exact in float32.
+    steps
+    since the environment was built, from 1, plus `offset`. Numbers below 2**24 are exact in float32.
 
     Args:
-        episode_length: Steps after which an episode ends.
-        truncate: Whether it is truncated then, else terminated.
-        offset: Added to rewards; tells environments apart.
-        num_actions: Size of the action space.
+        episode_length: Number of steps of an episode.
+        truncate: Whether episodes are truncated; otherwise they terminate.
+        offset: Number added to rewards, to distinguish environments.
+        num_actions: Number of actions.
     """
 
     def __init__(
@@ -41,7 +48,7 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
         self._length, self._truncate, self._offset = episode_length, truncate, offset
         self._seed, self._episode, self._t, self._num_steps = 0, -1, 0, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Begin the next episode."""
         super().reset(seed=seed)
         if seed is not None:
@@ -50,7 +57,7 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
         self._t = 0
         return self._observation(0), {}
 
-    def step(self, action: np.int64) -> Any:
+    def step(self, action: np.int64) -> StepResult:
         """Count one step."""
         self._t += 1
         self._num_steps += 1
@@ -64,14 +71,14 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
 
 
 class ScriptedEnv(gym.Env[np.ndarray, np.int64]):
-    """Plays given rewards and ends, over and over; whatever is done.
+    """An environment that repeats a script of rewards and ends, whatever the actions are.
 
     Observation: (2,) float32 of (episode, t), t = 0 at reset.
 
     Args:
         rewards: Reward of each step.
-        terminations: Numbers of the steps, counted from 0 within the script, that end an episode by themselves.
-        truncations: Numbers of the steps that cut one.
+        terminations: Steps, counted from 0 within the script, at which an episode terminates.
+        truncations: Steps at which an episode is truncated.
     """
 
     def __init__(
@@ -85,15 +92,15 @@ class ScriptedEnv(gym.Env[np.ndarray, np.int64]):
             (float(reward), step in terminations, step in truncations) for step, reward in enumerate(rewards)])
         self._episode, self._t = -1, 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin the next episode; the script goes on."""
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
+        """Begin the next episode; the script continues."""
         super().reset(seed=seed)
         self._episode += 1
         self._t = 0
         return self._observation(), {}
 
-    def step(self, action: np.int64) -> Any:
-        """Play the script's next step."""
+    def step(self, action: np.int64) -> StepResult:
+        """Play the next step of the script."""
         self._t += 1
         reward, terminated, truncated = next(self._script)
         return self._observation(), reward, terminated, truncated, {}
@@ -103,10 +110,10 @@ class ScriptedEnv(gym.Env[np.ndarray, np.int64]):
 
 
 class SleepEnv(CountingEnv):
-    """A `CountingEnv` whose steps take a known time, like a slow simulator.
+    """A `CountingEnv` with steps of a known duration, like a slow simulator.
 
     Args:
-        step_s: Seconds that a step sleeps.
+        step_s: Duration of a step in seconds.
         counting: Arguments of `CountingEnv`.
     """
 
@@ -114,20 +121,20 @@ class SleepEnv(CountingEnv):
         super().__init__(**counting)
         self._step_s = step_s
 
-    def step(self, action: np.int64) -> Any:
+    def step(self, action: np.int64) -> StepResult:
         """Sleep, then count one step."""
         time.sleep(self._step_s)
         return super().step(action)
 
 
 class FaultyEnv(CountingEnv):
-    """A `CountingEnv` that goes wrong in one way.
+    """A `CountingEnv` with one fault.
 
     Args:
-        fault: "constructor", "reset" or "step" raise a RuntimeError; "nan_obs", "inf_obs" and "nan_reward" return such
+        fault: "constructor", "reset" and "step" raise a RuntimeError; "nan_obs", "inf_obs" and "nan_reward" return such
             numbers; "obs_dtype", "obs_shape", "reward_array", "four_values", "reset_without_seed" and
-            "reset_without_info" break the contract of environments.
-        at: Number of the step, or of the reset, counted from 0 since the environment was built, from which it happens.
+            "reset_without_info" violate the contract of environments.
+        at: Number of the step or reset from which the fault occurs, counted from 0 since the environment was built.
         counting: Arguments of `CountingEnv`.
     """
 
@@ -141,7 +148,7 @@ class FaultyEnv(CountingEnv):
         if fault == "reset_without_seed":
             self.reset = self._reset_without_seed  # type: ignore[method-assign, assignment]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Begin an episode, or fail."""
         observation, info = super().reset(seed=seed, options=options)
         is_due = self._num_resets >= self._at
@@ -150,7 +157,7 @@ class FaultyEnv(CountingEnv):
             raise RuntimeError("faulty reset")
         return observation if is_due and self._fault == "reset_without_info" else (observation, info)
 
-    def step(self, action: np.int64) -> Any:
+    def step(self, action: np.int64) -> StepResult:
         """Count one step, or fail."""
         is_due = self._num_steps >= self._at
         observation, reward, terminated, truncated, info = super().step(action)
@@ -158,7 +165,7 @@ class FaultyEnv(CountingEnv):
         if fault == "step":
             raise RuntimeError("faulty step")
         if fault == "four_values":
-            return observation, reward, terminated or truncated, info
+            return observation, reward, terminated or truncated, info  # type: ignore[return-value] # the fault
         if fault in ("nan_obs", "inf_obs"):
             observation[1] = np.nan if fault == "nan_obs" else np.inf
         if fault == "obs_dtype":
@@ -168,49 +175,49 @@ class FaultyEnv(CountingEnv):
         value: Any = {"nan_reward": np.nan, "reward_array": np.array([reward])}.get(fault, reward)
         return observation, value, terminated, truncated, info
 
-    def _reset_without_seed(self) -> Any:
+    def _reset_without_seed(self) -> ResetResult:
         return super().reset()
 
 
-class RaisingEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Any environment, some of whose steps raise; which, its seed decides.
+class RaisingEnv(AnyWrapper):
+    """Wrapper of any environment with steps that raise, drawn by the seed.
 
     Args:
-        env: The environment; `wrappers=(functools.partial(RaisingEnv, probability=0.001),)` puts this around each.
-        probability: Of a step to raise a RuntimeError instead.
+        env: The environment. `wrappers=(functools.partial(RaisingEnv, probability=0.001),)` wraps each environment.
+        probability: Probability that a step raises a RuntimeError.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], probability: float) -> None:
+    def __init__(self, env: AnyEnv, probability: float) -> None:
         super().__init__(env)
         self._probability = probability
         self._generator = np.random.default_rng(0)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
         """Begin an episode."""
         if seed is not None:
             self._generator = np.random.default_rng(seed)
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> Any:
-        """Step the environment, or raise without doing so."""
+    def step(self, action: Action) -> StepResult:
+        """Step the environment, or raise without a step."""
         if self._generator.random() < self._probability:
             raise RuntimeError("raised at random")
         return self.env.step(action)
 
 
 class MatchingGame:
-    """A game of several agents (PettingZoo's parallel API) that is learned within seconds, and whose best score is known.
+    """A game of several agents (PettingZoo's parallel API) with a known best score, learned within seconds.
 
-    At each step every agent has a symbol, drawn anew, which all see. An agent gets 1 if its action is the symbol of the agent
-    after it. Observation: (num_agents * num_symbols,) float32, the symbols one-hot.
+    At each step, a new symbol is drawn for every agent, and all agents see all symbols. An agent gets 1 if its action
+    is the symbol of the next agent. Observation: (num_agents * num_symbols,) float32, the symbols one-hot.
 
     Args:
-        num_agents: Agents, called "agent_0" and so on.
-        num_symbols: Symbols, and actions.
-        episode_length: Steps after which an episode is cut.
+        num_agents: Number of agents, with the names "agent_0", "agent_1", ...
+        num_symbols: Number of symbols, and of actions.
+        episode_length: Number of steps after which an episode is truncated.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"name": "matching_game"}
+    metadata: ClassVar[Info] = {"name": "matching_game"}
 
     def __init__(self, num_agents: int = 2, num_symbols: int = 3, episode_length: int = 8) -> None:
         self.possible_agents = [f"agent_{index}" for index in range(num_agents)]
@@ -220,14 +227,14 @@ class MatchingGame:
         self._space = spaces.Box(0.0, 1.0, (num_agents * num_symbols,), np.float32)
 
     def observation_space(self, agent: str) -> spaces.Box:
-        """Of each agent."""
+        """Return the observation space, the same for each agent."""
         return self._space
 
     def action_space(self, agent: str) -> spaces.Discrete:
-        """Of each agent."""
+        """Return the action space, the same for each agent."""
         return spaces.Discrete(self._num_symbols)
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, seed: int | None = None, options: Info | None = None) -> AgentsReset:
         """Begin the next episode."""
         if seed is not None:
             self._generator = np.random.default_rng(seed)
@@ -235,7 +242,7 @@ class MatchingGame:
         self._draw()
         return self._observe(), {agent: {} for agent in self.agents}
 
-    def step(self, actions: dict[str, int]) -> Any:
+    def step(self, actions: dict[str, int]) -> AgentsStep:
         """Compare actions with symbols, and draw new ones."""
         rewards = {agent: float(actions[agent] == self._symbols[(index + 1) % len(self._symbols)])
                    for index, agent in enumerate(self.possible_agents)}
@@ -244,10 +251,11 @@ class MatchingGame:
         over, obs = self._t >= self._length, self._observe()
         if over:
             self.agents = []
-        return (obs, rewards, dict.fromkeys(rewards, False), dict.fromkeys(rewards, over), {agent: {} for agent in rewards})
+        infos: dict[str, Info] = {agent: {} for agent in rewards}
+        return obs, rewards, dict.fromkeys(rewards, False), dict.fromkeys(rewards, over), infos
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; there are no resources to release."""
 
     def _draw(self) -> None:
         self._symbols = self._generator.integers(self._num_symbols, size=len(self.possible_agents))
@@ -258,62 +266,68 @@ class MatchingGame:
 
 
 class ComingAndGoing:
-    """A game (PettingZoo's parallel API) in which agents come late and die early; what they see and get is known in advance.
+    """A game (PettingZoo's parallel API) with known results, in which agents appear late and end early.
 
-    Observation: (4,) float32 of (seed % 2**16, episode, t, number of the agent), t = 0 at reset. Reward: 100 times the number
+    Observation: (4,) float32 of (seed % 2**16, episode, t, number of the agent), t = 0 at reset. Reward: 100 times the
+    number
     of the agent, plus t after the step.
 
     Args:
-        lives: Of each agent ("agent_0" and so on) the t at which it is there first, and the t at which it ends.
-        truncate: Whether agents are truncated, else they terminate.
-        masks: Whether infos tell which actions are allowed: that of t % 3 is not.
+        lives: For each agent ("agent_0", "agent_1", ...) the t at which it appears, and the t at which it ends.
+        truncate: Whether agents are truncated; otherwise they terminate.
+        masks: Whether infos contain action masks, which forbid action t % 3.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"name": "coming_and_going"}
+    metadata: ClassVar[Info] = {"name": "coming_and_going"}
 
-    def __init__(self, lives: tuple[tuple[int, int], ...] = ((0, 6), (0, 3), (2, 6)), truncate: bool = False, masks: bool = False) -> None:
+    def __init__(
+        self, lives: tuple[tuple[int, int], ...] = ((0, 6), (0, 3), (2, 6)), truncate: bool = False,
+        masks: bool = False,
+    ) -> None:
         self.possible_agents = [f"agent_{index}" for index in range(len(lives))]
         self.agents: list[str] = []
-        self._lives, self._truncate, self._masks = dict(zip(self.possible_agents, lives, strict=True)), truncate, masks
+        self._lives = dict(zip(self.possible_agents, lives, strict=True))
+        self._truncate, self._masks = truncate, masks
         self._seed, self._episode, self._t = 0, -1, 0
 
     def observation_space(self, agent: str) -> spaces.Box:
-        """Of each agent."""
+        """Return the observation space, the same for each agent."""
         return spaces.Box(0.0, 2.0**24, (4,), np.float32)
 
     def action_space(self, agent: str) -> spaces.Discrete:
-        """Of each agent."""
+        """Return the action space, the same for each agent."""
         return spaces.Discrete(3)
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+    def reset(self, seed: int | None = None, options: Info | None = None) -> AgentsReset:
         """Begin the next episode."""
         if seed is not None:
             self._seed = seed % 2**16
         self._episode, self._t = self._episode + 1, 0
-        self.agents = self._there()
+        self.agents = self._present()
         return self._observe(self.agents), self._infos(self.agents)
 
-    def step(self, actions: dict[str, int]) -> Any:
-        """Go on by one step; agents come and end."""
+    def step(self, actions: dict[str, int]) -> AgentsStep:
+        """Make one step, at which agents may appear and end."""
         if set(actions) != set(self.agents):
-            raise RuntimeError(f"expected actions of {self.agents}, got those of {sorted(actions)}")
+            raise RuntimeError(f"expected actions of {self.agents}, got actions of {sorted(actions)}")
         acting, self._t = self.agents, self._t + 1
         ended = {agent: self._t >= self._lives[agent][1] for agent in acting}
-        self.agents = self._there()
+        self.agents = self._present()
         rewards = {agent: 100.0 * self.possible_agents.index(agent) + self._t for agent in acting}
         no, shown = dict.fromkeys(acting, False), sorted({*acting, *self.agents})
-        return (self._observe(shown), rewards, no if self._truncate else ended, ended if self._truncate else no, self._infos(shown))
+        terminated, truncated = (no, ended) if self._truncate else (ended, no)
+        return self._observe(shown), rewards, terminated, truncated, self._infos(shown)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; there are no resources to release."""
 
-    def _there(self) -> list[str]:
+    def _present(self) -> list[str]:
         return [agent for agent, (first, end) in self._lives.items() if first <= self._t < end]
 
     def _observe(self, agents: list[str]) -> dict[str, np.ndarray]:
         return {agent: np.array([self._seed, self._episode, self._t, self.possible_agents.index(agent)], np.float32)
                 for agent in agents}
 
-    def _infos(self, agents: list[str]) -> dict[str, dict[str, Any]]:
+    def _infos(self, agents: list[str]) -> dict[str, Info]:
         allowed = np.arange(3) != self._t % 3
         return {agent: {"action_mask": allowed} if self._masks else {} for agent in agents}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -98,8 +98,8 @@ class MultiRollout:
         """Return the number of env steps: all T · E, because an environment that ends is reset in the same step."""
         return self.size
 
-    def map(self, function: Callable[[Tensor], object]) -> MultiRollout:
-        """Return a copy with `function` applied to every tensor (or array)."""
+    def map(self, function: Callable[[Any], object]) -> MultiRollout:  # of a tensor, an array or its packed form
+        """Return a copy with `function` applied to every tensor, array or packed array."""
         return dataclasses.replace(self, parts={policy: part.map(function) for policy, part in self.parts.items()})
 
     def to_numpy(self) -> MultiRollout:
