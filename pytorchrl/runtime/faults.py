@@ -1,6 +1,6 @@
 """Failures on command, by a plan that names which worker fails, how and when.
 
-kill col.3 @ step 400; hang grad.1 30s; delay col.* 2s p=0.01; nan grad.0 @ update 5; raise col.2.1 @ step 10
+kill col.3 @ step 400; hang grad.1 30s; delay col.* 2s p=0.01; nan grad.0 @ update 5; kill GWorker 2/CWorker 1 @ step 10
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ POINTS = {"col": ("step",), "grad": ("grad", "update"), "shard": ("add", "sample
 """Points of each kind of worker; a fault without a point happens at the first one."""
 
 _SYNTAX = re.compile(
-    r"(?P<action>\w+)\s+(?P<target>[\w.*?]+)(?:\s+(?P<seconds>[0-9.]+)s)?"
+    r"(?P<action>\w+)\s+(?P<target>GWorker [\d*?]+(?:/[CR]Worker [\d*?]+)?|[\w.*?]+)(?:\s+(?P<seconds>[0-9.]+)s)?"
     r"(?:\s*@\s*(?P<point>\w+)\s+(?P<count>\d+))?(?:\s+p=(?P<probability>[0-9.eE+-]+))?")
+_NAME = re.compile(r"GWorker (?P<parent>[\d*?]+)(?:/(?P<kind>[CR])Worker (?P<index>[\d*?]+))?")
 _HELP = ("a fault is ACTION TARGET [SECONDSs] [@ POINT NUMBER] [p=PROBABILITY], such as 'kill col.3 @ step 400' or "
          "'delay col.* 2s p=0.01'")
 
@@ -64,9 +65,9 @@ class Fault:
 class FaultPlan:
     """All faults of a run.
 
-    Targets: `col.I` is collection worker I of every gradient worker, `col.J.I` collection worker I of gradient worker
-    J; `shard.I` and `shard.J.I` are replay shards in the same way; `grad.J` is gradient worker J; `*` and `?` match any
-    name. Index 0 is the worker inside its parent. Points: `step` of collection workers counts steps of their vector of
+    Targets: a worker's name, such as `GWorker 2/CWorker 1` or `GWorker 1/RWorker 2`, or a short form of it: `col.I` is
+    collection worker I of every gradient worker, `col.J.I` collection worker I of gradient worker J; `shard.I` and
+    `shard.J.I` are replay shards in the same way; `grad.J` is gradient worker J; `*` and `?` match any name. Index 0 is the worker inside its parent. Points: `step` of collection workers counts steps of their vector of
     environments; `grad` and `update` of gradient workers count gradients computed and updates applied; `add`, `sample`
     and `priorities` of shards count calls. `nan` makes a gradient non-finite at `grad` or `update`.
 
@@ -126,13 +127,14 @@ def parse_fault(text: str) -> Fault:
     match = _SYNTAX.fullmatch(text.strip())
     if match is None:
         raise ConfigError(f"faults has {text.strip()!r}, which is not a fault; {_HELP}")
-    action, target, kind = match["action"], match["target"], match["target"].split(".")[0]
+    action, target = match["action"], _short(match["target"])
+    kind = target.split(".")[0]
     points = POINTS.get(kind, ())
     probability = None if match["probability"] is None else float(match["probability"])
     problems = [problem for wrong, problem in (
         (action not in ACTIONS, f"the action must be one of {list(ACTIONS)}"),
         (not points or not 2 <= target.count(".") + 1 <= (2 if kind == "grad" else 3),
-         "the target must be col.I, col.J.I, shard.I, shard.J.I or grad.J"),
+         "the target must be col.I, col.J.I, shard.I, shard.J.I, grad.J or a worker's name, such as GWorker 1/CWorker 2"),
         (bool(points) and match["point"] is not None and match["point"] not in points,
          f"{kind} has the points {list(points)}"),
         (match["count"] is not None and int(match["count"]) == 0, "points are counted from 1"),
@@ -145,6 +147,15 @@ def parse_fault(text: str) -> Fault:
         raise ConfigError(f"faults has {text.strip()!r}: {'; '.join(problems)}")
     return Fault(action, target, math.inf if match["seconds"] is None else float(match["seconds"]),
                  match["point"] or points[0], None if match["count"] is None else int(match["count"]), probability)
+
+
+def _short(target: str) -> str:
+    """Return the short form of a target that is a worker's name."""
+    name = _NAME.fullmatch(target)
+    if name is None:
+        return target
+    kind = {"C": "col", "R": "shard", None: "grad"}[name["kind"]]
+    return ".".join([kind, name["parent"], *filter(None, [name["index"]])])
 
 
 def _addresses(worker: str) -> tuple[str, list[str]]:

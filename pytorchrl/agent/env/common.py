@@ -14,6 +14,7 @@ from pytorchrl.agent.env.guard import describe
 from pytorchrl.agent.env.statistics import Monitor
 from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import ConfigError
+from pytorchrl.worker_names import collection_worker, in_file_name
 
 # Environments get the upper 31 bits of a seed, because some store seeds as signed 32-bit integers (ALE, EnvPool).
 _SEED_SHIFT = 32
@@ -78,4 +79,5 @@ def open_monitor(
     """Open the monitor file of a worker in `log_dir`; return None if that is None."""
     if log_dir is None:
         return None
-    return Monitor(Path(log_dir) / f"monitor_{mode}_g{index_grad_worker:03d}_c{index_col_worker:03d}.csv", keywords)
+    worker = in_file_name(collection_worker(index_grad_worker, index_col_worker))
+    return Monitor(Path(log_dir) / f"monitor_{mode}_{worker}.csv", keywords)

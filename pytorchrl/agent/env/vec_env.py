@@ -34,6 +34,7 @@ from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
 from pytorchrl.tracebacks import brief_errors
+from pytorchrl.worker_names import collection_worker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -182,7 +183,7 @@ class VecEnv(Part):
     ) -> None:
         is_training = is_training_mode(mode)
         self.num_envs = options.vec_env_size
-        self._where = f"worker g{index_grad_worker}-c{index_col_worker}"
+        self._where = collection_worker(index_grad_worker, index_col_worker)
         self.seeds = env_seeds(seed, is_training, (index_grad_worker, index_col_worker, incarnation), self.num_envs)
         self._closed = False
         self._failed = False
@@ -409,7 +410,7 @@ class EnvFactory(Factory[VecEnv]):
         if env.observation_space != self.observation_space or env.action_space != self.action_space:
             env.close()
             raise EnvError(
-                f"worker g{index_grad_worker}-c{index_col_worker}: expected spaces {self.observation_space}, "
+                f"{collection_worker(index_grad_worker, index_col_worker)}: expected spaces {self.observation_space}, "
                 f"{self.action_space}, got {env.observation_space}, {env.action_space}; "
                 "env_fn must build environments with the same spaces for all workers and for tests")
         return env

@@ -35,6 +35,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError
 from pytorchrl.tracebacks import brief_errors
+from pytorchrl.worker_names import collection_worker
 
 
 class MultiAgentVecEnv(VecEnv):
@@ -135,7 +136,7 @@ class MultiAgentVecEnv(VecEnv):
     ) -> None:
         is_training = is_training_mode(mode)
         self.num_envs = options.vec_env_size
-        self._where = f"worker g{index_grad_worker}-c{index_col_worker}"
+        self._where = collection_worker(index_grad_worker, index_col_worker)
         self.seeds = env_seeds(seed, is_training, (index_grad_worker, index_col_worker, incarnation), self.num_envs)
         self._is_seeded = False
         kwargs = options.env_kwargs | ({} if is_training else options.test_env_kwargs)

@@ -21,6 +21,7 @@ from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Encoder, Sent, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
+from pytorchrl.worker_names import collection_worker
 
 _DRAWS = ("generator", "update_generator", "noise")
 """Parts of an algorithm's state that its random numbers come from."""
@@ -91,7 +92,7 @@ class CWorker(Worker):
         self.journal = journal or Journal()
         self._snapshot: Weights | None = None
         self._now = runtime.now
-        self._point = runtime.points(f"GWorker {index_parent}/CWorker {index_worker}", incarnation)
+        self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
         self._owned_data = owned_data
         self.encoder: Encoder = Encoder(compress_data_to_send, runtime.now)
         self._weights_traffic = Traffic()
@@ -184,7 +185,7 @@ class CWorker(Worker):
         self.collected_steps += num_env_steps
         moments: dict[str, Moments] = {}
         if num_env_steps:
-            where = f"GWorker {self.index_parent}/CWorker {self.index_worker}"
+            where = collection_worker(self.index_parent, self.index_worker)
             for policy, part in data.parts.items():
                 what = f"{where}, policy {policy!r}" if policy else where
                 check_finite({**part.obs, "reward": part.reward}, what)

@@ -24,6 +24,7 @@ from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.scheme.window_stat import WindowStat
+from pytorchrl.worker_names import replay_worker
 
 # Times of calls are means over so many.
 _TIME_WINDOW = 100
@@ -69,7 +70,7 @@ class RWorker(Worker):
             torch.set_num_threads(num_threads)
         self._factories = algo_factory, actor_factory, share_of(storage_factory, max(0, index_worker - 1), num_shards)
         self._seed = derive_seed(seed, Stream.BATCHES, index_parent, index_worker, incarnation)
-        self._point = (runtime or ThreadRuntime()).points(f"GWorker {index_parent}/RWorker {index_worker}", incarnation)
+        self._point = (runtime or ThreadRuntime()).points(replay_worker(index_parent, index_worker), incarnation)
         self._now = (runtime or ThreadRuntime()).now
         self._times: dict[str, deque[float]] = {}
         self._stays_here = is_beside_learner

@@ -22,6 +22,7 @@ from pytorchrl.scheme.transport.encoder import KINDS, Traffic, metrics_of
 from pytorchrl.scheme.transport.messages import Gradients
 from pytorchrl.scheme.window_stat import WindowStat
 from pytorchrl.terminal import get_logger
+from pytorchrl.worker_names import collection_worker
 
 # A rare bad batch is survived. So many in a row are no accident, and the parameters that made them do not change.
 _MAX_SKIPPED_IN_A_ROW = 5
@@ -407,7 +408,8 @@ class Statistics:
                     by_worker[parent, int(name.removeprefix("preempted/"))] += count
         steps, episodes = counters["collected_in_use"], {kind: counters[f"{kind}_episodes"] for kind in ("preempted", "full")}
         return {
-            "preempted_by_worker": {f"{parent}.{worker}": count for (parent, worker), count in sorted(by_worker.items())},
+            "preempted_by_worker": {
+                collection_worker(parent, worker): count for (parent, worker), count in sorted(by_worker.items())},
             "preempted_steps_share": counters["preempted_steps"] / steps if steps else None,
             **{f"episode_length_{kind}": counters[f"{kind}_episode_steps"] / number if number else None
                for kind, number in episodes.items()},

@@ -327,7 +327,7 @@ def test_an_environment_that_breaks_in_training_ends_with_one(capsys, monkeypatc
     def fail(self, action):
         count[0] += 1
         if count[0] > 40:
-            raise errors.EnvError("worker g0-c0: the simulator is gone")
+            raise errors.EnvError("GWorker 0/CWorker 0: the simulator is gone")
         return step(self, action)
     monkeypatch.setattr(VecEnv, "step", fail)
     code, _, err = run(capsys, *TRAIN, *TINY, "--target-steps", 1000)

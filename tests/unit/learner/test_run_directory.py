@@ -161,7 +161,7 @@ def test_train_tells_the_directory_of_a_numbered_run(tmp_path, capsys):
         assert agent.log_dir == run
         assert agent.summary["log_dir"] == str(run)
         assert (f"run in {run}" in capsys.readouterr().err) == (number == 2)
-        assert (run / "monitor_train_g000_c000.csv").exists()
+        assert (run / "monitor_train_GWorker_0_CWorker_0.csv").exists()
         assert pytorchrl.load(run).log_dir == run
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"ppo-CartPole-v1-1", "ppo-CartPole-v1-2"}
 

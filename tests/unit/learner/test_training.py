@@ -117,7 +117,7 @@ def test_episodes_of_a_run_are_in_its_monitor_files_with_the_keywords_asked_for(
     agent.evaluate(2)  # is not of the run
     (path,) = (tmp_path / "run").glob("*.csv")
     columns, *rows = path.read_text().splitlines()
-    assert (path.name, columns) == ("monitor_train_g000_c000.csv", "r,l,t,env,ended,lives")
+    assert (path.name, columns) == ("monitor_train_GWorker_0_CWorker_0.csv", "r,l,t,env,ended,lives")
     assert len(rows) == agent.summary["return_episodes"] > 0
     assert {row.split(",")[-1] for row in rows} == {"7"}
 

@@ -14,13 +14,14 @@ PACKAGE = Path(pytorchrl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What every layer may import. Every owner declares its options, so the module that declares options belongs to no layer.
-EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation")
+EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation", "worker_names")
 # What each layer may import of the package: itself, what is written here, and what every layer may.
 ALLOWED = {
     "errors": set(),
     "deprecation": set(),
     "terminal": set(),
     "tracebacks": set(),
+    "worker_names": set(),
     "options": {"agent"},
     "agent": set(),
     "envs": {"agent"},

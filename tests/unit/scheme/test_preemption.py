@@ -43,7 +43,7 @@ def make(check_ledger):
 def test_a_worker_that_is_always_slow_is_stopped_in_each_round_and_nobody_else(make, slow):
     """Three make 20 steps in 2 s; by then it has made 2, and it must make 5."""
     metrics, final, seconds = make(6, **SETTINGS, **slow)
-    assert metrics["preempted_by_worker"] == {"0.3": 6}
+    assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 3": 6}
     assert metrics["rollouts_preempted"] == 6
     assert metrics["rollouts"] == 24
     assert metrics["preempted_steps_share"] == pytest.approx(5 / (3 * 20 + 5))
@@ -57,7 +57,7 @@ def test_the_share_of_workers_that_ends_a_round_is_rounded_up(make, fraction, nu
     """Each worker is half as fast as the one before, so that they finish one by one."""
     costs = {**COSTS, **{f"step@*/CWorker {1 + number}": STEP_S * 2**number for number in range(4)}}
     metrics, _, seconds = make(3, num_col_workers=4, col_fraction_workers=fraction, fraction_samples=0.05, costs=costs)
-    assert metrics["preempted_by_worker"] == {f"0.{number}": 3 for number in range(num_enough + 1, 5)}
+    assert metrics["preempted_by_worker"] == {f"GWorker 0/CWorker {number}": 3 for number in range(num_enough + 1, 5)}
     # Those told to stop end their running step; the slowest makes one in eight of the fastest.
     assert seconds == pytest.approx(3 * NUM_STEPS * STEP_S * 2**(num_enough - 1), abs=3 * 8 * STEP_S + 1e-9)
 
@@ -68,14 +68,14 @@ def test_a_product_that_is_a_whole_number_but_for_rounding_is_not_rounded_up(mak
     assert math.ceil(5 * fraction) == 4
     costs = {**COSTS, "step@*/CWorker 4": SLOW_S, "step@*/CWorker 5": SLOW_S}
     metrics, *_ = make(3, num_col_workers=5, col_fraction_workers=fraction, costs=costs)
-    assert metrics["preempted_by_worker"] == {"0.4": 3, "0.5": 3}
+    assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 4": 3, "GWorker 0/CWorker 5": 3}
 
 
 def test_the_replacement_of_a_slow_worker_is_told_to_stop_as_well(make):
     """Lost in the third round, which its replacement begins anew; rounds last as long as its five steps."""
     metrics, _, seconds = make(6, **SETTINGS, **THIRD_IS_SLOW, faults="kill col.3 @ step 12")
     assert metrics["workers_restarted"] == 1
-    assert metrics["preempted_by_worker"] == {"0.3": 6}
+    assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 3": 6}
     assert seconds < 8 * 5 * SLOW_S
 
 
@@ -91,20 +91,20 @@ def test_all_are_waited_for_where_nobody_is_told_to_stop(make):
 def test_workers_of_several_gradient_workers_are_told_apart(make):
     costs = {**COSTS, "step@GWorker 1/CWorker 2": SLOW_S, "step@GWorker 2/CWorker 4": SLOW_S}
     metrics, *_ = make(5, **SETTINGS, num_grad_workers=2, costs=costs)
-    assert metrics["preempted_by_worker"] == {"1.2": 5, "2.4": 5}
+    assert metrics["preempted_by_worker"] == {"GWorker 1/CWorker 2": 5, "GWorker 2/CWorker 4": 5}
 
 
 def test_a_gradient_worker_that_collects_by_itself_is_its_own_worker_0(make):
     metrics, *_ = make(5, name="ddppo", num_grad_workers=3, costs={**COSTS, "step@GWorker 3/*": SLOW_S})
-    assert metrics["preempted_by_worker"] == {"3.0": 5}
+    assert metrics["preempted_by_worker"] == {"GWorker 3/CWorker 0": 5}
     assert metrics["preempted_steps_share"] == pytest.approx(5 / (2 * 20 + 5))
 
 
 def test_counts_of_a_gradient_worker_that_is_replaced_stay(make):
     metrics, *_ = make(8, **SETTINGS, num_grad_workers=2, **THIRD_IS_SLOW, faults="kill grad.2 @ grad 4")
     assert metrics["workers_restarted"] == 1
-    assert metrics["preempted_by_worker"]["1.3"] == 9  # a round was made again when the other one was lost
-    assert metrics["preempted_by_worker"]["2.3"] == 8
+    assert metrics["preempted_by_worker"]["GWorker 1/CWorker 3"] == 9  # a round was made again when the other one was lost
+    assert metrics["preempted_by_worker"]["GWorker 2/CWorker 3"] == 8
 
 
 class ShortWhereSlow:
@@ -120,7 +120,7 @@ class ShortWhereSlow:
 def test_other_episodes_where_it_is_slow_show(make):
     costs = {**THIRD_IS_SLOW["costs"], "start": 1.0, "start@*/CWorker 3": 0.0}
     metrics, *_ = make(8, ShortWhereSlow(), **SETTINGS, costs=costs)
-    assert metrics["preempted_by_worker"] == {"0.3": 8}
+    assert metrics["preempted_by_worker"] == {"GWorker 0/CWorker 3": 8}
     assert metrics["episode_length_preempted"] == 4.0
     assert metrics["episode_length_full"] == 10.0
 
@@ -145,4 +145,4 @@ def test_the_share_is_of_those_that_are_left(make):
     """One of three is lost for good: of the two that are left one is enough, as two of three were."""
     settings = {"num_col_workers": 3, "col_fraction_workers": 0.5, "on_worker_failure": "ignore", **THIRD_IS_SLOW}
     metrics, *_ = make(6, **settings, faults="kill col.1 @ step 30")
-    assert metrics["preempted_by_worker"]["0.3"] == 6
+    assert metrics["preempted_by_worker"]["GWorker 0/CWorker 3"] == 6

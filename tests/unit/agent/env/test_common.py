@@ -38,4 +38,4 @@ def test_mode_is_train_or_test():
 def test_monitor_is_named_by_mode_and_worker(tmp_path):
     assert open_monitor(None, "train", 0, 0) is None
     open_monitor(str(tmp_path), "test", 1, 12, ("x",)).close()
-    assert (tmp_path / "monitor_test_g001_c012.csv").read_text() == "r,l,t,env,ended,x\n"
+    assert (tmp_path / "monitor_test_GWorker_1_CWorker_12.csv").read_text() == "r,l,t,env,ended,x\n"

@@ -128,7 +128,7 @@ faulty_elsewhere.__module__ = "__main__"
 
 
 @pytest.mark.parametrize(("env_fn", "kwargs", "match"), [
-    (FaultyEnv, {"fault": "step", "at": 1}, r"worker g0-c0, env 0: step raised after 2 steps.*faulty step; 1 more"),
+    (FaultyEnv, {"fault": "step", "at": 1}, r"GWorker 0/CWorker 0, env 0: step raised after 2 steps.*faulty step; 1 more"),
     (faulty_elsewhere, {}, "env 0: the constructor raised: RuntimeError: no license here"),
 ])
 def test_failures_in_processes_surface_and_leave_none(env_fn, kwargs, match):
@@ -147,7 +147,7 @@ def test_a_killed_process_is_an_error_and_close_still_returns():
     env.reset()
     env.vector.processes[1].kill()
     env.vector.processes[1].join()
-    with pytest.raises(EnvError, match="worker g0-c0, environments 0 to 1: step raised"):
+    with pytest.raises(EnvError, match="GWorker 0/CWorker 0, environments 0 to 1: step raised"):
         env.step(np.zeros(2, np.int64))
     env.close()
     assert set(multiprocessing.active_children()) == before
@@ -232,5 +232,5 @@ def test_actions_of_a_native_vector_environment_are_checked_as_gymnasium_does():
             np.array([1, 1, 1], np.uint8), 1, None):
         assert quick.contains(action) == own.contains(action), action
     env.reset()
-    with pytest.raises(EnvError, match="worker g0-c0"):
+    with pytest.raises(EnvError, match="GWorker 0/CWorker 0"):
         env.step(np.array([0, 5, 0]))

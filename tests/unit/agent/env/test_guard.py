@@ -45,14 +45,14 @@ def test_step_results_of_wrong_form_are_described(result, match):
 
 def test_check_finite_names_worker_environment_and_key():
     leaves = {"obs": np.zeros((5, 3, 2), np.float32), "reward": torch.zeros(4, 3), "action": np.zeros((4, 3), np.int64)}
-    check_finite(leaves, "worker g0-c1")
+    check_finite(leaves, "GWorker 0/CWorker 1")
     leaves["reward"][2, 1] = float("nan")
-    with pytest.raises(NonFiniteDataError, match=r"worker g0-c1, env 1: reward is nan at \(2, 1\); 1 of 12"):
-        check_finite(leaves, "worker g0-c1")
+    with pytest.raises(NonFiniteDataError, match=r"GWorker 0/CWorker 1, env 1: reward is nan at \(2, 1\); 1 of 12"):
+        check_finite(leaves, "GWorker 0/CWorker 1")
     leaves["reward"][2, 1] = 0.0
     leaves["obs"][4, 2, 1], leaves["obs"][0, 0, 0] = -np.inf, np.inf
     with pytest.raises(NonFiniteDataError, match="env 0: obs is inf"):
-        check_finite(leaves, "worker g0-c1")
+        check_finite(leaves, "GWorker 0/CWorker 1")
 
 
 def test_check_finite_is_not_fooled_by_large_numbers():

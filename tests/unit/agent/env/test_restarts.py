@@ -303,7 +303,7 @@ def test_a_restarted_environment_has_another_seed_each_time():
 def test_rllib_step_that_always_fails_is_an_error_after_a_few_restarts_not_retried_for_ever():
     env, log = planned({("step", "always")}, error=lambda: KeyError("permanent"))
     env.reset()
-    with pytest.raises(EnvError, match=r"worker g0-c0, env \d: step raised after 1 steps, seed \d+: KeyError: "
+    with pytest.raises(EnvError, match=r"GWorker 0/CWorker 0, env \d: step raised after 1 steps, seed \d+: KeyError: "
                                        r"'permanent'; not restarted, .*restarted 3 times within its last 1000") as caught:
         play(env, 5)
     assert isinstance(caught.value.__cause__, KeyError)
@@ -382,7 +382,7 @@ def test_each_restart_is_logged_with_where_when_and_why(caplog):
     assert record.levelname == "WARNING"
     first, *lines = record.getMessage().splitlines()
     seed = env.seeds[1]
-    assert first == (f"worker g0-c0, env 1: step raised after 5 steps, seed {seed}: RuntimeError: planned; restarted "
+    assert first == (f"GWorker 0/CWorker 0, env 1: step raised after 5 steps, seed {seed}: RuntimeError: planned; restarted "
                      "at step 4 of the worker, restart 1 of its environments")
     assert lines[-1] == "RuntimeError: planned"
 

@@ -67,7 +67,7 @@ def test_monitor_file_has_one_row_an_episode_and_is_only_appended_to(tmp_path):
     (tmp_path / "other.txt").write_text("kept")
     factory = VecEnv.create_factory(
         CountingEnv, {"episode_length": 4, "truncate": True}, 2, log_dir=str(tmp_path), info_keywords=("lacking",))
-    path = tmp_path / "monitor_train_g001_c002.csv"
+    path = tmp_path / "monitor_train_GWorker_1_CWorker_2.csv"
     assert not path.exists(), "the probe writes nothing"
     play(factory(seed=0, index_grad_worker=1, index_col_worker=2), 9)
     rows = read(path)
@@ -81,7 +81,7 @@ def test_monitor_file_has_one_row_an_episode_and_is_only_appended_to(tmp_path):
     assert path.read_text().count("ended") == 1
     assert (tmp_path / "other.txt").read_text() == "kept"
     play(factory(seed=0, mode="test"), 4)
-    assert len(read(tmp_path / "monitor_test_g000_c000.csv")) == 2
+    assert len(read(tmp_path / "monitor_test_GWorker_0_CWorker_0.csv")) == 2
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
@@ -90,7 +90,7 @@ def test_monitor_keywords_come_from_the_last_step_of_the_episode(tmp_path, autor
         CountingEnv, {"episode_length": 3}, 1, log_dir=str(tmp_path), info_keywords=("num_done",), autoreset=autoreset,
         wrappers=(WithInfo,))
     play(factory(seed=0), 8)
-    assert [row["num_done"] for row in read(tmp_path / "monitor_train_g000_c000.csv")] == ["3", "6"]
+    assert [row["num_done"] for row in read(tmp_path / "monitor_train_GWorker_0_CWorker_0.csv")] == ["3", "6"]
 
 
 def test_monitor_refuses_a_file_with_other_columns(tmp_path):

@@ -185,7 +185,7 @@ def test_bad_actions_are_refused():
     env.reset()
     bad = np.zeros((3, 2), np.float32)
     bad[1, 0] = np.nan
-    with pytest.raises(NonFiniteDataError, match=r"worker g0-c0, step 0.*environments \[1\]"):
+    with pytest.raises(NonFiniteDataError, match=r"GWorker 0/CWorker 0, step 0.*environments \[1\]"):
         env.step(bad)
     with pytest.raises(EnvError, match=r"expected actions of shape \(3, 2\), got \(3,\)"):
         env.step(np.zeros(3, np.float32))
@@ -422,7 +422,7 @@ def test_test_mode_uses_test_env_kwargs():
 def test_spaces_that_differ_between_workers_are_refused():
     sizes = iter([2, 3])
     factory = VecEnv.create_factory(lambda: CountingEnv(num_actions=next(sizes)))
-    with pytest.raises(EnvError, match=r"worker g0-c1: expected spaces.*Discrete\(2\), got.*Discrete\(3\)"):
+    with pytest.raises(EnvError, match=r"GWorker 0/CWorker 1: expected spaces.*Discrete\(2\), got.*Discrete\(3\)"):
         factory(index_col_worker=1)
 
 
@@ -490,7 +490,7 @@ class SpacelessVector(gym.vector.VectorEnv):
 
 
 @pytest.mark.parametrize(("env_fn", "match"), [
-    (Spaceless, "worker g0-c0, env 0: Spaceless has no observation_space; set self.observation_space to a gymnasium.Space in its constructor"),
+    (Spaceless, "GWorker 0/CWorker 0, env 0: Spaceless has no observation_space; set self.observation_space to a gymnasium.Space in its constructor"),
     (HalfSpaceless, r"HalfSpaceless has action_space \(2,\); set self.action_space to a gymnasium.Space"),
     (SpacelessVector, "SpacelessVector has no single_observation_space; set"),
 ])
@@ -513,7 +513,7 @@ def test_wrong_keyword_arguments_of_an_environment_are_an_env_error():
     ("reset_without_info", r"expected \(observation, info\), got an array float32 \(4,\); return both"),
 ])
 def test_faults_before_the_first_step_surface_when_the_factory_is_made(fault, match):
-    with pytest.raises(EnvError, match=f"worker g0-c0, env 0.*{match}") as caught:
+    with pytest.raises(EnvError, match=f"GWorker 0/CWorker 0, env 0.*{match}") as caught:
         VecEnv.create_factory(FaultyEnv, {"fault": fault})
     if fault in ("constructor", "reset"):
         assert isinstance(caught.value.__cause__, RuntimeError)
@@ -533,7 +533,7 @@ def test_faulty_steps_name_worker_and_environment(fault, match, at):
     env.reset()
     for _ in range(at):
         env.step(np.zeros(2, np.int64))
-    with pytest.raises(EnvError, match=f"worker g2-c0, env 0: .*{match}") as caught:
+    with pytest.raises(EnvError, match=f"GWorker 2/CWorker 0, env 0: .*{match}") as caught:
         env.step(np.zeros(2, np.int64))
     if fault == "step":
         assert isinstance(caught.value.__cause__, RuntimeError)
@@ -568,7 +568,7 @@ def test_a_native_vector_that_breaks_its_contract_is_named():
             done = np.zeros(self.num_envs, bool)
             return np.zeros((self.num_envs, 1), np.float32), reward, done, done.copy(), {}
 
-    with pytest.raises(EnvError, match=r"worker g0-c0: reset: .*expected float32 \(1, 1\), got float32 \(1, 2\)"):
+    with pytest.raises(EnvError, match=r"GWorker 0/CWorker 0: reset: .*expected float32 \(1, 1\), got float32 \(1, 2\)"):
         VecEnv.create_factory(Wrong, {"fault": "reset"})
     for fault, match in (("reward", r"expected reward of shape \(2,\)"),
                          ("raise", r"environments 0 to 1: step raised at step 0.*native trouble")):

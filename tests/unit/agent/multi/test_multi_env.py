@@ -201,7 +201,7 @@ def test_rewards_are_transformed_for_the_learner_only(tmp_path):
         assert step.episodes[0].policy_returns["early"] == 21.0
         envs.close()
         envs.close()
-    with open(tmp_path / "monitor_train_g000_c000.csv", newline="", encoding="utf-8") as file:
+    with open(tmp_path / "monitor_train_GWorker_0_CWorker_0.csv", newline="", encoding="utf-8") as file:
         (row,) = csv.DictReader(file)
     assert float(row["r/early"]) == 21.0
     assert float(row["r"]) == 21.0 + 515.0 + 403.0

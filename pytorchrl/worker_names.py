@@ -1,0 +1,27 @@
+"""Name workers: the same name in logs, errors, statistics, fault plans, costs, records and file names.
+
+A worker's name is its place in the tree, such as "GWorker 1/CWorker 2" for collection worker 2 of gradient worker 1.
+Gradient worker 0 is local to the update worker; collection worker 0 is local to its gradient worker.
+"""
+
+from __future__ import annotations
+
+
+def gradient_worker(index: int) -> str:
+    """Return the name of a gradient worker, such as "GWorker 1"."""
+    return f"GWorker {index}"
+
+
+def collection_worker(parent: int, index: int) -> str:
+    """Return the name of collection worker `index` of gradient worker `parent`, such as "GWorker 1/CWorker 2"."""
+    return f"{gradient_worker(parent)}/CWorker {index}"
+
+
+def replay_worker(parent: int, index: int) -> str:
+    """Return the name of replay worker `index` (a shard) of gradient worker `parent`, such as "GWorker 1/RWorker 2"."""
+    return f"{gradient_worker(parent)}/RWorker {index}"
+
+
+def in_file_name(worker: str) -> str:
+    """Return a worker's name for the name of a file, such as "GWorker_1_CWorker_2"."""
+    return worker.replace(" ", "_").replace("/", "_")
