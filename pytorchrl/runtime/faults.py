@@ -67,9 +67,10 @@ class FaultPlan:
 
     Targets: a worker's name, such as `GWorker 2/CWorker 1` or `GWorker 1/RWorker 2`, or a short form of it: `col.I` is
     collection worker I of every gradient worker, `col.J.I` collection worker I of gradient worker J; `shard.I` and
-    `shard.J.I` are replay shards in the same way; `grad.J` is gradient worker J; `*` and `?` match any name. Index 0 is the worker inside its parent. Points: `step` of collection workers counts steps of their vector of
-    environments; `grad` and `update` of gradient workers count gradients computed and updates applied; `add`, `sample`
-    and `priorities` of shards count calls. `nan` makes a gradient non-finite at `grad` or `update`.
+    `shard.J.I` are replay shards in the same way; `grad.J` is gradient worker J; `*` and `?` match any name. Index 0
+    is the worker inside its parent. Points: `step` of collection workers counts steps of their vector of environments;
+    `grad` and `update` of gradient workers count gradients computed and updates applied; `add`, `sample` and
+    `priorities` of shards count calls. `nan` makes a gradient non-finite at `grad` or `update`.
 
     Args:
         text: Faults separated by `;`.
@@ -134,7 +135,7 @@ def parse_fault(text: str) -> Fault:
     problems = [problem for wrong, problem in (
         (action not in ACTIONS, f"the action must be one of {list(ACTIONS)}"),
         (not points or not 2 <= target.count(".") + 1 <= (2 if kind == "grad" else 3),
-         "the target must be col.I, col.J.I, shard.I, shard.J.I, grad.J or a worker's name, such as GWorker 1/CWorker 2"),
+         "the target must be col.I, col.J.I, shard.I, shard.J.I, grad.J or a name such as GWorker 1/CWorker 2"),
         (bool(points) and match["point"] is not None and match["point"] not in points,
          f"{kind} has the points {list(points)}"),
         (match["count"] is not None and int(match["count"]) == 0, "points are counted from 1"),
