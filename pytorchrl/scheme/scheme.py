@@ -503,13 +503,13 @@ class Scheme(NamedSchemes):
     @property
     def env_steps(self) -> int:
         """Env steps collected, as of the last messages."""
-        return 0 if self._worker is None else self._worker.statistics.collected
+        return 0 if self._worker is None else self._worker.statistics.tree_ledger.collected
 
     def ledger(self) -> dict[str, Any]:
         """Where every env step is; see `LedgerSnapshot`. Its equation always holds."""
         if self._final is not None:
             return self._final.to_dict()
-        return (LedgerSnapshot() if self._worker is None else self._worker.statistics.ledger()).to_dict()
+        return (LedgerSnapshot() if self._worker is None else self._worker.statistics.tree_ledger.total()).to_dict()
 
     def metrics(self) -> dict[str, Any]:
         """Counters, lags, bytes and times; see `Statistics.metrics`."""

@@ -162,7 +162,7 @@ class AsynchronousUpdates(RemoteUpdates):
         lag = self._local.actor_version - gradients.weights_version
         factor = self._options.factor(lag)
         if self._options.is_late(lag):
-            self._statistics.grads_late += 1
+            self._statistics.counters.grads_late += 1
         if factor:
             self._waiting[index] = (gradients, factor)
             return

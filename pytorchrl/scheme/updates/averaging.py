@@ -49,3 +49,22 @@ def mean_info(gradients: Sequence[Gradients]) -> dict[str, float]:
         total = sum(gradient.weight_of(name) for gradient in having)
         means[name] = sum(gradient.info[name] * gradient.weight_of(name) for gradient in having) / total
     return means
+
+
+class WeightedMeans:
+    """Weighted means of numbers by name."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+
+    def add(self, name: str, value: float, weight: float) -> None:
+        """Add a number with its weight."""
+        self._totals[name] = self._totals.get(name, 0.0) + weight * value
+        self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    def take(self) -> dict[str, float]:
+        """Return the means of the numbers since the last call."""
+        means = {name: total / (self._weights[name] or 1.0) for name, total in self._totals.items()}
+        self._totals, self._weights = {}, {}
+        return means

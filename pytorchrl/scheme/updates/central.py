@@ -54,7 +54,7 @@ class CentralUpdates:
     def drain(self, timeout_s: float) -> None:
         """See `UpdateStrategy`."""
         self._num_drains += 1
-        self._statistics.report_ledger(0, *self._local.drain(self._num_drains, timeout_s))
+        self._statistics.tree_ledger.report(0, *self._local.drain(self._num_drains, timeout_s))
         self._pending.discard()
         self.is_between_items = True
 

@@ -207,7 +207,7 @@ class DecentralisedUpdates(RemoteUpdates):
         if candidates is None:
             return False
         for index, candidate in candidates.items():
-            self._statistics.report_ledger(index + 1, candidate.incarnation, candidate.ledger)
+            self._statistics.tree_ledger.report(index + 1, candidate.incarnation, candidate.ledger)
         source = max(self._ranks, key=lambda index: candidates[index].version, default=None)
         state = self._state_of(source)
         if state is None:
@@ -220,9 +220,9 @@ class DecentralisedUpdates(RemoteUpdates):
             for place, index in enumerate(live)})
         if joined is None:
             return False
-        self._statistics.weight_pushes += len(live) - (source is not None)
+        self._statistics.counters.weight_pushes += len(live) - (source is not None)
         if source is not None:
-            self._statistics.regroups += 1
+            self._statistics.counters.regroups += 1
             self._pulled = False
             logger.warning("%d gradient workers form a new group, from version %d", len(live), state.version)
         self._ranks, self._skip, self._used_up = live, False, True

@@ -85,9 +85,9 @@ class RemoteUpdates:
             with self._statistics.timed("push"):
                 self._weight_sync.put(self._local.get_weights(learning=True))
         self._versions[index] = version
-        self._statistics.weight_pushes += 1
+        self._statistics.counters.weight_pushes += 1
         self._weight_sync.count()
-        self._statistics.bytes_out = self._weight_sync.bytes_out
+        self._statistics.counters.bytes_out = self._weight_sync.bytes_out
         self._statistics.traffic[WEIGHTS] = self._weight_sync.traffic
         return self._weight_sync.reference
 
@@ -108,11 +108,11 @@ class RemoteUpdates:
     def _on_lost(self, index: int) -> None:
         """Book a lost worker and the steps that it held as lost."""
         self._versions[index] = -1
-        self._statistics.lose(index + 1)
+        self._statistics.tree_ledger.lose(index + 1)
 
     def _on_replaced(self, index: int) -> None:
         """Count the replacement of a worker."""
-        self._statistics.restarts = self.supervisor.restarts
+        self._statistics.counters.restarts = self.supervisor.restarts
 
     def _gather_all(self) -> list[Any]:
         """Wait for all requests in flight and return the answers in worker order; the first error is raised."""
@@ -154,7 +154,7 @@ class RemoteUpdates:
                         if discard_empty(self._statistics, [answer]):
                             self._statistics.drop(answer, DropReason.SHUTDOWN)
                     else:
-                        self._statistics.report_ledger(index + 1, *answer)
+                        self._statistics.tree_ledger.report(index + 1, *answer)
             for index in sorted(set(self.in_flight.owners())):
                 self.in_flight.lose(index, WorkerLostError(
                     f"{self._workers[index].name} did not answer before the timeout of drain()"))

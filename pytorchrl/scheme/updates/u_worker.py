@@ -194,7 +194,7 @@ class UWorker(Worker):
     @property
     def num_rounds(self) -> int:
         """Updates made or skipped."""
-        return self.statistics.updates + self.statistics.updates_skipped_nan
+        return self.statistics.updates + self.statistics.counters.updates_skipped_nan
 
     @property
     def _replay_is_over(self) -> bool:
@@ -208,7 +208,7 @@ class UWorker(Worker):
         if self._replay_is_over:
             self._refuse_to_go_on()
         self._update_began = self._runtime.now()
-        self.local_worker.follow_schedules(lambda: self.statistics.env_steps, self._target_steps)
+        self.local_worker.follow_schedules(lambda: self.statistics.tree_ledger.env_steps, self._target_steps)
 
     def _after_update(self) -> None:
         self.statistics.add_step_s(self._runtime.now() - self._update_began)
@@ -376,10 +376,10 @@ class UWorker(Worker):
             self._pull_weights(1.0)
         stopping = [handle.submit(GWorker.stop) for handle in self.remote_workers]
         for index, outcome in enumerate(self._runtime.get_all(stopping, _STOP_TIMEOUT_S), start=1):
-            self.statistics.close(index, outcome.value)
-        self.statistics.close(0, self.local_worker.stop())
+            self.statistics.tree_ledger.close(index, outcome.value)
+        self.statistics.tree_ledger.close(0, self.local_worker.stop())
         self.grad_workers.kill_remote()
-        self._final = self.statistics.settle()
+        self._final = self.statistics.tree_ledger.settle()
         if self._record is not None:
             self._write_record(failure)
             has_failed = isinstance(failure, Exception) and not isinstance(failure, StoppedError)

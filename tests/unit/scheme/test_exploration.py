@@ -67,7 +67,7 @@ class Watch:
                 self.broken = error
 
     def check_state(self):
-        snapshot = self.root.statistics.ledger()
+        snapshot = self.root.statistics.tree_ledger.total()
         hold(snapshot.imbalance == 0, "the ledger does not balance:", snapshot)
         hold(self.scheme.version >= self.version, "the version went back", self.version, self.scheme.version)
         self.version = self.scheme.version

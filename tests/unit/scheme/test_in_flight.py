@@ -42,7 +42,7 @@ class Look:
 
 def not_consumed(look):
     """Steps made that are in no update yet."""
-    ledger = look.root.statistics.ledger()
+    ledger = look.root.statistics.tree_ledger.total()
     return look.made - ledger.consumed_unique - sum(ledger.dropped.values())
 
 

@@ -246,7 +246,7 @@ def test_the_first_one_is_told_the_others_are_only_counted(make_bad, caplog):
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             scheme.step()
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["an update was left out"]
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["an update was skipped"]
     assert "GWorker 0 at version 1: loss nan" in caplog.text
 
 

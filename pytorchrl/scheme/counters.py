@@ -1,0 +1,97 @@
+"""Counters of gradient workers, each declared once with its kind and meaning, and merged by field over all workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+
+class Kind(Enum):
+    """How the values of a counter are merged."""
+
+    TOTAL = "total"
+    """A count since a worker began: the sum over all workers, including those that were replaced."""
+    LEVEL = "level"
+    """A number at the time of a worker's last message: the sum over the present workers."""
+    LARGEST = "largest"
+    """The largest value of all workers."""
+
+
+def counter(kind: Kind, help: str) -> Any:  # typed as the field that it declares
+    """Declare one counter: its kind, and what it counts in one sentence."""
+    return field(default=0, metadata={"kind": kind, "help": help})
+
+
+def _total(help: str) -> dict[str, object]:
+    return {"kind": Kind.TOTAL, "help": help}
+
+
+@dataclass(kw_only=True)
+class WorkerCounters:
+    """The counters of a gradient worker and of the collection workers and replay shards below it."""
+
+    rollouts: int = counter(Kind.TOTAL, "Rollouts that came into use.")
+    preempted: int = counter(Kind.TOTAL, "Rollouts in use that were cut short.")
+    collected_in_use: int = counter(Kind.TOTAL, "Env steps of rollouts in use.")
+    preempted_steps: int = counter(Kind.TOTAL, "Env steps of rollouts in use that were cut short.")
+    preempted_episodes: int = counter(Kind.TOTAL, "Episodes that ended in rollouts that were cut short.")
+    preempted_episode_steps: int = counter(Kind.TOTAL, "Env steps of these episodes.")
+    full_episodes: int = counter(Kind.TOTAL, "Episodes that ended in full rollouts.")
+    full_episode_steps: int = counter(Kind.TOTAL, "Env steps of these episodes.")
+    preempted_by_worker: Counter[int] = field(
+        default_factory=Counter, metadata=_total("Rollouts cut short, by index of the collection worker."))
+    agent_steps: Counter[str] = field(
+        default_factory=Counter, metadata=_total("Decisions of the agents of each policy, if there are several."))
+    envs_restarted: int = counter(Kind.TOTAL, "Environments that were replaced because they raised an error.")
+    bytes_raw: int = counter(Kind.TOTAL, "Bytes of rollouts and gradients before compression.")
+    bytes_sent: int = counter(Kind.TOTAL, "Bytes of rollouts and gradients as they were sent.")
+    bytes_out: int = counter(Kind.TOTAL, "Bytes of weights sent to collection workers.")
+    weight_pushes: int = counter(Kind.TOTAL, "Weights sent to single collection workers.")
+    restarts: int = counter(Kind.TOTAL, "Lost collection workers and shards that were replaced.")
+    dropped_items: int = counter(Kind.TOTAL, "Train batches of the queue that were dropped before use.")
+    passes_cancelled: int = counter(Kind.TOTAL, "Later uses of train batches that were cancelled.")
+    replay_items_dropped: int = counter(Kind.TOTAL, "Batches drawn from shards that were not used.")
+    stale_priorities: int = counter(Kind.TOTAL, "Priorities of transitions that were no longer in replay.")
+    backward_passes: int = counter(Kind.TOTAL, "Backward passes.")
+    microbatch_steps: int = counter(Kind.LARGEST, "Samples of the last batch.")
+    collectors: int = counter(Kind.LEVEL, "Collection workers, the local one counted if it collects.")
+    workers: int = counter(Kind.LEVEL, "Remote collection workers and shards.")
+    workers_missing: int = counter(Kind.LEVEL, "Remote collection workers and shards that are lost and not replaced.")
+    queued_items: int = counter(Kind.LEVEL, "Train batches, or batches drawn from shards, that wait for the learner.")
+    requests_in_flight: int = counter(Kind.LEVEL, "Rollouts requested from remote collection workers.")
+    draws_in_flight: int = counter(Kind.LEVEL, "Batches requested from shards.")
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int]) -> WorkerCounters:
+        """Return the counters that a worker sent by name; `<counter>/<key>` names one key of a counter by key."""
+        plain: dict[str, Any] = {}
+        by_worker, agent_steps = Counter[int](), Counter[str]()
+        for name, count in counts.items():
+            counter_name, _, key = name.partition("/")
+            if not key:
+                plain[name] = count
+            elif counter_name == "preempted":
+                by_worker[int(key)] = count
+            else:
+                agent_steps[key] = count
+        return cls(**plain, preempted_by_worker=by_worker, agent_steps=agent_steps)
+
+    @classmethod
+    def merge(cls, parts: Iterable[WorkerCounters]) -> WorkerCounters:
+        """Return the counters of several workers together, merged by field according to the kind of each."""
+        parts, merged = list(parts), cls()
+        for declared in fields(cls):
+            values = [getattr(part, declared.name) for part in parts]
+            if declared.metadata["kind"] is Kind.LARGEST:
+                total: object = max(values, default=0)
+            elif declared.default_factory is Counter:
+                total = Counter[object]()
+                for value in values:
+                    total.update(value)
+            else:
+                total = sum(values)
+            setattr(merged, declared.name, total)
+        return merged

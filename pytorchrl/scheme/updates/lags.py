@@ -1,0 +1,63 @@
+"""Histograms of lags: the number of updates between the weights that data was made with and those that use it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from pytorchrl.scheme.transport.messages import Gradients
+
+_PHASES = ("collect", "queue", "replay")
+
+
+class Lags:
+    """Lags of rollouts and of gradients, since the start. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._policy: Counter[int] = Counter()
+        self._phases: Counter[str] = Counter()  # updates while data was in each phase, over all data in `_policy`
+        self._gradients: Counter[int] = Counter()
+
+    def receive(self, gradients: Gradients) -> None:
+        """Count the lags of the data behind a gradient."""
+        for _, lag_queued, lag_used in gradients.lags:
+            self._policy[lag_used] += 1
+            self._phases.update(collect=lag_queued, queue=lag_used - lag_queued)
+        for lags in gradients.drawn_lags:
+            sent, drawn = lags.T.tolist()
+            self._policy.update(drawn)
+            self._phases.update(collect=sum(sent), replay=sum(drawn) - sum(sent))
+
+    def apply(self, gradients: Gradients, version: int) -> None:
+        """Count the lag of a gradient that is applied to weights of this version."""
+        self._gradients[version - gradients.weights_version] += 1
+
+    def metrics(self) -> dict[str, object]:
+        """Return the metrics of all lags."""
+        num_lags = max(1, self._policy.total())
+        return {"policy_lag": summary(self._policy),
+                **{f"policy_lag_{phase}_mean": self._phases[phase] / num_lags for phase in _PHASES},
+                "grad_lag": summary(self._gradients)}
+
+    def state(self) -> dict[str, dict[int, int] | dict[str, int]]:
+        """Return the state for a checkpoint."""
+        return {"lags": dict(self._policy), "lag_parts": dict(self._phases), "grad_lags": dict(self._gradients)}
+
+    def restore(self, state: Mapping[str, Mapping[int, int] | Mapping[str, int]]) -> None:
+        """Restore a saved state."""
+        self._policy = Counter({int(lag): count for lag, count in state["lags"].items()})
+        self._phases = Counter({str(phase): count for phase, count in state["lag_parts"].items()})
+        self._gradients = Counter({int(lag): count for lag, count in state["grad_lags"].items()})
+
+
+def summary(histogram: Mapping[int, int]) -> dict[str, float]:
+    """Return mean, maximum, median and 90 % quantile (nearest rank) of a histogram of lags; zeros if it is empty."""
+    if not histogram:
+        return {"mean": 0.0, "max": 0, "p50": 0, "p90": 0}
+    values = np.array(sorted(histogram))
+    counts = np.array([histogram[int(value)] for value in values])
+    cumulated = counts.cumsum()
+    p50, p90 = (int(values[np.searchsorted(cumulated, q * cumulated[-1])]) for q in (0.5, 0.9))
+    return {"mean": float((values * counts).sum() / cumulated[-1]), "max": int(values[-1]), "p50": p50, "p90": p90}

@@ -1,0 +1,53 @@
+"""The policy for updates that are not finite: they are skipped, but not many in a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytorchrl.errors import NonFiniteUpdateError
+from pytorchrl.terminal import get_logger
+
+# A rare bad batch is tolerated. This many in a row are no accident, and the parameters that caused them do not change.
+_MAX_SKIPPED_IN_A_ROW = 5
+# An error shows this many causes; the batches of the first ones in a row are kept.
+_MAX_FAULTS_SHOWN = 3
+
+logger = get_logger(__name__)
+
+
+class NanPolicy:
+    """Counts the updates in a row that were skipped because the mean gradient was not finite. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._faults: list[str] = []  # of the updates skipped since the last one that was made
+        self._num_in_a_row = 0
+
+    def made(self) -> None:
+        """Record that an update was made."""
+        self._num_in_a_row = 0
+
+    def skipped(self, faults: Sequence[str], version: int, is_first: bool) -> None:
+        """Record that an update was skipped.
+
+        Args:
+            faults: The values that are not finite and the workers that found them; empty if only the mean is not.
+            version: Version of the parameters, which did not change.
+            is_first: Whether this is the first one of the run, which logs a warning.
+
+        Raises:
+            NonFiniteUpdateError: More than five updates in a row were skipped.
+        """
+        if not self._num_in_a_row:
+            self._faults = []
+        self._faults += faults or ["the mean of finite gradients overflows"]
+        self._num_in_a_row += 1
+        more = len(self._faults) - _MAX_FAULTS_SHOWN
+        shown = "; ".join(self._faults[:_MAX_FAULTS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+        if is_first:
+            logger.warning("an update was skipped: %s; metrics count skipped updates as updates_skipped_nan", shown)
+        if self._num_in_a_row > _MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteUpdateError(
+                f"{self._num_in_a_row} updates in a row could not be made, because a loss or gradient was not finite: "
+                f"{shown}. The parameters are still those of version {version}. Look for extreme values in "
+                "observations, rewards and the loss; lower lr or max_grad_norm, or set normalize_obs and "
+                "normalize_reward")

@@ -1,0 +1,102 @@
+"""Times and rates of the tree: where the time of each level went, and how fast it works."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from pytorchrl.scheme.timing import OPERATIONS, Seconds, Stopwatch, add_seconds, with_idle
+from pytorchrl.scheme.transport.messages import Gradients
+
+# Times of operations are means over this many.
+_TIME_WINDOW = 100
+# Rates are those of the last seconds.
+_RATE_WINDOW_S = 10.0
+
+
+class Rates:
+    """Rates over the last ten seconds, up to the last update. Not thread-safe.
+
+    Args:
+        now: The clock.
+        names: One name for each total.
+    """
+
+    def __init__(self, now: Callable[[], float], names: tuple[str, ...]) -> None:
+        self._now, self._names = now, names
+        self._totals: deque[tuple[float, tuple[int, ...]]] = deque([(now(), (0,) * len(names))])
+
+    def add(self, totals: tuple[int, ...]) -> None:
+        """Record the totals at this moment."""
+        now = self._now()
+        self._totals.append((now, totals))
+        while len(self._totals) > 2 and self._totals[1][0] <= now - _RATE_WINDOW_S:
+            self._totals.popleft()
+
+    def restart(self, totals: tuple[int, ...]) -> None:
+        """Forget the past: rates are those from here on."""
+        self._totals.clear()
+        self.add(totals)
+
+    def metrics(self) -> dict[str, float]:
+        """Return each rate per second."""
+        (start, before), (end, after) = self._totals[0], self._totals[-1]
+        seconds = max(end - start, 1e-9)
+        return {f"{name}_per_s": (last - first) / seconds
+                for name, first, last in zip(self._names, before, after, strict=True)}
+
+
+class Times:
+    """Seconds by level and part of its work, and the times of operations. Not thread-safe, except for `timed`.
+
+    Args:
+        now: The clock.
+        add: Called with a part and its seconds whenever the thread that makes updates has finished one; it calls
+            `add_part`, with what makes that safe.
+    """
+
+    def __init__(self, now: Callable[[], float], add: Callable[[str, float], None]) -> None:
+        self._now = now
+        self._began: float | None = None  # when the first update began
+        self._until = 0.0  # when the last part ended
+        self._watch = Stopwatch(now, add)
+        self._seconds: Seconds = {"update": self._watch.seconds}
+        self._operations: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_TIME_WINDOW))
+
+    def timed(self, part: str) -> AbstractContextManager[None]:
+        """Time a part of the update worker's own work, see `timing.PARTS`; for the thread that makes updates."""
+        if self._began is None:
+            self._began = self._now()
+        return self._watch.part(part)
+
+    def add_part(self, name: str, seconds: float) -> None:
+        """Record the time of one part of the update worker's work, which has just ended."""
+        self._until = self._now()
+        self._operations[name].append(seconds)
+
+    def add_step(self, seconds: float) -> None:
+        """Record the time of a whole update."""
+        self._operations["step"].append(seconds)
+
+    def add_seconds(self, seconds: Seconds) -> None:
+        """Add seconds by level and part."""
+        add_seconds(self._seconds, seconds)
+
+    def receive(self, gradients: Gradients) -> None:
+        """Add the times that came with a gradient."""
+        add_seconds(self._seconds, gradients.timings)
+        for name, (count, seconds) in gradients.times.items():
+            self._operations[name].extend([seconds / count] * min(count, _TIME_WINDOW))
+
+    def seconds(self, num_collectors: int, num_gradient_workers: int) -> Seconds:
+        """Return where the time of each level went, from the begin of the first update to the end of the last one."""
+        elapsed = 0.0 if self._began is None else self._until - self._began
+        return with_idle(self._seconds, {"collection": elapsed * num_collectors,
+                                         "gradients": elapsed * num_gradient_workers, "update": elapsed})
+
+    def metrics(self) -> dict[str, float | None]:
+        """Return the mean time of each operation in milliseconds."""
+        return {f"{name}_time_ms": 1e3 * statistics.fmean(self._operations[name]) if self._operations[name] else None
+                for name in OPERATIONS}

@@ -1,0 +1,127 @@
+"""The ledger of the whole tree: the sum of the update worker's own ledger and those of its gradient workers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TypedDict
+
+from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
+
+_BEFORE = (-1, -1)
+"""Key of the ledgers of gradient workers that were lost before a checkpoint. No live worker has it, so that the next
+checkpoint keeps them, too."""
+
+
+class SavedLedger(TypedDict):
+    """The state of a `TreeLedger` in a checkpoint; live gradient workers save their own ledgers."""
+
+    own: dict[str, object]
+    lost: dict[str, object]
+
+
+class TreeLedger:
+    """Ledger of all environment steps of the tree. Thread-safe.
+
+    Steps that arrive with a gradient are in flight until the gradient is applied or dropped. Gradient workers send
+    snapshots of their own ledgers with each gradient; the last one of each worker and incarnation counts.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._own = Ledger()
+        self._snapshots: dict[tuple[int, int], LedgerSnapshot] = {}  # by gradient worker and incarnation
+        self._incarnations: Counter[int] = Counter()
+        self._consumed_before = 0
+
+    def report(self, worker: int, incarnation: int, snapshot: LedgerSnapshot) -> None:
+        """Record the ledger of a gradient worker."""
+        with self._lock:
+            self._snapshots[worker, incarnation] = snapshot
+
+    def receive(self, num_new_steps: int) -> None:
+        """Book the new steps of a gradient that arrived: they are in flight."""
+        self._own.move(num_new_steps, "sent", "in_flight")
+
+    def consume(self, num_new_steps: int, num_samples: int) -> None:
+        """Book the new steps of a gradient as consumed; `num_samples` also includes steps of earlier passes."""
+        self._own.move(num_new_steps, "in_flight", "consumed_unique")
+        self._own.consume(num_samples)
+
+    def drop(self, num_new_steps: int, reason: DropReason) -> None:
+        """Book the new steps of a gradient as dropped."""
+        self._own.drop(num_new_steps, "in_flight", reason)
+
+    def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
+        """Record the final ledger of a gradient worker; None if it is lost: all steps that it held are then dropped."""
+        with self._lock:
+            key = (worker, self._incarnations[worker])
+            if snapshot is not None:
+                self._snapshots[key] = snapshot
+                return
+            last = self._snapshots.get(key, LedgerSnapshot())
+            lost = Counter(last.dropped)
+            lost[DropReason.WORKER_LOST.value] += last.in_flight + last.queued + last.resident
+            self._snapshots[key] = LedgerSnapshot(
+                collected=last.collected, sent=last.sent, evicted=last.evicted, dropped=dict(lost))
+
+    def lose(self, worker: int) -> None:
+        """Record that a gradient worker is lost; its replacement has a ledger of its own."""
+        self.close(worker, None)
+        with self._lock:
+            self._incarnations[worker] += 1
+
+    def total(self) -> LedgerSnapshot:
+        """Return the ledger of the whole tree as of the last messages."""
+        with self._lock:
+            return merge(self._snapshots.values(), self._own.snapshot())
+
+    def settle(self) -> LedgerSnapshot:
+        """Return the final ledger: no gradient will be applied any more, so steps in flight are dropped."""
+        self._own.drop(max(0, self.total().in_flight), "in_flight", DropReason.SHUTDOWN)
+        return self.total()
+
+    @property
+    def own(self) -> LedgerSnapshot:
+        """The steps that have arrived at the update worker."""
+        return self._own.snapshot()
+
+    @property
+    def env_steps(self) -> int:
+        """Number of env steps that updates have used, or could have used because they came into replay."""
+        own = self._own.snapshot()
+        with self._lock:  # read at every update, so it does not add up the whole ledger
+            return own.consumed_unique + sum(part.resident + part.evicted for part in (own, *self._snapshots.values()))
+
+    @property
+    def collected(self) -> int:
+        """Number of env steps that were collected."""
+        with self._lock:
+            return sum(snapshot.collected for snapshot in self._snapshots.values())
+
+    @property
+    def consumed_since_start(self) -> int:
+        """Number of env steps that updates have used, counted once for each pass, without those of a resumed run."""
+        return self._own.snapshot().consumed - self._consumed_before
+
+    def state(self) -> SavedLedger:
+        """Return the state for a checkpoint, without the ledgers of live gradient workers."""
+        with self._lock:
+            lost = [snapshot for (worker, incarnation), snapshot in self._snapshots.items()
+                    if incarnation != self._incarnations[worker]]
+            return {"own": asdict(self._own.snapshot()), "lost": asdict(merge(lost, LedgerSnapshot()))}
+
+    def restore(self, own: LedgerSnapshot, lost: LedgerSnapshot, live: Mapping[int, LedgerSnapshot]) -> None:
+        """Restore a saved state.
+
+        Args:
+            own: The update worker's ledger.
+            lost: The sum of the ledgers of lost gradient workers.
+            live: The ledgers of the other gradient workers, by index.
+        """
+        self._own.restore(own)
+        with self._lock:
+            self._snapshots = {_BEFORE: lost, **{(worker, 0): ledger for worker, ledger in live.items()}}
+        self._consumed_before = own.consumed
