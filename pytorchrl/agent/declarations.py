@@ -21,7 +21,7 @@ _UNION_TYPES = (typing.Union, types.UnionType)
 # Types whose items are checked, apart from tuples and mappings.
 _COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
 # Type -> its name in errors: of one value, and of several.
-_NAMES: dict[Any, tuple[str, str]] = {
+_NAMES: dict[object, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), bool: ("True or False", "booleans"),
     str: ("a string", "strings"), type(None): ("None", "None"), Schedule: ("a schedule", "schedules"),
     Any: ("any value", "any values"), object: ("any value", "any values"),
@@ -33,7 +33,7 @@ class Declaration:
     """One option of an `Options` class, as its field declares it."""
 
     name: str
-    type: Any
+    type: object
     """The evaluated annotation, such as `int | None`."""
     field: dataclasses.Field[Any] = dataclasses.field(repr=False)
 
@@ -43,7 +43,7 @@ class Declaration:
         return self.field.default is dataclasses.MISSING and self.field.default_factory is dataclasses.MISSING
 
     @property
-    def default(self) -> Any:
+    def default(self) -> object:
         """The default, made anew if it is mutable; `dataclasses.MISSING` for a required option."""
         factory = self.field.default_factory
         return self.field.default if factory is dataclasses.MISSING else factory()
@@ -74,7 +74,7 @@ class Declaration:
         return self.field.metadata.get("updatable", False)
 
     @property
-    def choices(self) -> tuple[Any, ...] | None:
+    def choices(self) -> tuple[object, ...] | None:
         """The closed set of allowed values; those of the members for an enum; None if the set is open."""
         declared = self.field.metadata.get("choices")
         if declared is not None:
@@ -90,7 +90,7 @@ class Declaration:
             return type_name(self.type, bounds_text(self.low, self.high, self.is_exclusive))
         return f"one of {list(self.choices)}" + (" or None" if self._may_be_none(self.choices) else "")
 
-    def settled(self, value: Any) -> Any:
+    def settled(self, value: object) -> object:
         """Return a value in the form that options store.
 
         A schedule replaces a function or a list of points, a tuple replaces a list, an enum member replaces its value.
@@ -107,7 +107,7 @@ class Declaration:
             return tuple(value)
         return value
 
-    def problem(self, value: Any) -> str | None:
+    def problem(self, value: object) -> str | None:
         """Return the error message for a settled value that is not allowed; None if the value is allowed."""
         if not self.field.metadata:
             return None
@@ -131,13 +131,13 @@ class Declaration:
                 return f"{self.name} must be {wrong}, got {schedule!r}"
         return None
 
-    def _is_choice(self, value: Any, choices: tuple[Any, ...]) -> bool:
+    def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
         # An enum member is allowed by its type. A function needs no name among the choices.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))
 
-    def _may_be_none(self, choices: tuple[Any, ...]) -> bool:
+    def _may_be_none(self, choices: tuple[object, ...]) -> bool:
         return type(None) in _members(self.type) and None not in choices
 
 
@@ -149,7 +149,7 @@ def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:
         field.name: Declaration(field.name, hints[field.name], field) for field in dataclasses.fields(options)})
 
 
-def fits(hint: Any, value: Any) -> bool:
+def fits(hint: object, value: object) -> bool:
     """Return whether a value and its items have an annotated type.
 
     A whole number also fits `float`; True and False fit only `bool`.
@@ -172,7 +172,7 @@ def fits(hint: Any, value: Any) -> bool:
     return isinstance(value, hint) if isinstance(hint, type) else True
 
 
-def _fits_generic(origin: Any, arguments: tuple[Any, ...], value: Any) -> bool:
+def _fits_generic(origin: Any, arguments: tuple[object, ...], value: object) -> bool:
     if origin is collections.abc.Callable:
         return callable(value)
     if not isinstance(value, origin):
@@ -188,7 +188,7 @@ def _fits_generic(origin: Any, arguments: tuple[Any, ...], value: Any) -> bool:
     return True
 
 
-def type_name(hint: Any, bounds: str = "", is_plural: bool = False) -> str:
+def type_name(hint: object, bounds: str = "", is_plural: bool = False) -> str:
     """Return the name of an annotated type for errors, such as "a whole number >= 1 or None".
 
     Args:
@@ -224,33 +224,33 @@ def type_name(hint: Any, bounds: str = "", is_plural: bool = False) -> str:
     return getattr(hint, "__name__", str(hint)).replace("typing.", "")
 
 
-def _tuple_items(arguments: tuple[Any, ...], bounds: str) -> str:
+def _tuple_items(arguments: tuple[object, ...], bounds: str) -> str:
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         return type_name(arguments[0], bounds, is_plural=True)
     return f"{len(arguments)} items: {', '.join(type_name(argument, bounds) for argument in arguments)}"
 
 
-def _members(hint: Any) -> tuple[Any, ...]:
+def _members(hint: object) -> tuple[object, ...]:
     """Return the members of a union; an annotation that is none is its own only member."""
     return typing.get_args(hint) if typing.get_origin(hint) in _UNION_TYPES else (hint,)
 
 
-def _enum_of(hint: Any) -> type[enum.Enum] | None:
+def _enum_of(hint: object) -> type[enum.Enum] | None:
     """Return the enum in an annotation, which may be a union with others; None if there is none."""
     types_ = (member for member in _members(hint) if isinstance(member, type))
     return next((member for member in types_ if issubclass(member, enum.Enum)), None)
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: object, other: object) -> bool:
     """Whether two values are equal; True and 1 are not."""
     return isinstance(one, bool) is isinstance(other, bool) and one == other
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return repr(value.value) if isinstance(value, enum.Enum) else repr(value)
 
 
-def _nearest(value: Any, choices: tuple[Any, ...]) -> str:
+def _nearest(value: object, choices: tuple[object, ...]) -> str:
     # Of a class, such as torch.nn.ReLU for "relu", the name counts.
     text = (value.__name__ if isinstance(value, type) else str(value)).lower()
     by_lower = {str(choice).lower(): choice for choice in choices}
@@ -258,7 +258,7 @@ def _nearest(value: Any, choices: tuple[Any, ...]) -> str:
     return f"; did you mean {str(by_lower[near[0]])!r}?" if near else ""
 
 
-def _numbers(value: Any) -> list[float]:
+def _numbers(value: object) -> list[float]:
     """Return the numbers in a value and its items."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return [value]
