@@ -25,6 +25,8 @@ PREVIOUS = "q/previous"
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
+State = dict[str, Any]
+"""A saved state: tensors, arrays, plain values and containers of them, in a layout of the class that saved it."""
 
 
 class DataKind(Enum):

@@ -65,8 +65,9 @@ class SyntheticEnvs(VecEnv):
         numbers = self._first + self._num_steps + np.arange(self._num_envs)
         self._num_steps += self._num_envs
         no = np.zeros(self._num_envs, bool)
-        return Step(obs={}, reward=numbers, terminated=no, truncated=no, valid=~no, first=no, final_index=np.zeros(0, np.int64),
-                    final_obs={}, mask=None, episodes=[])
+        return Step(
+            obs={}, reward=numbers, terminated=no, truncated=no, valid=~no, first=no,
+            final_index=np.zeros(0, np.int64), final_obs={}, mask=None, episodes=[])
 
     def close(self) -> None:
         """Nothing is held."""
@@ -255,7 +256,7 @@ class SyntheticStorage(Storage):
                     num_new_samples=len(part) if number == 0 else 0,
                     last=number == num_epochs - 1 and index == len(parts) - 1)
 
-    def after_gradients(self, batch: Batch, info: dict[str, float]) -> None:
+    def after_gradients(self, batch: Batch, info: Mapping[str, object]) -> None:
         """Nothing to learn."""
 
     def advantage_moments(self) -> tuple[float, float, float]:
@@ -320,7 +321,10 @@ class SyntheticReplay(SyntheticStorage):
 
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int | None = None,
                          num_epochs: int = 1) -> Iterator[Batch]:
-        """The same batch as often as parts are asked for: everything, or so many steps, again from the oldest if need be."""
+        """The same batch as often as parts are asked for.
+
+        Everything, or so many steps, again from the oldest if need be.
+        """
         if self.counters["inserted"] < self.options.learning_starts:
             return
         kept = self._drawn_from
@@ -384,5 +388,6 @@ def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_m
     storage: Factory[Any] = SyntheticStorage.create_factory(size)
     if capacity is not None:
         storage = SyntheticReplay.create_factory(capacity, rollout_size=size, learning_starts=learning_starts)
-    return (SyntheticAlgorithm.create_factory(num_epochs=num_epochs, num_mini_batch=num_mini_batch, learns_from=storage.options.gives),
-            SyntheticActor.create_factory(), storage, SyntheticEnvs.create_factory(num_envs))
+    algorithm = SyntheticAlgorithm.create_factory(
+        num_epochs=num_epochs, num_mini_batch=num_mini_batch, learns_from=storage.options.gives)
+    return (algorithm, SyntheticActor.create_factory(), storage, SyntheticEnvs.create_factory(num_envs))

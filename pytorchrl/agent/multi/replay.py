@@ -119,7 +119,7 @@ class MultiAgentReplay(MultiAgentStorage):
         places = {policy: place for place, policy in enumerate(batch.policies)}
         batch.ids = torch.cat([part.ids * len(places) + places[policy] for policy, part in parts.items()])
 
-    def after_gradients(self, batch: MultiBatch, info: dict[str, Any]) -> None:
+    def after_gradients(self, batch: MultiBatch, info: Mapping[str, Any]) -> None:
         """Update the priorities with the errors of a batch."""
         assert batch.ids is not None
         self.update_priorities(batch.ids.numpy(), info["errors"].detach().cpu().numpy())

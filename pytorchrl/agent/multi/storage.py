@@ -249,7 +249,7 @@ class MultiAgentStorage(Storage):
             return (before + count) * env_steps // agent_steps - before * env_steps // agent_steps
         batch.num_samples, batch.num_new_samples = share(*samples), share(*new)
 
-    def after_gradients(self, batch: MultiBatch, info: dict[str, Any]) -> None:
+    def after_gradients(self, batch: MultiBatch, info: Mapping[str, Any]) -> None:
         """See `Storage`."""
 
     def reset(self) -> None:

@@ -1,14 +1,15 @@
-"""Storages: what holds transitions between acting and learning."""
+"""Storages of transitions between acting and learning."""
 
 from pytorchrl.agent.storages.base import Storage
 from pytorchrl.agent.storages.on_policy import GAEBuffer, VanillaOnPolicyBuffer
-from pytorchrl.agent.storages.replay import PERBuffer, ReplayBuffer
+from pytorchrl.agent.storages.per import PERBuffer
+from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.agent.storages.rollout_sequences import RolloutSequenceBuffer
 from pytorchrl.agent.storages.sequences import SequenceBuffer
 from pytorchrl.agent.storages.trees import MinTree, SumTree
 from pytorchrl.agent.storages.vtrace import VTraceBuffer
 
 __all__ = [
-    "GAEBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "Storage", "SumTree",
-    "VTraceBuffer", "VanillaOnPolicyBuffer",
+    "GAEBuffer", "MinTree", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "Storage",
+    "SumTree", "VTraceBuffer", "VanillaOnPolicyBuffer",
 ]

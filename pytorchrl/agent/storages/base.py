@@ -1,18 +1,19 @@
-"""What every storage can do."""
+"""The base class of all storages."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import ActingStep, DataKind, RolloutData, Step
+from pytorchrl.agent.data import ActingStep, DataKind, Obs, RolloutData, State, Step
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import AgentOptions, Factory, Part, build_options
+from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
@@ -21,17 +22,25 @@ from pytorchrl.tracebacks import brief_errors
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ActingRow", "Storage"]
+__all__ = ["ActingRow", "Storage", "StorageActor"]
+
+
+class StorageActor(Protocol):
+    """The members of an actor that every storage uses."""
+
+    def initial_states(self, num_proc: int, /) -> Obs:
+        """Return the memory's states at the start of episodes, net -> (num_proc, H); empty without memory."""
 
 
 class Storage(Part, Updatable, ABC):
-    """Holds transitions between acting and learning.
+    """Store of transitions between acting and learning.
 
     A collector fills its storage row by row and takes the rollout out; a learner puts rollouts in and draws batches.
     One object may do both when collector and learner take turns. Memory is allocated at the first transition only.
 
-    A subclass defines `Options` with `size`, `gives`, and the part that the learner uses: `insert_data_slice`, `generate_batches`,
-    `reset` and `counters`. A subclass whose options may change during training also defines `update_storage_parameter`.
+    A subclass defines `Options` with `size`, `gives`, and the part that the learner uses: `insert_data_slice`,
+    `generate_batches`, `reset` and `counters`. A subclass whose options may change during training also defines
+    `update_storage_parameter`.
 
     Attributes:
         options: Checked options.
@@ -51,12 +60,13 @@ class Storage(Part, Updatable, ABC):
     draws_rollouts: ClassVar[bool] = False
     """Whether a replay storage keeps and draws whole rollouts."""
     has_priorities: ClassVar[bool] = False
-    """Whether draws depend on TD errors. If so, the storage has `add_errors` and `update_priorities`, and the algorithm must
-    have `td_errors`."""
+    """Whether draws depend on TD errors. If so, the storage has `add_errors` and `update_priorities`, and the algorithm
+    must have `td_errors`."""
     num_learned_from: int = 0
-    """Of what has been inserted, how much an algorithm has already made its batches for; replay algorithms write it."""
-    options: Any
-    actor: Any
+    """Number of inserted transitions for which a replay algorithm has already drawn its batches; the algorithm writes
+    it."""
+    options: Any  # each subclass has its own class of options
+    actor: Any  # a subclass may need any member of the actor and the algorithm that it is made for
     algorithm: Any
     device: torch.device
     generator: torch.Generator
@@ -64,12 +74,13 @@ class Storage(Part, Updatable, ABC):
     @classmethod
     @brief_errors
     @checked_names
-    def create_factory(cls, size: int, **options: Any) -> Factory[Self]:
+    def create_factory(cls, size: int, **options: object) -> Factory[Self]:
         """Return a factory of this storage; raises `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, {"size": size, **options}))
 
     def __init__(
-        self, options: Any, *, actor: Any, algorithm: Any, num_envs: int, seed: int, device: str = "cpu",
+        self, options: BaseOptions, *, actor: StorageActor, algorithm: object, num_envs: int, seed: int,
+        device: str = "cpu",
     ) -> None:
         """Use `create_factory`.
 
@@ -98,38 +109,37 @@ class Storage(Part, Updatable, ABC):
 
     @property
     def num_steps(self) -> int:
-        """Transitions per environment in the running rollout."""
+        """Number of transitions per environment in the current rollout."""
         return self._rollout_rows.num_steps
 
     @property
     def rollout_size(self) -> int:
         """T, steps per environment of a whole rollout: the option `size`, unless a subclass overrides this property."""
-        size: int = self.options.size
-        return size
+        return int(self.options.size)
 
     @property
     def full(self) -> bool:
-        """Whether the running rollout has its T steps."""
+        """Whether the current rollout has its T steps."""
         return self._rollout_rows.num_steps >= self._rollout_rows.size
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
-        """Begin with the observations after a reset, leaf -> (E, ...), and the allowed actions, (E, n)."""
+        """Start from the observations after a reset, leaf -> (E, ...), and the allowed actions, (E, n) bool."""
         self._rollout_rows.start(obs, mask)
 
     def current(self) -> ActingRow:
-        """obs, rhs, done, mask to act on: (E, ...) views, still until the next `insert_transition`."""
+        """Return obs, rhs, done and mask to act on: (E, ...) views, valid until the next `insert_transition`."""
         return self._rollout_rows.current()
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
-        """Copy one step of all environments into the next row; allocates nothing after the first."""
+        """Copy one step of all environments to the next row; only the first call allocates memory."""
         self._rollout_rows.insert(acting, step)
 
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
-        """The rollout so far, t <= T steps of it; the next transition starts a new one from its last row.
+        """Return the t <= T steps of the current rollout; the next transition starts a new one from its last row.
 
         Args:
-            copy: Whether the receiver owns the tensors. If not they are views, still until the next
-                `insert_transition`: for a learner that takes turns with this collector.
+            copy: Whether the receiver owns the tensors. If not, they are views, valid until the next
+                `insert_transition`, for a learner that takes turns with this collector.
         """
         return self._rollout_rows.take(copy)
 
@@ -137,55 +147,61 @@ class Storage(Part, Updatable, ABC):
 
     @abstractmethod
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
-        """Take rollouts to learn from."""
+        """Receive rollouts to learn from."""
 
     def insert_from(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable]) -> None:
-        """Take rollouts to learn from, knowing who made each; most storages do not care."""
+        """Receive rollouts to learn from, with the collector of each; most storages ignore the collectors."""
         self.insert_data_slice(list(rollouts))
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Prepare for passes over `num_rollouts` full rollouts, from which some algorithms derive the size of their batches."""
+        """Prepare for passes over `num_rollouts` full rollouts.
+
+        Some algorithms derive the size of batches from this.
+        """
 
     def before_gradients(self) -> None:
-        """Prepare what was inserted for `generate_batches`."""
+        """Prepare the inserted rollouts for `generate_batches`."""
 
     def advantage_moments(self) -> tuple[float, float, float]:
-        """Count, mean and sum of squared deviations of the advantages, over valid samples; there may be none."""
+        """Return count, mean and sum of squared deviations of the advantages of valid samples; there may be none."""
         return 0, 0.0, 0.0
 
     def normalize_advantages(self, mean: float, std: float) -> None:
         """Replace each advantage A by (A - mean) / (std + 1e-8)."""
 
-    def normalize_by(self, moments: Sequence[Any]) -> None:
-        """Normalise by the `advantage_moments` of all workers together."""
+    def normalize_by(self, moments: Sequence[Any]) -> None:  # `Moments`, or those of each of several policies
+        """Normalise advantages by the combined `advantage_moments` of all workers."""
         self.normalize_advantages(*mean_and_std(moments))
 
     @abstractmethod
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1
-    ) -> Iterator[Any]:
-        """Batches to compute gradients on."""
+    ) -> Iterator[Any]:  # of the class that belongs to `gives`
+        """Yield the batches to compute gradients on."""
 
-    def after_gradients(self, batch: Any, info: dict[str, Any]) -> None:
-        """Learn what a batch's gradients said about it (priorities); never moves data."""
+    def after_gradients(self, batch: Any, info: Mapping[str, object]) -> None:  # a batch of the class of `gives`
+        """Use the result of a batch's gradients, such as errors for priorities."""
 
-    def item_errors(self, batch: Any, errors: Any) -> Any:
-        """What `after_gradients` has of an algorithm's errors for each item that was drawn: (B,)."""
+    def item_errors(self, batch: Any, errors: object) -> object:
+        """Return the error of each drawn item, (B,), from an algorithm's errors; `after_gradients` uses it."""
         return errors
 
     @abstractmethod
     def reset(self) -> None:
-        """Forget everything that is held, keep the memory."""
+        """Discard all data; the memory stays allocated."""
 
     @property
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """Transitions by what became of them: `inserted`, `resident`, `sampled`."""
+        """Numbers of transitions that were `inserted`, are `resident` and were `sampled`."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on exactly as now: the generator of the batches, and of replay its contents."""
+    def state_dict(self) -> State:
+        """Return a state from which `load_state_dict` continues exactly.
+
+        The generator, and the contents of a replay.
+        """
         return {"generator": self.generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()`."""
         self.generator.set_state(state["generator"])

@@ -1,11 +1,11 @@
-"""Storages of on-policy algorithms: rollouts in, each sample once an epoch out. T = steps, E = environments."""
+"""Storages of on-policy algorithms, which draw each sample once per epoch. T = steps, E = environments."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,15 +16,22 @@ from pytorchrl.agent.data import Batch, DataKind, RolloutData
 from pytorchrl.agent.moments import mean_and_std
 from pytorchrl.agent.options import AgentOptions, option
 from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.storages.base import Storage
+from pytorchrl.agent.storages.base import Storage, StorageActor
 from pytorchrl.agent.storages.returns import gae
 from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
 
-if TYPE_CHECKING:
-    from pytorchrl.agent.actors import OnPolicyActor
-
 _REWARD_CLIP = 10.0
 """Largest absolute value of a normalised reward."""
+
+
+class OnPolicyStorageActor(StorageActor, Protocol):
+    """The members of an actor that on-policy storages use."""
+
+    options: Any
+    is_recurrent: bool
+
+    def reward_scale(self) -> float:
+        """Return the factor that normalises rewards."""
 
 
 class RolloutLearner(Protocol):
@@ -41,7 +48,7 @@ class RolloutLearner(Protocol):
 
 
 class VanillaOnPolicyBuffer(Storage):
-    """Rollouts with returns that sum all rewards up to the bootstrap: GAE with lambda = 1."""
+    """Rollouts with Monte-Carlo returns up to the bootstrap: GAE with lambda = 1."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -52,9 +59,12 @@ class VanillaOnPolicyBuffer(Storage):
             None, help="Steps of a training sequence, for actors with memory; None takes whole rollouts.", low=1)
 
     gives = DataKind.ROLLOUTS
+    options: Options
+    actor: OnPolicyStorageActor
+    algorithm: RolloutLearner
 
     def __init__(
-        self, options: Any, *, actor: OnPolicyActor, algorithm: RolloutLearner, num_envs: int, seed: int,
+        self, options: Options, *, actor: OnPolicyStorageActor, algorithm: RolloutLearner, num_envs: int, seed: int,
         device: str = "cpu",
     ) -> None:
         """Use `create_factory`.
@@ -63,9 +73,9 @@ class VanillaOnPolicyBuffer(Storage):
             options: Checked options.
             actor: The actor of this worker.
             algorithm: The algorithm of this worker.
-            num_envs: E, environments of the collector that fills it.
-            seed: Of the order of samples.
-            device: Where batches are wanted.
+            num_envs: E, the number of environments of the collector that fills the storage.
+            seed: Seed of the order of samples.
+            device: Device of the batches.
         """
         super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
         self.plan_batches(1)
@@ -80,10 +90,10 @@ class VanillaOnPolicyBuffer(Storage):
         return 1.0
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Set the algorithm's `num_mini_batch` for passes over `num_rollouts` full rollouts, if it has a `mini_batch_size`.
+        """Derive the algorithm's `num_mini_batch` from its `mini_batch_size`, if set, for passes over full rollouts.
 
-        The number is the same for every pass, even if fewer steps have arrived: workers that average their gradients must
-        make the same number of updates.
+        The number is the same for every pass, even if fewer steps have arrived: workers that average their gradients
+        must make the same number of updates.
         """
         wanted = getattr(self.algorithm, "mini_batch_size", None)
         if wanted is None:
@@ -95,12 +105,12 @@ class VanillaOnPolicyBuffer(Storage):
         self.algorithm.num_mini_batch = -(-count // (wanted // length))
 
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
-        """Replace what is held by these rollouts, of any lengths, with what `finish_rollout` has added to them."""
+        """Replace the stored rollouts by these, of any lengths, which `finish_rollout` has completed."""
         self._rollouts = [rollout for rollout in rollouts if rollout.num_steps]
         self._samples = None
 
     def before_gradients(self) -> None:
-        """Compute returns and advantages rollout by rollout, and lay their samples out for `generate_batches`."""
+        """Compute returns and advantages of each rollout, and prepare the samples for `generate_batches`."""
         self._samples, self._normalized = None, False
         if not self._rollouts:
             return
@@ -108,7 +118,7 @@ class VanillaOnPolicyBuffer(Storage):
         self._counters["inserted"] += self._samples.num_valid
 
     def advantage_moments(self) -> tuple[int, float, float]:
-        """Count, mean and sum of squared deviations of the advantages, over valid samples."""
+        """Return count, mean and sum of squared deviations of the advantages of valid samples."""
         if self._samples is None or not self._samples.num_valid:
             return 0, 0.0, 0.0
         values = self._samples.advantage[self._samples.valid].double()
@@ -124,14 +134,14 @@ class VanillaOnPolicyBuffer(Storage):
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1
     ) -> Iterator[Batch]:
-        """Draw every sample (or sequence) once an epoch, in parts that differ by at most one.
+        """Draw every sample or sequence once per epoch, in minibatches whose sizes differ by at most one.
 
-        Where the algorithm normalises advantages by "batch" and nobody called `normalize_advantages`, it is done here
-        over what this storage holds.
+        If the algorithm normalises advantages by "batch" and `normalize_advantages` was not called, they are normalised
+        here over all stored samples.
 
         Args:
-            num_mini_batch: Parts of an epoch; fewer if there are fewer samples.
-            mini_batch_size: Largest size of a part, in place of `num_mini_batch`.
+            num_mini_batch: Minibatches of an epoch; fewer if there are fewer samples.
+            mini_batch_size: Largest size of a minibatch, instead of `num_mini_batch`.
             num_epochs: Passes over the samples.
         """
         samples = self._samples
@@ -154,12 +164,12 @@ class VanillaOnPolicyBuffer(Storage):
                 yield batch
 
     def reset(self) -> None:
-        """Drop the rollouts that are held for learning."""
+        """Discard the stored rollouts."""
         self._rollouts, self._samples = [], None
 
     @property
     def counters(self) -> dict[str, int]:
-        """Valid transitions: `inserted` and `sampled` so far, `resident` now."""
+        """Numbers of valid transitions: `inserted` and `sampled` so far, `resident` now."""
         return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
 
     def estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -183,8 +193,7 @@ class VanillaOnPolicyBuffer(Storage):
             anew: Whether to compute values with the current weights instead of using those stored with the rollout.
         """
         if anew:
-            values: tuple[Tensor, Tensor] = self.algorithm.compute_values(rollout)
-            return values
+            return self.algorithm.compute_values(rollout)
         return rollout.other["value"], rollout.other["final_value"]
 
     def rewards_of(self, rollout: RolloutData) -> np.ndarray:
@@ -211,7 +220,7 @@ class VanillaOnPolicyBuffer(Storage):
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """See `Part`: a pass over a rollout has at least one sequence for each of its parts, if the actor has memory."""
+        """See `Part`; with memory, a rollout must have at least one sequence for each minibatch."""
         size, length = agent.storage.size, agent.storage.sequence_length
         if length is not None and agent.has_memory is False:
             return f"sequence_length={length} needs an actor with memory; set the actor's recurrent_net"
@@ -220,12 +229,13 @@ class VanillaOnPolicyBuffer(Storage):
         length = min(length or size, size)
         wanted, num_parts = (getattr(agent.algorithm, name, None) for name in ("mini_batch_size", "num_mini_batch"))
         if wanted is not None and wanted < length:  # only whole sequences are drawn
-            return (f"mini_batch_size={wanted} is less than a sequence, which has {length} steps; set sequence_length to {wanted} or "
-                    f"less, or mini_batch_size to {length} or more")
+            return (f"mini_batch_size={wanted} is less than a sequence, which has {length} steps; set sequence_length "
+                    f"to {wanted} or less, or mini_batch_size to {length} or more")
         count = math.inf if agent.num_envs is None or wanted is not None else agent.num_envs * -(-size // length)
         if num_parts is not None and count < num_parts:
-            return (f"{agent.num_envs} environments give {count} sequences a rollout, fewer than num_mini_batch={num_parts}; "
-                    f"set sequence_length below {size}, use more environments, or lower num_mini_batch")
+            return (f"{agent.num_envs} environments give {count} sequences a rollout, fewer than "
+                    f"num_mini_batch={num_parts}; set sequence_length below {size}, use more environments, or lower "
+                    "num_mini_batch")
         return super().contradiction(agent)
 
 
@@ -238,8 +248,9 @@ class GAEBuffer(VanillaOnPolicyBuffer):
 
         gae_lambda: float = option(0.95, help="Bias-variance trade-off of the advantage.", low=0.0, high=1.0)
 
+    options: Options
+
     @property
     def gae_lambda(self) -> float:
         """Lambda of the advantage estimate."""
-        value: float = self.options.gae_lambda
-        return value
+        return self.options.gae_lambda

@@ -11,14 +11,14 @@ from pytorchrl.agent.data import RolloutData
 
 
 def backward_recursion(delta: np.ndarray, decay: np.ndarray) -> np.ndarray:
-    """x[t] = delta[t] + decay[t] * x[t + 1], with x[T] = 0.
+    """Compute x[t] = delta[t] + decay[t] * x[t + 1] with x[T] = 0, backwards and in place.
 
     Args:
         delta: (T, ...) float; overwritten with the result.
         decay: (T, ...) float of the same shape.
 
     Returns:
-        `delta`, now holding x.
+        `delta`, which now contains x.
     """
     rows, decays = list(delta), list(decay)
     for t in range(len(rows) - 2, -1, -1):
@@ -32,9 +32,9 @@ def gae(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Generalised advantage estimate (Schulman et al. 2016, eq. 16), computed in float64.
 
-    A transition bootstraps from its true next observation: the `final_obs` entry if it has one, else row t + 1 (which
-    under NEXT_STEP is the last observation itself). Termination drops the bootstrap, a time limit keeps it; both cut
-    the recursion. Rows that are not valid get advantage 0 and pass nothing on.
+    A transition bootstraps from its true next observation: its entry of `final_obs` if it has one, else row t + 1
+    (which with NEXT_STEP is the last observation itself). A termination drops the bootstrap, a time limit keeps it;
+    both stop the recursion. Invalid rows have advantage 0 and stop the recursion.
 
     Args:
         rollout: T transitions of E environments.

@@ -1,47 +1,55 @@
-"""The ring of rows that replay keeps rollouts in. C = capacity in rows, T = steps, E = environments, B = rows drawn.
+"""Ring buffer of transitions for replay. C = capacity in rows, T = steps, E = environments, B = rows drawn.
 
-Rows are numbered as they come, 0, 1, 2, ...: a row's number is its *id*, its place is id mod C, and ids from `first` to
-`total - 1` are resident. The rows of one environment of a rollout follow each other. Where a row's true next observation
-is, its *link* says: in another row, or in an extra observation (see `leaves`). Rollouts of one source go on with one
-another: the last observation of a rollout is an extra one until the next rollout shows it as its first.
+Rows are numbered in the order of insertion, 0, 1, 2, ...: the number of a row is its *id*, its place is id mod C, and
+ids from `first` to `total - 1` are resident. The rows of one environment of a rollout are consecutive. The *link* of a
+row is the place of its true next observation: another row, or an extra observation (see `observation_columns`).
+Rollouts of one source continue each other: the last observation of a rollout is an extra one until the next rollout
+begins with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pytorchrl.agent.data import RolloutData
-from pytorchrl.agent.storages.leaves import Leaf, Slots, StackedLeaf, WholeLeaf, write_rows
+from pytorchrl.agent.data import RolloutData, State
+from pytorchrl.agent.storages.observation_columns import (
+    ObservationColumn,
+    PlainColumn,
+    SlotPool,
+    StackedColumn,
+    write_rows,
+)
 from pytorchrl.errors import ConfigError
 
 MASK = "mask"
-"""Name of the leaf of allowed actions, beside those of the observations, `obs/<leaf>`."""
+"""Name of the column of allowed actions; columns of observations are called `obs/<leaf>`."""
 
 
 class Inserted(NamedTuple):
-    """What came of inserting a rollout, as places."""
+    """Result of inserting a rollout."""
 
     rows: np.ndarray
-    """(T·E,) rows that were written."""
+    """(T·E,) int64, places of the written rows."""
     broken: np.ndarray
-    """Resident rows that cannot be drawn any more: an older picture of their stack went."""
+    """(N,) int64, places of resident rows that can no longer be drawn, because an older frame of their stack was
+    evicted."""
     continued: np.ndarray
-    """(E,) bool, whether the environment goes on where the source's last rollout left it."""
+    """(E,) bool, whether the environment continues where the source's previous rollout ended."""
     errors: np.ndarray | None = None
-    """(T·E,) absolute errors of the rows, where their collector has found them."""
+    """(T·E,) float, absolute TD errors of the rows if the collector computed them, else None."""
 
 
 class Window(NamedTuple):
-    """The transitions from B rows over up to n steps."""
+    """Transitions that begin at B rows and span up to n steps."""
 
     last: np.ndarray
-    """(B,) places of the last row of each."""
+    """(B,) int64, places of the last row of each."""
     ret: np.ndarray
-    """(B,) float64, discounted sum of the m rewards."""
+    """(B,) float64, discounted sum of the m <= n rewards."""
     discount: np.ndarray
     """(B,) float64, gamma^m, or 0 after a termination."""
     num_steps: np.ndarray
@@ -50,68 +58,70 @@ class Window(NamedTuple):
 
 @dataclass(slots=True)
 class _Head:
-    """Where a source's last rollout ends; (E,) each."""
+    """The end of a source's last rollout; each array is (E,)."""
 
     ids: np.ndarray
-    """Of the last rows."""
+    """Ids of the last rows."""
     places: np.ndarray
-    """Of the extra observations after them; 0 where that observation begins an episode that no row belongs to yet."""
+    """Places of the extra observations after them; 0 where the observation begins an episode without rows so far."""
     done: np.ndarray
     """Whether that observation is the first of an episode."""
 
 
 class Ring:
-    """Rows of transitions, allocated when the first rollout comes."""
+    """Ring buffer of transitions, allocated when the first rollout is inserted."""
 
     def __init__(self, capacity: int, stacked_frames: int | None = None, in_sequences: bool = False) -> None:
-        """Keep `capacity` rows.
+        """Make an empty ring.
 
         Args:
-            capacity: C.
-            stacked_frames: Pictures stacked in the observations, to be kept once each; None finds them, 1 keeps stacks.
-            in_sequences: Whether rows are drawn in sequences: starts of episodes are kept, too, and rows can be drawn
-                from when `make_drawable` says so; else every valid row can be drawn at once.
+            capacity: C, the number of rows.
+            stacked_frames: Frames stacked in an observation, each of which is stored once; None detects stacks, 1
+                stores observations as they are.
+            in_sequences: Whether rows are drawn in sequences. If so, the ring also stores where episodes begin, and a
+                row can be drawn after `make_drawable`; else every valid row can be drawn immediately.
         """
         self.capacity = capacity
         self._stacked_frames, self._in_sequences = stacked_frames, in_sequences
         self.first = self.total = 0
         self.num_drawable = 0
-        self.leaves: dict[str, Leaf] = {}
+        self.observations: dict[str, ObservationColumn] = {}
         self.columns: dict[str, np.ndarray] = {}
         self.counters = dict.fromkeys(("inserted", "evicted", "evicted_unused", "resident"), 0)
-        self._extras = Slots()
+        self.extras = SlotPool()
         self._heads: dict[Hashable, _Head] = {}
-        self._hits: np.ndarray | None = None  # (C,) draws of what can be drawn at each place, where they are counted
+        self._hits: np.ndarray | None = None  # (C,) int64 draws of the row at each place; None: draws are not counted
         self._hits_gone: list[np.ndarray] = []
         self._layout: dict[str, tuple[tuple[int, ...], str, int]] = {}
-        """Leaf -> shape, dtype, pictures of a stack (1: kept as it is)."""
+        """Column -> shape, dtype, frames of a stack (1: stored as it is)."""
 
     # Writing
 
     def insert(self, rollout: RolloutData, source: Hashable) -> Inserted:
-        """Append a rollout, over the oldest rows where there is no room.
+        """Append a rollout; evict the oldest rows if there is no room.
 
         Args:
             rollout: T >= 1 steps.
-            source: Who made it. Its environments go on where those of the last rollout from there ended, if their
-                observations do.
+            source: Identifies the collector. An environment continues the source's previous rollout if its first
+                observation equals the last one there.
 
         Raises:
-            ConfigError: It has more rows than the ring.
-            ValueError: Its leaves or columns are not those of the first rollout.
+            ConfigError: The rollout has more rows than the ring.
+            ValueError: Its columns differ from those of the first rollout.
         """
         num_steps, num_envs = rollout.num_steps, rollout.num_envs
         count = num_steps * num_envs
         if count > self.capacity:
-            raise ConfigError(f"a rollout of {num_envs} environments x {num_steps} steps does not fit into replay of size "
-                              f"{self.capacity}; raise size or lower rollout_size")
+            raise ConfigError(
+                f"a rollout of {num_envs} environments x {num_steps} steps does not fit in a replay of size "
+                f"{self.capacity}; raise size or lower rollout_size")
         leaves, columns = self._parts(rollout)
         if not self.columns:
             self._allocate(leaves, columns, rollout.done.numpy())
         self._check(leaves, columns)
         broken = self.evict(self.total + count - self.capacity - self.first)
         ids = self.total + np.arange(num_envs)[None] * num_steps + np.arange(num_steps)[:, None]
-        heads = -1 - self._extras.take(num_envs)
+        heads = -1 - self.extras.take(num_envs)
         places = np.concatenate([ids % self.capacity, heads[None]])
         before = self._heads.pop(source, None)
         previous = np.zeros(num_envs, dtype=np.int64)
@@ -126,7 +136,7 @@ class Ring:
         rows = places[:-1].T.reshape(-1)
         valid = self.columns["valid"][rows]
         self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = False, False, False
-        shown = link[-1] == heads  # else the episode ended in the last row, and what is next has no row before it
+        shown = link[-1] == heads  # else the episode ended in the last row, and no row links to the next observation
         self._give_back(heads[~shown])
         self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
         self.total += count
@@ -138,7 +148,7 @@ class Ring:
         return Inserted(rows, broken, previous < 0)
 
     def make_drawable(self, rows: np.ndarray, drawable: bool = True) -> None:
-        """Say of different rows, (N,) places, that they can be drawn from now on, or cannot any more."""
+        """Allow or forbid to draw rows at (N,) distinct places."""
         changed = np.count_nonzero(self.columns["drawable"][rows] != drawable)
         if self._hits is not None:
             self._count_gone(self._hits, rows)
@@ -146,26 +156,29 @@ class Ring:
         self.num_drawable += int(changed) if drawable else -int(changed)
 
     def count_hits(self) -> None:
-        """From now on count how often each row is drawn; see `take_hits`."""
+        """Start to count the draws of each row; see `take_hits`."""
         self._hits = np.zeros(self.capacity, np.int64)
 
     def note_draw(self, rows: np.ndarray) -> None:
-        """These rows, (N,) places, were drawn, some of them perhaps several times."""
+        """Record that rows at (N,) places were drawn; places may repeat."""
         if self._hits is not None:
             np.add.at(self._hits, rows, 1)
 
     def take_hits(self) -> np.ndarray:
-        """(N,) int64: of each row that can be drawn no more since the last call, how often it was drawn."""
+        """Return the number of draws of each row that ceased to be drawable since the last call, (N,) int64."""
         gone, self._hits_gone = self._hits_gone, []
         return np.concatenate([np.zeros(0, np.int64), *gone])
 
     def _count_gone(self, hits: np.ndarray, rows: np.ndarray) -> None:
-        """Rows, (N,) places, become another thing; of those that could be drawn, this was their number of draws."""
+        """Record the draws of rows at (N,) places that cease to be drawable, and set their counts to 0."""
         self._hits_gone.append(hits[rows[self.columns["drawable"][rows]]])
         hits[rows] = 0
 
     def evict(self, count: int) -> np.ndarray:
-        """Evict the `count` oldest rows; return the places of later rows that depend on them and can no longer be drawn."""
+        """Evict the `count` oldest rows.
+
+        Return the places of later rows that depend on them and can no longer be drawn.
+        """
         if count <= 0:
             return np.zeros(0, dtype=np.int64)
         column, start = self.columns, self.first % self.capacity
@@ -178,7 +191,7 @@ class Ring:
         self.num_drawable -= int(np.count_nonzero(column["drawable"][rows]))
         if self._hits is not None:
             self._count_gone(self._hits, rows)
-        for leaf in self.leaves.values():
+        for leaf in self.observations.values():
             leaf.free(rows)
         self._give_back(link[link < 0])
         self.first += count
@@ -186,37 +199,40 @@ class Ring:
         return self._break(link[link >= 0], start, count)
 
     def clear(self) -> None:
-        """Forget all rows; memory and the count of ids stay."""
+        """Evict all rows; the memory stays allocated, and ids continue."""
         if self.columns:
             self.evict(self.total - self.first)
             self.columns["drawable"][:] = False
         self.first = self.total
-        self._extras, self._heads = Slots(), {}
-        for leaf in self.leaves.values():
+        self.extras, self._heads = SlotPool(), {}
+        for leaf in self.observations.values():
             leaf.clear()
 
     # Reading
 
     def resident(self, ids: np.ndarray) -> np.ndarray:
-        """(N,) bool, whether the rows of these ids are still there; raises `ValueError` for an id never given."""
+        """Return whether the rows of (N,) ids are resident, (N,) bool.
+
+        Raise `ValueError` for an id not given so far.
+        """
         if len(ids) and (ids.min() < 0 or ids.max() >= self.total):
             raise ValueError(f"ids must be in [0, {self.total}), got {ids.min()} to {ids.max()}")
         return ids >= self.first
 
     def ids(self, places: np.ndarray) -> np.ndarray:
-        """(N,) int64 ids of resident rows."""
+        """Return the ids of resident rows at (N,) places, (N,) int64."""
         return self.first + (places - self.first) % self.capacity
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """Observations, leaf -> (N, ...), of rows or extra ones."""
-        return {name[4:]: leaf.take(places) for name, leaf in self.leaves.items() if name != MASK}
+        """Return the observations at (N,) places of rows or extra observations, leaf -> (N, ...)."""
+        return {name[4:]: leaf.take(places) for name, leaf in self.observations.items() if name != MASK}
 
     def take_mask(self, places: np.ndarray) -> np.ndarray | None:
-        """(N, n) bool, allowed actions in those observations, if the environment gives them."""
-        return self.leaves[MASK].take(places) if MASK in self.leaves else None
+        """Return the allowed actions at (N,) places, (N, n) bool; None without action masks."""
+        return self.observations[MASK].take(places) if MASK in self.observations else None
 
     def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:
-        """From each row m = min(n, steps to the first end or the write head) steps on.
+        """Return the n-step transitions from rows, of m = min(n, steps to the episode's end or the newest row) steps.
 
         R = r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}, discount gamma^m (1 - terminated_{t+m-1}); in float64.
         """
@@ -237,37 +253,38 @@ class Ring:
 
     @property
     def sources(self) -> list[Hashable]:
-        """Whose last rows are still there."""
+        """Sources whose last rows are resident."""
         return list(self._heads)
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it holds."""
-        return sum(leaf.num_bytes for leaf in self.leaves.values()) + sum(c.nbytes for c in self.columns.values())
+        """Allocated memory in bytes."""
+        num_bytes = sum(leaf.num_bytes for leaf in self.observations.values())
+        return num_bytes + sum(column.nbytes for column in self.columns.values())
 
     # State
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything, as copies."""
+    def state_dict(self) -> State:
+        """Return a copy of the whole state."""
         num_rows = min(self.total, self.capacity)
         return {
             "capacity": self.capacity, "first": self.first, "total": self.total, "num_drawable": self.num_drawable,
-            "counters": dict(self.counters), "extras": self._extras.state_dict(), "layout": dict(self._layout),
+            "counters": dict(self.counters), "extras": self.extras.state_dict(), "layout": dict(self._layout),
             "columns": {name: column[:num_rows].copy() for name, column in self.columns.items()},
-            "leaves": {name: leaf.state_dict(num_rows) for name, leaf in self.leaves.items()},
+            "leaves": {name: leaf.state_dict(num_rows) for name, leaf in self.observations.items()},
             "heads": [(source, head.ids.copy(), head.places.copy(), head.done.copy())
                       for source, head in self._heads.items()]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict()`; raises `ConfigError` if that is of a ring of another capacity."""
+    def load_state_dict(self, state: State) -> None:
+        """Continue from `state_dict()`; raise `ConfigError` if that ring had another capacity."""
         if state["capacity"] != self.capacity:
-            raise ConfigError(f"replay of size {self.capacity} cannot go on from one of size {state['capacity']}; "
-                              "use the same size, or start anew")
+            raise ConfigError(f"a replay of size {self.capacity} cannot continue from one of size {state['capacity']}; "
+                              "use the same size, or start a new run")
         self.first, self.total, self.num_drawable = state["first"], state["total"], state["num_drawable"]
         self.counters = dict(state["counters"])
-        self._extras.load_state_dict(state["extras"])
+        self.extras.load_state_dict(state["extras"])
         self._make_leaves(state["layout"])
-        for name, leaf in self.leaves.items():
+        for name, leaf in self.observations.items():
             leaf.load_state_dict(state["leaves"][name])
         self.columns = {}
         for name, column in state["columns"].items():
@@ -279,7 +296,7 @@ class Ring:
     # Inside
 
     def _parts(self, rollout: RolloutData) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Leaves (T+1, E, ...) and columns (T, E, ...) of a rollout, as arrays."""
+        """Return the observations (T+1, E, ...) and the other columns (T, E, ...) of a rollout, as arrays."""
         leaves = {f"obs/{name}": leaf.numpy() for name, leaf in rollout.obs.items()}
         if rollout.mask is not None:
             leaves[MASK] = rollout.mask.numpy()
@@ -306,9 +323,9 @@ class Ring:
 
     def _make_leaves(self, layout: dict[str, tuple[tuple[int, ...], str, int]]) -> None:
         self._layout = layout
-        self.leaves = {
-            name: WholeLeaf(self.capacity, tuple(shape), np.dtype(dtype)) if num_frames == 1
-            else StackedLeaf(self.capacity, tuple(shape), np.dtype(dtype), num_frames)
+        self.observations = {
+            name: PlainColumn(self.capacity, tuple(shape), np.dtype(dtype)) if num_frames == 1
+            else StackedColumn(self.capacity, tuple(shape), np.dtype(dtype), num_frames)
             for name, (shape, dtype, num_frames) in layout.items()}
 
     def _check(self, leaves: dict[str, np.ndarray], columns: dict[str, np.ndarray]) -> None:
@@ -317,15 +334,21 @@ class Ring:
                      if name in self.columns}
         got = {name: (values.shape[2:], values.dtype) for name, values in {**leaves, **columns}.items()}
         if got != expected:
-            raise ValueError(f"a rollout must have the leaves of the first one, {expected}, got {got}")
+            raise ValueError(f"a rollout must have the columns of the first one, {expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Find rows that need a part of freed ones, from those that follow on them; places of what cannot be drawn now."""
+        """Mark as broken all rows that need data of freed rows; return the places of the newly broken ones.
+
+        Args:
+            rows: (N,) places of the rows that freed rows link to.
+            start: Place of the first freed row.
+            count: Number of freed rows.
+        """
         rows, broken = rows[(rows - start) % self.capacity >= count], []
-        for _ in range(max(leaf.depth for leaf in self.leaves.values())):
+        for _ in range(max(leaf.depth for leaf in self.observations.values())):
             if not len(rows):
                 break
-            rows = rows[np.any([leaf.broken(rows, start, count) for leaf in self.leaves.values()], axis=0)]
+            rows = rows[np.any([leaf.broken(rows, start, count) for leaf in self.observations.values()], axis=0)]
             broken.append(rows[~self.columns["broken"][rows]])
             self.columns["broken"][rows] = True
             self.make_drawable(rows, False)
@@ -334,15 +357,15 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Link the source's last rows to `rows`, (E,) places of row 0, where both show the same observation.
+        """Link the source's last rows to `rows`, (E,) places of row 0, where both have the same observation.
 
         Returns:
-            (E,) places of the extra observations that this makes superfluous; 0 where there is none.
+            (E,) int64, places of the extra observations that row 0 replaces; 0 where there is none.
         """
         last = head.ids % self.capacity
         same = (head.ids >= self.first) & (head.places < 0) & (head.done == done) & ~self.columns["broken"][last]
         index = np.flatnonzero(same)
-        for name, leaf in self.leaves.items():
+        for name, leaf in self.observations.items():
             equal = leaf.take(head.places[index]) == leaves[name][0, index]
             index = index[equal.all(axis=tuple(range(1, equal.ndim)))]
         self.columns["link"][last[index]] = rows[index]
@@ -353,39 +376,43 @@ class Ring:
     def _write_observations(
         self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
     ) -> np.ndarray:
-        """Write a rollout's observations, and give back what is superfluous; places of the final ones, (K,)."""
+        """Write a rollout's observations, and release the extra ones that it repeats.
+
+        Returns:
+            (K,) int64, places of the final observations.
+        """
         t, e = rollout.final_index.numpy().T
         cut = np.zeros(places.shape, dtype=np.bool_)
-        cut[t + 1, e] = True  # the row before goes on elsewhere
-        finals = -1 - self._extras.take(len(t))
+        cut[t + 1, e] = True  # the previous row links to a final observation
+        finals = -1 - self.extras.take(len(t))
         start = self.total % self.capacity
-        for name, leaf in self.leaves.items():
+        for name, leaf in self.observations.items():
             leaf.write(start, leaves[name], places, previous, cut)
             if len(t):
                 last = rollout.final_mask if name == MASK else rollout.final_obs[name[4:]]
-                leaf.write_finals(np.ones((len(t), *leaves[name].shape[2:]), np.bool_) if last is None else last.numpy(),
-                                  finals, places[t, e])
+                everything = np.ones((len(t), *leaves[name].shape[2:]), np.bool_)
+                leaf.write_finals(everything if last is None else last.numpy(), finals, places[t, e])
         self._give_back(previous[previous < 0])
         return finals
 
     def _give_back(self, extras: np.ndarray) -> None:
         if len(extras):
-            for leaf in self.leaves.values():
+            for leaf in self.observations.values():
                 leaf.free(extras)
-            self._extras.give_back(-1 - extras)
+            self.extras.give_back(-1 - extras)
 
 
 def _num_frames(leaf: np.ndarray, done: np.ndarray, wanted: int | None) -> int:
-    """Pictures that observations (T+1, E, ...) are stacks of, to be kept once each; 1 to keep them as they are.
+    """Return the number of frames stacked in observations (T+1, E, ...); 1 to store observations as they are.
 
     Raises:
-        ConfigError: They are not stacks of `wanted` pictures.
+        ConfigError: The observations are not stacks of `wanted` frames.
     """
     if leaf.ndim != 5 or wanted == 1:
         return 1
     num_frames, channels = wanted or leaf.shape[2], leaf.shape[2]
     if channels % num_frames:
-        raise ConfigError(f"stacked_frames must divide the {channels} channels of pictures, got {num_frames}")
+        raise ConfigError(f"stacked_frames must divide the {channels} channels of images, got {num_frames}")
     if wanted is None and (leaf.dtype != np.uint8 or num_frames < 2):
         return 1
     size = channels // num_frames
@@ -394,5 +421,5 @@ def _num_frames(leaf: np.ndarray, done: np.ndarray, wanted: int | None) -> int:
     if wanted is None:
         return num_frames if goes_on.any() and moved_on[goes_on].mean() > 0.5 else 1
     if goes_on.any() and not moved_on[goes_on].any():
-        raise ConfigError(f"stacked_frames={wanted}, but pictures do not move on by one a step; leave stacked_frames out")
+        raise ConfigError(f"stacked_frames={wanted}, but stacks do not move on by one frame a step; leave it out")
     return num_frames

@@ -1,8 +1,8 @@
-"""The collector's half of a storage: rows that are filled one step at a time. T = size, E = environments."""
+"""The collector's half of a storage: rows that are filled one step at a time. T = steps, E = environments."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step, sho
 ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
 """obs, rhs, done, mask of the row to act on, each (E, ...)."""
 _FIRST_FINALS = 64
-"""Final observations there is room for at first; doubled when it runs out."""
+"""Initial capacity for final observations, which doubles when it is exhausted."""
 
 
 class _Row(NamedTuple):
-    """Views of what an observation row holds, made once so that the hot loop makes none."""
+    """Views of one row of observations, made once so that the hot loop makes none."""
 
     obs: tuple[tuple[str, np.ndarray], ...]
     done: np.ndarray
@@ -27,7 +27,7 @@ class _Row(NamedTuple):
 
 
 class _TransitionRow(NamedTuple):
-    """Views of what a transition row holds."""
+    """Views of one row of transitions."""
 
     action: np.ndarray
     other: tuple[tuple[str, np.ndarray], ...]
@@ -40,12 +40,12 @@ class _TransitionRow(NamedTuple):
 class RolloutRows:
     """T + 1 rows of observations and T rows of transitions in memory that is allocated once.
 
-    Invariant: rows 0..t of the observations and 0..t-1 of the transitions belong to the running rollout. After `take`
-    the last row stays where it is and stays the row to act on; only the next `insert` copies it to row 0. Views handed
-    out without copying are therefore still until then.
+    Invariant: rows 0 to t of the observations and 0 to t - 1 of the transitions belong to the current rollout. After
+    `take`, the last row remains the row to act on; only the next `insert` copies it to row 0. Views that `take`
+    returned are therefore valid until then.
     """
 
-    def __init__(self, size: int, num_envs: int, rhs: Obs, algorithm: Any = None) -> None:
+    def __init__(self, size: int, num_envs: int, rhs: Obs, algorithm: object = None) -> None:
         """Prepare for `size` steps of `num_envs` environments.
 
         Args:
@@ -63,11 +63,11 @@ class RolloutRows:
 
     @property
     def num_steps(self) -> int:
-        """Transitions per environment in the running rollout."""
+        """Number of transitions per environment in the current rollout."""
         return 0 if self._taken else self._t
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None) -> None:
-        """Put the observations after a reset into row 0; every environment starts an episode."""
+        """Write the observations after a reset to row 0; every environment starts an episode."""
         if not self._obs:
             self._allocate(obs, mask)
         self._t, self._num_finals, self._taken = 0, 0, False
@@ -81,7 +81,7 @@ class RolloutRows:
             np.copyto(row.mask, mask)
 
     def current(self) -> ActingRow:
-        """obs, rhs, done, mask of the row to act on."""
+        """Return obs, rhs, done and mask of the row to act on."""
         return self._acting_rows[self._t]
 
     def insert(self, acting: ActingStep, step: Step) -> None:
@@ -92,9 +92,9 @@ class RolloutRows:
             self._allocate_transitions(acting)
         t = self._t
         if t >= self.size:
-            raise RuntimeError(f"the rollout is complete at {self.size} steps; take it out first")
+            raise RuntimeError(f"the rollout is complete at {self.size} steps; take it first")
         row = self._transition_rows[t]
-        # Assignments take a fifth of the time of torch's copy, a third of that of NumPy's copyto.
+        # An assignment takes a fifth of the time of torch's copy_, and a third of that of NumPy's copyto.
         row.action[...] = acting.action
         for name, target in row.other:
             target[...] = acting.other[name]
@@ -108,7 +108,7 @@ class RolloutRows:
         self._t = t + 1
 
     def take(self, copy: bool) -> RolloutData:
-        """The running rollout, cut after its t rows; `copy` gives tensors that the receiver owns."""
+        """Return the t rows of the current rollout; `copy` gives tensors that the receiver owns."""
         if self._other is None:
             raise RuntimeError("there is no rollout before the first transition")
         if self._taken:
@@ -200,7 +200,7 @@ class RolloutRows:
         self._num_finals = end
 
     def _begin_next(self) -> None:
-        """Move the last row of the rollout that was taken to row 0."""
+        """Copy the last row of the rollout that was taken to row 0."""
         last, self._t, self._num_finals, self._taken = self._t, 0, 0, False
         if last == 0:
             return

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from pytorchrl.agent.data import Arrays, DataKind, RolloutData, SequenceBatch
+from pytorchrl.agent.data import Arrays, DataKind, RolloutData, SequenceBatch, State
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages.replay import ReplayBuffer
 from pytorchrl.agent.storages.ring import Ring
@@ -35,14 +35,18 @@ class _Kept(NamedTuple):
 
 
 class RolloutSequenceBuffer(ReplayBuffer):
-    """Keep the newest whole rollouts; draw them uniformly, with replacement, as sequences with the memory's stored state.
+    """Keep the newest whole rollouts.
 
-    The T steps of each environment in a drawn rollout are one sequence of `SequenceBatch`. A sequence begins with the stored
-    state, and the memory is reset at the beginning of each episode. The true last observation of an episode is a row of its
-    own, which belongs to no trained step. Targets end with the rollout: a step shortly before the end sums fewer than `n_step`
-    rewards and bootstraps from the rollout's last observation. There is no burn-in, so all steps are trained.
+    Draw them uniformly, with replacement, as sequences with the memory's stored state.
 
-    A rollout is evicted as a whole when a newer one needs one of its rows. Rollouts without a transition are not stored.
+    The T steps of each environment in a drawn rollout are one sequence of a `SequenceBatch`. It begins with the stored
+    state, and the memory is reset at the beginning of each episode. The true last observation of an episode is a row of
+    its own, which belongs to no trained step. Targets end with the rollout: a step shortly before the end sums fewer
+    than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in, so all steps are
+    trained.
+
+    A rollout is evicted as a whole when a newer one needs one of its rows. Rollouts without a transition are not
+    stored.
     """
 
     gives = DataKind.SEQUENCES
@@ -54,16 +58,18 @@ class RolloutSequenceBuffer(ReplayBuffer):
 
         n_step: int = option(5, help="Rewards summed before the bootstrap, at most: sums end with the rollout.", low=1)
 
-    def __init__(self, options: Any, **context: Any) -> None:
+    options: Options
+
+    def __init__(self, options: Options, **context: Any) -> None:  # those of `ReplayBuffer`
         """Use `create_factory`; see `ReplayBuffer`."""
         super().__init__(options, **context)
-        self._ring = Ring(options.size, options.stacked_frames, in_sequences=True)
+        self.ring = Ring(options.size, options.stacked_frames, in_sequences=True)
         self._kept: deque[_Kept] = deque()
 
     def _insert(self, rollout: RolloutData, source: Hashable) -> None:
         if not rollout.num_valid():
             return
-        ring = self._ring
+        ring = self.ring
         while self._kept and rollout.size <= ring.capacity < ring.total - ring.first + rollout.size:
             gone = self._kept.popleft()
             ring.evict(gone.num_steps * gone.num_envs)
@@ -76,7 +82,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
 
     def _place(self, kept: _Kept) -> np.ndarray:
         """Return the place of a rollout's first row, (1,)."""
-        return np.array([kept.first]) % self._ring.capacity
+        return np.array([kept.first]) % self.ring.capacity
 
     def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # its batches are sequences
         """Draw rollouts until they contain at least `batch_size` sequences; return None if the storage is empty."""
@@ -85,21 +91,23 @@ class RolloutSequenceBuffer(ReplayBuffer):
         drawn: list[_Kept] = []
         while sum(kept.num_envs for kept in drawn) < batch_size:
             drawn.append(self._kept[int(self._integers(0, len(self._kept), 1)[0])])
-            self._ring.note_draw(self._place(drawn[-1]))
+            self.ring.note_draw(self._place(drawn[-1]))
         states = {name: np.concatenate([kept.states[name] for kept in drawn]) for name in drawn[0].states}
         ids = np.concatenate([kept.rows[0] for kept in drawn])
-        batch = take_sequences(self._ring, self._walk(drawn), states, np.ones(len(ids)), ids, self.algorithm.gamma, self._tensor)
+        batch = take_sequences(
+            self.ring, self._walk(drawn), states, np.ones(len(ids)), ids, self.algorithm.gamma, self._tensor)
         self._num_sampled += batch.num_samples
         return batch
 
     def _walk(self, drawn: list[_Kept]) -> Walk:
-        """Return the rows of each environment's steps in order, and the last observations of episodes, which no step begins with."""
-        column, capacity, n_step = self._ring.columns, self._ring.capacity, self.options.n_step
+        """Return the rows of each environment: its steps in order, and the last observations of episodes."""
+        column, capacity, n_step = self.ring.columns, self.ring.capacity, self.options.n_step
         found = []
         for kept in drawn:
             rows = kept.rows % capacity
             link = column["link"][rows]
-            # A step whose next observation is not that of the following step needs an extra row, which shifts all later steps.
+            # A step whose next observation is not that of the following step needs an extra row, which shifts all later
+            # steps.
             own = np.repeat(np.arange(kept.num_steps)[:, None], kept.num_envs, 1)
             own[1:] += np.cumsum(link[:-1] != rows[1:], 0)
             found.append((rows, link, own))
@@ -126,9 +134,9 @@ class RolloutSequenceBuffer(ReplayBuffer):
         """See `ReplayBuffer`."""
         return super().num_bytes + sum(states.nbytes for kept in self._kept for states in kept.states.values())
 
-    def _contents(self) -> dict[str, Any]:
+    def _contents(self) -> State:
         return {**super()._contents(), "kept": [kept._asdict() for kept in self._kept]}
 
-    def _load_contents(self, contents: dict[str, Any]) -> None:
+    def _load_contents(self, contents: State) -> None:
         super()._load_contents(contents)
         self._kept = deque(_Kept(**kept) for kept in contents["kept"])

@@ -1,4 +1,4 @@
-"""The learner's half of an on-policy storage: rollouts laid out so that a batch is one selection per leaf.
+"""The learner's half of an on-policy storage: samples in a layout from which a batch is one selection per tensor.
 
 T = steps, E = environments, N = samples, L = steps of a sequence, C = sequences.
 """
@@ -6,19 +6,19 @@ T = steps, E = environments, N = samples, L = steps of a sequence, C = sequences
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.data import Batch, Obs, RolloutData
+from pytorchrl.agent.data import Batch, Obs, RolloutData, map_tensors
 
 
 @dataclass(slots=True)
 class Samples:
-    """Rows (N, ...) to select from, or (L, C, ...) sequences with the memory state before each, (C, H)."""
+    """Samples to select from: rows (N, ...), or sequences (L, C, ...) with the memory's state before each, (C, H)."""
 
     obs: Obs
     done: Tensor
@@ -33,21 +33,16 @@ class Samples:
     index: Tensor
     """(M,) int64, the rows or sequences that batches draw from."""
     num_valid: int
-    """Valid samples in all."""
+    """Number of valid samples."""
     sequences: bool
     """Whether the layout is (L, C, ...)."""
 
     def to(self, device: torch.device) -> Samples:
-        """The same samples on a device."""
-        def move(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {name: leaf.to(device) for name, leaf in value.items()}
-            return value.to(device) if isinstance(value, Tensor) else value
-
-        return Samples(**{field.name: move(getattr(self, field.name)) for field in fields(self)})
+        """Return the same samples on a device."""
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
     def select(self, index: Tensor) -> Batch:
-        """The batch of these rows, or of these sequences; without counts."""
+        """Return the batch of these rows or sequences, without its counts."""
         axis = 1 if self.sequences else 0
 
         def pick(leaf: Tensor) -> Tensor:
@@ -68,9 +63,9 @@ class Samples:
 
 
 def single_steps(rollouts: list[RolloutData], advantages: list[np.ndarray], returns: list[np.ndarray]) -> Samples:
-    """Every step a sample of its own, for actors without memory; rows that are not valid are never drawn."""
+    """Return samples that are single steps, for actors without memory; invalid rows are never drawn."""
     def rows(parts: list[Tensor]) -> Tensor:
-        """Join (>= T, E, ...) parts, cut to their T, as (sum of T·E, ...)."""
+        """Cut tensors (>= T, E, ...) to T steps and join them to (sum of T·E, ...)."""
         cut = [part[:rollout.num_steps].flatten(0, 1) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut)
 
@@ -84,17 +79,17 @@ def single_steps(rollouts: list[RolloutData], advantages: list[np.ndarray], retu
 def sequences(
     rollouts: list[RolloutData], advantages: list[np.ndarray], returns: list[np.ndarray], length: int | None
 ) -> Samples:
-    """Columns of `length` steps (None: whole rollouts) with their stored first state, for actors with memory.
+    """Return samples that are sequences of `length` steps (None: whole rollouts), for actors with memory.
 
-    Columns that are shorter are filled up with rows that are not valid, and that start an episode so that they cannot
-    reach back. Masks of such rows, and of rows where no action was taken, allow everything: log-probabilities stay
-    finite there. Sequences without a valid row are never drawn.
+    Shorter sequences are padded with invalid rows, which start an episode, so that no state reaches them. Action masks
+    of padding, and of rows without an action, allow all actions, so that log-probabilities are finite there. Sequences
+    without a valid row are never drawn.
     """
     longest = max(rollout.num_steps for rollout in rollouts)
     length = min(length or longest, longest)
 
     def columns(parts: list[Tensor], fill: float | bool = 0) -> Tensor:
-        """Join (>= T, E, ...) parts, cut to their T, as (L, C, ...)."""
+        """Cut tensors (>= T, E, ...) to T steps, and join their sequences to (L, C, ...)."""
         cut = [
             _chunks(part[:rollout.num_steps], length, fill) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)
@@ -114,10 +109,23 @@ def sequences(
         **leaves)
 
 
+class _Leaves(TypedDict):
+    """Fields of `Samples` that are laid out alike."""
+
+    obs: Obs
+    done: Tensor
+    mask: Tensor | None
+    action: Tensor
+    logp: Tensor
+    value: Tensor
+    ret: Tensor
+    advantage: Tensor
+
+
 def _leaves(
     join: Callable[[list[Tensor]], Tensor], rollouts: list[RolloutData], advantages: list[np.ndarray],
     returns: list[np.ndarray],
-) -> dict[str, Any]:
+) -> _Leaves:
     return {
         "obs": {name: join([rollout.obs[name] for rollout in rollouts]) for name in rollouts[0].obs},
         "done": join([rollout.done for rollout in rollouts]),
@@ -131,7 +139,7 @@ def _leaves(
 
 
 def _chunks(part: Tensor, length: int, fill: float | bool) -> Tensor:
-    """(T, E, ...) -> (length, ceil(T / length) * E, ...), chunk after chunk, the last one filled up with `fill`."""
+    """Cut (T, E, ...) into chunks side by side, (length, ceil(T / length) * E, ...); pad the last one with `fill`."""
     num_steps = part.shape[0]
     missing = -num_steps % length
     if missing:

@@ -41,7 +41,8 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
     Args:
         ring: Holds the rows.
         walk: The rows of each sequence.
-        states: Net -> (B, H) float32, the memory's states before row 0; includes `PREVIOUS` if it is an input of the memory.
+        states: Net -> (B, H) float32, the memory's states before row 0; includes `PREVIOUS` if it is an input of the
+            memory.
         weight: (B,) importance weights.
         ids: (B,) int64 ids of the sequences.
         gamma: Discount of one step.
@@ -78,7 +79,10 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 
 
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return R, discount and m of the L trained rows, (L, B) each; see `Ring.window`. `rows` are (W+L+n, B) places >= 0."""
+    """Return R, discount and m of the L trained rows, (L, B) each; see `Ring.window`.
+
+    `rows` are (W+L+n, B) places >= 0.
+    """
     rows, is_step, length = rows[walk.burn_in:], walk.is_step[walk.burn_in:], len(rows) - walk.burn_in - walk.n_step
     column = ring.columns
     reward = np.where(is_step, column["reward"][rows].astype(np.float64), 0.0)

@@ -1,9 +1,9 @@
-"""Replay of sequences, for actors with memory: Kapturowski et al. 2019 (R2D2), section 2.3.
+"""Prioritised replay of sequences for actors with memory: Kapturowski et al. 2019 (R2D2), section 2.3.
 
-Steps are kept once, as in other replay. A sequence is a *window* on the steps of one episode of one environment: `length`
-steps to train on, after up to `burn_in` steps that only warm the memory up. A window is known by its first trained row,
-which is also its place among the priorities. E = environments, B = windows drawn, H = size of a memory state, W = steps of
-warm-up, L = `length`, n = `n_step`.
+Each step is stored once, as in other replay. A sequence is a *window* of steps in one episode of one environment:
+`length` trained steps after up to `burn_in` steps, which only warm up the memory. The first trained row identifies a
+window, also among the priorities. E = environments, B = windows drawn, H = size of a memory state, W = steps of
+burn-in, L = `length`, n = `n_step`.
 """
 
 from __future__ import annotations
@@ -11,48 +11,50 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pytorchrl.agent.data import DataKind, RolloutData, SequenceBatch
+from pytorchrl.agent.data import DataKind, RolloutData, SequenceBatch, State
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
-from pytorchrl.agent.storages.leaves import Slots, write_extras
-from pytorchrl.agent.storages.replay import PERBuffer
+from pytorchrl.agent.storages.base import StorageActor
+from pytorchrl.agent.storages.observation_columns import SlotPool, write_extras
+from pytorchrl.agent.storages.per import PERBuffer
 from pytorchrl.agent.storages.ring import Ring
 from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
 from pytorchrl.errors import ConfigError
 
 
 class _Window(NamedTuple):
-    """Ids of rows, and how many rows lie between them."""
+    """A window, as ids of rows."""
 
     start: int
-    """First row that is trained on."""
+    """Id of the first trained row."""
     warm: int
-    """First row at all."""
+    """Id of the first row, that of the burn-in included."""
     num_warm: int
+    """Number of burn-in rows."""
 
 
 class Episode:
-    """The windows on one environment's episode, as its steps come in.
+    """Windows of one environment's episode, which are found while its steps arrive.
 
-    Window k begins k * `period` steps after the episode's first step, with a warm-up of up to `burn_in` steps before it.
-    The first window that reaches the episode's end is the last one. Where an episode is known from somewhere in the middle
-    only, the first window begins `burn_in` steps later, so that its warm-up is whole.
+    The trained steps of window k begin k * `period` steps after the episode's first step, and up to `burn_in` steps
+    before them are its burn-in. The first window that reaches the episode's end is the last one. If the beginning of an
+    episode is unknown, the first window begins `burn_in` steps later, so that its burn-in is complete.
 
     Args:
-        options: Of `SequenceBuffer`.
-        from_start: Whether the first step to come is the first of the episode.
+        options: Options of the storage.
+        from_start: Whether the next step is the first of the episode.
     """
 
-    def __init__(self, options: Any, from_start: bool) -> None:
+    def __init__(self, options: SequenceBuffer.Options, from_start: bool) -> None:
         self._options, self.from_start = options, from_start
         self.num_steps = 0
-        # Of windows that cannot be drawn yet, by number: ids of their first row, and of their first trained row.
+        # Pending windows, which cannot be drawn so far: ids of their first rows, and of their first trained rows.
         self._warm: deque[int] = deque()
         self._start: deque[int] = deque()
         self._num_opened = 0
@@ -64,11 +66,11 @@ class Episode:
         return max(0, self._trained_from(k) - self._options.burn_in)
 
     def grow(self, first_id: int, count: int) -> tuple[list[int], list[_Window]]:
-        """Take `count` further steps, whose rows have the ids from `first_id` on.
+        """Add `count` steps, whose rows have the ids from `first_id` on.
 
         Returns:
-            Ids of those rows before which windows want the memory's state (not of the first step of an episode, where it is
-            zero), and the windows that can be drawn now: all steps of their targets are there.
+            Ids of the rows before which windows need the memory's state (except the first step of an episode, where the
+            state is zero), and the windows that can be drawn now, because all steps of their targets have arrived.
         """
         before, self.num_steps = self.num_steps, self.num_steps + count
         wanted: list[int] = []
@@ -82,52 +84,53 @@ class Episode:
         return wanted, list(self._open(lambda k: self._trained_from(k) + steps <= self.num_steps))
 
     def finish(self) -> list[_Window]:
-        """The episode is over: the windows that can be drawn now, up to the one that reaches its end."""
+        """End the episode; return the windows that can be drawn now, up to the one that reaches its end."""
         length = self._options.length
         return list(self._open(lambda k: k == 0 or self._trained_from(k - 1) + length < self.num_steps))
 
-    def _open(self, is_open: Any) -> Iterator[_Window]:
+    def _open(self, is_open: Callable[[int], bool]) -> Iterator[_Window]:
         while self._start and is_open(self._num_opened):
             k = self._num_opened
             self._num_opened += 1
             yield _Window(self._start.popleft(), self._warm.popleft(), self._trained_from(k) - self._warm_from(k))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything."""
+    def state_dict(self) -> State:
+        """Return a copy of the whole state."""
         return {"from_start": self.from_start, "num_steps": self.num_steps, "warm": list(self._warm),
                 "start": list(self._start), "num_opened": self._num_opened}
 
     @classmethod
-    def from_state(cls, options: Any, state: dict[str, Any]) -> Episode:
-        """What `state_dict()` was of."""
+    def from_state(cls, options: SequenceBuffer.Options, state: State) -> Episode:
+        """Return the episode whose `state_dict()` this is."""
         episode = cls(options, state["from_start"])
         episode.num_steps, episode._num_opened = state["num_steps"], state["num_opened"]
         episode._warm, episode._start = deque(state["warm"]), deque(state["start"])
         return episode
 
 
-class _Book:
-    """What is known of windows, by the places of their rows; -1 where there is none."""
+class _WindowTable:
+    """Index of windows by the places of their rows, (C,) each; -1 where there is none."""
 
     def __init__(self, capacity: int) -> None:
-        # Of a first trained row: the window's first row, its steps of warm-up, and another window with the same first row.
+        # At a first trained row: the window's first row, its steps of burn-in, and another window with the same first
+        # row.
         self.warm = np.full(capacity, -1, np.int64)
         self.num_warm = np.zeros(capacity, np.int32)
         self.other = np.full(capacity, -1, np.int64)
-        # Of a window's first row: the newest window from there, and the slot of the state before it.
+        # At a window's first row: the newest window that begins there, and the slot of the memory's state before it.
         self.newest = np.full(capacity, -1, np.int64)
         self.slot = np.full(capacity, -1, np.int64)
 
 
 class SequenceBuffer(PERBuffer):
-    """Prioritised replay of sequences with the memory's state as it was stored when acting.
+    """Prioritised replay of sequences, with the memory's state that was stored when acting.
 
-    With d the absolute errors of a window's trained steps, p = (eta max d + (1 - eta) mean d + epsilon)^alpha; eta is
-    `priority_eta`. All else is as of `PERBuffer`.
+    With d the absolute TD errors of a window's trained steps, p = (eta max d + (1 - eta) mean d + epsilon)^alpha, where
+    eta is `priority_eta`. In all other respects it is a `PERBuffer`.
 
-    A window can be drawn once the steps of its n-step targets have come, or its episode is over; then it may be shorter, and
-    is padded. It goes as soon as one of its steps is overwritten. What a source leaves off in the middle of a window
-    (because its worker is lost) is not drawn.
+    A window can be drawn as soon as the steps of its n-step targets have arrived, or its episode has ended; in the
+    latter case it may be shorter, and is padded. It is evicted with the first of its steps. A window that its source
+    does not complete, because the worker was lost, is never drawn.
     """
 
     gives = DataKind.SEQUENCES
@@ -137,70 +140,78 @@ class SequenceBuffer(PERBuffer):
         """Options of `SequenceBuffer`."""
 
         n_step: int = option(5, help="Rewards summed before the bootstrap.", low=1)
-        alpha: float = option(0.9, help="How much priorities count; 0 would be uniform.", low=0.0, exclusive=True)
+        alpha: float = option(
+            0.9, low=0.0, exclusive=True, help="Exponent of priorities; towards 0, draws become uniform.")
         beta: float | Schedule = option(
-            0.6, help="How much weights correct for it; 1 entirely.", low=0.0, exclusive=True, updatable=True)
-        length: int = option(80, help="Steps of a sequence that are trained on.", low=1)
-        burn_in: int = option(40, help="Steps before them, at most, that only warm the memory up.", low=0)
-        period: int = option(40, help="Steps of an environment from the start of a sequence to that of the next.", low=1)
+            0.6, low=0.0, exclusive=True, updatable=True,
+            help="Exponent of importance weights; 1 corrects entirely for the priorities.")
+        length: int = option(80, help="Trained steps of a sequence.", low=1)
+        burn_in: int = option(40, help="Largest number of steps before them that only warm up the memory.", low=0)
+        period: int = option(40, help="Steps of an environment between the starts of consecutive sequences.", low=1)
         priority_eta: float = option(
-            0.9, help="Share of the largest error in the priority of a sequence; the rest is that of the mean.", low=0.0,
-            high=1.0)
+            0.9, low=0.0, high=1.0,
+            help="Share of the largest error in the priority of a sequence; the remaining share is that of the mean.")
 
         def __post_init__(self) -> None:
-            """Refuse sequences with gaps between them."""
+            """Refuse gaps between sequences."""
             super().__post_init__()
             if self.period > self.length:
-                raise ConfigError(f"period must not exceed length, got {self.period} > {self.length}: steps in between would "
-                                  "never be learned from")
+                raise ConfigError(f"period must not exceed length, got {self.period} > {self.length}: steps in between "
+                                  "would never be learned from")
 
-    def __init__(self, options: Any, *, actor: Any, num_envs: int, **context: Any) -> None:
+    options: Options
+
+    def __init__(self, options: Options, *, actor: StorageActor, num_envs: int, **context: Any) -> None:
         """Use `create_factory`; see `ReplayBuffer`.
 
         Raises:
-            ConfigError: No window fits in.
+            ConfigError: The storage is too small for a window.
         """
         self.check_size(options, num_envs, 1)
         super().__init__(options, actor=actor, num_envs=num_envs, **context)
-        self._ring = Ring(options.size, options.stacked_frames, in_sequences=True)
-        self._slots = Slots()
-        self._states = {name: np.zeros((0, state.shape[1]), np.float32) for name, state in actor.initial_states(1).items()}
+        self.ring = Ring(options.size, options.stacked_frames, in_sequences=True)
+        self.state_slots = SlotPool()
+        self._states = {
+            name: np.zeros((0, state.shape[1]), np.float32) for name, state in actor.initial_states(1).items()}
         self._episodes: dict[Hashable, list[Episode | None]] = {}
 
     @classmethod
-    def check_size(cls, options: Any, num_envs: int, num_sources: int, share: int | None = None) -> None:
-        """Refuse a size into which no window fits before its first step is overwritten.
+    def check_size(cls, options: Options, num_envs: int, num_sources: int, share: int | None = None) -> None:
+        """Refuse a size with which the first step of every window is evicted before the window is complete.
 
         Args:
-            options: Of this storage.
+            options: Options of this storage.
             num_envs: Environments of each source.
-            num_sources: Collectors whose rollouts come in turns.
-            share: Steps of the storage; None: the options' `size`.
+            num_sources: Number of collectors, whose rollouts arrive in turn.
+            share: Capacity of the storage in steps; None for the option `size`.
 
         Raises:
-            ConfigError: It is too small; the message says what would do.
+            ConfigError: The size is too small; the message names the smallest one that suffices.
         """
         size = options.size if share is None else share
         least = options.burn_in + options.length
         if size < least:
-            raise ConfigError(f"a shard must hold burn_in + length = {least} steps, got {size}; raise size, or shorten them")
-        # The steps of a window, of its last targets, and of the rollouts that it begins and ends in.
+            raise ConfigError(
+                f"a shard must hold burn_in + length = {least} steps, got {size}; raise size, or lower burn_in or "
+                "length")
+        # The steps of a window and of its last targets, rounded up to whole rollouts.
         rollouts = -(-(least + options.n_step - 2) // options.rollout_size) + 1
         needed = rollouts * options.rollout_size * num_envs * num_sources
         if size < needed:
             raise ConfigError(
-                f"a shard of size {size} overwrites a sequence of burn_in {options.burn_in} + length {options.length} before it "
-                f"is complete: {num_sources} collectors x {num_envs} environments x {rollouts} rollouts of "
+                f"a shard of size {size} overwrites a sequence of burn_in {options.burn_in} + length {options.length} "
+                f"before it is complete: {num_sources} collectors x {num_envs} environments x {rollouts} rollouts of "
                 f"{options.rollout_size} steps are {needed}; raise size to that, or shorten sequences or rollouts")
 
     # Inserting
 
     @functools.cached_property
-    def _book(self) -> _Book:
-        return _Book(self.options.size)
+    def windows(self) -> _WindowTable:
+        """Windows by place in the ring; made when first needed, because a collector's storage does not need it."""
+        return _WindowTable(self.options.size)
 
     def _insert(self, rollout: RolloutData, source: Hashable) -> None:
-        ring, first, base = self._ring, self._ring.first, self._ring.total
+        ring, first, base = self.ring, self.ring.first, self.ring.total
         inserted = ring.insert(rollout, source)
         self._drop(np.concatenate([np.arange(first, ring.first) % ring.capacity, inserted.broken]))
         self._inserted(inserted)
@@ -219,7 +230,12 @@ class SequenceBuffer(PERBuffer):
 
     def _follow(self, episode: Episode | None, runs: Sequence[_Run], first_id: int) -> tuple[
             Episode | None, list[int], list[_Window]]:
-        """Go on with an environment's episode, None if there is none, over what a rollout has of it."""
+        """Continue an environment's episode, None if there is none, with its runs of rows in a rollout.
+
+        Returns:
+            The episode that the rollout leaves open or None; ids of the rows before which windows need the memory's
+            state; and the windows that can be drawn now.
+        """
         wanted: list[int] = []
         windows: list[_Window] = []
         for run in runs:
@@ -235,17 +251,24 @@ class SequenceBuffer(PERBuffer):
         return episode, wanted, windows
 
     def _keep_states(self, rollout: RolloutData, ids: list[int], first_id: int, e: int) -> None:
-        """Keep the states before the rows of these ids, of environment `e` of a rollout, whose rows there begin at `first_id`."""
+        """Store the memory's states before rows of environment `e`.
+
+        Args:
+            rollout: The rollout that contains the rows.
+            ids: Ids of the rows.
+            first_id: Id of the environment's first row in the rollout.
+            e: Index of the environment.
+        """
         if not ids or not self._states:
             return
-        slots = self._slots.take(len(ids))
-        self._book.slot[np.array(ids) % self._ring.capacity] = slots
+        slots = self.state_slots.take(len(ids))
+        self.windows.slot[np.array(ids) % self.ring.capacity] = slots
         for name, states in self._states.items():
             self._states[name] = write_extras(states, slots, rollout.rhs[name].numpy()[np.array(ids) - first_id, e])
 
     def _offer(self, windows: list[_Window]) -> None:
-        """Let windows be drawn, those of which something has gone already excepted."""
-        ring, book = self._ring, self._book
+        """Allow to draw windows, except those that have lost a row already."""
+        ring, book = self.ring, self.windows
         whole = [window for window in windows
                  if window.warm >= ring.first and not ring.columns["broken"][window.warm % ring.capacity]]
         for window in whole:
@@ -257,44 +280,43 @@ class SequenceBuffer(PERBuffer):
         self._set_leaves(starts, self._max_priority ** self.options.alpha)
 
     def _drop(self, rows: np.ndarray) -> None:
-        """Give up all windows that begin at these rows, (N,) places, and the states before them."""
+        """Discard all windows that begin at rows, (N,) places, and the memory's states before them."""
         if not len(rows):
             return
-        book, dropped = self._book, []
+        book, dropped = self.windows, []
         at = book.newest[rows]
         while len(at := at[at >= 0]):
             dropped.append(at)
             at = book.other[at]
         book.newest[rows] = -1
         for starts in dropped:
-            self._ring.make_drawable(starts, False)
+            self.ring.make_drawable(starts, False)
             self._set_leaves(starts, 0.0)
         slots = book.slot[rows]
-        self._slots.give_back(slots[slots >= 0])
+        self.state_slots.give_back(slots[slots >= 0])
         book.slot[rows] = -1
 
     # Drawing
 
     def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # its batches are sequences
-        """Draw `batch_size` sequences, with replacement; None if there is none."""
+        """Draw `batch_size` sequences with replacement; return None if there is none."""
         if not self.num_items:
             return None
-        ring = self._ring
+        ring = self.ring
         starts, weight = self.draw(batch_size)
         ring.note_draw(starts)
-        batch = take_sequences(
-            ring, self._walk(starts, int(self._book.num_warm[starts].max())), self._states_before(self._book.warm[starts]), weight,
-            ring.ids(starts), self.algorithm.gamma, self._tensor)
+        walk = self._walk(starts, int(self.windows.num_warm[starts].max()))
+        states = self._states_before(self.windows.warm[starts])
+        batch = take_sequences(ring, walk, states, weight, ring.ids(starts), self.algorithm.gamma, self._tensor)
         self._num_sampled += batch.num_samples
         return batch
 
     def _walk(self, starts: np.ndarray, burn_in: int) -> Walk:
-        """Follow windows, by the places of their first trained rows, so that these are all at row `burn_in`.
+        """Return the rows of windows, given the places of their first trained rows, which become row `burn_in`.
 
-        A warm-up is only shorter than another's where it begins with its episode, so that what a memory makes of the rows
-        before does not matter.
+        A burn-in is shorter than others only at the start of an episode, where earlier rows do not affect the memory.
         """
-        column, book = self._ring.columns, self._book
+        column, book = self.ring.columns, self.windows
         shape = (burn_in + self.options.length + self.options.n_step, len(starts))
         places, is_step = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
         at, begin = book.warm[starts], burn_in - book.num_warm[starts]
@@ -303,14 +325,14 @@ class SequenceBuffer(PERBuffer):
             places[i] = at
             row = np.maximum(at, 0)
             here = is_step[i] = (i >= begin) & goes_on & (at >= 0) & column["valid"][row]
-            # The observation after an episode's last step is its last one, wherever that is.
+            # The link of an episode's last step is the place of its true last observation, which ends the sequence.
             goes_on = (i < begin) | (here & ~(column["terminated"][row] | column["truncated"][row]))
             at = np.where(here, column["link"][row], at)
         return Walk(places, is_step, burn_in, self.options.n_step)
 
     def _states_before(self, warm: np.ndarray) -> dict[str, np.ndarray]:
-        """Net -> (B, H), the states before windows' first rows, (B,) places; zero at the start of an episode."""
-        slots = self._book.slot[warm]
+        """Return the memory's states before rows at (B,) places, net -> (B, H); zero at the start of an episode."""
+        slots = self.windows.slot[warm]
         known = slots >= 0
         found = {name: np.zeros((len(warm), states.shape[1]), np.float32) for name, states in self._states.items()}
         for name, states in self._states.items():
@@ -319,12 +341,12 @@ class SequenceBuffer(PERBuffer):
 
     # Priorities, states
 
-    def item_errors(self, batch: Any, errors: Any) -> np.ndarray:
-        """Of each sequence eta times the largest absolute error of its valid steps, plus (1 - eta) times their mean.
+    def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
+        """Return eta times the largest absolute error of each sequence's valid steps, plus (1 - eta) times their mean.
 
         Args:
-            batch: What was drawn.
-            errors: (L, B), of either sign.
+            batch: The drawn batch.
+            errors: (L, B) TD errors of either sign.
 
         Returns:
             (B,) float.
@@ -337,33 +359,35 @@ class SequenceBuffer(PERBuffer):
     def reset(self) -> None:
         """See `PERBuffer`."""
         super().reset()
-        self._slots, self._episodes = Slots(), {}
-        self.__dict__.pop("_book", None)
+        self.state_slots, self._episodes = SlotPool(), {}
+        self.__dict__.pop("windows", None)
 
     @property
     def num_bytes(self) -> int:
         """See `ReplayBuffer`."""
         return super().num_bytes + sum(states.nbytes for states in self._states.values())
 
-    def _contents(self) -> dict[str, Any]:
+    def _contents(self) -> State:
         episodes = [(source, [None if episode is None else episode.state_dict() for episode in episodes])
                     for source, episodes in self._episodes.items()]
-        return {**super()._contents(), "book": {name: array.copy() for name, array in vars(self._book).items()},
-                "slots": self._slots.state_dict(), "states": {name: states.copy() for name, states in self._states.items()},
-                "episodes": episodes}
+        return {
+            **super()._contents(), "book": {name: array.copy() for name, array in vars(self.windows).items()},
+            "slots": self.state_slots.state_dict(),
+            "states": {name: states.copy() for name, states in self._states.items()}, "episodes": episodes}
 
-    def _load_contents(self, contents: dict[str, Any]) -> None:
+    def _load_contents(self, contents: State) -> None:
         super()._load_contents(contents)
         for name, array in contents["book"].items():
-            getattr(self._book, name)[:] = array
-        self._slots.load_state_dict(contents["slots"])
+            getattr(self.windows, name)[:] = array
+        self.state_slots.load_state_dict(contents["slots"])
         self._states = {name: np.array(states) for name, states in contents["states"].items()}
-        self._episodes = {source: [None if state is None else Episode.from_state(self.options, state) for state in states]
-                          for source, states in contents["episodes"]}
+        self._episodes = {
+            source: [None if state is None else Episode.from_state(self.options, state) for state in states]
+            for source, states in contents["episodes"]}
 
 
 class _Run(NamedTuple):
-    """Rows of an environment in a rollout: valid ones of one episode, or one that is not valid."""
+    """Consecutive rows of an environment in a rollout: valid rows of one episode, or a single invalid row."""
 
     begin: int
     end: int
@@ -371,11 +395,11 @@ class _Run(NamedTuple):
     is_first: bool
     """Whether an episode begins with the first row."""
     is_last: bool
-    """Whether it ends with the last row."""
+    """Whether the episode ends with the last row."""
 
 
 def _runs(rollout: RolloutData) -> list[list[_Run]]:
-    """The rows of each environment of a rollout, in order."""
+    """Return the runs of rows of each environment of a rollout, in order."""
     valid, first = rollout.valid.numpy(), rollout.done.numpy()[:-1]
     last = rollout.terminated.numpy() | rollout.truncated.numpy()
     begins = first | ~valid

@@ -1,4 +1,4 @@
-"""Sums and minima over ranges of values that change: binary trees in one array each. All work on arrays of ids."""
+"""Segment trees: sums and minima over ranges of values that change. All methods work on arrays of ids."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import ClassVar
 import numpy as np
 
 _FEW = 512
-"""Of so few changes, computing a common parent once for each is cheaper than finding out which are common."""
+"""For up to this many changes, recomputing a common parent repeatedly is cheaper than finding the distinct parents."""
 
 
 class _Tree:
-    """Values 0..capacity-1 are the leaves of a full binary tree; a node holds what its two children make together.
+    """Binary tree whose leaves are values 0 to capacity - 1; a node contains the result for its two children.
 
     Node 1 is the root, 2i and 2i + 1 are the children of node i. The number of leaves is padded to a power of two with
-    the operation's neutral value. A change recomputes every node above it, so that rounding errors never add up.
+    the operation's neutral value. A change recomputes every node above it, so that rounding errors do not accumulate.
     """
 
     _operation: ClassVar[np.ufunc]
@@ -33,10 +33,10 @@ class _Tree:
 
         Args:
             ids: (N,) int, in [0, capacity).
-            values: (N,) float, or one for all of them; not negative, not NaN.
+            values: (N,) float, or one value for all ids; neither negative nor NaN.
 
         Raises:
-            ValueError: An id out of range, a value that is negative or NaN, or lengths that differ.
+            ValueError: An id is out of range, a value is negative or NaN, or lengths differ.
         """
         ids = self._checked(ids)
         values = np.asarray(values, dtype=np.float64)
@@ -52,25 +52,22 @@ class _Tree:
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes >>= 1
             if is_many:
-                first = np.ones(len(nodes), dtype=np.bool_)  # of those with the same parent, which are neighbours
+                first = np.ones(len(nodes), dtype=np.bool_)  # nodes with the same parent are neighbours
                 np.not_equal(nodes[1:], nodes[:-1], out=first[1:])
                 nodes = nodes[first]
             left = nodes << 1
             self._nodes[nodes] = self._operation(self._nodes[left], self._nodes[left + 1])
 
     def get(self, ids: np.ndarray) -> np.ndarray:
-        """Values of `ids`, (N,) float64; raises `ValueError` for an id out of range."""
+        """Return the values of `ids`, (N,) float64; raise `ValueError` if an id is out of range."""
         return self._nodes[self._checked(ids) + self._num_leaves]
 
     def reduce(self, start: int = 0, end: int | None = None) -> float:
-        """What the values in [start, end) make together.
+        """Return the sum or minimum of the values with ids in [start, end); the neutral value if the range is empty.
 
         Args:
             start: First id.
             end: One past the last id; a negative one counts from the capacity, None is the capacity.
-
-        Returns:
-            The neutral value for an empty range.
         """
         end = self.capacity if end is None else end + self.capacity if end < 0 else end
         result, low, high = self._neutral, start + self._num_leaves, end + self._num_leaves
@@ -96,7 +93,7 @@ class _Tree:
 
 
 class SumTree(_Tree):
-    """Sums over ranges, and the value in which a prefix sum falls. O(log capacity) each."""
+    """Sum tree: range sums, and search of the value in which a prefix sum falls, in O(log capacity)."""
 
     _operation, _neutral = np.add, 0.0
 
@@ -106,16 +103,17 @@ class SumTree(_Tree):
         return float(self._nodes[1])
 
     def find_prefix(self, mass: np.ndarray) -> np.ndarray:
-        """For each m the id i with value[0] + ... + value[i - 1] <= m < value[0] + ... + value[i].
+        """Return for each m the id i with value[0] + ... + value[i - 1] <= m < value[0] + ... + value[i].
 
         Args:
-            mass: (N,) float, not negative; from the sum of all values on it is the last value that is not 0.
+            mass: (N,) float, the numbers m, not negative; for m from the sum of all values on, i is the last id whose
+                value is not 0.
 
         Returns:
-            (N,) int64, never the id of a value of 0.
+            (N,) int64, never the id of a value 0.
 
         Raises:
-            ValueError: A negative or NaN mass, or all values are 0.
+            ValueError: A mass is negative or NaN, or all values are 0.
         """
         mass = np.array(mass, dtype=np.float64)
         if not (mass >= 0.0).all():
@@ -126,7 +124,7 @@ class SumTree(_Tree):
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes <<= 1
             left = self._nodes[nodes]
-            # Rounding may leave a mass as large as the sum of both children: then the last one that is not empty.
+            # Rounding may leave a mass as large as the sum of both children; then take the last child that is not 0.
             right = (mass >= left) & (self._nodes[nodes + 1] > 0.0)
             mass -= np.where(right, left, 0.0)
             nodes += right
@@ -134,7 +132,7 @@ class SumTree(_Tree):
 
 
 class MinTree(_Tree):
-    """Minima over ranges; what has no value is infinite."""
+    """Minimum tree: range minima; unset values are infinite."""
 
     _operation, _neutral = np.minimum, np.inf
 

@@ -24,10 +24,10 @@ class VTraceLearner(RolloutLearner, Protocol):
 
 
 class VTraceBuffer(VanillaOnPolicyBuffer):
-    """Rollouts with V-trace targets and advantages, which correct for the policy having moved on since they were made.
+    """Rollouts with V-trace targets and advantages, which correct for the policy updates since collection.
 
-    Rollouts come with log-probabilities alone. Values, and the policy's own log-probabilities, are computed by the
-    learner's weights when it opens an item, once for all batches.
+    Rollouts arrive with log-probabilities only. The learner computes values and the current policy's log-probabilities
+    with its own weights, once for all batches of a train batch.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -37,17 +37,18 @@ class VTraceBuffer(VanillaOnPolicyBuffer):
         rho_bar: float = option(
             1.0, help="Largest importance weight of a temporal difference.", low=0.0, exclusive=True)
         c_bar: float = option(
-            1.0, help="Largest importance weight of what comes back from later steps.", low=0.0, exclusive=True)
+            1.0, help="Largest importance weight of corrections from later steps.", low=0.0, exclusive=True)
         vtrace_lambda: float = option(1.0, help="Bias-variance trade-off of the targets.", low=0.0, high=1.0)
 
     gives = DataKind.OLDER_ROLLOUTS
+    options: Options
     algorithm: VTraceLearner
 
     def estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Advantages and targets of a rollout by the present weights, (T, E) each."""
+        """Return advantages and V-trace targets of a rollout with the current weights, (T, E) float32 each."""
         options = self.options
         logp, value, final_value = self.algorithm.evaluate_rollout(rollout, options.sequence_length)
-        if not anew:  # a clipped value loss counts from the values when the item was opened
+        if not anew:  # a clipped value loss is relative to the values before the first update with this rollout
             rollout.other["value"] = value
         return vtrace(
             rollout, logp, value, final_value, self.algorithm.gamma, rho_bar=options.rho_bar, c_bar=options.c_bar,

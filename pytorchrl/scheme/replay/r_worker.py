@@ -123,7 +123,7 @@ class RWorker(Worker):
     def _for_learner(self, batch: Any, smallest: float) -> Any:
         """The batch with weights relative to the largest of all shards, where they are relative to this shard's."""
         if getattr(self._storage.options, "weight_norm", None) == "buffer":
-            own = self._storage.leaf_min  # of now, which may be less than what others know
+            own = self._storage.min_priority  # of now, which may be less than what others know
             batch.weight *= (min(smallest, own) / own) ** self._storage.parameters["beta"]
         return batch if self._stays_here else map_tensors(batch, lambda tensor: tensor.numpy())
 
@@ -186,7 +186,7 @@ class RWorker(Worker):
             return ShardState(self._answers)
         storage, counters = self._storage, self._storage.counters
         return ShardState(
-            self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "leaf_min", 1.0),
+            self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "min_priority", 1.0),
             describe(storage), {name: statistics.fmean(times) for name, times in self._times.items()}, self._traffic, self._take_notes(storage))
 
 
@@ -201,7 +201,7 @@ def describe(storage: Any) -> dict[str, Any]:
         of the storage; `mass`: the weight with which the shard is chosen; `min_priority`: the smallest priority (None: no item);
         `stale_priorities`: errors that arrived for evicted items; `evicted_unused`: items evicted without a draw.
     """
-    counters, smallest = storage.counters, getattr(storage, "leaf_min", 1.0)
+    counters, smallest = storage.counters, getattr(storage, "min_priority", 1.0)
     alpha = getattr(storage.options, "alpha", 1.0)  # stored priorities are raised to this power
     found = {"added": counters["inserted"], "sampled": counters["sampled"], "items": storage.num_items, "bytes": storage.num_bytes,
              "mass": storage.mass, "min_priority": smallest ** (1.0 / alpha) if math.isfinite(smallest) else None,

@@ -102,7 +102,7 @@ def with_options(factory: Factory[Any], given: Mapping[str, Any]) -> Factory[Any
     """
     prioritized = given.get("prioritized")
     if has_priorities(factory, given) != has_priorities(factory, {}):
-        kinds = {ReplayBuffer: PERBuffer, PERBuffer: ReplayBuffer}
+        kinds: dict[type[Any], type[Any]] = {ReplayBuffer: PERBuffer, PERBuffer: ReplayBuffer}
         if factory.cls not in kinds:
             raise ConfigError(f"prioritized={prioritized} is for ReplayBuffer and PERBuffer; {factory.cls.__name__} cannot be "
                               "made the other, so leave it out")

@@ -51,9 +51,9 @@ def added(monkeypatch):
         state = add(worker, rollout, version)
         rollout = dataclasses.replace(rollout, data=decode(rollout))
         num_steps, num_envs = np.asarray(rollout.data.reward).shape
-        ring = worker._storage._ring
+        ring = worker._storage.ring
         rows = (ring.total - num_steps * num_envs + np.arange(num_steps * num_envs)) % ring.capacity
-        arrived.append((rollout, worker._storage._sums.get(rows).reshape(num_envs, num_steps).T))
+        arrived.append((rollout, worker._storage.priority_sums.get(rows).reshape(num_envs, num_steps).T))
         return state
 
     def watched_set(worker, given):

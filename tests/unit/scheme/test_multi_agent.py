@@ -348,7 +348,7 @@ def test_priorities_find_their_policy_in_a_shard(make_multi):
     (shard,) = (handle.native.worker for handle in worker.replay_workers.remote_workers())
     for storage in shard._storage.storages.values():
         assert storage._max_priority > 1.0  # rewards are large
-        assert len(np.unique(storage._sums.get(np.arange(storage.options.size)))) > 3
+        assert len(np.unique(storage.priority_sums.get(np.arange(storage.options.size)))) > 3
     scheme.stop()
 
 

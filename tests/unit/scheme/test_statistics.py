@@ -174,7 +174,7 @@ def test_shards_say_what_their_storages_have(make_apex):
         assert 0.5 * storage.counters["inserted"] < shard["added"] <= storage.counters["inserted"]
         assert 0 < shard["items"] <= 30
         assert shard["bytes"] == storage.num_bytes
-        assert shard["mass"] == pytest.approx(sum(storage._sums.get([i])[0] for i in range(30)), rel=0.5)
+        assert shard["mass"] == pytest.approx(sum(storage.priority_sums.get([i])[0] for i in range(30)), rel=0.5)
         assert 0.1 <= shard["min_priority"] < 1e4
         assert shard["min_priority"] ** 0.5 * shard["items"] <= shard["mass"] * 1.001
         assert shard["sample_time_ms"] == pytest.approx(300.0)

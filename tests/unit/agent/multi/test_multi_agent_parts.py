@@ -264,7 +264,7 @@ def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
         agent.storage.insert_data_slice([rollouts[-1]], sources=["one"])
         held = set()
         for storage in agent.storage.storages.values():
-            ring = storage._ring
+            ring = storage.ring
             rows = np.flatnonzero(ring.columns["valid"] & (np.arange(ring.capacity) < ring.total))
             held |= {tuple(obs[:3]) for obs in ring.take(rows)["obs"].tolist()}  # seed, episode, t: an env step
         counters = agent.storage.counters

@@ -14,7 +14,7 @@ SHORT = {"length": 4, "burn_in": 2, "period": 2, "n_step": 2}
 
 def drawable(storage):
     """Ids of what can be drawn."""
-    ring = storage._ring
+    ring = storage.ring
     if not ring.columns:
         return set()
     places = np.flatnonzero(ring.columns["drawable"])
@@ -42,9 +42,9 @@ def test_notes_are_those_of_every_item(build_replay, make_collector, cls, option
         if storage.has_priorities:
             rows = np.unique(ids % storage.options.size)
             root = 1.0 / storage.options.alpha
-            old = storage._sums.get(rows) ** root
+            old = storage.priority_sums.get(rows) ** root
             storage.update_priorities(ids, rng.standard_normal(len(ids)))
-            changes += (storage._sums.get(rows) ** root - old).tolist()
+            changes += (storage.priority_sums.get(rows) ** root - old).tolist()
     if seed % 2:
         gone += [hits.pop(item, 0) for item in drawable(storage)]
         storage.reset()

@@ -134,7 +134,7 @@ def test_rows_that_can_be_drawn_are_named_from_the_oldest_to_the_newest(num_roll
     kept = list(range(2 * num_rollouts))[-10:]
     expected = [n for n in kept if n % 2 == 0 or (n // 2) % 3 != 1]
     rows = storage.drawable_rows()
-    assert storage._batch(storage._ring, rows, np.ones(len(rows))).obs["obs"].flatten().tolist() == expected
+    assert storage._batch(storage.ring, rows, np.ones(len(rows))).obs["obs"].flatten().tolist() == expected
     batch = storage.sample(6)
     assert batch.obs["obs"].flatten().tolist() == expected[-3:] * 2
     assert batch.weight.tolist() == [1.0] * 6

@@ -49,19 +49,19 @@ def weights_of(storage, count=2000):
 ])
 def test_probabilities_and_weights_on_golden_values(per, alpha, beta, errors, probabilities, weights, weight_norm):
     storage = per(4, errors, alpha=alpha, beta=beta, weight_norm=weight_norm)
-    leaves = storage._sums.get(np.arange(4))
+    leaves = storage.priority_sums.get(np.arange(4))
     np.testing.assert_allclose(leaves / storage.mass, probabilities, atol=5e-6)
     np.testing.assert_allclose(list(weights_of(storage).values()), weights, atol=5e-6)
-    assert storage.leaf_min == leaves.min()
+    assert storage.min_priority == leaves.min()
     # The definition: (N P)^-beta over its largest value.
     raw = (4 * leaves / leaves.sum()) ** -beta
     np.testing.assert_allclose(list(weights_of(storage).values()), raw / raw.max(), atol=1e-6)
 
 
 def test_priorities_on_golden_values(per):
-    leaves = per(4, [0.5, -1, 2, -4], alpha=0.6)._sums.get(np.arange(4))
+    leaves = per(4, [0.5, -1, 2, -4], alpha=0.6).priority_sums.get(np.arange(4))
     np.testing.assert_allclose(leaves, [0.659754, 1, 1.515717, 2.297397], atol=5e-7)
-    np.testing.assert_allclose(per(1, [0.5], epsilon=0.25, alpha=2.0)._sums.get(np.arange(1)), 0.75**2)
+    np.testing.assert_allclose(per(1, [0.5], epsilon=0.25, alpha=2.0).priority_sums.get(np.arange(1)), 0.75**2)
 
 
 @pytest.mark.parametrize("stratified", [False, True])
@@ -91,20 +91,20 @@ def test_weights_over_the_buffer_are_those_of_all_that_could_be_drawn(per):
 def test_two_storages_are_one_by_their_mass_and_smallest_leaf(per):
     """Weights of a storage times (the smallest leaf of all / its own)^beta are those of one storage with everything."""
     parts = [per(2, errors, alpha=1.0, beta=1.0, weight_norm="buffer") for errors in ([1, 2], [3, 4])]
-    mass, smallest = [part.mass for part in parts], min(part.leaf_min for part in parts)
+    mass, smallest = [part.mass for part in parts], min(part.min_priority for part in parts)
     np.testing.assert_allclose(np.array(mass) / sum(mass), [0.3, 0.7])
-    weights = [w * smallest / part.leaf_min for part in parts for w in weights_of(part).values()]
+    weights = [w * smallest / part.min_priority for part in parts for w in weights_of(part).values()]
     np.testing.assert_allclose(weights, [1, 0.5, 1 / 3, 0.25], rtol=1e-6)
 
 
 def test_new_transitions_get_the_largest_priority_so_far(per):
     storage = per(8, [0.5, 0.25], alpha=1.0)
     storage.insert_data_slice([steps(2, first=10)])
-    np.testing.assert_allclose(storage._sums.get(np.arange(4)), [0.5, 0.25, 1, 1])  # 1 before any larger one
+    np.testing.assert_allclose(storage.priority_sums.get(np.arange(4)), [0.5, 0.25, 1, 1])  # 1 before any larger one
     storage.update_priorities(np.array([1]), np.array([7.0]))
     storage.update_priorities(np.array([1]), np.array([0.5]))
     storage.insert_data_slice([steps(1, first=20)])
-    np.testing.assert_allclose(storage._sums.get(np.arange(5)), [0.5, 0.5, 1, 1, 7])
+    np.testing.assert_allclose(storage.priority_sums.get(np.arange(5)), [0.5, 0.5, 1, 1, 7])
 
 
 @pytest.mark.parametrize("size", [4, 5, 8])
@@ -128,9 +128,9 @@ def test_priorities_survive_the_ring_and_stale_ones_are_counted(per, size):
                 stale += 1
         resident = range(max(0, total - size), total)
         for i in resident:
-            assert storage._sums.get(np.array([i % size]))[0] == pytest.approx(plain[i] ** 0.5)
+            assert storage.priority_sums.get(np.array([i % size]))[0] == pytest.approx(plain[i] ** 0.5)
         assert storage.mass == pytest.approx(sum(plain[i] ** 0.5 for i in resident))
-        assert storage.leaf_min == pytest.approx(min(plain[i] ** 0.5 for i in resident))
+        assert storage.min_priority == pytest.approx(min(plain[i] ** 0.5 for i in resident))
         assert storage.counters["stale_priorities"] == stale
         batch = storage.sample(5)
         assert batch.ids.tolist() == batch.action.tolist()
@@ -142,7 +142,7 @@ def test_after_gradients_takes_errors_of_either_sign_and_kind(per):
     batch = storage.sample(4)
     batch.ids = torch.tensor([0, 1, 2, 2])
     storage.after_gradients(batch, {"errors": torch.tensor([-2.0, 3.0, 9.0, 4.0])})
-    np.testing.assert_allclose(storage._sums.get(np.arange(4)), [2, 3, 4, 1])
+    np.testing.assert_allclose(storage.priority_sums.get(np.arange(4)), [2, 3, 4, 1])
     storage.after_gradients(batch, {"errors": np.array([1.0, 1.0, 1.0, 1.0])})
     assert storage.mass == pytest.approx(4)
 
@@ -177,7 +177,7 @@ def test_broken_stacks_are_never_drawn_again(per, make_collector):
     storage = per(20)
     for _ in range(3):
         storage.insert_data_slice([collector.collect()])
-    oldest = storage._ring.first
+    oldest = storage.ring.first
     storage.update_priorities(oldest + np.arange(3), np.full(3, 1e9))
     assert storage.counters["stale_priorities"] == 3
     assert int(storage.sample(500).ids.min()) == oldest + 3
@@ -203,7 +203,7 @@ def test_beta_follows_its_schedule_and_can_be_changed(per):
 
 def test_nothing_is_allocated_before_the_first_rollout(build_replay):
     storage = build_replay(PERBuffer, 10**12)
-    assert (storage.mass, storage.leaf_min, storage.num_items) == (0.0, np.inf, 0)
+    assert (storage.mass, storage.min_priority, storage.num_items) == (0.0, np.inf, 0)
     assert storage.sample(3) is None
 
 

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
-from pytorchrl.agent.storages.leaves import StackedLeaf
+from pytorchrl.agent.storages.observation_columns import StackedColumn
 from pytorchrl.errors import ConfigError
 
 
@@ -41,7 +41,7 @@ def test_n_step_returns_on_golden_values(build_replay):
     storage.insert_data_slice([rollout_of([1, 2, 3, 4, 5, 6], terminated=[2], truncated=[4])])
     drawn = by_action(storage.sample(300), "ret", "discount")
     assert [drawn[t] for t in range(6)] == [(2.75, 0), (3.5, 0), (3, 0), (6.5, 0.25), (5, 0.5), (6, 0.5)]
-    window = storage._ring.window(np.arange(6), 3, 0.5)
+    window = storage.ring.window(np.arange(6), 3, 0.5)
     assert window.num_steps.tolist() == [3, 2, 1, 2, 1, 1]
     batch = storage.sample(300)
     following = dict(zip(batch.action.tolist(), batch.next_obs["obs"][:, 0].tolist(), strict=True))
@@ -53,11 +53,11 @@ def assert_extras_belong_to_rows(ring):
     rows = np.arange(ring.first, ring.total) % ring.capacity
     link = ring.columns["link"][rows]
     extras = -1 - link[link < 0]
-    assert len(set(extras)) == len(extras) == ring._extras.capacity - len(ring._extras._free)
-    for leaf in ring.leaves.values():
-        if isinstance(leaf, StackedLeaf):
-            in_use = np.setdiff1d(np.arange(1, leaf._slots.capacity), leaf._slots._free)
-            assert set(leaf._owners[in_use]) <= {*rows, *(-1 - extras)}
+    assert len(set(extras)) == len(extras) == len(ring.extras.taken)
+    for leaf in ring.observations.values():
+        if isinstance(leaf, StackedColumn):
+            in_use = leaf.slots.taken[1:]  # slot 0 is the black frame
+            assert set(leaf.owners[in_use]) <= {*rows, *(-1 - extras)}
 
 
 @pytest.mark.parametrize("cls", [ReplayBuffer, PERBuffer])
@@ -87,7 +87,7 @@ def test_batches_equal_those_of_plain_lists(
             assert storage.num_items <= len(plain.resident)
             if frames == 0:
                 assert storage.num_items == len(plain.resident)
-            assert_extras_belong_to_rows(storage._ring)
+            assert_extras_belong_to_rows(storage.ring)
             batch = storage.sample(30)
             if batch is None:
                 assert not storage.num_items
@@ -170,7 +170,7 @@ def test_sources_that_are_gone_are_forgotten(build_replay):
     storage = build_replay(ReplayBuffer, 10)
     for incarnation in range(7):
         storage.insert_data_slice([rollout_of([1] * 5)], sources=[("collector", incarnation)])
-    assert list(storage._ring._heads) == [("collector", 5), ("collector", 6)]
+    assert storage.ring.sources == [("collector", 5), ("collector", 6)]
 
 
 def test_counters_tell_what_was_never_drawn(build_replay):
@@ -188,7 +188,7 @@ def test_a_place_that_is_written_again_counts_as_never_drawn(build_replay):
         storage.insert_data_slice([rollout_of([1] * 4)])
         assert storage.counters["evicted_unused"] == 0
         if not unused:
-            while not storage._ring.columns["used"].all():
+            while not storage.ring.columns["used"].all():
                 storage.sample(4)
     storage.insert_data_slice([rollout_of([1] * 4)])
     assert storage.counters["evicted_unused"] == 4
@@ -209,10 +209,10 @@ def test_dtypes_stay_and_memory_is_allocated_once(build_replay, make_collector):
     collector = make_collector(num_envs=2, num_steps=4, num_frames=4)
     storage = build_replay(ReplayBuffer, 50, stacked_frames=1)
     storage.insert_data_slice([collector.collect()])
-    rows = storage._ring.leaves["obs/obs"]._rows
+    rows = storage.ring.observations["obs/obs"].rows
     for _ in range(10):
         storage.insert_data_slice([collector.collect()])
-    assert storage._ring.leaves["obs/obs"]._rows is rows
+    assert storage.ring.observations["obs/obs"].rows is rows
     assert rows.dtype == np.uint8
     assert len(rows) == 50
     batch = storage.sample(3)
@@ -240,7 +240,7 @@ def test_pictures_that_are_no_stacks_are_kept_as_they_are(build_replay):
     batch = storage.sample(20)
     for b, action in enumerate(batch.action.tolist()):
         assert torch.equal(batch.obs["obs"][b], pictures[action, 0])
-    with pytest.raises(ConfigError, match="do not move on by one a step"):
+    with pytest.raises(ConfigError, match="do not move on by one frame a step"):
         build_replay(ReplayBuffer, 8, stacked_frames=3).insert_data_slice([rollout])
     with pytest.raises(ConfigError, match="must divide the 3 channels"):
         build_replay(ReplayBuffer, 8, stacked_frames=2).insert_data_slice([rollout])
@@ -259,7 +259,7 @@ def test_stacks_of_coloured_pictures_are_kept_once(build_replay):
     for b, action in enumerate(batch.action.tolist()):
         assert torch.equal(batch.obs["obs"][b], stacks[action])
         assert torch.equal(batch.next_obs["obs"][b], stacks[action + 1])
-    assert storage._ring.leaves["obs/obs"]._frames.nbytes == 8 * 3 * 16
+    assert storage.ring.observations["obs/obs"].frames.nbytes == 8 * 3 * 16
 
 
 @pytest.mark.parametrize("cls", [ReplayBuffer, PERBuffer])
@@ -296,7 +296,7 @@ def test_a_restored_storage_goes_on_alike(cls, frames, build_replay, make_collec
 def test_a_state_of_another_size_is_refused(build_replay):
     storage = build_replay(ReplayBuffer, 10)
     storage.insert_data_slice([rollout_of([1] * 4)])
-    with pytest.raises(ConfigError, match="size 11 cannot go on from one of size 10"):
+    with pytest.raises(ConfigError, match="size 11 cannot continue from one of size 10"):
         build_replay(ReplayBuffer, 11).load_state_dict(storage.state_dict())
 
 
@@ -316,10 +316,10 @@ def test_reset_forgets_everything_and_ids_stay_stale(build_replay):
 
 def test_rollouts_are_refused_that_do_not_fit(build_replay):
     storage = build_replay(ReplayBuffer, 4)
-    with pytest.raises(ConfigError, match="1 environments x 5 steps does not fit into replay of size 4"):
+    with pytest.raises(ConfigError, match="1 environments x 5 steps does not fit in a replay of size 4"):
         storage.insert_data_slice([rollout_of([1] * 5)])
     storage.insert_data_slice([rollout_of([1] * 3)])
-    with pytest.raises(ValueError, match="leaves of the first one"):
+    with pytest.raises(ValueError, match="columns of the first one"):
         storage.insert_data_slice([rollout_of([1] * 3, dtype=torch.int64)])
     with pytest.raises(ValueError, match="got 1 rollouts and 2 sources"):
         storage.insert_data_slice([rollout_of([1])], sources=[0, 1])
@@ -337,7 +337,7 @@ def test_collectors_half_takes_rollouts_of_rollout_size_and_allocates_no_ring(bu
         collector.step()
     assert storage.full
     assert storage.get_all_buffer_data().num_steps == 3
-    assert storage._ring.num_bytes == 0
+    assert storage.ring.num_bytes == 0
     assert storage.advantage_moments() == (0, 0.0, 0.0)
     assert rows is not storage._rollout_rows
 

@@ -49,12 +49,12 @@ def play_into(storages, envs, num_rollouts, num_steps):
 
 def assert_equal_stacks(single, whole, min_share):
     """All rows that can be drawn show the same in both, and the same next."""
-    assert single._ring.num_bytes < whole._ring.num_bytes / 2
-    rows = np.flatnonzero(single._ring.columns["drawable"])
-    assert len(rows) >= min_share * np.count_nonzero(whole._ring.columns["drawable"])
-    for places in (rows, single._ring.columns["link"][rows]):
-        np.testing.assert_array_equal(single._ring.take(places)["obs"], whole._ring.take(places)["obs"])
-    np.testing.assert_array_equal(single._ring.columns["link"], whole._ring.columns["link"])
+    assert single.ring.num_bytes < whole.ring.num_bytes / 2
+    rows = np.flatnonzero(single.ring.columns["drawable"])
+    assert len(rows) >= min_share * np.count_nonzero(whole.ring.columns["drawable"])
+    for places in (rows, single.ring.columns["link"][rows]):
+        np.testing.assert_array_equal(single.ring.take(places)["obs"], whole.ring.take(places)["obs"])
+    np.testing.assert_array_equal(single.ring.columns["link"], whole.ring.columns["link"])
 
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
@@ -70,7 +70,7 @@ def test_stacks_of_atari_games_come_back(build_replay):
     envs = atari_factory("ALE/Breakout-v5", 2, env_kwargs={"max_num_frames_per_episode": 600})(seed=1)
     single, whole = build_replay(ReplayBuffer, 500), build_replay(ReplayBuffer, 500, stacked_frames=1)
     play_into([single, whole], envs, num_rollouts=16, num_steps=25)
-    columns = single._ring.columns
+    columns = single.ring.columns
     assert columns["terminated"].any()
     assert columns["truncated"].any()
     assert_equal_stacks(single, whole, min_share=0.95)

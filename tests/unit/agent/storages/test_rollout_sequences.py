@@ -165,7 +165,7 @@ def test_a_rollout_goes_whole_and_counts_how_often_it_was_drawn(build, make_coll
 def test_a_rollout_that_does_not_fit_is_refused_and_changes_nothing(build, make_collector):
     storage = build(20)
     storage.insert_data_slice([make_collector(num_envs=2, num_steps=9, state_size=STATE).collect()])
-    with pytest.raises(ConfigError, match="2 environments x 11 steps does not fit into replay of size 20"):
+    with pytest.raises(ConfigError, match="2 environments x 11 steps does not fit in a replay of size 20"):
         storage.insert_data_slice([make_collector(num_envs=2, num_steps=11, state_size=STATE).collect()])
     assert storage.num_items == 1
 
@@ -217,4 +217,4 @@ def test_reset_forgets_everything(build, make_collector):
 def test_states_count_as_memory(build, make_collector):
     storage, collector = build(100), make_collector(num_envs=2, num_steps=5, state_size=STATE)
     storage.insert_data_slice([collector.collect()])
-    assert storage.num_bytes == storage._ring.num_bytes + 2 * STATE * 4
+    assert storage.num_bytes == storage.ring.num_bytes + 2 * STATE * 4

@@ -202,7 +202,7 @@ def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, buil
             if not frames:
                 assert storage.num_items == len(expected)
             assert storage.num_items <= len(expected)
-            assert storage.num_items == np.count_nonzero(storage._sums.get(np.arange(capacity)))
+            assert storage.num_items == np.count_nonzero(storage.priority_sums.get(np.arange(capacity)))
             counters = storage.counters
             assert counters["resident"] == len(plain.resident)
             assert counters["inserted"] == counters["resident"] + counters["evicted"]
@@ -216,8 +216,8 @@ def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, buil
 
 def assert_states_are_wanted(storage):
     """States are kept of resident rows only, each once."""
-    slots = storage._book.slot[storage._book.slot >= 0]
-    assert len(set(slots)) == len(slots) == storage._slots.capacity - len(storage._slots._free)
+    slots = storage.windows.slot[storage.windows.slot >= 0]
+    assert len(set(slots)) == len(slots) == len(storage.state_slots.taken)
 
 
 def test_a_stream_known_from_the_middle_warms_up_with_its_stored_state(build):

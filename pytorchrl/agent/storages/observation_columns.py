@@ -1,9 +1,9 @@
-"""How replay keeps one leaf of the observations: as it is, or pictures of a stack once each.
+"""Columns of observations in a replay ring, stored as they are or, for stacked frames, with each frame stored once.
 
-C = capacity in rows, N = rows or observations in a call, K = pictures of a stack, T = steps, E = environments.
+C = capacity in rows, N = observations in a call, K = frames of a stack, T = steps, E = environments.
 
-An observation is either that of a row, a place in [0, C), or an *extra* one: the last of an episode that no row shows, or
-the last of a rollout, which no row shows before the next rollout comes. Extra observation k has the place -(k + 1).
+An observation belongs to a row, at a place in [0, C), or is an *extra* observation that no row contains: the last one
+of an episode, or the last one of a rollout until the next rollout arrives. Extra observation k has the place -(k + 1).
 """
 
 from __future__ import annotations
@@ -13,21 +13,28 @@ from typing import Any
 
 import numpy as np
 
+from pytorchrl.agent.data import State
+
 _FIRST_EXTRAS = 64
 _GROWTH = 1.5
 
 
-class Slots:
-    """Numbers of places that are handed out, given back and handed out again; there are ever more if need be."""
+class SlotPool:
+    """Allocator of slot numbers 0, 1, 2, ...; released numbers are reused, and the pool grows when none is free."""
 
     def __init__(self) -> None:
-        """None are in use."""
+        """Make an empty pool."""
         self._free = np.zeros(0, dtype=np.int64)
         self.capacity = 0
-        """One more than the largest number handed out so far, or to come before the next growth."""
+        """Number of slots, free ones included."""
+
+    @property
+    def taken(self) -> np.ndarray:
+        """The slots in use, in ascending order, (N,) int64."""
+        return np.setdiff1d(np.arange(self.capacity), self._free)
 
     def take(self, count: int) -> np.ndarray:
-        """`count` numbers that are in nobody's use, (count,) int64."""
+        """Return `count` slots that were free, (count,) int64."""
         missing = count - len(self._free)
         if missing > 0:
             grown = max(_FIRST_EXTRAS, self.capacity + missing, int(_GROWTH * self.capacity))
@@ -38,20 +45,20 @@ class Slots:
         return taken[::-1].copy()
 
     def give_back(self, numbers: np.ndarray) -> None:
-        """These are not used any more."""
+        """Release these slots."""
         self._free = np.concatenate([self._free, numbers])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything."""
+    def state_dict(self) -> State:
+        """Return a copy of the whole state."""
         return {"free": self._free.copy(), "capacity": self.capacity}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()`."""
         self._free, self.capacity = np.array(state["free"]), int(state["capacity"])
 
 
 def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fill: int = 0) -> np.ndarray:
-    """Write rows `numbers` of an array that grows where it has no such row; `array` or the larger copy."""
+    """Write `values` to the rows `numbers` of an array; return it, or a larger copy if it lacks some of these rows."""
     if len(numbers) and (needed := int(numbers.max()) + 1) > len(array):
         larger = np.zeros((max(_FIRST_EXTRAS, needed, int(_GROWTH * len(array))), *array.shape[1:]), array.dtype)
         if fill:
@@ -63,7 +70,7 @@ def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fil
 
 
 def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
-    """Write (E, T, ...) values environment by environment from place `start` on, across the end of the ring."""
+    """Write values (E, T, ...), one environment after another, from place `start` on; wrap at the end of the ring."""
     count, capacity = values.shape[0] * values.shape[1], len(column)
     end = start + count
     if end <= capacity:
@@ -74,122 +81,128 @@ def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
     column[:end - capacity] = flat[capacity - start:]
 
 
-class Leaf(ABC):
-    """One leaf of the observations of all rows, and of the extra ones."""
+class ObservationColumn(ABC):
+    """One leaf of the observations of all rows, and of the extra observations."""
 
     depth: int = 0
-    """How many rows after a row may need a part of it."""
+    """Number of rows after a row that may share its data."""
 
     @abstractmethod
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
-        """Put the observations of a rollout into T·E rows and E extra observations.
+        """Store the observations of a rollout in T·E rows and E extra observations.
 
         Args:
-            start: Place of the first row; those of an environment follow each other.
+            start: Place of the first row; the rows of an environment are consecutive.
             obs: (T+1, E, ...).
-            places: (T+1, E) of each; those of row T are extra ones.
-            previous: (E,) places of the extra observations that row 0 shows again, 0 where there is none.
-            cut: (T+1, E) bool, whether a row's observation does not come one step after that of the row before.
+            places: (T+1, E) int64, the place of each observation; those of row T are extra observations.
+            previous: (E,) int64, places of the extra observations that row 0 repeats; 0 where there is none.
+            cut: (T+1, E) bool, whether an observation is not the one a step after that of the previous row.
         """
 
     @abstractmethod
     def write_finals(self, obs: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
-        """Put N last observations of episodes, (N, ...), into extra ones at `places`, each one step after `before`."""
+        """Store N last observations of episodes, (N, ...).
+
+        Args:
+            obs: (N, ...).
+            places: (N,) int64, their extra places.
+            before: (N,) int64, places of the rows one step before them.
+        """
 
     @abstractmethod
     def take(self, places: np.ndarray) -> np.ndarray:
-        """Observations at `places`, (N, ...), in memory of their own."""
+        """Return a copy of the observations at `places`, (N, ...)."""
 
     def free(self, places: np.ndarray) -> None:  # noqa: B027 - only stacks have anything to do
-        """Nobody asks any more for the observations at these places."""
+        """Release what is stored for the observations at these places."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """(N,) bool, whether `rows` need a part of the `count` rows from `start` on, which were freed."""
+        """Return whether each of `rows` needs data of the `count` freed rows from `start` on, (N,) bool."""
         return np.zeros(len(rows), dtype=np.bool_)
 
     def clear(self) -> None:  # noqa: B027 - only stacks have anything to do
-        """Nobody asks any more for anything."""
+        """Release everything."""
 
     @abstractmethod
-    def state_dict(self, num_rows: int) -> dict[str, Any]:
-        """Everything; rows from `num_rows` on were never written."""
+    def state_dict(self, num_rows: int) -> State:
+        """Return a copy of the whole state; rows from `num_rows` on were never written."""
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()`."""
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Memory that it holds."""
+        """Allocated memory in bytes."""
 
 
-class WholeLeaf(Leaf):
-    """Observations as they are."""
+class PlainColumn(ObservationColumn):
+    """Observations stored as they are."""
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Allocate `capacity` rows."""
-        self._rows = np.zeros((capacity, *shape), dtype)
+        self.rows = np.zeros((capacity, *shape), dtype)
         self._extras = np.zeros((0, *shape), dtype)
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
-        """See `Leaf`."""
-        write_rows(self._rows, start, obs[:-1].swapaxes(0, 1))
+        """See `ObservationColumn`."""
+        write_rows(self.rows, start, obs[:-1].swapaxes(0, 1))
         self._extras = write_extras(self._extras, -1 - places[-1], obs[-1])
 
     def write_finals(self, obs: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
-        """See `Leaf`."""
+        """See `ObservationColumn`."""
         self._extras = write_extras(self._extras, -1 - places, obs)
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """See `Leaf`."""
-        obs = self._rows.take(places, axis=0, mode="clip")
+        """See `ObservationColumn`."""
+        obs = self.rows.take(places, axis=0, mode="clip")
         extra = np.flatnonzero(places < 0)
         if len(extra):
             obs[extra] = self._extras[-1 - places[extra]]
         return obs
 
-    def state_dict(self, num_rows: int) -> dict[str, Any]:
-        """See `Leaf`."""
-        return {"rows": self._rows[:num_rows].copy(), "extras": self._extras.copy()}
+    def state_dict(self, num_rows: int) -> State:
+        """See `ObservationColumn`."""
+        return {"rows": self.rows[:num_rows].copy(), "extras": self._extras.copy()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Leaf`."""
-        self._rows[:len(state["rows"])] = state["rows"]
+    def load_state_dict(self, state: State) -> None:
+        """See `ObservationColumn`."""
+        self.rows[:len(state["rows"])] = state["rows"]
         self._extras = np.array(state["extras"])
 
     @property
     def num_bytes(self) -> int:
-        """See `Leaf`."""
-        return self._rows.nbytes + self._extras.nbytes
+        """See `ObservationColumn`."""
+        return self.rows.nbytes + self._extras.nbytes
 
 
-class StackedLeaf(Leaf):
-    """Stacks of the last K pictures, of which each picture is kept once.
+class StackedColumn(ObservationColumn):
+    """Stacks of the last K frames, each frame stored once.
 
-    A row has a picture of its own, the newest of its stack, and the numbers of all K: below C the picture of that row, C
-    a black picture, beyond it extra pictures. What a stack shows that the row before does not have (at the start of an
-    episode, padded as it may be) is kept in extra pictures, so that every stack comes back as it was.
+    A row stores the newest frame of its stack, and the numbers of all K frames: numbers below C are frames of rows, C
+    is a black frame, and larger numbers are extra frames. Frames that the previous row does not contain (at the start
+    of an episode, with any padding) are stored as extra frames, so that every stack is restored exactly.
 
-    An extra picture belongs to one place, and goes with it. A row whose older pictures went with earlier rows is `broken`.
+    An extra frame is owned by one place, and is released with it. A row whose older frames were evicted is `broken`.
     """
 
     def __init__(self, capacity: int, shape: tuple[int, ...], dtype: np.dtype[Any], num_frames: int) -> None:
-        """Allocate `capacity` rows of stacks of `shape` (K·c, ...), K = `num_frames`."""
+        """Allocate `capacity` rows of stacks of `shape` (K·c, ...), where K is `num_frames`."""
         self._shape, self._num_frames = shape, num_frames
         self._black = capacity
         frame_size = int(np.prod(shape)) // num_frames
-        self._frames = np.zeros((capacity, frame_size), dtype)
+        self.frames = np.zeros((capacity, frame_size), dtype)
         self._extra_frames = np.zeros((1, frame_size), dtype)  # number 0 is the black one
         self._row_frames = np.zeros((capacity, num_frames), dtype=np.int32)
         self._extra_stacks = np.zeros((0, num_frames), dtype=np.int32)
         self.clear()
 
     def clear(self) -> None:
-        """See `Leaf`."""
-        self._slots = Slots()
-        self._slots.take(1)
-        self._owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # the black picture's: nobody
+        """See `ObservationColumn`."""
+        self.slots = SlotPool()
+        self.slots.take(1)
+        self.owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # nobody owns the black frame
 
     @property
     def depth(self) -> int:  # type: ignore[override]
@@ -197,9 +210,9 @@ class StackedLeaf(Leaf):
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
-        """See `Leaf`."""
+        """See `ObservationColumn`."""
         stacks = self._split(obs)
-        write_rows(self._frames, start, stacks[:-1, :, -1].swapaxes(0, 1))
+        write_rows(self.frames, start, stacks[:-1, :, -1].swapaxes(0, 1))
         newest = np.concatenate([places[:-1], self._keep(stacks[-1, :, -1], places[-1])[None]])
         base = cut.copy()
         base[0] = True
@@ -217,7 +230,7 @@ class StackedLeaf(Leaf):
         self._extra_stacks = write_extras(self._extra_stacks, -1 - places[-1], frames[-1])
 
     def write_finals(self, obs: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
-        """See `Leaf`."""
+        """See `ObservationColumn`."""
         stacks = self._split(obs)
         newest = self._keep(stacks[:, -1], places)
         fresh = ~_follows(self._split(self.take(before)), stacks)
@@ -226,57 +239,58 @@ class StackedLeaf(Leaf):
         self._extra_stacks = write_extras(self._extra_stacks, -1 - places, frames)
 
     def take(self, places: np.ndarray) -> np.ndarray:
-        """See `Leaf`."""
+        """See `ObservationColumn`."""
         frames = self._row_frames.take(places, axis=0, mode="clip")
         extra = np.flatnonzero(places < 0)
         if len(extra):
             frames[extra] = self._extra_stacks[-1 - places[extra]]
         numbers = frames.reshape(-1)
-        pictures = self._frames.take(numbers, axis=0, mode="clip")
+        images = self.frames.take(numbers, axis=0, mode="clip")
         other = np.flatnonzero(numbers >= self._black)
         if len(other):
-            pictures[other] = self._extra_frames[numbers[other] - self._black]
-        return pictures.reshape(len(places), *self._shape)
+            images[other] = self._extra_frames[numbers[other] - self._black]
+        return images.reshape(len(places), *self._shape)
 
     def free(self, places: np.ndarray) -> None:
-        """See `Leaf`."""
+        """See `ObservationColumn`."""
         frames = self._stacks_at(places)
         row, column = np.nonzero(frames > self._black)
         extra = frames[row, column] - self._black
-        owned = np.unique(extra[self._owners[extra] == places[row]])
+        owned = np.unique(extra[self.owners[extra] == places[row]])
         if len(owned):
-            self._owners[owned] = self._black
-            self._slots.give_back(owned)
+            self.owners[owned] = self._black
+            self.slots.give_back(owned)
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """See `Leaf`."""
-        # Whoever shows an extra picture of a row shows the row's own, newer one, too: that one says it all.
+        """See `ObservationColumn`."""
+        # A stack with an extra frame of a row also contains the row's own, newer frame, so checking the latter
+        # suffices.
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
-    def state_dict(self, num_rows: int) -> dict[str, Any]:
-        """See `Leaf`."""
+    def state_dict(self, num_rows: int) -> State:
+        """See `ObservationColumn`."""
         return {
-            "frames": self._frames[:num_rows].copy(), "row_frames": self._row_frames[:num_rows].copy(),
+            "frames": self.frames[:num_rows].copy(), "row_frames": self._row_frames[:num_rows].copy(),
             "extra_frames": self._extra_frames.copy(), "extra_stacks": self._extra_stacks.copy(),
-            "owners": self._owners.copy(), "slots": self._slots.state_dict()}
+            "owners": self.owners.copy(), "slots": self.slots.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Leaf`."""
+    def load_state_dict(self, state: State) -> None:
+        """See `ObservationColumn`."""
         num_rows = len(state["frames"])
-        self._frames[:num_rows], self._row_frames[:num_rows] = state["frames"], state["row_frames"]
+        self.frames[:num_rows], self._row_frames[:num_rows] = state["frames"], state["row_frames"]
         self._extra_frames, self._extra_stacks = np.array(state["extra_frames"]), np.array(state["extra_stacks"])
-        self._owners = np.array(state["owners"])
-        self._slots.load_state_dict(state["slots"])
+        self.owners = np.array(state["owners"])
+        self.slots.load_state_dict(state["slots"])
 
     @property
     def num_bytes(self) -> int:
-        """See `Leaf`."""
+        """See `ObservationColumn`."""
         return sum(array.nbytes for array in (
-            self._frames, self._row_frames, self._extra_frames, self._extra_stacks, self._owners))
+            self.frames, self._row_frames, self._extra_frames, self._extra_stacks, self.owners))
 
     def _split(self, obs: np.ndarray) -> np.ndarray:
-        """(..., K·c, H, W) -> (..., K, c·H·W)."""
+        """Reshape stacks (..., K·c, H, W) to (..., K, c·H·W)."""
         leading = obs.shape[:obs.ndim - len(self._shape)]
         return np.ascontiguousarray(obs).reshape(*leading, self._num_frames, -1)
 
@@ -286,15 +300,15 @@ class StackedLeaf(Leaf):
         frames[extra] = self._extra_stacks[-1 - places[extra]]
         return frames
 
-    def _keep(self, pictures: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Numbers of extra pictures (N, F) that belong to `owners`, (N,) places."""
-        extra = self._slots.take(len(pictures))
-        self._extra_frames = write_extras(self._extra_frames, extra, pictures)
-        self._owners = write_extras(self._owners, extra, owners, fill=self._black)
+    def _keep(self, images: np.ndarray, owners: np.ndarray) -> np.ndarray:
+        """Store extra frames (N, F) owned by `owners`, (N,) places; return their numbers, (N,)."""
+        extra = self.slots.take(len(images))
+        self._extra_frames = write_extras(self._extra_frames, extra, images)
+        self.owners = write_extras(self.owners, extra, owners, fill=self._black)
         return extra + self._black
 
     def _whole(self, stacks: np.ndarray, newest: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Numbers of the pictures of stacks (N, K, F) of which only the newest is kept so far, (N, K)."""
+        """Store all frames but the newest of stacks (N, K, F); return the numbers of all frames, (N, K)."""
         frames = np.empty(stacks.shape[:2], dtype=np.int32)
         frames[:, -1] = newest
         for k in range(self._num_frames - 2, -1, -1):
@@ -304,18 +318,27 @@ class StackedLeaf(Leaf):
         return frames
 
     def _taken_over(self, extras: np.ndarray, newest: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Numbers of the pictures that rows show as extra observations did; (N,) each, what comes back (N, K)."""
+        """Return the numbers of frames of rows that replace extra observations, and take over the frames' ownership.
+
+        Args:
+            extras: (N,) places of the extra observations.
+            newest: (N,) numbers of their newest frames.
+            rows: (N,) places of the rows.
+
+        Returns:
+            (N, K) numbers.
+        """
         frames = self._extra_stacks[-1 - extras]
         own = frames == frames[:, -1:]
         row, column = np.nonzero((frames > self._black) & ~own)
         extra = frames[row, column] - self._black
-        moved = self._owners[extra] == extras[row]
-        self._owners[extra[moved]] = rows[row[moved]]
+        moved = self.owners[extra] == extras[row]
+        self.owners[extra[moved]] = rows[row[moved]]
         return np.where(own, newest[:, None], frames)
 
 
 def _follows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Whether stacks (N, K, F) are those before, moved on by one picture; (N,) bool."""
+    """Return whether the stacks `after`, (N, K, F), are the stacks `before` moved on by one frame, (N,) bool."""
     size = before.shape[2]
     older, newer = before.reshape(len(before), -1)[:, size:], after.reshape(len(after), -1)[:, :-size]
     if size * before.itemsize % 8 == 0:  # eight bytes at once take a fifth of the time
@@ -324,12 +347,12 @@ def _follows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 
 def _follow_on(frames: np.ndarray, newest: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """Numbers of all rows' pictures from those of the rows that start anew.
+    """Return the numbers of the frames of all rows, (T+1, E, K).
 
     Args:
-        frames: (T+1, E, K), right where `base` is true.
-        newest: (T+1, E), the numbers of the newest pictures.
-        base: (T+1, E) bool, true in row 0; every other row is the one before it, moved on by one picture.
+        frames: (T+1, E, K) numbers, correct where `base` is true.
+        newest: (T+1, E), numbers of the newest frames.
+        base: (T+1, E) bool, true in row 0; every other row is the previous row moved on by one frame.
     """
     num_rows, num_envs, num_frames = frames.shape
     row, env = np.arange(num_rows)[:, None], np.arange(num_envs)[None]

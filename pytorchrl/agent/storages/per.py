@@ -1,0 +1,217 @@
+"""Prioritised experience replay (Schaul et al. 2016). N = transitions that can be drawn, B = transitions drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pytorchrl.agent.data import ReplayBatch, RolloutData, State
+from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule
+from pytorchrl.agent.storages.replay import ERROR, ReplayBuffer
+from pytorchrl.agent.storages.ring import Inserted, Ring
+from pytorchrl.agent.storages.trees import MinTree, SumTree
+from pytorchrl.errors import ConfigError
+
+_FIRST_PRIORITY = 1.0
+
+
+class PERBuffer(ReplayBuffer):
+    """Replay that draws transitions with larger TD errors more often (Schaul et al. 2016).
+
+    With d the absolute TD error: p = (d + epsilon)^alpha, P = p / sum p, w = (N P)^-beta / max w. A new transition has
+    the largest d + epsilon so far, at first 1, unless `add_errors` has computed its own.
+    """
+
+    has_priorities: ClassVar[bool] = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(ReplayBuffer.Options):
+        """Options of `PERBuffer`."""
+
+        alpha: float = option(
+            0.6, low=0.0, exclusive=True, help="Exponent of priorities; towards 0, draws become uniform.")
+        beta: float | Schedule = option(
+            0.4, low=0.0, exclusive=True, updatable=True,
+            help="Exponent of importance weights; 1 corrects entirely for the priorities.")
+        epsilon: float = option(1e-6, help="Added to each absolute error.", low=0.0, exclusive=True)
+        weight_norm: str = option(
+            "batch", help="Set of transitions whose largest weight is scaled to 1: the batch, or the whole buffer.",
+            choices=("batch", "buffer"))
+        stratified: bool = option(False, help="Draw once from each of B equal parts of the sum of priorities.")
+
+    options: Options
+
+    def __init__(self, options: Options, **context: Any) -> None:  # those of `ReplayBuffer`
+        """Use `create_factory`; see `ReplayBuffer`."""
+        super().__init__(options, **context)
+        self._max_priority = _FIRST_PRIORITY
+        self._num_stale = 0
+        self._changes: list[np.ndarray] | None = None
+
+    # The trees are made when first needed, because a collector's storage does not need them.
+
+    @functools.cached_property
+    def priority_sums(self) -> SumTree:
+        """Priorities p by place in the ring, in a tree of sums."""
+        return SumTree(self.options.size)
+
+    @functools.cached_property
+    def priority_minima(self) -> MinTree:
+        """Priorities p by place in the ring, in a tree of minima."""
+        return MinTree(self.options.size)
+
+    @property
+    def mass(self) -> float:
+        """Sum of p over all transitions that can be drawn."""
+        return self.priority_sums.total if self.num_items else 0.0
+
+    @property
+    def min_priority(self) -> float:
+        """Smallest p of all transitions that can be drawn; infinity if there is none."""
+        return self.priority_minima.smallest if self.num_items else math.inf
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Counters of `ReplayBuffer`, and `stale_priorities`.
+
+        Errors that arrived after the eviction of their transitions.
+        """
+        return {**super().counters, "stale_priorities": self._num_stale}
+
+    def after_gradients(self, batch: ReplayBatch, info: Mapping[str, object]) -> None:
+        """Update priorities from the errors of a batch; if an error is not finite, the update is skipped, as is this.
+
+        Args:
+            batch: The batch that the gradients are of.
+            info: Contains `errors`, (B,) TD errors of either sign.
+
+        Raises:
+            ConfigError: `info` contains no errors.
+        """
+        if "errors" not in info:
+            raise ConfigError("priorities need an algorithm whose info has errors; use ReplayBuffer instead")
+        errors = _array(self.item_errors(batch, info["errors"]))
+        if np.isfinite(errors).all():
+            self.update_priorities(_array(batch.ids), errors)
+
+    def add_errors(self, rollout: RolloutData) -> None:
+        """Add the first priorities of transitions to their rollout: absolute TD errors with this algorithm's weights.
+
+        N-step returns end with the rollout, as they do in replay until the next rollout arrives.
+
+        Args:
+            rollout: T >= 1 steps; receives `other["error"]`, (T, E) float32, which is 0 where there is no transition.
+        """
+        ring = Ring(rollout.num_steps * rollout.num_envs, stacked_frames=1)
+        rows = ring.insert(rollout, None).rows
+        rows = rows[ring.columns["drawable"][rows]]
+        errors = np.zeros(ring.capacity, np.float32)
+        errors[rows] = _array(self.algorithm.td_errors(self._batch(ring, rows, np.ones(len(rows)))))
+        rollout.other[ERROR] = torch.from_numpy(errors.reshape(rollout.num_envs, rollout.num_steps).T.copy())
+
+    def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
+        """Set the priorities of transitions from their errors; errors of evicted transitions are counted and discarded.
+
+        Args:
+            ids: (N,) int64 ids of batches; of repeated ids the last one wins.
+            errors: (N,) float TD errors of either sign.
+
+        Raises:
+            ValueError: Lengths differ, an error is not finite, or an id was not given to a row so far.
+        """
+        if len(ids) != len(errors):
+            raise ValueError(f"got {len(ids)} ids and {len(errors)} priorities")
+        if not np.isfinite(errors).all():
+            raise ValueError("priorities must be finite")
+        rows = ids % self.options.size
+        # A row that lost a frame of its stack cannot be drawn either.
+        known = self.ring.resident(ids)
+        known[known] = self.ring.columns["drawable"][rows[known]]
+        self._num_stale += int(np.count_nonzero(~known))
+        if known.any():
+            with self._noted(rows[known]):
+                self._set_leaves(rows[known], self._priorities(errors[known]) ** self.options.alpha)
+
+    def keep_notes(self) -> None:
+        """See `ReplayBuffer`."""
+        super().keep_notes()
+        self._changes = []
+
+    def take_notes(self) -> dict[str, np.ndarray]:
+        """See `ReplayBuffer`."""
+        changes, self._changes = self._changes or [], None if self._changes is None else []
+        return {**super().take_notes(), "priority_change": np.concatenate([np.zeros(0), *changes])}
+
+    @contextlib.contextmanager
+    def _noted(self, rows: np.ndarray) -> Iterator[None]:
+        """Record the change of the priorities of rows, (N,) places that may repeat, within the context."""
+        if self._changes is None:
+            yield
+            return
+        rows, root = np.unique(rows), 1.0 / self.options.alpha
+        before = self.priority_sums.get(rows) ** root
+        yield
+        self._changes.append(self.priority_sums.get(rows) ** root - before)
+
+    def reset(self) -> None:
+        """See `ReplayBuffer`; the largest priority so far is kept."""
+        super().reset()
+        self.priority_sums.clear()
+        self.priority_minima.clear()
+
+    def _inserted(self, inserted: Inserted) -> None:
+        self._set_leaves(inserted.broken, 0.0)
+        valid = self.ring.columns["drawable"][inserted.rows]
+        priorities: float | np.ndarray = self._max_priority
+        if inserted.errors is not None:
+            priorities = self._priorities(inserted.errors)
+        self._set_leaves(inserted.rows, np.where(valid, priorities ** self.options.alpha, 0.0))
+
+    def _priorities(self, errors: np.ndarray) -> np.ndarray:
+        """Return d + epsilon of errors (N,), (N,) float64, and remember the largest.
+
+        Raises:
+            ValueError: An error is not finite.
+        """
+        if not np.isfinite(errors).all():
+            raise ValueError("priorities must be finite")
+        priorities = np.abs(errors).astype(np.float64) + self.options.epsilon
+        self._max_priority = max(self._max_priority, float(priorities.max(initial=0.0)))
+        return priorities
+
+    def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw rows by priority, with importance weights; see `ReplayBuffer`."""
+        share = torch.rand(count, dtype=torch.float64, generator=self.generator).numpy()
+        if self.options.stratified:
+            share = (np.arange(count) + share) / count
+        rows = self.priority_sums.find_prefix(share * self.priority_sums.total)
+        leaves = self.priority_sums.get(rows)
+        smallest = leaves.min() if self.options.weight_norm == "batch" else self.priority_minima.smallest
+        return rows, (leaves / smallest) ** -self.parameters["beta"]  # N and the sum cancel out
+
+    def _set_leaves(self, rows: np.ndarray, leaves: np.ndarray | float) -> None:
+        self.priority_sums.set(rows, leaves)
+        self.priority_minima.set(rows, np.where(np.asarray(leaves) > 0.0, leaves, np.inf))
+
+    def _contents(self) -> State:
+        rows = np.arange(self.options.size)
+        return {**super()._contents(), "leaves": self.priority_sums.get(rows), "max_priority": self._max_priority,
+                "num_stale": self._num_stale}
+
+    def _load_contents(self, contents: State) -> None:
+        super()._load_contents(contents)
+        self._set_leaves(np.arange(self.options.size), contents["leaves"])
+        self._max_priority, self._num_stale = contents["max_priority"], contents["num_stale"]
+
+
+def _array(values: object) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
