@@ -65,7 +65,7 @@ def build_vector(blueprint: Blueprint) -> tuple[AnyVectorEnv, AutoresetMode]:
         return _build_async(blueprint, spec, mode), mode
     makers = [functools.partial(build_env, blueprint, spec, index) for index in range(blueprint.num_envs)]
     try:
-        return _InProcess(makers, copy=False, autoreset_mode=mode), mode
+        return InProcessVectorEnv(makers, copy=False, autoreset_mode=mode), mode
     except RuntimeError as failure:  # the environments' spaces differ
         raise EnvError(f"{blueprint.where}: {describe(failure)}") from failure
 
@@ -173,7 +173,7 @@ def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode
     makers = [functools.partial(env_or_failure, maker, observation_space, action_space) for maker in makers]
     try:
         # spawn, because a fork of a process with threads, such as those of torch, may deadlock.
-        envs = _Processes(makers, copy=False, context="spawn", autoreset_mode=mode)
+        envs = ProcessesVectorEnv(makers, copy=False, context="spawn", autoreset_mode=mode)
     except (RuntimeError, ValueError, OSError, EOFError) as failure:
         raise EnvError(f"{blueprint.where}: the processes could not be started: {describe(failure)}") from failure
     envs.restarts = restarts
@@ -238,7 +238,7 @@ def _parameters(function: EnvFn) -> set[str]:
         return set()
 
 
-class _InProcess(SyncVectorEnv):
+class InProcessVectorEnv(SyncVectorEnv):
     """Gymnasium's vector environment, with a `step` that takes a third of its overhead in the most frequent case."""
 
     def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:
@@ -270,7 +270,7 @@ class _InProcess(SyncVectorEnv):
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 
 
-class _Processes(AsyncVectorEnv):
+class ProcessesVectorEnv(AsyncVectorEnv):
     """Gymnasium's vector environment with one process for each environment, with restarts and complete errors."""
 
     restarts: Restarts | None = None

@@ -35,7 +35,7 @@ def check_main_guard(setting: str) -> None:
         tree = ast.parse("".join(lines))
     except SyntaxError:  # the file has changed since the script started
         return
-    if lines and not _is_guarded(tree, frame.f_lineno):
+    if lines and not is_guarded(tree, frame.f_lineno):
         raise ConfigError(
             f"{setting} starts processes that import the script again, and line {frame.f_lineno} of {path}, "
             'which starts them, is not under `if __name__ == "__main__":`; move the training code into a function and '
@@ -55,7 +55,7 @@ def _main_frame() -> FrameType | None:
     return frame
 
 
-def _is_guarded(tree: ast.Module, line: int) -> bool:
+def is_guarded(tree: ast.Module, line: int) -> bool:
     """Return whether the line is inside an `if` that distinguishes the script's own run from its import."""
     return any(
         isinstance(node, ast.If) and node.lineno <= line <= (node.end_lineno or line)

@@ -9,7 +9,8 @@ EMPTY = torch.empty(0)
 def batches():
     rows = {"obs": {}, "action": EMPTY, "ret": EMPTY}
     drawn = {**rows, "discount": EMPTY, "weight": EMPTY, "ids": EMPTY}
-    yield Batch(**rows, done=EMPTY, rhs={}, mask=None, valid=None, logp=EMPTY, value=EMPTY, advantage=EMPTY, num_samples=7)
+    yield Batch(
+        **rows, done=EMPTY, rhs={}, mask=None, valid=None, logp=EMPTY, value=EMPTY, advantage=EMPTY, num_samples=7)
     yield ReplayBatch(**drawn, next_obs={}, num_samples=7)
     yield SequenceBatch(**drawn, done=EMPTY, rhs={}, next_row=EMPTY, valid=EMPTY, burn_in=0, num_samples=7)
 

@@ -37,8 +37,9 @@ def test_make_factory_picks_the_suite_by_id():
 
 
 @pytest.mark.parametrize(("name", "is_module"), [
-    ("mpe2.simple_spread_v3", True), ("no_such.module", True), ("json", True), ("__main__", True), ("CartPole-v1", False),
-    ("CartPole", False), ("ALE/Pong-v5", False), ("module:Env-v0", False), ("mpe2.simple-v3", False), ("", False),
+    ("mpe2.simple_spread_v3", True), ("no_such.module", True), ("json", True), ("__main__", True),
+    ("CartPole-v1", False), ("CartPole", False), ("ALE/Pong-v5", False), ("module:Env-v0", False),
+    ("mpe2.simple-v3", False), ("", False),
 ])
 def test_environments_of_several_agents_are_named_by_modules(name, is_module):
     assert names_module(name) is is_module

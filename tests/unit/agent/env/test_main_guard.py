@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from pytorchrl.agent.env.main_guard import _is_guarded
+from pytorchrl.agent.env.main_guard import is_guarded
 
 HEAD = """
 import pytorchrl
@@ -14,7 +14,8 @@ from pytorchrl.envs.testing import CountingEnv
 open("imported", "a").write("x")
 
 def main():
-    agent = pytorchrl.train("ppo", CountingEnv, target_steps=16, num_envs=2, num_steps=4, backend="async", progress=False, seed=1)
+    agent = pytorchrl.train(
+        "ppo", CountingEnv, target_steps=16, num_envs=2, num_steps=4, backend="async", progress=False, seed=1)
     print("trained", agent.summary["env_steps"])
 
 """
@@ -28,7 +29,8 @@ def test_a_script_without_guard_is_refused_before_any_process_starts(run_python,
     assert result.returncode == 1
     line = HEAD.count("\n") + call.count("\n") + 1
     message = result.stderr.splitlines()[-1]
-    assert f"ConfigError: backend='async' starts processes that import the script again, and line {line} of {script}" in message
+    assert ("ConfigError: backend='async' starts processes that import the script again, and "
+            f"line {line} of {script}") in message
     assert 'if __name__ == "__main__":' in message
     assert (tmp_path / "imported").read_text() == "x"
     assert "trained" not in result.stdout
@@ -39,7 +41,8 @@ def test_a_script_without_guard_is_refused_before_any_process_starts(run_python,
     'import multiprocessing\nif multiprocessing.current_process().name == "MainProcess":\n    main()',
     'try:\n    if __name__ == "__main__":\n        main()\nfinally:\n    pass',
     # In a thread, as the workers of a scheme are.
-    'import threading\nif __name__ == "__main__":\n    thread = threading.Thread(target=main)\n    thread.start()\n    thread.join()'])
+    'import threading\nif __name__ == "__main__":\n'
+    '    thread = threading.Thread(target=main)\n    thread.start()\n    thread.join()'])
 def test_a_script_with_guard_trains(run_python, tmp_path, call):
     script = tmp_path / "script.py"
     script.write_text(HEAD + call)
@@ -63,18 +66,19 @@ def test_a_script_that_cannot_be_read_any_more_is_not_refused(run_python, tmp_pa
     script = tmp_path / "script.py"
     script.write_text(
         "import os\nfrom pytorchrl.agent.env.main_guard import check_main_guard\n"
-        'if __name__ == "__main__":\n    os.remove(__file__)\n    check_main_guard("backend=\'async\'")\n    print("went on")\n')
+        'if __name__ == "__main__":\n    os.remove(__file__)\n    check_main_guard("backend=\'async\'")\n'
+        '    print("went on")\n')
     result = run_python(script)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "went on\n"
 
 
-@pytest.mark.parametrize(("text", "line", "is_guarded"), [
+@pytest.mark.parametrize(("text", "line", "expected"), [
     ('if __name__ == "__main__":\n    f()\n', 2, True),
     ('if __name__ == "__main__":\n    f()\n', 1, True),
     ('if __name__ == "__main__" and x:\n    f(\n 1)\n', 3, True),
     ('if x == "__main__":\n    f()\n', 2, False),
     ('if __name__ == "__main__":\n    pass\nf()\n', 3, False),
 ])
-def test_lines_under_a_guard(text, line, is_guarded):
-    assert _is_guarded(ast.parse(text), line) == is_guarded
+def test_lines_under_a_guard(text, line, expected):
+    assert is_guarded(ast.parse(text), line) == expected

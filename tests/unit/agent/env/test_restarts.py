@@ -303,8 +303,9 @@ def test_a_restarted_environment_has_another_seed_each_time():
 def test_rllib_step_that_always_fails_is_an_error_after_a_few_restarts_not_retried_for_ever():
     env, log = planned({("step", "always")}, error=lambda: KeyError("permanent"))
     env.reset()
-    with pytest.raises(EnvError, match=r"GWorker 0/CWorker 0, env \d: step raised after 1 steps, seed \d+: KeyError: "
-                                       r"'permanent'; not restarted, .*restarted 3 times within its last 1000") as caught:
+    with pytest.raises(EnvError, match=(
+            r"GWorker 0/CWorker 0, env \d: step raised after 1 steps, seed \d+: KeyError: "
+            r"'permanent'; not restarted, .*restarted 3 times within its last 1000")) as caught:
         play(env, 5)
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.traceback[-1].path.name != "test_restarts.py"
@@ -317,7 +318,8 @@ def test_rllib_step_that_always_fails_is_an_error_after_a_few_restarts_not_retri
 def test_rllib_reset_that_always_fails_is_an_error_after_3_rebuilds_not_996(autoreset):
     plan = {(copy, "reset", 0) for copy in range(2, 2000)}
     env, log = planned(plan | {(1, "step", 2)}, CountingEnv, num_envs=1, autoreset=autoreset)
-    with pytest.raises(EnvError, match=r"reset raised after 0 steps.*planned; not restarted, .*restarted 3 times") as caught:
+    match = r"reset raised after 0 steps.*planned; not restarted, .*restarted 3 times"
+    with pytest.raises(EnvError, match=match) as caught:
         play(env, 10)
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert not isinstance(caught.value.__cause__, RecursionError)
@@ -329,7 +331,8 @@ def test_rllib_reset_that_always_fails_is_an_error_after_3_rebuilds_not_996(auto
 def test_a_constructor_that_always_fails_later_is_an_error_after_3_attempts():
     plan = {(copy, "constructor", 0) for copy in range(2, 2000)}
     env, log = planned(plan | {(1, "step", 2)}, CountingEnv, num_envs=1)
-    with pytest.raises(EnvError, match=r"env 0: the constructor raised: RuntimeError: planned; not restarted, .* 3 times"):
+    match = r"env 0: the constructor raised: RuntimeError: planned; not restarted, .* 3 times"
+    with pytest.raises(EnvError, match=match):
         play(env, 10)
     assert [copy for copy, call in log if call == "constructor"] == [0, 1, 2, 3, 4]
     env.close()
@@ -382,8 +385,8 @@ def test_each_restart_is_logged_with_where_when_and_why(caplog):
     assert record.levelname == "WARNING"
     first, *lines = record.getMessage().splitlines()
     seed = env.seeds[1]
-    assert first == (f"GWorker 0/CWorker 0, env 1: step raised after 5 steps, seed {seed}: RuntimeError: planned; restarted "
-                     "at step 4 of the worker, restart 1 of its environments")
+    assert first == (f"GWorker 0/CWorker 0, env 1: step raised after 5 steps, seed {seed}: RuntimeError: planned; "
+                     "restarted at step 4 of the worker, restart 1 of its environments")
     assert lines[-1] == "RuntimeError: planned"
 
 
@@ -426,7 +429,8 @@ def test_the_budget_is_for_all_environments_within_1000_steps(limit):
     play(env, WINDOW + 5)
     assert env.num_restarts == limit + 1
     env, _ = planned(ok | {(4, "step", WINDOW - 1)}, CountingEnv, **options)
-    with pytest.raises(EnvError, match=rf"restarted {limit} times within its last 1000 steps \(max_env_restarts={limit}\)"):
+    match = rf"restarted {limit} times within its last 1000 steps \(max_env_restarts={limit}\)"
+    with pytest.raises(EnvError, match=match):
         play(env, WINDOW + 5)
     assert env.num_restarts == limit
 

@@ -66,7 +66,8 @@ def test_flatten_space_names_the_leaf_that_it_refuses():
         flatten_space(spaces.Sequence(spaces.Discrete(3)))
     with pytest.raises(SpaceError, match="no leaf"):
         flatten_space(spaces.Dict({"action_mask": spaces.MultiBinary(2)}))
-    with pytest.raises(SpaceError, match=r"leaf 'obs' is Box.*, whose shape \(0,\) has no elements; a wrapper can drop it"):
+    match = r"leaf 'obs' is Box.*, whose shape \(0,\) has no elements; a wrapper can drop it"
+    with pytest.raises(SpaceError, match=match):
         flatten_space(spaces.Box(-1, 1, (0,)))
     with pytest.raises(SpaceError, match=r"leaf 'a/b' is Box.*\(2, 0\)"):
         flatten_space(spaces.Dict({"a": spaces.Dict({"b": spaces.Box(-1, 1, (2, 0))}), "c": spaces.Discrete(2)}))
@@ -81,7 +82,8 @@ def test_action_spaces_count_from_zero():
     assert action_start(spaces.MultiDiscrete([2, 3], start=[1, 0])).tolist() == [1, 0]
     assert action_start(spaces.Discrete(3)) is None
     assert action_start(spaces.Box(-1, 1, (2,))) is None
-    with pytest.raises(SpaceError, match=r"the action space is Box.*shape \(3, 0\) has no elements; there would be nothing to decide"):
+    match = r"the action space is Box.*shape \(3, 0\) has no elements; there would be nothing to decide"
+    with pytest.raises(SpaceError, match=match):
         flatten_action_space(spaces.Box(-1, 1, (3, 0)))
     with pytest.raises(SpaceError, match="action space is Dict"):
         flatten_action_space(spaces.Dict({"a": spaces.Discrete(2)}))

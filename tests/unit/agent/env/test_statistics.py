@@ -111,6 +111,9 @@ def test_reset_forgets_running_episodes_and_invalid_rows_do_not_count():
 
 
 class WithInfo(gym.Wrapper):
+    num_steps = 0
+
     def step(self, action):
+        self.num_steps += 1
         *rest, info = self.env.step(action)
-        return *rest, info | {"num_done": self.unwrapped._num_steps}
+        return *rest, info | {"num_done": self.num_steps}

@@ -265,7 +265,8 @@ def test_action_mask_of_info_survives_a_masked_reset():
         np.testing.assert_array_equal(mask, np.eye(2, dtype=bool)[obs["obs"][:, 2].astype(int) % 2])
         step = env.step(np.zeros(2, np.int64))
         if len(step.final_index):
-            np.testing.assert_array_equal(step.final_mask, np.eye(2, dtype=bool)[step.final_obs["obs"][:, 2].astype(int) % 2])
+            expected = np.eye(2, dtype=bool)[step.final_obs["obs"][:, 2].astype(int) % 2]
+            np.testing.assert_array_equal(step.final_mask, expected)
         obs, mask = step.obs, step.mask
 
 
@@ -463,8 +464,10 @@ def test_spaces_that_cannot_be_used_are_named():
     ({"env_fn": "CartPole-v1", "backend": "vector", "frame_stack": 2}, "need single environments"),
     ({"env_fn": lambda num_envs: None, "frame_stack": 2}, "builds a vector environment"),
     ({"env_fn": CountingEnv, "env_kwargs": 5}, "env_kwargs must be a dict of strings to any values, got 5"),
-    ({"env_fn": CountingEnv, "env_kwargs": {"mutex": threading.Lock()}}, r"env_kwargs\['mutex'\] cannot be copied .*; create it in the environment"),
-    ({"env_fn": CountingEnv, "test_env_kwargs": {"mutex": threading.Lock()}}, r"test_env_kwargs\['mutex'\] cannot be copied"),
+    ({"env_fn": CountingEnv, "env_kwargs": {"mutex": threading.Lock()}},
+     r"env_kwargs\['mutex'\] cannot be copied .*; create it in the environment"),
+    ({"env_fn": CountingEnv, "test_env_kwargs": {"mutex": threading.Lock()}},
+     r"test_env_kwargs\['mutex'\] cannot be copied"),
 ])
 def test_bad_settings_are_refused_before_anything_starts(options, match):
     with pytest.raises(ConfigError, match=match):
@@ -490,13 +493,15 @@ class SpacelessVector(gym.vector.VectorEnv):
 
 
 @pytest.mark.parametrize(("env_fn", "match"), [
-    (Spaceless, "GWorker 0/CWorker 0, env 0: Spaceless has no observation_space; set self.observation_space to a gymnasium.Space in its constructor"),
+    (Spaceless, "GWorker 0/CWorker 0, env 0: Spaceless has no observation_space; "
+                "set self.observation_space to a gymnasium.Space in its constructor"),
     (HalfSpaceless, r"HalfSpaceless has action_space \(2,\); set self.action_space to a gymnasium.Space"),
     (SpacelessVector, "SpacelessVector has no single_observation_space; set"),
 ])
 def test_environments_without_spaces_are_refused(env_fn, match):
+    options = {} if env_fn is SpacelessVector else {"frame_stack": 2, "max_episode_steps": 3}
     with pytest.raises(EnvError, match=match):
-        VecEnv.create_factory(env_fn, **({} if env_fn is SpacelessVector else {"frame_stack": 2, "max_episode_steps": 3}))
+        VecEnv.create_factory(env_fn, **options)
 
 
 def test_wrong_keyword_arguments_of_an_environment_are_an_env_error():
@@ -568,7 +573,8 @@ def test_a_native_vector_that_breaks_its_contract_is_named():
             done = np.zeros(self.num_envs, bool)
             return np.zeros((self.num_envs, 1), np.float32), reward, done, done.copy(), {}
 
-    with pytest.raises(EnvError, match=r"GWorker 0/CWorker 0: reset: .*expected float32 \(1, 1\), got float32 \(1, 2\)"):
+    match = r"GWorker 0/CWorker 0: reset: .*expected float32 \(1, 1\), got float32 \(1, 2\)"
+    with pytest.raises(EnvError, match=match):
         VecEnv.create_factory(Wrong, {"fault": "reset"})
     for fault, match in (("reward", r"expected reward of shape \(2,\)"),
                          ("raise", r"environments 0 to 1: step raised at step 0.*native trouble")):

@@ -22,8 +22,8 @@ def make_agent():
         envs = MultiAgentVecEnv.create_factory(ComingAndGoing, env_kwargs, num_envs, policy_of=POLICY_OF)
         algo, actor, storage = multi_agent(
             envs, algorithms or PPO.create_factory(num_epochs=1, num_mini_batch=1),
-            actors or functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,)), storages or GAEBuffer.create_factory(size),
-            **options)
+            actors or functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,)),
+            storages or GAEBuffer.create_factory(size), **options)
         agent = SimpleNamespace(envs=envs(seed=seed))
         agent.actor = actor(device="cpu", seed=seed)
         agent.algo = algo(device="cpu", actor=agent.actor, seed=seed)

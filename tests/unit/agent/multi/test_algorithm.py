@@ -1,4 +1,4 @@
-"""Each policy learns from the steps of its own agents, as if it were alone; who is absent does not move."""
+"""Each policy learns from the steps of its own agents, as if it were alone; an absent policy does not change."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import pytest
 import torch
 
 from pytorchrl import (
-    A2C, APPO, DQN, IMPALA, PPO, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, PERBuffer, QActor, ReplayBuffer, VecEnv, VTraceBuffer,
-    linear, multi_agent,
+    A2C, APPO, IMPALA, PPO, OnPolicyActor, VTraceBuffer, linear,
 )
-from pytorchrl.agent.data import DataKind
-from pytorchrl.envs.testing import ComingAndGoing, CountingEnv, MatchingGame
 from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteUpdateError, WeightsError
 
 LIVES = ((0, 6), (0, 3), (2, 6))
@@ -34,7 +31,8 @@ def equal(one, other):
 
 def advantages_by_hand(part, column, gamma, gae_lambda):
     """Of one column, by the definition, episode by episode: steps that are not valid belong to none."""
-    finals = {(t, e): value for (t, e), value in zip(part.final_index.tolist(), part.other["final_value"].tolist(), strict=True)}
+    finals = {(t, e): value for (t, e), value in zip(
+        part.final_index.tolist(), part.other["final_value"].tolist(), strict=True)}
     value, found, following = part.other["value"][:, column].double(), {}, 0.0
     for t in reversed(range(part.num_steps)):
         if not part.valid[t, column]:
@@ -66,7 +64,8 @@ def test_a_policy_learns_from_the_valid_steps_of_its_agents_alone(make_agent, tr
         for column in range(part.num_envs):
             for t, advantage in advantages_by_hand(part, column, 0.99, 0.95).items():
                 expected[tuple(part.obs["obs"][t, column].tolist())] = advantage
-        seen = {tuple(obs.tolist()): float(advantage) for obs, advantage in zip(own.obs["obs"], own.advantage, strict=True)}
+        seen = {tuple(obs.tolist()): float(advantage)
+                for obs, advantage in zip(own.obs["obs"], own.advantage, strict=True)}
         assert seen.keys() == expected.keys()
         for obs, advantage in seen.items():
             assert advantage == pytest.approx(expected[obs], rel=1e-4)
@@ -206,36 +205,10 @@ def test_normalisers_see_the_valid_steps_of_their_policy(make_agent):
     assert set(alone.algo.algorithms["early"].moments_of(rollout.parts["early"], {})) == {"reward"}
 
 
-def test_a_policy_with_few_samples_is_absent_from_the_last_batches(make_agent):
-    """`rare` acts in one step of six: 2 samples in a rollout of 6 steps, of which 4 batches are asked."""
-    agent = make_agent(PPO.create_factory(num_epochs=2, num_mini_batch=4), env_kwargs={"lives": ((0, 1), (0, 6), (0, 6))}, size=6)
-    agent.storage.insert_data_slice([agent.collect()])
-    agent.storage.before_gradients()
-    batches = list(agent.algo.batches(agent.storage))
-    assert [sorted(batch.parts) for batch in batches] == [["early", "shared"]] * 4 + [["shared"]] * 4
-    assert [batch.last for batch in batches] == [False] * 7 + [True]
-    assert sum(batch.num_new_samples for batch in batches) == 12  # env steps, each new once
-    assert sum(batch.num_samples for batch in batches) == 24  # two passes
-
-
-def test_memory_is_kept_by_agent(make_agent):
-    agent = make_agent(actors=functools.partial(
-        OnPolicyActor.create_factory, hidden_sizes=(8,), recurrent_net="gru", recurrent_size=4), size=8)
-    rollout = agent.collect()
-    states_before = rollout.parts["shared"].rhs
-    assert all(state.shape[:2] == (9, 4) for state in states_before.values())
-    agent.storage.insert_data_slice([rollout])
-    agent.storage.before_gradients()
-    (batch,) = agent.algo.batches(agent.storage)
-    assert batch.parts["shared"].valid is not None
-    assert batch.parts["shared"].num_samples == int(rollout.parts["shared"].valid.sum())
-    assert all(torch.isfinite(vector).all() for vector in agent.algo.compute_gradients(batch)[0])
-
-
 @pytest.mark.parametrize("kind", [IMPALA, APPO])
 def test_algorithms_that_correct_for_lag_go_with_their_storage(make_agent, kind):
-    agent = make_agent(kind.create_factory(**({"kl_coef": 0.5, "num_epochs": 1, "num_mini_batch": 1} if kind is APPO else {})),
-                       storages=VTraceBuffer.create_factory(8))
+    options = {"kl_coef": 0.5, "num_epochs": 1, "num_mini_batch": 1} if kind is APPO else {}
+    agent = make_agent(kind.create_factory(**options), storages=VTraceBuffer.create_factory(8))
     agent.storage.insert_data_slice([agent.collect()])
     agent.storage.before_gradients()
     (batch,) = agent.algo.batches(agent.storage)
@@ -245,130 +218,3 @@ def test_algorithms_that_correct_for_lag_go_with_their_storage(make_agent, kind)
     learning = agent.algo.learning_state()
     assert set(learning) == ({"early/kl_coef", "shared/kl_coef"} if kind is APPO else set())
     agent.algo.load_learning_state(learning)
-
-
-# Replay
-
-
-def replay_agent(make_agent, storage=PERBuffer, size=20, **options):
-    algo = DQN.create_factory(**{"start_steps": 0, "mini_batch_size": 6, "update_every": 4, "gamma": 0.5, **options})
-    return make_agent(algo, functools.partial(QActor.create_factory, hidden_sizes=(8,)), storage.create_factory(size, rollout_size=5))
-
-
-def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
-    """Counted by what the rings themselves can give."""
-    agent = replay_agent(make_agent, ReplayBuffer, size=23)
-    rollouts = []
-    for _ in range(9):
-        rollouts.append(agent.collect())
-        agent.storage.insert_data_slice([rollouts[-1]], sources=["one"])
-        held = set()
-        for storage in agent.storage.storages.values():
-            ring = storage.ring
-            rows = np.flatnonzero(ring.columns["valid"] & (np.arange(ring.capacity) < ring.total))
-            held |= {tuple(obs[:3]) for obs in ring.take(rows)["obs"].tolist()}  # seed, episode, t: an env step
-        counters = agent.storage.counters
-        assert counters["resident"] == len(held)
-        assert counters["inserted"] == 10 * len(rollouts) == counters["resident"] + counters["evicted"]
-    assert counters["evicted"] > 0
-    agent.storage.reset()
-    assert agent.storage.counters["resident"] == 0
-
-
-def test_updates_are_counted_in_env_steps_and_draw_from_every_policy(make_agent):
-    agent = replay_agent(make_agent, start_steps=10)
-    for expected in (0, 2, 3):  # 10, 20, 30 env steps, an update for each 4 beyond 10
-        agent.storage.insert_data_slice([agent.collect()])
-        batches = list(agent.algo.batches(agent.storage))
-        assert len(batches) == expected
-        for batch in batches:
-            assert {policy: part.num_samples for policy, part in batch.parts.items()} == {"early": 6, "shared": 6}
-            assert (batch.num_samples, batch.num_new_samples) == (6, 0)
-            assert set(batch.parts["early"].obs["obs"][:, 3].tolist()) == {0}
-            assert set(batch.parts["shared"].obs["obs"][:, 3].tolist()) <= {1, 2}
-    assert batches[-1].last
-
-
-def test_priorities_reach_the_policy_that_they_are_of(make_agent):
-    agent = replay_agent(make_agent)
-    agent.storage.insert_data_slice([agent.collect()])
-    (batch, *_) = agent.algo.batches(agent.storage)
-    vectors, info = agent.algo.compute_gradients(batch)
-    assert all(vector is not None for vector in vectors)
-    told = {}
-    for policy, storage in agent.storage.storages.items():
-        storage.update_priorities = lambda ids, errors, policy=policy: told.update({policy: (ids.tolist(), errors.tolist())})
-    agent.storage.after_gradients(batch, info)
-    errors = dict(zip(("early", "shared"), torch.split(info["errors"], 6), strict=True))
-    assert told == {policy: (batch.parts[policy].ids.tolist(), errors[policy].tolist()) for policy in errors}
-    # A policy that does not learn finds nothing out.
-    told.clear()
-    agent.algo.update_algorithm_parameter("shared/trainable", False)
-    agent.storage.after_gradients(batch, agent.algo.compute_gradients(batch)[1])
-    assert set(told) == {"early"}
-
-
-def test_replay_goes_on_from_its_state(make_agent):
-    agent, other = replay_agent(make_agent), replay_agent(make_agent)
-    for _ in range(3):
-        agent.storage.insert_data_slice([agent.collect()], sources=["one"])
-    other.storage.load_state_dict(agent.storage.state_dict())
-    assert other.storage.counters == agent.storage.counters
-    one, another = (next(storage.generate_batches(1, 6)) for storage in (agent.storage, other.storage))
-    assert torch.equal(one.ids, another.ids)
-    rollout = agent.collect()
-    for storage in (agent.storage, other.storage):
-        storage.insert_data_slice([rollout], sources=["one"])
-    assert other.storage.counters == agent.storage.counters
-
-
-# What is refused
-
-
-def ppo(**options):
-    return PPO.create_factory(**options)
-
-
-def by_agent(*actors):
-    envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
-    return {policy: cls.create_factory(envs.observation_space[policy], envs.action_space[policy])
-            for policy, cls in zip(envs.policies, actors, strict=True)}
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"algorithms": {"agent_0": ppo()}}, "algorithms must be a factory for each of the policies"),
-    ({"algorithms": {"agent_0": ppo(), "agent_1": ppo(num_epochs=9)}}, "num_epochs must be the same for all policies"),
-    ({"algorithms": ppo(target_kl=0.1)}, "target_kl=0.1 of policy 'agent_0'"),
-    ({"algorithms": DQN.create_factory()}, r"policy 'agent_0': DQN learns from single transitions .*; storages for DQN: .*\bPERBuffer\b"),
-    ({"storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": GAEBuffer.create_factory(9)}}, "size of the storages must be the same"),
-    ({"algorithms": {"agent_0": ppo(), "agent_1": DQN.create_factory()}, "actors": by_agent(OnPolicyActor, QActor),
-      "storages": {"agent_0": GAEBuffer.create_factory(8), "agent_1": ReplayBuffer.create_factory(80)}}, "must be replays, or none"),
-    ({"storages": VTraceBuffer.create_factory(8)}, "policy 'agent_0': PPO learns from rollouts with advantages, but VTraceBuffer gives"),
-    ({"actors": by_agent(OnPolicyActor, QActor)}, r"policy 'agent_1': PPO cannot train QActor; actors for PPO: .*\bOnPolicyActor"),
-    ({"trainable": ["agent_2"]}, r"trainable has \['agent_2'\]"),
-    ({"trainable": []}, "trainable is empty"),
-    ({"envs": VecEnv.create_factory(CountingEnv)}, "envs must be a factory such as MultiAgentVecEnv"),
-    ({"actors": {"agent_0": None, "agent_1": None}}, "actors must be a factory for each"),
-])
-def test_parts_that_do_not_go_together_are_refused(arguments, message):
-    envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
-    given = {"envs": envs, "algorithms": ppo(), "actors": OnPolicyActor.create_factory, "storages": GAEBuffer.create_factory(8)}
-    with pytest.raises(ConfigError, match=message):
-        multi_agent(**{**given, **arguments})
-
-
-class OtherReplay(GAEBuffer):
-    gives = DataKind.TRANSITIONS
-
-
-def test_replay_of_another_kind_is_refused():
-    envs = MultiAgentVecEnv.create_factory(MatchingGame)
-    with pytest.raises(ConfigError, match="supports ReplayBuffer and PERBuffer, got OtherReplay"):
-        multi_agent(envs, DQN.create_factory(), QActor.create_factory, OtherReplay.create_factory(8))
-
-
-def test_one_factory_of_actors_serves_policies_with_the_same_spaces():
-    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, policy_of={"agent_0": "a", "agent_1": "b", "agent_2": "b"})
-    actor = OnPolicyActor.create_factory(envs.observation_space["a"], envs.action_space["a"])
-    _, actors, _ = multi_agent(envs, ppo(), actor, GAEBuffer.create_factory(8))
-    assert actors.options.policies == {"a": actor, "b": actor}

@@ -18,7 +18,8 @@ POLICY_OF = {"agent_0": "early", "agent_1": "shared", "agent_2": "shared"}
 
 
 def make(num_envs=2, env_fn=ComingAndGoing, policy_of=POLICY_OF, mode="train", **options):
-    factory = MultiAgentVecEnv.create_factory(env_fn, options.pop("env_kwargs", None), num_envs, policy_of=policy_of, **options)
+    factory = MultiAgentVecEnv.create_factory(
+        env_fn, options.pop("env_kwargs", None), num_envs, policy_of=policy_of, **options)
     return factory(seed=3, mode=mode)
 
 
@@ -192,7 +193,8 @@ def test_first_reset_is_seeded_and_testing_has_seeds_of_its_own():
 
 def test_rewards_are_transformed_for_the_learner_only(tmp_path):
     for mode, expected in (("train", [1.0]), ("test", [5.0])):
-        envs = make(1, env_kwargs={"lives": ((0, 6), (0, 5), (0, 2))}, reward_transform="clip", mode=mode, log_dir=str(tmp_path))
+        envs = make(1, env_kwargs={"lives": ((0, 6), (0, 5), (0, 2))}, reward_transform="clip", mode=mode,
+                    log_dir=str(tmp_path))
         envs.reset()
         for _ in range(5):
             step = envs.step(actions_of(envs))
@@ -283,8 +285,9 @@ class Broken(MatchingGame):
 
 
 @pytest.mark.parametrize(("fault", "message"), [
-    ("nobody", "no agent after reset"), ("shape", "observation of agent_0: expected float32"), ("raise", "env 0: step raised at step 0"),
-    ("no reward", "'agent_1' acted"), ("no observation", "no observation of")])
+    ("nobody", "no agent after reset"), ("shape", "observation of agent_0: expected float32"),
+    ("raise", "env 0: step raised at step 0"), ("no reward", "'agent_1' acted"),
+    ("no observation", "no observation of")])
 def test_broken_environments_are_told(fault, message):
     with pytest.raises(EnvError, match=message):  # some when the factory looks at it, others when it is used
         use(Broken, fault)
@@ -317,7 +320,8 @@ class TurnBased(MatchingGame):
     ({"env_fn": 3}, "env_fn must be"),
     ({"policy_of": {"agent_0": "a"}}, "policy_of must give a name .* got '' for 'agent_1'"),
     ({"policy_of": lambda agent: "a/b"}, "without '/'"),
-    ({"policy_of": {"agent_0": "a", "agent_1": "a", "agent_2": "b"}}, r"map the agents \['agent_0', 'agent_1'\], got \['agent_2'\]"),
+    ({"policy_of": {"agent_0": "a", "agent_1": "a", "agent_2": "b"}},
+     r"map the agents \['agent_0', 'agent_1'\], got \['agent_2'\]"),
     ({"policy_of": "alone"}, "policy_of must be 'shared', 'independent', a mapping .* got 'alone'"),
     ({"policy_of": 3}, "policy_of must be 'shared', .* got 3"),
     ({"reward_transform": "cut"}, "reward_transform must be"),
@@ -336,7 +340,9 @@ class Spaceless(MatchingGame):
 
 
 def test_an_environment_without_spaces_is_refused():
-    with pytest.raises(EnvError, match=r"observation_space\(agent\) of Spaceless raised: AttributeError.*must return the gymnasium.Space of each of"):
+    match = (r"observation_space\(agent\) of Spaceless raised: AttributeError.*"
+             r"must return the gymnasium.Space of each of")
+    with pytest.raises(EnvError, match=match):
         MultiAgentVecEnv.create_factory(Spaceless)
 
 

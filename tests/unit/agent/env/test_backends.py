@@ -1,4 +1,4 @@
-"""Native vectors, processes, and EnvPool (through a stand-in for its module)."""
+"""Native vectors, environments in this process and in processes, and EnvPool (a stand-in for its module)."""
 
 import multiprocessing
 import subprocess
@@ -12,7 +12,8 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from pytorchrl.agent.env import VecEnv
-from pytorchrl.envs.testing import CountingEnv, FaultyEnv
+from pytorchrl.agent.env.backends import InProcessVectorEnv
+from pytorchrl.envs.testing import CountingEnv, FaultyEnv, ScriptedEnv
 from pytorchrl.errors import ConfigError, EnvError
 
 
@@ -60,9 +61,9 @@ def test_one_environment_gives_what_the_native_vector_gives():
 
 
 def test_auto_takes_sync_where_there_is_no_native_vector_or_it_lacks_something():
-    assert isinstance(VecEnv.create_factory("Pendulum-v1")(seed=0).vector, SyncVectorEnv)
-    assert isinstance(VecEnv.create_factory("CartPole-v1", vec_env_size=8, backend="sync")(seed=0).vector, SyncVectorEnv)
-    assert isinstance(VecEnv.create_factory("CartPole-v1", vec_env_size=8, frame_stack=2)(seed=0).vector, SyncVectorEnv)
+    for env_id, options in (("Pendulum-v1", {}), ("CartPole-v1", {"vec_env_size": 8, "backend": "sync"}),
+                            ("CartPole-v1", {"vec_env_size": 8, "frame_stack": 2})):
+        assert isinstance(VecEnv.create_factory(env_id, **options)(seed=0).vector, SyncVectorEnv)
 
 
 def test_spec_and_id_of_the_newest_version_are_accepted():
@@ -70,7 +71,8 @@ def test_spec_and_id_of_the_newest_version_are_accepted():
 
 
 def test_native_cartpole_draws_all_environments_from_one_generator():
-    two, three = (VecEnv.create_factory("CartPole-v1", vec_env_size=n, backend="vector")(seed=0).reset()[0]["obs"] for n in (2, 3))
+    two, three = (VecEnv.create_factory("CartPole-v1", vec_env_size=n, backend="vector")(seed=0).reset()[0]["obs"]
+                  for n in (2, 3))
     assert two.dtype == np.float32
     assert not np.array_equal(two, three[:2])
 
@@ -128,7 +130,8 @@ faulty_elsewhere.__module__ = "__main__"
 
 
 @pytest.mark.parametrize(("env_fn", "kwargs", "match"), [
-    (FaultyEnv, {"fault": "step", "at": 1}, r"GWorker 0/CWorker 0, env 0: step raised after 2 steps.*faulty step; 1 more"),
+    (FaultyEnv, {"fault": "step", "at": 1},
+     r"GWorker 0/CWorker 0, env 0: step raised after 2 steps.*faulty step; 1 more"),
     (faulty_elsewhere, {}, "env 0: the constructor raised: RuntimeError: no license here"),
 ])
 def test_failures_in_processes_surface_and_leave_none(env_fn, kwargs, match):
@@ -234,3 +237,66 @@ def test_actions_of_a_native_vector_environment_are_checked_as_gymnasium_does():
     env.reset()
     with pytest.raises(EnvError, match="GWorker 0/CWorker 0"):
         env.step(np.array([0, 5, 0]))
+
+
+class Informed(ScriptedEnv):
+    """With entries of `info` of several kinds, one of them in some steps only."""
+
+    def reset(self, **kwargs):
+        observation, info = super().reset(**kwargs)
+        return observation, {**info, "episode_number": self._episode}
+
+    def step(self, action):
+        *result, info = super().step(action)
+        return *result, {**info, "t": self._t, **({"rare": np.full(2, self._t)} if self._t % 3 == 0 else {})}
+
+
+class Boxed(Informed):
+    """With an action that is seen, and an observation in a dictionary."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.action_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+        self.observation_space = gym.spaces.Dict({"a": gym.spaces.Box(-9, 9, (3,), np.float32)})
+
+    def reset(self, **kwargs):
+        return {"a": np.zeros(3, np.float32)}, super().reset(**kwargs)[1]
+
+    def step(self, action):
+        return {"a": action}, *super().step(action)[1:]
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize("env", [ScriptedEnv, Informed, Boxed])
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_environments_in_process_step_as_those_of_gymnasium_do(num_envs, env, mode):
+    makers = [lambda index=index: env((0.5 * index, 1.0, -2.0), (index % 2,), (2,)) for index in range(num_envs)]
+    mine, theirs = (
+        vector(makers, copy=False, autoreset_mode=mode) for vector in (InProcessVectorEnv, SyncVectorEnv))
+    assert_same(mine.reset(seed=1), theirs.reset(seed=1))
+    actions = theirs.action_space
+    actions.seed(0)
+    ends = 0
+    for _ in range(20):
+        action = actions.sample()
+        result = mine.step(action)
+        assert_same(result, theirs.step(action))
+        ends += int((result[2] | result[3]).sum())
+    assert ends > 5
+
+
+def assert_same(mine, theirs):
+    assert type(mine) is type(theirs)
+    if isinstance(mine, dict):
+        assert mine.keys() == theirs.keys()
+        for key in mine:
+            assert_same(mine[key], theirs[key])
+    elif isinstance(mine, (tuple, list)) or (isinstance(mine, np.ndarray) and mine.dtype == object):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            assert_same(one, other)
+    elif isinstance(mine, np.ndarray):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
+    else:
+        assert mine == theirs
