@@ -33,7 +33,7 @@ ALLOWED = {
 }
 # Modules beside learner.py that belong to its layer, and may use ready-made environments.
 LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "scheme_options", "recipes",
-                 "training", "presets", "video", "plotting", "profiling"}
+                 "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files", "measurements"}
 
 
 def layer_of(module):

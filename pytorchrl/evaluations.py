@@ -1,0 +1,74 @@
+"""Run evaluations of a scheme beside its training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pytorchrl.errors import StoppedError, WorkerLostError
+from pytorchrl.scheme import Evaluation, Scheme
+from pytorchrl.terminal import get_logger
+
+logger = get_logger(__name__)
+
+_TIMEOUT_S = 600.0
+
+
+class Evaluations:
+    """Evaluations of one scheme, at most one at a time. A failure of one is logged, and training continues.
+
+    Attributes:
+        last: The newest result; None before the first one.
+    """
+
+    def __init__(self, scheme: Scheme) -> None:
+        self._scheme = scheme
+        self._is_running = False
+        self.last: Evaluation | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an evaluation runs beside training."""
+        return self._is_running
+
+    def start(self, num_episodes: int) -> None:
+        """Start an evaluation that runs while training continues."""
+        self._scheme.start_evaluation(num_episodes)
+        self._is_running = True
+
+    def poll(self) -> bool:
+        """Return whether the running evaluation has finished since the last call; its result is then `last`."""
+        return self._finish(self._scheme.poll_evaluation)
+
+    def wait(self) -> bool:
+        """Wait for the running evaluation, if there is one; return whether it has a result, which is then `last`."""
+        return self._finish(lambda: self._scheme.wait_evaluation(_TIMEOUT_S))
+
+    def play(self, num_episodes: int) -> Evaluation:
+        """Evaluate and wait for the result, which is returned and not kept.
+
+        Raises:
+            StoppedError: The scheme was stopped meanwhile.
+        """
+        self._scheme.start_evaluation(num_episodes)
+        evaluation = self._scheme.wait_evaluation(_TIMEOUT_S)
+        if evaluation is None:
+            raise StoppedError("the scheme was stopped while it evaluated")
+        return evaluation
+
+    def keep(self, evaluation: Evaluation) -> None:
+        """Keep a result as `last`."""
+        self._is_running, self.last = False, evaluation
+
+    def _finish(self, find: Callable[[], Evaluation | None]) -> bool:
+        evaluation = None
+        try:
+            evaluation = find() if self._is_running else None
+        except Exception as error:
+            if isinstance(error, WorkerLostError) and self._scheme.settings["on_worker_failure"] == "raise":
+                raise
+            self._is_running = False
+            logger.warning("an evaluation has failed, and its result is missing: %s", error)
+        if evaluation is None:
+            return False
+        self.keep(evaluation)
+        return True

@@ -1,0 +1,109 @@
+"""Write the files of one run: its description, records, models, checkpoints and result."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pytorchrl import checkpoints
+from pytorchrl.errors import ConfigError
+from pytorchrl.reporting import Recorder, description, write_json
+from pytorchrl.run_directory import CHECKPOINTS, MODEL_NAME, RESULT_FILE, RUN_FILE, Lock
+from pytorchrl.scheme import Scheme
+from pytorchrl.terminal import get_logger
+
+logger = get_logger(__name__)
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class RunFiles:
+    """The files of a run in `log_dir`. Without one, no method writes anything, and `save_model` is refused.
+
+    Attributes:
+        last_checkpoint: Env steps, bytes and seconds of the last checkpoint; None before the first one.
+    """
+
+    def __init__(self, log_dir: Path | None) -> None:
+        self._log_dir = log_dir
+        self._lock: Lock | None = None
+        self._recorder: Recorder | None = None
+        self.last_checkpoint: dict[str, float] | None = None
+
+    def lock(self) -> None:
+        """Lock the directory; raise `ConfigError` if another process runs in it."""
+        if self._log_dir is not None:
+            self._lock = Lock(self._log_dir)
+
+    def begin(
+        self, scheme: Scheme, recipe: Mapping[str, object], target_steps: int, *, tensorboard: bool, after: int | None,
+    ) -> None:
+        """Write `run.json` and open the records.
+
+        Args:
+            scheme: The scheme of the run, which has started.
+            recipe: The description of its agent.
+            target_steps: Env steps of the run.
+            tensorboard: Whether to write TensorBoard files, too.
+            after: Env steps from which the run is resumed; None: it is new.
+        """
+        if self._log_dir is None:
+            return
+        write_json(self._log_dir / RUN_FILE, description(recipe, target_steps, scheme.seed, scheme.settings))
+        (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # the result of the part before a resumed one
+        self._recorder = Recorder(self._log_dir, tensorboard=tensorboard, after=after)
+
+    def record(self, metrics: Mapping[str, object]) -> None:
+        """Append a record of metrics."""
+        if self._recorder is not None:
+            self._recorder.write(metrics)
+
+    def save_model(self, scheme: Scheme, name: str = MODEL_NAME) -> str:
+        """Write the agent to `name.pt` and return the path.
+
+        Raises:
+            ConfigError: There is no `log_dir`, or the name could lead out of it.
+        """
+        if self._log_dir is None:
+            raise ConfigError("save_model needs a log_dir; give one to the Learner")
+        if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
+            raise ConfigError(f"a model's name must match {_MODEL_NAME.pattern}, got {name!r}")
+        path, temporary = self._log_dir / f"{name}.pt", self._log_dir / f".{name}.pt.{os.getpid()}"
+        try:
+            scheme.save_model(str(temporary))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return str(path)
+
+    def checkpoint(self, env_steps: int, state: Mapping[str, object], started_at: float) -> None:
+        """Write a checkpoint; a failure to write is logged.
+
+        Args:
+            env_steps: Env steps of the run so far.
+            state: The contents of the checkpoint.
+            started_at: When making the checkpoint began, by `time.perf_counter`.
+        """
+        if self._log_dir is None:
+            return
+        try:
+            size = checkpoints.write(self._log_dir / CHECKPOINTS, env_steps, state)
+        except OSError as error:
+            logger.warning("the checkpoint after %d env steps is not written: %s", env_steps, error)
+            return
+        self.last_checkpoint = {
+            "env_steps": env_steps, "bytes": size, "seconds": time.perf_counter() - started_at}
+
+    def end(self, summary: Mapping[str, object]) -> None:
+        """Write the result of the run."""
+        if self._log_dir is not None:
+            write_json(self._log_dir / RESULT_FILE, summary)
+
+    def close(self) -> None:
+        """Close the records and release the lock; idempotent."""
+        for file in (self._recorder, self._lock):
+            if file is not None:
+                file.close()

@@ -1,0 +1,106 @@
+"""Decide when a run is done, and which records, evaluations and checkpoints are due before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pytorchrl.reporting import next_multiple
+from pytorchrl.scheme import Scheme
+
+_RECORDS_PER_RUN = 200
+
+
+class Target:
+    """The end of a run: a number of env steps that have reached the learner.
+
+    If collection and learning take turns, the last rollout is also used as often as every other one.
+
+    Args:
+        scheme: The scheme of the run.
+        env_steps: The number of env steps.
+    """
+
+    def __init__(self, scheme: Scheme, env_steps: int) -> None:
+        self.env_steps = env_steps
+        settings = scheme.settings
+        self.takes_turns: bool = settings["col_communication"] == settings["grad_communication"] == "synchronous"
+        self._passes = _passes_of(scheme)
+        self._last_collected: float = float("inf")
+
+    def count(self, collected: int) -> None:
+        """Note the number of env steps collected so far; the first one from the target on includes the last rollout."""
+        if collected >= self.env_steps:
+            self._last_collected = min(self._last_collected, collected)
+
+    def is_reached(self, env_steps: int, ledger: Mapping[str, Any], num_skipped: float) -> bool:
+        """Return whether the run is done.
+
+        Args:
+            env_steps: Env steps that have reached the learner.
+            ledger: The ledger at that time.
+            num_skipped: Samples of updates that were skipped because of NaN or infinity; their passes count, too.
+        """
+        if env_steps < self.env_steps:
+            return False
+        if not self.takes_turns or self.env_steps == 0:
+            return True
+        passed, steps = ledger["consumed"] + num_skipped, ledger["consumed_unique"] + ledger["dropped"]["nan"]
+        is_used_up = ledger["collected"] == env_steps and passed >= self._passes * steps
+        return is_used_up or ledger["collected"] > self._last_collected
+
+
+def _passes_of(scheme: Scheme) -> int:
+    """Return the least number of times that each collected step is used."""
+    options = scheme.algo_factory.options
+    return 1 if getattr(options, "target_kl", None) is not None else getattr(options, "num_epochs", 1)
+
+
+class Due:
+    """The env steps from which the next record, evaluation and checkpoint are due.
+
+    Args:
+        target_steps: Env steps of the run.
+        log_every: Env steps between two records; None: 200 records per run.
+        eval_every: Env steps between two evaluations; None: never.
+        checkpoint_every: Env steps between two checkpoints; None: never.
+    """
+
+    def __init__(
+        self, target_steps: int, log_every: int | None, eval_every: int | None, checkpoint_every: int | None,
+    ) -> None:
+        self._target_steps, self._eval_every, self._checkpoint_every = target_steps, eval_every, checkpoint_every
+        self._record_every = log_every or max(1, target_steps // _RECORDS_PER_RUN)
+        self.recorded_steps = 0
+        """Env steps at the last record."""
+        self.record = float(self._record_every)
+        self.evaluation = next_multiple(eval_every, 0)
+        self.checkpoint = next_multiple(checkpoint_every, 0)
+        self.first = 0.0
+        """The least env steps from which anything is due."""
+        self._plan()
+
+    def resume(self, env_steps: int, recorded_steps: int) -> None:
+        """Plan for a run that continues at `env_steps`, whose last record was at `recorded_steps`."""
+        self.evaluation = next_multiple(self._eval_every, env_steps)
+        self.checkpoint = next_multiple(self._checkpoint_every, env_steps)
+        self.after_record(recorded_steps)
+
+    def after_record(self, env_steps: int) -> None:
+        """Plan the next record after one at `env_steps`."""
+        self.recorded_steps = env_steps
+        self.record = env_steps + float(self._record_every)
+        self._plan()
+
+    def after_evaluation(self, env_steps: int) -> None:
+        """Plan the next evaluation after the start of one at `env_steps`."""
+        self.evaluation = next_multiple(self._eval_every, env_steps)
+        self._plan()
+
+    def after_checkpoint(self, env_steps: int) -> None:
+        """Plan the next checkpoint after one at `env_steps`."""
+        self.checkpoint = next_multiple(self._checkpoint_every, env_steps)
+        self._plan()
+
+    def _plan(self) -> None:
+        self.first = min(self.record, self.evaluation, self.checkpoint, self._target_steps)
