@@ -1,4 +1,4 @@
-"""Where the time goes: what the parts of each level's work are called, and how they are timed."""
+"""Names of the parts of each level's work, and stopwatches that time them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "gradients": ("wait", "decode", "copy", "grad", "average", "apply", "encode", "send"),
     "update": ("wait", "decode", "apply", "push"),
 }
-"""Level -> parts of the work of one of its workers; whatever is left of its time is "idle"."""
+"""Level -> parts of a worker's work; the rest of its time is "idle"."""
 
 OPERATIONS = ("wait", "apply", "push", "step", "collect", "receive", "dequeue", "grad", "draw", "fetch", "priorities")
 """Operations whose mean times are metrics named `<operation>_time_ms`. The time of one operation may include others."""
 
 Times = dict[str, tuple[int, float]]
-"""Operation -> (number of times it was done, total seconds)."""
+"""Operation -> (count, total seconds)."""
 Seconds = dict[str, dict[str, float]]
 """Level -> part -> seconds."""
 
@@ -30,11 +30,11 @@ def add_seconds(total: Seconds, more: Mapping[str, Mapping[str, float]]) -> None
 
 
 def with_idle(total: Mapping[str, Mapping[str, float]], worker_seconds: Mapping[str, float]) -> Seconds:
-    """Every part of every level, and what is left of the time of its workers.
+    """Return the seconds of every part of every level, with the rest of its workers' time as "idle".
 
     Args:
-        total: Seconds that parts took, over all workers of a level.
-        worker_seconds: Seconds that a level's workers had, together.
+        total: Level -> part -> seconds, over all workers of the level.
+        worker_seconds: Level -> seconds of all its workers together.
     """
     found: Seconds = {}
     for level, parts in PARTS.items():
@@ -45,37 +45,37 @@ def with_idle(total: Mapping[str, Mapping[str, float]], worker_seconds: Mapping[
 
 
 class Stopwatch:
-    """Seconds by part of the work of one thread. A part within another interrupts it, so nothing counts twice.
+    """Times the parts of one thread's work. A part within another interrupts it, so that no second counts twice.
 
     Args:
         now: The clock.
         booked: Called with a part and its seconds whenever one ends.
 
     Attributes:
-        seconds: Part -> seconds so far, of parts that have ended.
-        counts: Part -> how often a block was.
+        seconds: Part -> total seconds of its finished blocks.
+        counts: Part -> number of its finished blocks.
     """
 
     def __init__(self, now: Callable[[], float], booked: Callable[[str, float], None] | None = None) -> None:
         self.now, self.booked = now, booked
         self.within = 0.0
-        """Seconds of the parts that have ended within the running one."""
+        """Seconds of finished parts within the running one."""
         self.seconds: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
         self._taken: Times = {}
 
     def add(self, part: str, seconds: float) -> None:
-        """Some of the time that has just passed was this part's."""
+        """Add seconds that have just passed to a part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         self.within += seconds
 
     def count(self, part: str, seconds: float) -> None:
-        """Add a block that its caller timed, and count it."""
+        """Add a block that the caller has timed, and count it."""
         self.add(part, seconds)
         self.counts[part] += 1
 
     def take(self) -> Times:
-        """Return count and seconds of each counted part since the last call; a thread other than the timed one may call it."""
+        """Return count and seconds of each counted part since the last call; any thread may call it."""
         found: Times = {}
         for part, count in tuple(self.counts.items()):
             count_before, seconds_before = self._taken.get(part, (0, 0.0))
@@ -90,7 +90,7 @@ class Stopwatch:
 
 
 class _Block:
-    """A part that is being timed. Written out, for that takes half as long as a generator with `contextmanager`."""
+    """A part that is being timed. This class takes half as long as a generator with `contextmanager`."""
 
     __slots__ = ("_before", "_part", "_start", "_watch")
 

@@ -1,9 +1,8 @@
-"""Statistics of the last events of a kind."""
+"""Statistics over a window of numbers."""
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import numpy as np
 
@@ -11,11 +10,11 @@ _QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 class WindowStat:
-    """Mean, standard deviation (of the window itself, not a sample's) and quantiles of the last `n` numbers.
+    """Mean, population standard deviation and quantiles of the last `n` numbers.
 
     Args:
-        name: What they are.
-        n: Numbers in the window.
+        name: Name of the quantity.
+        n: Size of the window.
     """
 
     def __init__(self, name: str, n: int) -> None:
@@ -23,12 +22,15 @@ class WindowStat:
         self._window: deque[float] = deque(maxlen=n)
 
     def push(self, number: float) -> None:
-        """Another one."""
+        """Add a number."""
         self._count += 1
         self._window.append(number)
 
-    def stats(self) -> dict[str, Any]:
-        """`count` of all numbers so far; `mean`, `std` and `quantiles` (0, 10, 50, 90, 100 %) of the window, None if empty."""
+    def stats(self) -> dict[str, int | float | list[float] | None]:
+        """Return the `count` of all numbers, and `mean`, `std` and `quantiles` (0, 10, 50, 90, 100 %) of the window.
+
+        Those of an empty window are None.
+        """
         if not self._window:
             return {"count": 0, "mean": None, "std": None, "quantiles": None}
         window = np.array(self._window)

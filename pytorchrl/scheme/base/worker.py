@@ -1,11 +1,11 @@
-"""What all workers have in common, and the closed choices of a scheme."""
+"""The base of all workers, and the closed choices of a scheme."""
 
 from __future__ import annotations
 
 import difflib
 import functools
 from enum import Enum
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from pytorchrl.scheme.transport.link import Peer
 
 
 class _Choice(str, Enum):
-    """A closed set of texts; a wrong one is refused with the nearest right one."""
+    """A closed set of texts; the error for a wrong text names the nearest right one."""
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
@@ -28,14 +28,14 @@ class _Choice(str, Enum):
 
 
 class Communication(_Choice):
-    """Who waits for whom."""
+    """Whether workers wait for each other."""
 
     SYNC = "synchronous"
     ASYNC = "asynchronous"
 
 
 class Execution(_Choice):
-    """Where an operation runs: in its parent, or in remote workers."""
+    """Where an operation runs: in the parent worker, or in remote workers."""
 
     CENTRAL = "Central"
     PARALLEL = "Parallel"
@@ -60,24 +60,24 @@ def check_fraction(name: str, value: object) -> float:
 
 
 _LARGEST_BLOCK = 2**25 - 2**13
-"""Bytes of the largest block that glibc still learns from, with room for its header and a page."""
+"""Bytes of the largest block that raises glibc's thresholds, less its header and a page."""
 
 
-@functools.cache  # once is enough
+@functools.cache  # once per process
 def keep_freed_memory() -> None:
-    """Have this process keep the memory that it frees, where glibc would give it back and fault it in again a moment later.
+    """Make this process keep the memory that it frees, which glibc would return to the system and soon request again.
 
-    Every update makes and frees the same arrays of some megabytes. What is free at the end of the heap goes back to the
-    system above a threshold, and blocks above another one are maps of their own; both thresholds follow the largest block
-    that was ever freed, up to 32 MB (mallopt(3), `M_MMAP_THRESHOLD`). So one is freed here, which nobody has written to. Each
-    thread then keeps 64 MB at most that it would have given back. Thresholds that the environment sets (`MALLOC_*`) stay,
-    and other C libraries do not care.
+    Every update allocates and frees the same arrays of some megabytes. Above a threshold, glibc returns free memory
+    at the end of the heap to the system; above another one, it allocates blocks by `mmap`. Both thresholds follow the
+    largest block that was ever freed, up to 32 MB (mallopt(3), `M_MMAP_THRESHOLD`), so this function frees such a
+    block, unwritten. Each thread then keeps at most 64 MB that glibc would have returned. Thresholds set by the
+    environment (`MALLOC_*`) stay in force; other C libraries are not affected.
     """
     np.empty(_LARGEST_BLOCK, np.uint8)
 
 
 class Worker(Peer):
-    """A place in the worker tree.
+    """The base of the workers of a tree.
 
     Args:
         index_worker: Index in its worker set; 0 is local to its parent, 1..N are remote.
@@ -87,6 +87,6 @@ class Worker(Peer):
         self.index_worker = index_worker
         keep_freed_memory()
 
-    def ready(self) -> Any:
-        """Answer once the constructor is done; workers may say more."""
+    def ready(self) -> object:
+        """Return once the worker is built; subclasses may wait for their own workers."""
         return self.index_worker

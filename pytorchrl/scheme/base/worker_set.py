@@ -1,4 +1,4 @@
-"""A set of equal workers: one local to its parent, and the remote ones."""
+"""A set of equal workers: one local to its parent, and remote ones."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pytorchrl.scheme.transport.link import measure_links
 
 W = TypeVar("W", bound=Worker)
 
-# Seconds for one worker to start, import torch and build its environments; workers start side by side on few cores.
+# Seconds for one worker to start, import torch and build its environments; many workers start at once on few cores.
 _START_TIMEOUT_S = 60.0
 _START_TIMEOUT_PER_WORKER_S = 10.0
 
 
 class WorkerSet(Generic[W]):
-    """Worker 0 in this process, workers 1..N elsewhere.
+    """Worker 0 in this process, and remote workers 1..N.
 
     Args:
-        worker_class: Class of all its workers.
-        worker_params: Keyword arguments of the class, for all workers.
-        remote_config: Resources that each remote worker asks for.
-        num_workers: Number of remote workers, N; 1 means none (the local worker does the work).
-        runtime: Where the remote workers run.
+        worker_class: Class of the workers.
+        worker_params: Keyword arguments for all workers.
+        remote_config: Resources of each remote worker.
+        num_workers: Number of remote workers, N.
+        runtime: The runtime of the remote workers.
         name: Prefix of the workers' names in errors and logs.
-        local_params: Keyword arguments that only the local worker gets.
-        remote_params: Keyword arguments that only remote workers get.
-        first_index: Of the remote workers.
-        first_incarnation: Of the remote workers; replacements count on from it.
+        local_params: Further keyword arguments for the local worker.
+        remote_params: Further keyword arguments for remote workers.
+        first_index: Index of the first remote worker.
+        first_incarnation: Incarnation of the remote workers, which increases with each replacement.
 
     Attributes:
         worker_class, worker_params, remote_config, num_workers: As given.
@@ -39,7 +39,8 @@ class WorkerSet(Generic[W]):
     kind: ClassVar[str] = "workers"
     """Name of the workers in messages while they start."""
 
-    def __init__(self, worker_class: type[W], worker_params: Mapping[str, Any], remote_config: Mapping[str, float],  # noqa: PLR0913
+    def __init__(self, worker_class: type[W], worker_params: Mapping[str, Any],  # noqa: PLR0913
+                 remote_config: Mapping[str, float],
                  num_workers: int, *, runtime: Runtime, name: str, local_params: Mapping[str, Any],
                  remote_params: Mapping[str, Any], first_index: int = 1, first_incarnation: int = 0) -> None:
         self.worker_class, self.worker_params = worker_class, dict(worker_params)
@@ -60,22 +61,25 @@ class WorkerSet(Generic[W]):
             self.worker_class, params, name=f"{self._name}{index}", resources=self.remote_config)
 
     def replace(self, place: int) -> None:
-        """Another worker in a place of `remote_workers()`, of the next incarnation; what is there is killed."""
+        """Kill the worker at an index of `remote_workers()`, and start another with the next incarnation."""
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
         self._tell_link(place)  # of the worker before, for the links are in use now
 
     def local_worker(self) -> W:
-        """Worker 0, an object of this process."""
+        """Return worker 0, an object of this process."""
         return self._local
 
     def remote_workers(self) -> list[Handle[W]]:
-        """Handles of workers 1..N, in order: the list itself, in which replacements take the place of lost workers."""
+        """Return the list of handles of workers 1..N, in which replacements take the place of lost workers."""
         return self._remote
 
     def wait_ready(self) -> None:
-        """Wait until every remote worker is built; raise its constructor's error, or `StartTimeoutError`."""
+        """Wait until every remote worker is built; raise its constructor's error, or `StartTimeoutError`.
+
+        If the workers encode messages only while that saves time, their links are measured now, while they are idle.
+        """
         deadline = _START_TIMEOUT_S + _START_TIMEOUT_PER_WORKER_S * len(self._starting)
         for outcome in self._runtime.get_started(self.kind, self._starting, deadline):
             if isinstance(outcome.error, WorkerLostError):
@@ -93,6 +97,6 @@ class WorkerSet(Generic[W]):
             self._remote[place].submit(self.worker_class.set_link, self._links_s[place])
 
     def kill_remote(self) -> None:
-        """End all remote workers at once."""
+        """Kill all remote workers."""
         for handle in self._remote:
             self._runtime.kill(handle)

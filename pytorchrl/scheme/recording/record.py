@@ -1,7 +1,8 @@
-"""The file that a run is recorded in and replayed from.
+"""The file in which a run is recorded and from which it is replayed.
 
-One JSON value a line. The first says what was run; then there are some a second, each after an update: what workers' journals
-have noted since the last, `[[worker, incarnation, events, turns], ...]`; the last says how the run ended, if it did.
+Each line is a JSON value. The first line describes the run. Then follow some lines per second, each after an update,
+with the events of workers' journals since the line before: `[[worker, incarnation, events, turns], ...]`. The last line
+says how the run ended; it is missing if the run was killed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pytorchrl.terminal import get_logger
 
 FORMAT = "pytorchrl record 1"
 
-# One line at each update would cost two percent of fast ones: each write lets other threads go first.
+# A line at each update would cost two percent of fast updates, because each write lets other threads run first.
 _WRITE_INTERVAL_S = 0.25
 
 logger = get_logger(__name__)
@@ -41,25 +42,30 @@ logger = get_logger(__name__)
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 DRIVER = "UWorker"
-"""Whose journal has an event for every update."""
+"""The worker whose journal has an event for every update."""
 
-# Where and how fast a run went, not what it computed.
-_NOT_COMPARED = {"runtime", "address", "placement", "schedule_seed", "costs", "record", "replay", "keep_bad_batches", "queue_timeout_s",
+# Settings that decide where and how fast a run goes, not what it computes.
+_NOT_COMPARED = {"runtime", "address", "placement", "schedule_seed", "costs", "record", "replay", "keep_bad_batches",
+                 "queue_timeout_s",
                  "on_starved", "worker_timeout_s", "col_worker_resources", "grad_worker_resources"}
 
 
-def differences(old_settings: Mapping[str, Any], settings: Mapping[str, Any], old_agent: Mapping[str, Mapping[str, str]],
+def differences(old_settings: Mapping[str, Any], settings: Mapping[str, Any],
+                old_agent: Mapping[str, Mapping[str, str]],
                 agent: Mapping[str, Any], also_free: Container[str] = ()) -> list[str]:
-    """What of a run that was kept differs from one that is to go on as it did; where and how fast it ran may.
+    """Return the differences between a saved run and one that is to repeat or continue it.
+
+    Settings that decide only where and how fast a run goes may differ.
 
     Args:
-        old_settings: Of the scheme, from a file.
-        settings: Those of now.
-        old_agent: Described parts of the agent, from a file.
-        agent: The parts of now.
+        old_settings: Settings of the saved scheme.
+        settings: Settings of the present scheme.
+        old_agent: Descriptions of the saved agent's parts; see `describe`.
+        agent: Factories of the present agent's parts, by name.
         also_free: Further settings that may differ.
     """
-    problems = [f"{name} was {old_settings.get(name)!r}, now it is {value!r}" for name, value in as_json(settings).items()
+    problems = [f"{name} was {old_settings.get(name)!r}, now it is {value!r}" for name,
+                value in as_json(settings).items()
                 if name not in _NOT_COMPARED and name not in also_free and old_settings.get(name) != value]
     for part, options in describe(agent).items():
         old = old_agent.get(part, {})
@@ -69,21 +75,21 @@ def differences(old_settings: Mapping[str, Any], settings: Mapping[str, Any], ol
 
 
 def checksum_of(info: Mapping[str, float]) -> int:
-    """Of all statistics of an update, bit for bit: the gradient's norm among them differs if the gradient does, as a rule."""
+    """Return the CRC-32 of an update's statistics, bit for bit; another gradient shows in its norm, as a rule."""
     return zlib.crc32(struct.pack(f"{len(info)}d", *(info[name] for name in sorted(info))))
 
 
 class RecordWriter:
-    """Writes a record; a killed run has all but the last moment in it.
+    """Writes a record, which lacks only the last moment of a run that is killed.
 
     Args:
-        path: The file; it must not exist.
-        settings: Of the scheme.
-        agent: name -> factory of each part of the agent.
-        target_steps: Which schedules follow.
+        path: Path of the file, which must not exist.
+        settings: Settings of the scheme.
+        agent: Name -> factory of each part of the agent.
+        target_steps: Env steps at which schedules end.
 
     Raises:
-        ConfigError: It exists, or cannot be written.
+        ConfigError: The file exists, or cannot be written.
     """
 
     def __init__(self, path: str, settings: Mapping[str, Any], agent: Mapping[str, Any], target_steps: int) -> None:
@@ -99,11 +105,11 @@ class RecordWriter:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to `add` what journals have noted: asking them at each update would cost more than they do."""
+        """Whether to `add` events now; collecting them at each update would cost more than recording them."""
         return time.monotonic() >= self._next_write
 
     def add(self, parts: Iterable[WorkersPart]) -> None:
-        """Write what journals have noted since the last call."""
+        """Write the events of journals since the last call."""
         noted: dict[tuple[str, int], Part] = {}
         for worker, incarnation, part in parts:
             whole = noted.setdefault((worker, incarnation), Part([], []))
@@ -113,13 +119,13 @@ class RecordWriter:
         self._next_write = time.monotonic() + _WRITE_INTERVAL_S
 
     def close(self, failed: bool, checksum: int | None) -> None:
-        """The run has ended, with parameters of this checksum, if they are known."""
+        """Write the end of the run, with the checksum of the parameters if it is known."""
         self._write({"end": "failed" if failed else "stopped", "checksum": checksum})
-        with contextlib.suppress(OSError):  # which was told when it was written
+        with contextlib.suppress(OSError):  # it was logged when writing failed
             self._file.close()
 
     def discard(self) -> None:
-        """The run did not come to begin."""
+        """Delete the record of a run that failed to start."""
         self._file.close()
         Path(self._path).unlink(missing_ok=True)
 
@@ -129,7 +135,7 @@ class RecordWriter:
         try:
             self._file.write(_to_json(value) + "\n")
             self._file.flush()
-        except OSError as error:  # training matters more
+        except OSError as error:  # training goes on without the record
             logger.warning("the record %r ends here, it cannot be written: %s", self._path, error)
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -137,18 +143,18 @@ class RecordWriter:
 
 @dataclass(frozen=True)
 class Record:
-    """What a file says about a run."""
+    """The contents of a record."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
         """Options for recording and replaying a run."""
 
         record: str | os.PathLike[str] | None = option(
-            None, help="New file for the events that decide the run besides its seed, such as the order of arrivals; written four times a "
-            "second.")
+            None, help="New file for the events that decide the run besides its seed, such as the order of arrivals; "
+            "written four times a second.")
         replay: str | os.PathLike[str] | None = option(
-            None, help="File that `record` wrote. The run is repeated bit for bit in the simulated runtime, to its end; the first event "
-            "that cannot be repeated raises an error.")
+            None, help="File that `record` wrote. The run is repeated bit for bit in the simulated runtime, to its "
+            "end; the first event that cannot be repeated raises an error.")
 
         def __post_init__(self) -> None:
             """Refuse to record a run that is replayed."""
@@ -162,40 +168,41 @@ class Record:
     target_steps: int
     machine: dict[str, str]
     parts: dict[tuple[str, int], Part]
-    """By worker and incarnation."""
+    """Events by worker and incarnation."""
     failed: bool
-    """Whether an error ended it; it is raised again where it was raised then."""
+    """Whether an error ended the run; a replay raises it at the same event."""
     checksum: int | None
-    """Of the parameters at its end."""
+    """Checksum of the parameters at the end; None if it is not known."""
 
     @cached_property
     def updates(self) -> int:
-        """Updates made, or skipped."""
+        """Number of updates made or skipped."""
         part = self.parts.get((DRIVER, 0), Part([], []))
         return sum(event[0] == "update" for event in part.events)
 
     def is_over(self, updates: int) -> bool:
-        """Whether a run that repeats it has come to its end after so many updates, made or skipped."""
+        """Return whether a replay has reached the end of the record after this number of updates, made or skipped."""
         return not self.failed and updates >= self.updates
 
     def check(self, settings: Mapping[str, Any], agent: Mapping[str, Any]) -> None:
-        """Raise `ConfigError` if it is of another scheme or agent: all differences, with both values."""
+        """Raise `ConfigError` with all differences if the record is of another scheme or agent."""
         problems = differences(self.settings, settings, self.agent, agent)
         if problems:
             raise ConfigError(f"replay {self.path!r} is of another run: {'; '.join(problems)}")
 
     def warning(self) -> str:
-        """Why the run may come out otherwise on this machine; empty if nothing speaks for it."""
+        """Return why a replay on this machine may give other results; empty if it should not."""
         now = _machine()
-        other = [f"{name} {self.machine.get(name)} instead of {now[name]}" for name in now if self.machine.get(name) != now[name]]
+        other = [f"{name} {self.machine.get(name)} instead of {now[name]}" for name in now
+                 if self.machine.get(name) != now[name]]
         return f"the record was made with {', '.join(other)}; results may differ in their last bits" if other else ""
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """Read a record; a last line that a killed run left half written does not count.
+    """Read a record; ignore an incomplete last line, which a killed run leaves.
 
     Raises:
-        ConfigError: There is no such file, or it is no record.
+        ConfigError: The file does not exist, or is not a record.
     """
     name = os.fspath(path)
     try:
@@ -217,7 +224,8 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         settings, agent, machine = (_mapping(head[key]) for key in ("settings", "agent", "machine"))
         operator.index(settings["seed"])
         return Record(
-            name, settings, {part: _mapping(options) for part, options in agent.items()}, operator.index(head["target_steps"]),
+            name, settings, {part: _mapping(options) for part,
+                             options in agent.items()}, operator.index(head["target_steps"]),
             machine, parts, failed=end["end"] == "failed", checksum=end["checksum"])
     except ConfigError:
         raise
@@ -239,14 +247,17 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def describe(agent: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Name -> option -> its text, of each factory; addresses in memory and folders of logs do not count."""
-    return {name: {"class": factory.cls.__name__, **{
-        key: re.sub(r" at 0x[0-9a-f]+", "", _text(value)) for key, value in vars(factory.options).items() if key != "log_dir"}}
-        for name, factory in agent.items() if isinstance(factory, Factory)}
+    """Return name -> option -> text for each factory, without addresses in memory and folders of logs."""
+    def texts(factory: Factory[object]) -> dict[str, str]:
+        options = {name: value for name, value in vars(factory.options).items() if name != "log_dir"}
+        return {"class": factory.cls.__name__,
+                **{name: re.sub(r" at 0x[0-9a-f]+", "", _text(value)) for name, value in options.items()}}
+
+    return {name: texts(factory) for name, factory in agent.items() if isinstance(factory, Factory)}
 
 
 def _text(value: Any) -> str:
-    """The same text in every process: sets have no order of their own."""
+    """Return a text that is the same in every process, although the order of sets is not."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {_text(item)}" for key, item in value.items()) + "}"
     return repr(sorted(value, key=repr)) if isinstance(value, (set, frozenset)) else repr(value)
@@ -260,5 +271,5 @@ def _machine() -> dict[str, str]:
 
 
 def as_json(value: Any) -> Any:
-    """The value as it comes back from a file."""
+    """Return a value in the form in which it is read back from a file."""
     return json.loads(json.dumps(value))

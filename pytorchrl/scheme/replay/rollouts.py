@@ -1,4 +1,4 @@
-"""Replay of whole rollouts, for on-policy algorithms that correct for the age of their data. T = steps, E = environments."""
+"""Replay of whole rollouts, for on-policy algorithms that correct for the age of their data."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from pytorchrl.scheme.transport.messages import Rollout
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """Rollouts drawn from replay, to make batches of."""
+    """Rollouts sampled from replay, from which the learner makes its batches."""
 
     rollouts: list[Any]
-    """`RolloutData`, or `MultiRollout` of several policies, as they were collected: with the log-probabilities of the policy that
-    acted."""
+    """`RolloutData`, or `MultiRollout` with several policies, as collected: with the log-probabilities of the acting
+    policy."""
     ids: Tensor
-    """(K,) int64: of each rollout how many env steps had come before it."""
+    """(K,) int64, for each rollout the env steps that were added before it."""
     num_samples: int
-    """Env steps in them."""
+    """Env steps in the rollouts."""
     last: bool = False
-    """Whether no further batch is drawn before new data come."""
+    """Whether it is the last batch before new data arrive."""
 
     def messages(self) -> list[Rollout]:
         """Return the rollouts in the form in which a gradient worker takes them."""
@@ -47,40 +47,40 @@ class _Kept:
     """A rollout in replay."""
 
     id: int
-    """Env steps that came before it."""
+    """Env steps that were added before it."""
     data: Any
     num_env_steps: int
     num_hits: int = 0
-    """How often it was drawn."""
+    """Times that it was sampled."""
 
 
 class RolloutReplay:
-    """The newest whole rollouts of no more than `size` env steps together, drawn uniformly and with replacement.
+    """The newest whole rollouts of at most `size` env steps together, sampled uniformly and with replacement.
 
-    It is what shards keep of an agent whose own storage keeps nothing, such as `VTraceBuffer`: that one makes batches of what
-    is drawn. It has no collector's half, and needs to know neither actor nor algorithm.
+    Shards use it for an agent whose own storage keeps no data, such as `VTraceBuffer`, which makes batches of the
+    sampled rollouts. It does not collect, and depends on neither actor nor algorithm.
 
     Args:
         options: Checked options.
-        seed: Of what is drawn.
-        context: What else storages are made with; not used.
+        seed: Seed of sampling.
+        context: Further arguments of storages, which it ignores.
 
     Attributes:
-        parameters: None that could be updated.
+        parameters: Empty; it has no parameters.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
         """Options of `RolloutReplay`."""
 
-        size: int = option(help="Env steps in all, over all environments of all collectors.", low=1)
+        size: int = option(help="Env steps in all, over all environments of all collection workers.", low=1)
 
     @classmethod
     def create_factory(cls, size: int) -> Factory[RolloutReplay]:
-        """A factory of this storage; raises `ConfigError` for a wrong option."""
+        """Return a factory of this storage; raise `ConfigError` for a wrong option."""
         return Factory(cls, build_options(cls, {"size": size}))
 
-    def __init__(self, options: Any, *, seed: int, **context: Any) -> None:
+    def __init__(self, options: Options, *, seed: int, **context: object) -> None:
         self.options = options
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
         self.parameters: Mapping[str, float] = {}
@@ -90,11 +90,11 @@ class RolloutReplay:
         self._hits_gone: list[int] | None = None
 
     def insert_data_slice(self, rollouts: list[Any], sources: Sequence[Hashable] | None = None) -> None:
-        """Append rollouts; the oldest ones go, whole, until there is room. Copies them.
+        """Copy rollouts into replay, and evict the oldest ones, whole, until there is room.
 
         Args:
             rollouts: `RolloutData` or `MultiRollout`, of any lengths.
-            sources: Who made each; no matter.
+            sources: Not used.
 
         Raises:
             ConfigError: A rollout has more env steps than `size`.
@@ -102,8 +102,8 @@ class RolloutReplay:
         for rollout in rollouts:
             num_env_steps = rollout.num_valid()
             if num_env_steps > self.options.size:
-                raise ConfigError(f"a rollout of {num_env_steps} env steps does not fit into replay of size {self.options.size}; "
-                                  "raise size or collect shorter rollouts")
+                raise ConfigError(f"a rollout of {num_env_steps} env steps does not fit into replay of size "
+                                  f"{self.options.size}; raise size or collect shorter rollouts")
             while self._num_resident + num_env_steps > self.options.size:
                 self._evict()
             if num_env_steps:
@@ -122,13 +122,14 @@ class RolloutReplay:
         if self._hits_gone is not None:
             self._hits_gone.append(gone.num_hits)
 
-    def generate_batches(self, num_mini_batch: int, mini_batch_size: int, num_epochs: int = 1) -> Iterator[RolloutBatch]:
-        """Draw `num_mini_batch` · `num_epochs` batches; none while there is no rollout.
+    def generate_batches(self, num_mini_batch: int, mini_batch_size: int,
+                         num_epochs: int = 1) -> Iterator[RolloutBatch]:
+        """Sample `num_mini_batch` * `num_epochs` batches; none if replay is empty.
 
         Args:
-            num_mini_batch: Batches.
-            mini_batch_size: Size of each, at least, see `RolloutData.size`: rollouts are drawn one after the other until then.
-            num_epochs: How many times that.
+            num_mini_batch: Number of batches per epoch.
+            mini_batch_size: Least size of a batch, see `RolloutData.size`: rollouts are sampled until it is reached.
+            num_epochs: Number of epochs.
         """
         for left in reversed(range(num_mini_batch * num_epochs if self._kept else 0)):
             drawn: list[_Kept] = []
@@ -140,24 +141,25 @@ class RolloutReplay:
                 size += kept.data.size
                 drawn.append(kept)
             self._counters["sampled"] += num_env_steps
-            yield RolloutBatch([kept.data.map(Tensor.clone) for kept in drawn], torch.tensor([kept.id for kept in drawn]),
+            yield RolloutBatch([kept.data.map(Tensor.clone) for kept in drawn],
+                               torch.tensor([kept.id for kept in drawn]),
                                num_env_steps, last=not left)
 
-    # What it holds
+    # Contents
 
     @property
     def num_items(self) -> int:
-        """Rollouts."""
+        """Number of rollouts."""
         return len(self._kept)
 
     @property
     def mass(self) -> float:
-        """What this storage's share in a draw from several is proportional to: its rollouts."""
+        """Weight of this storage among several shards: its number of rollouts."""
         return float(len(self._kept))
 
     @property
     def num_bytes(self) -> int:
-        """Memory of what is kept."""
+        """Memory of the rollouts in bytes."""
         return self._num_bytes
 
     @property
@@ -166,16 +168,16 @@ class RolloutReplay:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Env steps: `inserted`, `evicted`, `evicted_unused` (of rollouts never drawn), `resident`, and drawn ones: `sampled`."""
+        """Env steps `inserted`, `evicted`, `evicted_unused` (in rollouts never sampled), `resident` and `sampled`."""
         return {**self._counters, "resident": self._num_resident}
 
     @property
     def num_rows_added(self) -> int:
-        """Env steps that came so far."""
+        """Env steps that were added so far."""
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """(N,) int64, the first env steps of the rollouts of these ids, (N,), of batches, counted from 0 as they came."""
+        """Return the first env step of each rollout, counted from 0: (N,) int64 for ids (N,) int64 of a batch."""
         return ids
 
     def keep_notes(self) -> None:
@@ -183,19 +185,19 @@ class RolloutReplay:
         self._hits_gone = []
 
     def take_notes(self) -> dict[str, np.ndarray]:
-        """See `ReplayBuffer`; there are no priorities."""
+        """See `ReplayBuffer`; rollouts have no priorities."""
         gone, self._hits_gone = self._hits_gone or [], None if self._hits_gone is None else []
         return {"evicted_hits": np.array(gone, np.int64), "priority_change": np.zeros(0)}
 
     def reset(self) -> None:
-        """Forget all rollouts; they count as evicted."""
+        """Evict all rollouts."""
         while self._kept:
             self._evict()
 
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on exactly as now."""
+        """Return the state from which another storage continues exactly."""
         return {"generator": self.generator.get_state(), "kept": [dataclasses.asdict(kept) for kept in self._kept],
                 "counters": dict(self._counters)}
 
@@ -206,10 +208,10 @@ class RolloutReplay:
             ConfigError: The state holds more than `size` env steps.
         """
         found = [_Kept(**{**kept, "data": _rollout_of(kept["data"])}) for kept in state["kept"]]
-        held = sum(kept.num_env_steps for kept in found)
-        if held > self.options.size:
-            raise ConfigError(f"replay of size {self.options.size} cannot go on from one that holds {held} env steps; use the "
-                              "same size, or start anew")
+        resident = sum(kept.num_env_steps for kept in found)
+        if resident > self.options.size:
+            raise ConfigError(f"replay of size {self.options.size} cannot continue from one that holds {resident} env "
+                              "steps; use the same size, or start a new run")
         self._kept, self._num_bytes, self._counters = deque(), 0, dict(state["counters"])
         for kept in found:
             self._keep(kept)
@@ -217,7 +219,7 @@ class RolloutReplay:
 
 
 def _rollout_of(plain: dict[str, Any]) -> Any:
-    """A rollout from its fields, copied."""
+    """Return a rollout made from copies of its fields."""
     if "parts" in plain:
         return MultiRollout({policy: _rollout_of(part) for policy, part in plain["parts"].items()}, plain["num_envs"])
     return RolloutData(**plain).map(Tensor.clone)

@@ -1,4 +1,4 @@
-"""The replay shards of one gradient worker: its collector thread inserts rollouts, its learning thread samples batches."""
+"""The replay shards of one gradient worker: a collector thread inserts rollouts, a learning thread samples batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PREFETCH = 4
 
 
 class Shards:
-    """Inserts rollouts into shards and samples batches from them, in two threads that wait for each other where ratios say so.
+    """Inserts rollouts into shards and samples batches, in two threads that wait for each other if a ratio requires it.
 
     The ledger counts env steps as resident once their shard has confirmed them.
 
@@ -35,7 +35,8 @@ class Shards:
         batch_size: Transitions or sequences of a batch; of whole rollouts their least size, see `RolloutData.size`.
         batch_steps: Largest number of env steps of a batch; None: `batch_size`.
         num_passes: Passes of the learner over a batch; each counts as consumed.
-        timeout_s: Seconds that the learner waits for a batch before it raises, and that all shards have to save their contents.
+        timeout_s: Seconds that the learner waits for a batch before it raises, and that all shards have to save their
+            contents.
         seed: Seed of the choice of shards to sample from, and of random routing.
         version: Function that returns the learner's version.
 
@@ -49,7 +50,8 @@ class Shards:
 
     def __init__(self, workers: RWorkerSet, ledger: Ledger, options: RWorkerSet.Options,  # noqa: PLR0913
                  supervision: Supervisor.Options | None = None, *, batch_size: int, batch_steps: int | None = None,
-                 num_passes: int = 1, timeout_s: float = 300.0, seed: int = 0, version: Callable[[], int] = lambda: 0) -> None:
+                 num_passes: int = 1, timeout_s: float = 300.0, seed: int = 0, version: Callable[[],
+                     int] = lambda: 0) -> None:
         self._runtime, self._handles, self._timeout_s, self._version = (
             workers.runtime, workers.remote_workers(), timeout_s, version)
         self._batch_steps = (batch_steps or batch_size) * num_passes
@@ -79,7 +81,7 @@ class Shards:
             self.poll(POLL_INTERVAL_S)
 
     def _learning_lags(self) -> bool:
-        """Return whether collection must wait for learning; never if no shard can be sampled, which would be a deadlock."""
+        """Return whether collection must wait for learning; never if no shard can be sampled, which would deadlock."""
         counted = self._states.added - self._learning_starts
         return (not self.is_draining and counted > 0
                 and self._states.trained + self._batch_steps <= self._min_ratio * counted
@@ -102,7 +104,8 @@ class Shards:
             self.poll(POLL_INTERVAL_S)
         self.items_dropped += self.sampler.drain(deadline)
         for index in sorted({*self._inserter.owners, *self.sampler.forget_requests()}):
-            self._inserter.lose(index, WorkerLostError(f"{self._handles[index].name} gave no answer until the end of drain()"))
+            name = self._handles[index].name
+            self._inserter.lose(index, WorkerLostError(f"{name} gave no answer until the end of drain()"))
 
     def close(self, timeout_s: float) -> None:
         """End the shards after both threads; rollouts that no shard confirms in time stay in flight in the ledger."""
@@ -137,9 +140,9 @@ class Shards:
             if (batch := self.sampler.poll(parameters)) is not None:
                 return batch
         raise LearnerStarvedError(
-            f"no batch from replay for {self._timeout_s:.1f} s: {self._states.added} env steps have come, learning starts at "
-            f"{self._learning_starts}; {self.sampler.num_requested} batches are requested; raise queue_timeout_s if that takes "
-            "longer")
+            f"no batch from replay for {self._timeout_s:.1f} s: {self.added} env steps have come, learning starts at "
+            f"{self._learning_starts}; {self.sampler.num_requested} batches are requested; raise queue_timeout_s if "
+            "that takes longer")
 
     def _may_request(self, added: int, num_requested: int) -> bool:
         """Return whether learning has begun, and one more batch keeps `max_replay_ratio`."""

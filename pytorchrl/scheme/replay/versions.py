@@ -1,4 +1,4 @@
-"""What versions of the weights the contents of a shard belong to."""
+"""Versions of the weights that collected the contents of a shard."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ _FEWEST = 16
 
 
 class Versions:
-    """Versions of the rollouts in replay, by the rows that these fill; three numbers a rollout.
+    """Versions of the rollouts in replay, by row; three numbers per rollout.
 
-    Rows are numbered from 0 as they come, and those of a rollout follow each other.
+    Rows are numbered from 0 in the order in which they are added; the rows of a rollout are consecutive.
     """
 
     def __init__(self) -> None:
-        # Of each rollout: its first row, the version of the weights that made it, that of the learner when it was sent.
+        # For each rollout: first row, version of the weights that collected it, the learner's version when it was sent.
         self._blocks = np.zeros((3, _FEWEST), np.int64)
         self._begin = self._end = 0
 
     def add(self, first_row: int, collected: int, sent: int) -> None:
-        """A rollout fills the rows from `first_row` on.
+        """Add a rollout whose rows begin at `first_row`.
 
         Args:
-            first_row: Above that of all others.
-            collected: Version of the weights that made it.
-            sent: The learner's version when it was sent here.
+            first_row: Its first row, above that of all rollouts before.
+            collected: Version of the weights that collected it.
+            sent: The learner's version when it was sent.
         """
         if self._end == self._blocks.shape[1]:
             kept = self._blocks[:, self._begin:self._end]
@@ -36,12 +36,12 @@ class Versions:
         self._end += 1
 
     def forget(self, first_row: int) -> None:
-        """No row before this one is asked for any more."""
+        """Forget rollouts that end before a row."""
         firsts = self._blocks[0, self._begin:self._end]
         self._begin += max(0, int(np.searchsorted(firsts, first_row, "right")) - 1)
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """(N, 2) int64, `collected` and `sent` of the rollouts that fill these rows, (N,); there are such rollouts."""
+        """Return `collected` and `sent`, (N, 2) int64, of the rollouts at rows (N,), which must be known."""
         blocks = self._blocks[:, self._begin:self._end]
         places = np.searchsorted(blocks[0], rows, "right") - 1
         assert places.min(initial=0) >= 0, "rows of a rollout that was never added, or has been forgotten"
@@ -49,7 +49,7 @@ class Versions:
         return found
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything, as a copy."""
+        """Return a copy of the state."""
         return {"blocks": torch.from_numpy(self._blocks[:, self._begin:self._end].copy())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Batches whose loss or gradient is not finite: who saw them is told, and the batch is kept where asked."""
+"""Report batches whose loss or gradient is not finite, and save them on request."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pytorchrl.agent.data import Batch
 from pytorchrl.errors import ConfigError
 from pytorchrl.terminal import get_logger
 
-# Enough to see what they have in common, too few to fill a disk.
+# Enough files to see what the batches have in common, too few to fill a disk.
 _MAX_FILES = 5
 
 logger = get_logger(__name__)
 
 
 def check_directory(name: str, value: object) -> str:
-    """The absolute path of a directory that exists or can be made, else raise `ConfigError`; makes nothing."""
+    """Return the absolute path of a directory that exists or could be created, else raise `ConfigError`."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str) or not os.fspath(value):
         raise ConfigError(f"{name} must be a directory or None, got {value!r}")
     path = Path(os.path.abspath(os.path.expanduser(os.fspath(value))))
@@ -34,7 +34,7 @@ def check_directory(name: str, value: object) -> str:
     try:
         while not _is_there(nearest):
             nearest = nearest.parent
-    except (OSError, ValueError) as error:  # a file on the way, too long, a zero byte
+    except (OSError, ValueError) as error:  # a file in the path, a name too long, a zero byte
         raise ConfigError(f"{name} {str(path)!r} cannot be a directory: {error}") from error
     if not nearest.is_dir():
         raise ConfigError(f"{name} must be a directory, got {str(path)!r}, but {str(nearest)!r} is none")
@@ -44,7 +44,7 @@ def check_directory(name: str, value: object) -> str:
 
 
 def _is_there(path: Path) -> bool:
-    """Like `lexists`, but whatever else is wrong with the path is raised."""
+    """Return whether a path exists, as `lexists` does, but raise any other error of the path."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -53,15 +53,15 @@ def _is_there(path: Path) -> bool:
 
 
 class BadBatches:
-    """Looks at each gradient that a worker computes.
+    """Checks each gradient that a gradient worker computes.
 
-    A file is as `save_model` makes it, so `torch.load(path, weights_only=True)` reads it; `Batch(**file["batch"])` is the
-    batch again.
+    A file has the format of `save_model`: `torch.load(path, weights_only=True)` reads it, and `Batch(**file["batch"])`
+    is the batch.
 
     Args:
-        directory: Where to keep bad batches, made when the first one comes; None keeps none.
-        index_worker: Of the GWorker.
-        algo: Its algorithm.
+        directory: Directory for bad batches, created with the first one; None saves none.
+        index_worker: Index of the gradient worker.
+        algo: The gradient worker's algorithm.
     """
 
     def __init__(self, directory: str | None, index_worker: int, algo: Algorithm) -> None:
@@ -69,14 +69,15 @@ class BadBatches:
         self._index, self._algo = index_worker, algo
         self._num_files = 0
 
-    def find_fault(self, batch: Batch, gradients: Sequence[Tensor | None], info: Mapping[str, float], version: int) -> str:
-        """What is not finite in a gradient of this worker alone, and where its batch is; empty if all is well.
+    def find_fault(self, batch: Batch, gradients: Sequence[Tensor | None], info: Mapping[str, float],
+                   version: int) -> str:
+        """Return a message if a gradient of this worker is not finite, with the batch's file; else an empty text.
 
         Args:
-            batch: What it was computed from.
-            gradients: One (P,) vector per group; those of a loss that is not finite are NaN.
+            batch: The batch of the gradients.
+            gradients: One (P,) vector per group, NaN if the loss is not finite.
             info: The algorithm's statistics.
-            version: Of the parameters.
+            version: Version of the parameters.
         """
         norms = [float(torch.linalg.vector_norm(gradient)) for gradient in gradients if gradient is not None]
         if all(map(math.isfinite, norms)):
@@ -87,12 +88,12 @@ class BadBatches:
                 f"{self._keep(batch, info, version)}")
 
     def _keep(self, batch: Batch, info: Mapping[str, float], version: int) -> str:
-        """Write the batch, and say what became of it."""
+        """Save the batch, and return a text that says where, or why not."""
         if self._directory is None:
             return "not kept (keep_bad_batches names no directory)"
         if self._num_files == _MAX_FILES:
             return f"not kept: {self._directory} has {_MAX_FILES} of this worker"
-        content = io.BytesIO()  # by way of memory: torch tells a full disk in words of its own, without a number
+        content = io.BytesIO()  # torch reports a full disk without an error number, so it writes to memory
         torch.save({
             "format": 1, "worker": self._index, "version": version, "info": dict(info), "batch": _plain(batch),
             "acting_state": self._algo.acting_state()}, content)
@@ -121,7 +122,7 @@ class BadBatches:
 
 
 def _plain(batch: Any) -> dict[str, Any]:
-    """Copies of its tensors, without the larger ones that they may be views of, and its numbers."""
+    """Return its numbers and copies of its tensors, without the larger tensors that they may be views of."""
     def copy(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {name: copy(part) for name, part in value.items()}

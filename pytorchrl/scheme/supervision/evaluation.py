@@ -1,4 +1,4 @@
-"""Evaluation on a worker of its own, beside training."""
+"""Evaluation on a separate worker, in parallel with training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from pytorchrl.agent.actors.base import Actor
+from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import PREVIOUS, map_tensors, show_reward
+from pytorchrl.agent.env import VecEnv
 from pytorchrl.agent.env.common import reward_function
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
@@ -19,14 +22,14 @@ from pytorchrl.scheme.transport.messages import Weights
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Raw returns of exactly the episodes asked for."""
+    """Raw returns and lengths of the requested number of episodes."""
 
     version: int
-    """Number of updates behind the weights."""
+    """Number of updates of the weights."""
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     policy_returns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Of several agents, policy -> return of each episode in which it had a part: the mean over its agents."""
+    """With several agents: policy -> return of each episode in which it acted, the mean over its agents."""
 
     @property
     def return_mean(self) -> float:
@@ -39,49 +42,51 @@ class Evaluation:
         return float(np.std(self.returns))
 
     def metrics(self) -> dict[str, Any]:
-        """What is told of it in a learner's metrics."""
+        """Return the evaluation's entries in the learner's metrics."""
         policies = {policy: {"return_mean": float(np.mean(values))} for policy, values in self.policy_returns.items()}
         return {**({"policies": policies} if policies else {}), "version": self.version, "episodes": len(self.returns),
-                "return_mean": self.return_mean, "return_std": self.return_std, "length_mean": float(np.mean(self.lengths))}
+                "return_mean": self.return_mean, "return_std": self.return_std,
+                "length_mean": float(np.mean(self.lengths))}
 
 
-# Env steps after which every schedule has come to its end.
+# Env steps after which every schedule has its last value.
 _AFTER_TRAINING = 2**62
 
 
 class Evaluator(Worker):
-    """Plays episodes with given weights, deterministically, normalisers frozen.
+    """Plays episodes with given weights, deterministically and with frozen normalisers.
 
     Args:
-        index_worker: Its index; there is one an experiment.
+        index_worker: Its index; an experiment has one evaluator.
         algo_factory, actor_factory: The agent.
-        test_envs_factory: Makes the environments.
-        seed: The experiment's seed; evaluation has streams of its own.
-        num_threads: Torch threads of this process; None leaves them alone.
-        device: Where the actor lives.
+        test_envs_factory: Factory of the environments.
+        seed: Seed of the experiment, from which evaluation derives streams of its own.
+        num_threads: Torch threads of its process; None leaves them as they are.
+        device: Device of the actor.
     """
 
-    def __init__(self, index_worker: int, *, algo_factory: Factory[Any], actor_factory: Factory[Any],
-                 test_envs_factory: Factory[Any], seed: int, num_threads: int | None = None,
+    def __init__(self, index_worker: int, *, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],
+                 test_envs_factory: Factory[VecEnv], seed: int, num_threads: int | None = None,
                  device: str = "cpu") -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         self._actor = actor_factory(device=device, seed=0)
         self._algo = algo_factory(device=device, actor=self._actor, seed=derive_seed(seed, Stream.EVALUATION, 0))
-        self._algo.follow_schedules(_AFTER_TRAINING, 1)  # what explores less and less has come to its end
+        self._algo.follow_schedules(_AFTER_TRAINING, 1)  # exploration that is annealed has its last value
         self._factory, self._seed, self._threads = test_envs_factory, seed, num_threads or 1
         self._rounds = 0
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """Signal: end the running evaluation, and every later one, at its next step."""
+        """End the running evaluation, and every later one, at its next step; called as a signal."""
         self._interrupted = True
 
     def evaluate(self, weights: Weights, num_episodes: int, deterministic: bool = True) -> Evaluation | None:
-        """Play `num_episodes`, shared out over the environments beforehand, in fresh environments; None if interrupted.
+        """Play `num_episodes` in new environments; return None if interrupted.
 
-        Taking the first episodes to finish would favour short ones, so environment e plays a number fixed in advance.
+        Each environment plays a number of episodes that is fixed in advance: the first episodes to finish would tend to
+        be the short ones.
         """
         self._algo.load_acting_state(weights.state)
         self._rounds += 1
@@ -93,32 +98,33 @@ class Evaluator(Worker):
         finally:
             envs.close()
 
-    def _play(self, envs: Any, version: int, num_episodes: int, deterministic: bool) -> Evaluation | None:
+    def _play(self, envs: VecEnv, version: int, num_episodes: int, deterministic: bool) -> Evaluation | None:
         num_envs = envs.num_envs
-        owed = np.full(num_envs, num_episodes // num_envs)
-        owed[:num_episodes % num_envs] += 1
+        remaining = np.full(num_envs, num_episodes // num_envs)
+        remaining[:num_episodes % num_envs] += 1
         returns: list[float] = []
         lengths: list[int] = []
         policy_returns: dict[str, list[float]] = {}
         obs, mask = envs.reset()
         done = np.ones(num_envs, dtype=bool)
-        rhs = map_tensors(self._actor.initial_states(num_envs), lambda state: state.cpu().numpy())
+        rhs: Any = map_tensors(self._actor.initial_states(num_envs), lambda state: state.cpu().numpy())
         with torch.inference_mode():
-            while owed.sum() > 0:
+            while remaining.sum() > 0:
                 if self._interrupted:
                     return None
                 acting = self._algo.acting_step(obs, rhs, done, deterministic=deterministic, mask=mask)
                 rhs = acting.rhs
                 step = envs.step(acting.clipped_action)
                 obs, mask, done = step.obs, step.mask, step.first
-                if PREVIOUS in rhs:  # the memory knows rewards as they were in training
+                if PREVIOUS in rhs:  # the memory is given rewards as in training
                     transform = reward_function(self._factory.options.reward_transform)
                     show_reward(rhs, step.reward if transform is None else transform(step.reward))
                 for episode in step.episodes:
-                    if owed[episode.env_index] > 0:
-                        owed[episode.env_index] -= 1
+                    if remaining[episode.env_index] > 0:
+                        remaining[episode.env_index] -= 1
                         returns.append(episode.env_return)
                         lengths.append(episode.length)
                         for policy, value in (episode.policy_returns or {}).items():
                             policy_returns.setdefault(policy, []).append(value)
-        return Evaluation(version, tuple(returns), tuple(lengths), {p: tuple(values) for p, values in policy_returns.items()})
+        return Evaluation(version, tuple(returns), tuple(lengths),
+                          {p: tuple(values) for p, values in policy_returns.items()})

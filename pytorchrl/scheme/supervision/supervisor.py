@@ -61,11 +61,12 @@ class Supervisor:
         """Options for lost workers."""
 
         on_worker_failure: str = option(
-            "restart", choices=FAILURE_POLICIES, help="Reaction to a lost remote worker: \"restart\" starts a replacement with the "
-            "newest weights, \"ignore\" goes on with the others, \"raise\" ends the run.")
+            "restart", choices=FAILURE_POLICIES, help="Reaction to a lost remote worker: \"restart\" starts a "
+            "replacement with the newest weights, \"ignore\" goes on with the others, \"raise\" ends the run.")
         worker_timeout_s: float = option(
-            60.0, low=0.0, exclusive=True, help="Seconds after which a worker without a result is considered hung and replaced, or "
-            "ten times its longest call so far if that is longer. A replacement may wait this long for free resources.")
+            60.0, low=0.0, exclusive=True, help="Seconds after which a worker without a result is considered hung and "
+            "replaced, or ten times its longest call so far if that is longer. A replacement may wait this long for "
+            "free resources.")
 
     def __init__(self, workers: Sequence[Handle[Any]], replace: Callable[[int], object], runtime: Runtime,
                  options: Options | None = None, seed: int = 0, *, hang_timeout_s: float | None = None) -> None:
@@ -138,8 +139,10 @@ class Supervisor:
             if not isinstance(error, WorkerDiedError):
                 self.kill(index)
             if len(self.gone) == len(self._workers):
-                raise NoWorkersLeft(f"all {len(self._workers)} workers are lost, the last one {name}: {error}") from error
-            logger.warning("%s; going on with %d of %d workers", error, len(self._workers) - len(self.gone), len(self._workers))
+                number = len(self._workers)
+                raise NoWorkersLeft(f"all {number} workers are lost, the last one {name}: {error}") from error
+            left = len(self._workers) - len(self.gone)
+            logger.warning("%s; going on with %d of %d workers", error, left, len(self._workers))
             return
         now, history = self._runtime.now(), self._history[index]
         while history and now - history[0] > _WINDOW_S:
@@ -147,8 +150,8 @@ class Supervisor:
         self._fruitless[index] += 1
         if not goes_on and (self._fruitless[index] >= _MAX_FRUITLESS or len(history) >= _MAX_RESTARTS):
             raise CrashLoopError(
-                f"{name} was lost {self._fruitless[index]} times in a row without a result, and replaced {len(history)} "
-                f"times in {_WINDOW_S / 60:.0f} minutes; the last time: {error}") from error
+                f"{name} was lost {self._fruitless[index]} times in a row without a result, and replaced "
+                f"{len(history)} times in {_WINDOW_S / 60:.0f} minutes; the last time: {error}") from error
         pause = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** len(history)) * self._rng.uniform(0.75, 1.25)
         history.append(now)
         self._due[index] = now + pause
@@ -196,7 +199,7 @@ class Supervisor:
             waited = now - self._since[index]
             if waited > self._options.worker_timeout_s and (lack := self._runtime.lacks_room(self._workers[index])):
                 raise InsufficientResourcesError(
-                    f"{self._workers[index].name} has found no room for {waited:.0f} s: {lack}; add a machine, ask for less, "
-                    "raise worker_timeout_s, or go on without lost workers (on_worker_failure='ignore')")
+                    f"{self._workers[index].name} has found no room for {waited:.0f} s: {lack}; add a machine, ask for "
+                    "less, raise worker_timeout_s, or go on without lost workers (on_worker_failure='ignore')")
         return [(index, WorkerLostError(f"{self._workers[index].name} hangs: no result for {now - since:.1f} s"))
                 for index, since in self._since.items() if now - since > self.deadline_s(index)]

@@ -197,12 +197,11 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 
 
 def _encode_topk(flat: np.ndarray) -> Arrays | None:
-    """Encode the tenth of the values with the largest magnitude, and their places (Lin et al.
+    """Encode the tenth of the values with the largest magnitude, and their places.
 
-    2018, Deep gradient compression).
-
-    The bits of numbers without sign are in the order of the numbers, NaN last. So counting the upper halves of the bits
-    finds the bin of the smallest value to keep, and only that bin is sorted.
+    See Lin et al. 2018, Deep gradient compression. The bits of numbers without sign are in the order of the numbers,
+    NaN last. So counting the upper halves of the bits finds the bin of the smallest value to keep, and only that bin is
+    sorted.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None

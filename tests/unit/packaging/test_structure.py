@@ -34,7 +34,7 @@ LONG_FILES = {
     "tests/unit/scheme/test_microbatching.py",
     "tests/unit/scheme/test_options.py",
     "tests/unit/scheme/test_peer_defects.py",
-    "tests/unit/scheme/test_record.py",
+    "tests/unit/scheme/recording/test_record.py",
 }
 CIRCLES = [
     ["pytorchrl.scheme.gradients.g_worker", "pytorchrl.scheme.gradients.saved"],

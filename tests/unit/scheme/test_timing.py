@@ -161,6 +161,7 @@ def test_rollouts_bring_what_they_took(make_scheme):
         """Its clock goes on by one with each reading."""
 
         def __init__(self):
+            super().__init__()
             self._ticks = itertools.count()
 
         def now(self):

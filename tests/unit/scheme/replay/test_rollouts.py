@@ -128,7 +128,7 @@ def test_it_goes_on_from_its_state(make, several):
     (batch,) = other.generate_batches(1, 10)
     parts = batch.rollouts[0].parts.values()
     assert {len({float(part.reward[0, 0]), -float(part.other["logp"][0, 0])}) for part in parts} == {1}
-    with pytest.raises(ConfigError, match="replay of size 30 cannot go on from one that holds 40 env steps"):
+    with pytest.raises(ConfigError, match="replay of size 30 cannot continue from one that holds 40 env steps"):
         make(30).load_state_dict(storage.state_dict())
 
 
