@@ -197,7 +197,8 @@ class RWorker(Worker):
         storage, counters = self._storage, self._storage.counters
         times_ms = {name: statistics.fmean(times) for name, times in self._times.items()}
         return ShardState(
-            self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "min_priority", 1.0),
+            self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "min_priority",
+                1.0),
             describe(storage), times_ms, self._traffic, self._take_notes(storage))
 
 
