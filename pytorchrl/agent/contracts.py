@@ -89,7 +89,8 @@ def check_target_groups(algorithm: Any, networks: Mapping[str, Any]) -> None:
         networks: Group -> network, of the actor.
     """
     if unknown := [name for name in algorithm.target_groups if name not in networks]:
-        raise ContractError(f"{type(algorithm).__name__}.target_groups names {', '.join(map(repr, unknown))}; expected groups of "
+        raise ContractError(f"{type(algorithm).__name__}.target_groups names {', '.join(map(repr, unknown))}; "
+                            "expected groups of "
                             f"{type(algorithm.actor).__name__}.networks(), which are {sorted(networks)}")
 
 
@@ -122,13 +123,15 @@ def check_losses(algorithm: Any, returned: Any, batch: Any) -> None:
         if not loss.requires_grad:
             raise violation(algorithm, "losses()", f"{name!r} without a gradient",
                             f"a loss that is computed from parameters of group {name!r}")
-    _check_tensor(algorithm, "losses()", "errors", errors, batch.ret.shape, None, "the absolute TD error of each sample")
+    _check_tensor(algorithm, "losses()", "errors", errors, batch.ret.shape, None, "the absolute TD error of each "
+                                                                                  "sample")
 
 
 def check_choice(algorithm: Any, action: Any, num_envs: int) -> None:
     """Raise `ContractError` unless `choose` of a replay algorithm returned a tensor with one row for each environment."""
     if not isinstance(action, Tensor) or action.shape[:1] != (num_envs,):
-        raise violation(algorithm, "choose()", _described(action), f"a tensor of shape ({num_envs}, ...), one row for each environment")
+        raise violation(algorithm, "choose()", _described(action), f"a tensor of shape ({num_envs}, ...), one row for "
+                                                                   "each environment")
 
 
 def check_acting_step(algorithm: Any, acting: Any, num_envs: int) -> None:
@@ -189,7 +192,8 @@ def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
     unread = [f"{name}={getattr(options, name)!r}" for name in names if name in fields and name not in read
               and getattr(options, name) != fields[name].default]
     if unread:
-        raise ConfigError(f"{type(actor).__name__}.build_networks() does not read {', '.join(unread)}, which would have no "
+        raise ConfigError(f"{type(actor).__name__}.build_networks() does not read {', '.join(unread)}, which would "
+                          "have no "
                           "effect; leave it out, or use it to build the networks")
 
 
@@ -209,7 +213,8 @@ def check_features(actor: Any, method: str, returned: Any, rhs: Mapping[str, Ten
         ContractError: The result is not a pair of features (rows, F) and states with the names and shapes of `rhs`.
     """
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
-        raise violation(actor, method, _described(returned), "features and the next state of the memory ({} without memory)")
+        raise violation(actor, method, _described(returned), "features and the next state of the memory ({} without "
+                                                             "memory)")
     features, states = returned
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != NUM_EXAMPLES:
         raise violation(actor, method, f"features as {_described(features)}",
@@ -258,7 +263,8 @@ def _check_batch(storage: Any, batch: Any) -> None:
         raise violation(storage, method, _described(batch), "an iterator of Batch")
     num_valid = batch.done.numel() if batch.valid is None else int(batch.valid.sum())
     if batch.num_samples != num_valid:
-        raise violation(storage, method, f"a batch with num_samples={batch.num_samples}", f"the number of its valid samples, {num_valid}")
+        raise violation(storage, method, f"a batch with num_samples={batch.num_samples}", "the number of its valid "
+                                                                                          f"samples, {num_valid}")
     for name in ("logp", "value", "ret", "advantage"):
         _check_tensor(storage, method, name, getattr(batch, name), batch.done.shape, torch.float32,
                       "one number for each sample, like `done`")
@@ -278,7 +284,8 @@ def check_rollout(algorithm: Any, rollout: Any, needed: Sequence[str]) -> None:
     """Raise `ContractError` if an algorithm's `finish_rollout` did not add all entries that the storage needs."""
     if missing := [name for name in needed if name not in rollout.other]:
         raise violation(algorithm, "finish_rollout()", f"a rollout whose `other` has {sorted(rollout.other)}",
-                        f"{', '.join(missing)} there too, which the storage needs; call super().finish_rollout(rollout)")
+                        f"{', '.join(missing)} there too, which the storage needs; call "
+                        "super().finish_rollout(rollout)")
 
 
 def check_draw(storage: Any, drawn: Any, count: int, drawable: np.ndarray) -> None:

@@ -168,7 +168,8 @@ def _declared_kind(factory: Factory[Any], name: str, what: str) -> DataKind:
     kind = getattr(factory.options, name, None) or getattr(factory.cls, name, None)  # with several policies, the options determine the kind
     if not isinstance(kind, DataKind):
         allowed = ", ".join(f"DataKind.{kind.name} ({kind.value})" for kind in DataKind)
-        raise ConfigError(f"{factory.cls.__name__} must declare {name}, {what}, got {kind!r}; set it in the class to one of {allowed}")
+        raise ConfigError(f"{factory.cls.__name__} must declare {name}, {what}, got {kind!r}; set it in the class to "
+                          f"one of {allowed}")
     return kind
 
 
@@ -196,7 +197,8 @@ def _takes(
 def _actor_problem(algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], options: Any) -> ConfigError | None:
     wanted, name = getattr(algorithm, "actor_class", None), algorithm.__name__
     if not isinstance(wanted, type):
-        return ConfigError(f"{name} must declare actor_class, the class of actor that it trains, got {wanted!r}; set it in the class, "
+        return ConfigError(f"{name} must declare actor_class, the class of actor that it trains, got {wanted!r}; set "
+                           "it in the class, "
                            "for instance to OnPolicyActor")
     space = getattr(options, "action_space", None)
     if space is not None and (problem := _algorithm_space_problem(algorithm, space)):

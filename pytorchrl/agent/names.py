@@ -133,7 +133,8 @@ def checked_names(function: Callable[P, R]) -> Callable[P, R]:
             owner: Any = args[0] if isinstance(args[0], type) else type(args[0])
             home = getattr(owner, "home", "")
             known = {parameter.name: (home, parameter.name) for parameter in parameters}
-            refuse_unknown(kwargs, {**known, **(options_of(owner) if takes_more else {})}, f"{owner.__name__} has no option")
+            refuse_unknown(kwargs, {**known, **(options_of(owner) if takes_more else {})}, f"{owner.__name__} has no "
+                                                                                           "option")
             given = {parameter.name for parameter in parameters[:len(args) - 1]} | set(kwargs)
             missing = [parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.name not in given]
             if missing:

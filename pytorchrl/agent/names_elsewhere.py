@@ -68,11 +68,14 @@ _LAMBDA = _at("rollouts.gae_lambda", "rollouts.vtrace_lambda")
 _COLLECTORS = _at("scheme.num_col_workers", note="1 collects in the learner's process, as 0 does in RLlib")
 _ENVS = _at("environments.vec_env_size", note="environments of each collection worker")
 _ENV = _at("environments.env_fn")
-_PRIORITIZED = (Here("replay.prioritized | scheme.prioritized"), Here(note="`PERBuffer` draws by priority, `ReplayBuffer` uniformly"))
+_PRIORITIZED = (Here("replay.prioritized | scheme.prioritized"), Here(note="`PERBuffer` draws by priority, "
+                                                                           "`ReplayBuffer` uniformly"))
 _EPSILON = (Here("replay.epsilon | scheme.epsilon"),)
 _EVAL_EVERY = _at("learner.eval_every", note="counts env steps of all environments")
-_NETWORK = _no_option("the network follows from the observations, see `hidden_sizes`, `feature_extractor`, `recurrent_net`")
-_ENTRIES = _no_option("its entries are options themselves: `hidden_sizes` for net_arch or fcnet_hiddens, `activation`, `feature_extractor`, "
+_NETWORK = _no_option("the network follows from the observations, see `hidden_sizes`, `feature_extractor`, "
+                      "`recurrent_net`")
+_ENTRIES = _no_option("its entries are options themselves: `hidden_sizes` for net_arch or fcnet_hiddens, "
+                      "`activation`, `feature_extractor`, "
                       "`recurrent_net` for use_lstm, `optimizer`")
 _OWN_STORAGE = _no_option("give a storage's factory to `Scheme`, such as ReplayBuffer.create_factory(...)")
 _TRACKING = _no_option("`log_dir` keeps metrics.jsonl and TensorBoard files, which trackers can follow")
@@ -98,7 +101,8 @@ _OPTIMISERS: dict[str, tuple[Here, ...]] = {
     "batch_replay": _at("scheme.kind", note="`kind`=\"batch\" replays whole rollouts"),
     "debug": _at("scheme.replay_debug"),
     "num_sgd_iter": (
-        Here("algorithm.num_epochs | scheme.num_passes", "`num_epochs` are passes over a rollout, `num_passes` uses of an item of a queue"),),
+        Here("algorithm.num_epochs | scheme.num_passes", "`num_epochs` are passes over a rollout, `num_passes` uses "
+                                                         "of an item of a queue"),),
     "learner_queue_size": _at("scheme.queue_size"),
     "learner_queue_timeout": _at("scheme.queue_timeout_s", note="seconds"),
     "sample_queue_depth": _at("scheme.col_in_flight"),
@@ -106,14 +110,16 @@ _OPTIMISERS: dict[str, tuple[Here, ...]] = {
     "workers": _at("scheme.num_col_workers | scheme.num_grad_workers"),
     "local_device": _at("scheme.device"),
     "initial_weights": _at("actor.checkpoint", note="path of a saved model"),
-    "col_workers_factory": _no_option("`Scheme` builds the worker sets itself from `num_col_workers` and `num_grad_workers`"),
+    "col_workers_factory": _no_option("`Scheme` builds the worker sets itself from `num_col_workers` and "
+                                      "`num_grad_workers`"),
 }
 _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
     "policy": _NETWORK,
     "learning_rate": _LEARNING_RATES,
     "n_steps": (
         Here("rollouts.size", "steps of each environment"),
-        Here("replay.n_step | replay.rollout_size", "rewards summed before the bootstrap, and steps of each environment in a rollout")),
+        Here("replay.n_step | replay.rollout_size", "rewards summed before the bootstrap, and steps of each "
+                                                    "environment in a rollout")),
     "batch_size": _SAMPLES,
     "n_epochs": _EPOCHS,
     "clip_range": _at("algorithm.clip_param"),
@@ -143,7 +149,8 @@ _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
     "train_freq": _at("algorithm.update_every", note="counts env steps of all environments"),
     "gradient_steps": _at("algorithm.num_updates"),
     "action_noise": _at("algorithm.noise", note="\"gaussian\", \"ou\" or \"none\""),
-    "exploration_fraction": _at("algorithm.epsilon_steps", note="`epsilon_steps` = exploration_fraction * target_steps"),
+    "exploration_fraction": _at("algorithm.epsilon_steps", note="`epsilon_steps` = exploration_fraction * "
+                                                                "target_steps"),
     "exploration_initial_eps": _at("algorithm.initial_epsilon"),
     "exploration_final_eps": _at("algorithm.final_epsilon"),
     "target_policy_noise": _at("algorithm.target_noise"),
@@ -158,7 +165,8 @@ _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
     "monitor_dir": _at("environments.log_dir", "learner.log_dir"),
     "eval_freq": _EVAL_EVERY,
     "n_eval_episodes": _at("learner.eval_episodes"),
-    "eval_env": _no_option("evaluations play in the test environments given to `Scheme`; `train` makes them of the same environment"),
+    "eval_env": _no_option("evaluations play in the test environments given to `Scheme`; `train` makes them of the "
+                           "same environment"),
     "save_freq": _at("learner.checkpoint_every", note="counts env steps of all environments"),
     "save_path": _at("learner.log_dir"),
     "net_arch": _at("actor.hidden_sizes"),
@@ -168,7 +176,8 @@ _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
     "features_extractor_kwargs": _at("actor.feature_extractor", note="a function of a space, with its arguments bound"),
     "share_features_extractor": _at("actor.shared_policy_value_network"),
     "optimizer_class": _at("algorithm.optimizer", note="a name, a class of torch.optim or a function of params and lr"),
-    "optimizer_kwargs": _no_option("its entries are options themselves: `adam_eps`, `weight_decay`, `momentum`, `rmsprop_eps`, `rmsprop_decay`"),
+    "optimizer_kwargs": _no_option("its entries are options themselves: `adam_eps`, `weight_decay`, `momentum`, "
+                                   "`rmsprop_eps`, `rmsprop_decay`"),
     "n_critics": _at("actor.num_critics"),
     "lstm_hidden_size": _at("actor.recurrent_size"),
     "norm_obs": _at("actor.normalize_obs"),
@@ -178,7 +187,8 @@ _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
 }
 _RLLIB: dict[str, tuple[Here, ...]] = {
     "num_env_runners": _COLLECTORS,
-    "num_workers": _at("scheme.num_col_workers | scheme.num_grad_workers", note="1 works in the learner's process, as 0 does in RLlib"),
+    "num_workers": _at("scheme.num_col_workers | scheme.num_grad_workers", note="1 works in the learner's process, as "
+                                                                                "0 does in RLlib"),
     "num_rollout_workers": _COLLECTORS,
     "num_envs_per_env_runner": _ENVS,
     "num_envs_per_worker": _ENVS,
@@ -218,7 +228,8 @@ _RLLIB: dict[str, tuple[Here, ...]] = {
     "vtrace_clip_pg_rho_threshold": _at("rollouts.rho_bar", note="one bound for values and policy gradients"),
     "opt_type": _at("algorithm.optimizer"),
     "decay": _at("algorithm.rmsprop_decay"),
-    "replay_buffer_config": _no_option("its entries are options themselves: `size` (in `train` `replay_size`), `prioritized`, `alpha`, `beta`"),
+    "replay_buffer_config": _no_option("its entries are options themselves: `size` (in `train` `replay_size`), "
+                                       "`prioritized`, `alpha`, `beta`"),
     "capacity": _REPLAY_SIZE,
     "double_q": _at("algorithm.double"),
     "hiddens": _at("actor.hidden_sizes"),
@@ -235,12 +246,14 @@ _RLLIB: dict[str, tuple[Here, ...]] = {
     "target_network_update_freq": _UPDATES_OF_TARGETS,
     "target_update_freq": _UPDATES_OF_TARGETS,
     "num_steps_sampled_before_learning_starts": _RANDOM_STEPS,
-    "training_intensity": _at("scheme.min_replay_ratio | scheme.max_replay_ratio", note="env steps used for each collected; with shards"),
+    "training_intensity": _at("scheme.min_replay_ratio | scheme.max_replay_ratio", note="env steps used for each "
+                                                                                        "collected; with shards"),
     "twin_q": _at("actor.num_critics", note="2 critics"),
     "actor_lr": _at("algorithm.lr_pi"),
     "critic_lr": _at("algorithm.lr_q"),
     "alpha_lr": _at("algorithm.lr_alpha"),
-    "epsilon": (Here("algorithm.initial_epsilon | replay.epsilon", "chance of a random action, and what is added to errors in priorities"),
+    "epsilon": (Here("algorithm.initial_epsilon | replay.epsilon", "chance of a random action, and what is added to "
+                                                                   "errors in priorities"),
                 Here("algorithm.rmsprop_eps | algorithm.adam_eps", "what an optimiser adds to its denominator")),
     "worker_side_prioritization": _at("scheme.initial_priority", note="`initial_priority`=\"worker\""),
     "num_atoms": _DISTRIBUTIONAL,
@@ -312,7 +325,8 @@ _OWN: dict[str, tuple[Here, ...]] = {
     "replay_size": _REPLAY_SIZE,
     "priority_epsilon": _EPSILON,
     "prioritized": _PRIORITIZED,
-    "alpha": (Here("replay.alpha | scheme.alpha"), Here("algorithm.initial_alpha", "`learn_alpha`=False keeps it as it is")),
+    "alpha": (Here("replay.alpha | scheme.alpha"), Here("algorithm.initial_alpha", "`learn_alpha`=False keeps it as "
+                                                                                   "it is")),
     "lr": _LEARNING_RATES,
     "gamma": _at("algorithm.gamma"),
     "num_epochs": _EPOCHS,

@@ -113,7 +113,8 @@ def _refuse_conflicts(cls: type[Options]) -> None:
                          if getattr(field, part) != getattr(other, part)]
             if differing and name not in inspect.get_annotations(cls):
                 homes = [_declares(kind, name).__qualname__ for kind in (first, base)]
-                raise ConfigError(f"{cls.__qualname__} inherits {name} from {' and '.join(homes)}, which declare it differently; "
+                raise ConfigError(f"{cls.__qualname__} inherits {name} from {' and '.join(homes)}, which declare it "
+                                  "differently; "
                                   f"declare it once, in a class that both inherit, or again in {cls.__qualname__}")
 
 
@@ -146,7 +147,8 @@ def check_is_whole(cls: type) -> None:
     if inspect.isabstract(cls):
         missing = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined] # an abstract class has them
         base = next(base for base in cls.__mro__[1:] if missing[0] in vars(base))
-        raise ContractError(f"{cls.__name__} does not define {', '.join(missing)}; define what {base.__name__} documents "
+        raise ContractError(f"{cls.__name__} does not define {', '.join(missing)}; define what {base.__name__} "
+                            "documents "
                             "under that name")
 
 
@@ -176,19 +178,22 @@ def check_declaration(owner: type) -> None:
     """
     own = getattr(owner, "Options", None)
     if not (isinstance(own, type) and issubclass(own, Options)):
-        raise ConfigError(f"{owner.__name__}.Options must be a class that inherits from the Options of the part it extends, got {own!r}")
+        raise ConfigError(f"{owner.__name__}.Options must be a class that inherits from the Options of the part it "
+                          f"extends, got {own!r}")
     for kind in own.__mro__:
         if kind is Options or not issubclass(kind, Options):
             continue
         annotated = {name for name, hint in inspect.get_annotations(kind).items() if "ClassVar" not in str(hint)}
         if annotated and "__dataclass_fields__" not in vars(kind):
-            raise ConfigError(f"{kind.__qualname__} declares {', '.join(sorted(annotated))} but is not a dataclass; write "
+            raise ConfigError(f"{kind.__qualname__} declares {', '.join(sorted(annotated))} but is not a dataclass; "
+                              "write "
                               "@dataclass(frozen=True, kw_only=True) above it")
         inherited = {name for base in kind.__bases__ for name in getattr(base, "__dataclass_fields__", {})}
         bare = [name for name, value in vars(kind).items() if name not in inspect.get_annotations(kind)
                 and (name in inherited or isinstance(value, dataclasses.Field))]
         if bare:
-            raise ConfigError(f"{kind.__qualname__} sets {', '.join(bare)} without an annotation, so it has no effect; write "
+            raise ConfigError(f"{kind.__qualname__} sets {', '.join(bare)} without an annotation, so it has no "
+                              "effect; write "
                               f"`{bare[0]}: <type> = ...` under @dataclass(frozen=True, kw_only=True)")
 
 
@@ -247,7 +252,8 @@ def _takes_checked_options(init: Callable[..., None]) -> Callable[..., None]:
         if not isinstance(options, Options):
             name = type(self).__name__
             given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
-            raise FactoryError(f"{name}({given[:_LONGEST_ECHO]}) needs checked options, with which workers build it; make a factory "
+            raise FactoryError(f"{name}({given[:_LONGEST_ECHO]}) needs checked options, with which workers build it; "
+                               "make a factory "
                                f"by {name}.create_factory(...)")
         init(self, *args, **kwargs)
 

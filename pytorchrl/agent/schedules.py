@@ -63,7 +63,8 @@ class Ramp(Schedule):
         """Refuse ends that are not finite, an exponential schedule from or to 0, and a length below one step."""
         ends = [_number(value, f"the ends of a {self.shape} schedule") for value in (self.start, self.end)]
         if self.shape == "exponential" and min(ends) <= 0.0:
-            raise ConfigError(f"the ends of an exponential schedule must be > 0, got {self.start!r} to {self.end!r}; use linear "
+            raise ConfigError(f"the ends of an exponential schedule must be > 0, got {self.start!r} to {self.end!r}; "
+                              "use linear "
                               "or cosine to reach 0")
         object.__setattr__(self, "start", ends[0])
         object.__setattr__(self, "end", ends[1])
@@ -97,7 +98,8 @@ class Piecewise(Schedule):
     def __post_init__(self) -> None:
         """Refuse points that are not pairs, env steps that do not increase from 0, and values that are not finite."""
         if len(self.points) < 2 or not all(isinstance(point, Sequence) and len(point) == 2 for point in self.points):
-            raise ConfigError("a piecewise schedule needs two or more points (env_step, value), such as (0, 1e-3), (1000000, 1e-4), "
+            raise ConfigError("a piecewise schedule needs two or more points (env_step, value), such as (0, 1e-3), "
+                              "(1000000, 1e-4), "
                               f"got {self.points!r}")
         points = tuple((_whole(step, 0), _number(value, "the values of a piecewise schedule")) for step, value in self.points)
         steps = [step for step, _ in points]

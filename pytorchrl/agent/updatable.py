@@ -76,7 +76,8 @@ class Updatable:
         if isinstance(own, Computed) and own.parts() == list(parts):
             return own
         if parts[0] == Computed.NAME:
-            raise WeightsError(f"the state has the function {parts[1]} as schedule of {name}, the options have {own!r}; give the same")
+            raise WeightsError(f"the state has the function {parts[1]} as schedule of {name}, the options have "
+                               f"{own!r}; give the same")
         return schedule_of(parts)
 
 
@@ -84,5 +85,7 @@ def refuse_function(value: Any) -> None:
     """Raise `ConfigError` for a function that is to become a schedule while training."""
     if isinstance(value, Computed):
         raise ConfigError(
-            f"{value.option} cannot become a function while training, for no checkpoint or record could keep {value!r}; give a "
-            "schedule made of numbers, such as linear(1e-3, 0.0) or [(0, 1e-3), (1000000, 0.0)], or the function as option from the start")
+            f"{value.option} cannot become a function while training, for no checkpoint or record could keep "
+            f"{value!r}; give a "
+            "schedule made of numbers, such as linear(1e-3, 0.0) or [(0, 1e-3), (1000000, 0.0)], or the function as "
+            "option from the start")

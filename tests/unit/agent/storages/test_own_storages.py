@@ -225,20 +225,25 @@ def forgetful(names):
 
 MISTAKES = {
     "float64 returns": (estimating(returns=lambda a: a.astype(np.float64)), PPO,
-                        r"MyBuffer.estimate\(\) returned returns as a numpy array of shape \(7, 4\) and dtype float64; expected a "
+                        r"MyBuffer.estimate\(\) returned returns as a numpy array of shape \(7, 4\) and dtype "
+                        r"float64; expected a "
                         r"numpy array of shape \(7, 4\) and dtype float32"),
-    "advantages of another shape": (estimating(advantages=np.transpose), PPO, r"advantages as a numpy array of shape \(4, 7\)"),
+    "advantages of another shape": (estimating(advantages=np.transpose), PPO, r"advantages as a numpy array of shape "
+                                                                              r"\(4, 7\)"),
     "tensors": (estimating(advantages=torch.from_numpy), PPO, "advantages as a tensor"),
     "no pair": (type("MyBuffer", (GAEBuffer,), {"estimate": lambda self, rollout, anew=False: None}), PPO,
                 r"MyBuffer.estimate\(\) returned None; expected advantages and returns"),
     "float64 in a batch": (batching(changed(ret=torch.Tensor.double)), PPO,
-                           r"MyBuffer.generate_batches\(\) returned 'ret' as a tensor of shape \(28,\) and dtype float64"),
-    "a column": (batching(changed(advantage=lambda leaf: leaf[:, None])), PPO, r"'advantage' as a tensor of shape \(28, 1\)"),
+                           r"MyBuffer.generate_batches\(\) returned 'ret' as a tensor of shape \(28,\) and dtype "
+                           r"float64"),
+    "a column": (batching(changed(advantage=lambda leaf: leaf[:, None])), PPO, r"'advantage' as a tensor of shape "
+                                                                               r"\(28, 1\)"),
     "no count": (batching(changed(num_samples=lambda count: 0)), PPO, "a batch with num_samples=0"),
     "a batch alone": (type("MyBuffer", (GAEBuffer,), {"generate_batches": lambda self, *args, **kwargs: next(
         GAEBuffer.generate_batches(self, *args, **kwargs))}), PPO, "returned a Batch; expected an iterator of Batch"),
     "no batch": (batching(lambda batch: {"obs": batch.obs}), PPO, "returned a dict; expected an iterator of Batch"),
-    "a rollout that was not finished": (GAEBuffer, forgetful(["logp"]), r"MyPPO.finish_rollout\(\) returned a rollout .*logp there"),
+    "a rollout that was not finished": (GAEBuffer, forgetful(["logp"]), r"MyPPO.finish_rollout\(\) returned a rollout "
+                                                                        r".*logp there"),
     "no values": (GAEBuffer, forgetful(["value", "final_value"]), "value, final_value there too"),
 }
 
@@ -257,8 +262,10 @@ def test_mistakes_are_named(steps, cls, algorithm, message):
 
 DRAWS = {
     "rows alone": (np.resize,
-                   r"MyReplay.draw\(\) returned a numpy array of shape \(4,\).*; expected rows and weights, two arrays"),
-    "too few": (lambda rows, count: (rows[:1], np.ones(1)), r"MyReplay.draw\(\) returned rows as a numpy array of shape \(1,\)"),
+                   r"MyReplay.draw\(\) returned a numpy array of shape \(4,\).*; expected rows and weights, two "
+                   r"arrays"),
+    "too few": (lambda rows, count: (rows[:1], np.ones(1)), r"MyReplay.draw\(\) returned rows as a numpy array of "
+                                                            r"shape \(1,\)"),
     "no whole numbers": (lambda rows, count: (np.ones(count), np.ones(count)), "of whole numbers"),
     "no weights": (lambda rows, count: (np.resize(rows, count), None), r"MyReplay.draw\(\) returned weights as None"),
     "what is not there": (lambda rows, count: (np.full(count, 7), np.ones(count)), "rows that cannot be drawn"),
@@ -282,7 +289,8 @@ def acts(change):
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    (lambda step: step._replace(action=step.action[:2]), r"MyPPO.acting_step\(\) returned 'action' as a numpy array of shape \(2,\)"),
+    (lambda step: step._replace(action=step.action[:2]), r"MyPPO.acting_step\(\) returned 'action' as a numpy array "
+                                                         r"of shape \(2,\)"),
     (lambda step: step._replace(other={"dist_params": 3.0}), "'dist_params' as 3.0"),
     (lambda step: step.action, r"returned a numpy array .*; expected an ActingStep")])
 def test_mistakes_of_an_acting_step_are_named(steps, change, message):
@@ -293,7 +301,8 @@ def test_mistakes_of_an_acting_step_are_named(steps, change, message):
 
 def test_missing_methods_are_named_before_anything_is_built():
     cls = type("Mine", (Storage,), {"reset": lambda self: None})
-    with pytest.raises(ContractError, match="Mine does not define counters, generate_batches, insert_data_slice; define what "
+    with pytest.raises(ContractError, match="Mine does not define counters, generate_batches, insert_data_slice; "
+                                            "define what "
                                             "Storage documents"):
         cls.create_factory(3)
     assert not issubclass(ContractError, ConfigError)

@@ -343,7 +343,8 @@ def test_collectors_half_takes_rollouts_of_rollout_size_and_allocates_no_ring(bu
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"size": 0}, "size must be a whole number >= 1"), ({"size": 10, "n_step": 0}, "n_step must be a whole number >= 1"),
+    ({"size": 0}, "size must be a whole number >= 1"), ({"size": 10, "n_step": 0}, "n_step must be a whole number >= "
+                                                                                   "1"),
     ({"size": 10, "rollout_size": 0}, "rollout_size"), ({"size": 10, "stacked_frames": 0}, "stacked_frames"),
     ({"size": 10, "nstep": 3}, "no option 'nstep'; did you mean 'n_step'"),
 ])

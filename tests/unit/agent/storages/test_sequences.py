@@ -312,7 +312,8 @@ def test_without_memory_there_are_no_states(build_replay):
 @pytest.mark.parametrize(("options", "message"), [
     ({"length": 0}, "length must be a whole number >= 1"),
     ({"burn_in": -1}, "burn_in must be a whole number >= 0"), ({"period": 0}, "period must be a whole number >= 1"),
-    ({"length": 3, "period": 4}, "period must not exceed length, got 4 > 3"), ({"priority_eta": 1.1}, "priority_eta must be"),
+    ({"length": 3, "period": 4}, "period must not exceed length, got 4 > 3"), ({"priority_eta": 1.1}, "priority_eta "
+                                                                                                      "must be"),
     ({"alpha": 0.0}, "alpha must be a number > 0"), ({"lenght": 3}, "did you mean 'length'")])  # codespell:ignore lenght
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):

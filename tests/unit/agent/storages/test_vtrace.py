@@ -322,8 +322,10 @@ def actor_factory():
 
 
 @pytest.mark.parametrize(("storage", "algorithm", "message"), [
-    (VTraceBuffer, PPO, "PPO learns from rollouts with advantages, but VTraceBuffer gives .*; storages for PPO: GAEBuffer"),
-    (GAEBuffer, IMPALA, "IMPALA learns from .*, but GAEBuffer gives rollouts with advantages; storages for IMPALA: VTraceBuffer")])
+    (VTraceBuffer, PPO, "PPO learns from rollouts with advantages, but VTraceBuffer gives .*; storages for PPO: "
+                        "GAEBuffer"),
+    (GAEBuffer, IMPALA, "IMPALA learns from .*, but GAEBuffer gives rollouts with advantages; storages for IMPALA: "
+                        "VTraceBuffer")])
 def test_storage_that_does_not_fit_the_algorithm_is_refused(storage, algorithm, message):
     with pytest.raises(ConfigError, match=message):
         check_fit(algorithm.create_factory(), actor_factory(), storage.create_factory(size=4))
