@@ -6,33 +6,33 @@
     │ ├ FactorySerializationError       a factory that cannot be sent to a worker
     │ ├ DeviceError                     a device that this machine lacks
     │ └ SpaceError                      a space that the chosen part cannot use
-    ├ ContractError (TypeError)         a part of the user's own that lacks a method, or whose method returned a wrong value
-    ├ StartError                        settings were fine, starting was not possible
-    │ ├ InsufficientResourcesError      no node has what was asked for
+    ├ ContractError (TypeError)         a part of the user's own lacks a method, or its method returned a wrong value
+    ├ StartError                        settings are valid, but workers could not be started
+    │ ├ InsufficientResourcesError      no node has the requested resources
     │ ├ RayConnectionError              the cluster cannot be reached
-    │ └ StartTimeoutError               a worker did not come up in time
+    │ └ StartTimeoutError               a worker did not start in time
     ├ WorkerError                       something failed in a worker
     │ ├ EnvError                        an environment raised or broke its contract
-    │ ├ CollectionError                 workers gave no rollout in time
-    │ ├ LearnerStarvedError (TimeoutError)  asynchronous collection gave a learner nothing in time
-    │ ├ RanksDifferError                gradient workers that apply the same updates have other parameters
-    │ ├ InjectedFault                   what a fault plan's `raise` raises
-    │ ├ DeadlockError                   everybody waits, in the simulated runtime
-    │ └ WorkerLostError                 a worker died or does not answer
-    │   ├ WorkerDiedError               its process or thread is gone
-    │   ├ RankLostError                 gradient workers that average among themselves broke off
-    │   ├ CrashLoopError                it was lost again and again
-    │   └ NoWorkersLeft                 it was the last one
+    │ ├ CollectionError                 workers sent no rollout in time
+    │ ├ LearnerStarvedError (TimeoutError)  asynchronous collection sent no data to a learner in time
+    │ ├ RanksDifferError                gradient workers that apply the same updates have different parameters
+    │ ├ InjectedFault                   the error that `raise` in a fault plan raises
+    │ ├ DeadlockError                   all workers and threads wait, in the simulated runtime
+    │ └ WorkerLostError                 a worker died or does not respond
+    │   ├ WorkerDiedError               its process or thread ended
+    │   ├ RankLostError                 an all-reduce among gradient workers was aborted
+    │   ├ CrashLoopError                it was lost repeatedly
+    │   └ NoWorkersLeft                 it was the last one of its set
     ├ NonFiniteError                    NaN or infinity
-    │ ├ NonFiniteDataError              in what an environment returned
+    │ ├ NonFiniteDataError              in data of an environment or actor
     │ └ NonFiniteUpdateError            in a loss or gradient
-    ├ CheckpointError                   a saved model or checkpoint that cannot be read
-    ├ ReplayError                       a run that does not follow its record
+    ├ CheckpointError                   a saved model or checkpoint cannot be read
+    ├ ReplayError                       a run differs from its record
     ├ StoppedError                      use after stop()
     ├ CallOrderError (RuntimeError)     a method was called before another that must be called first
-    └ WeightsError                      weights that do not fit the actor
+    └ WeightsError                      weights do not fit the actor
 
-Every class passes all its arguments to `super().__init__`, so that it survives the way between processes.
+Every class passes all its arguments to `super().__init__`, so that pickle can restore it in another process.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ import importlib.metadata
 
 
 class PyTorchRLError(Exception):
-    """Base of everything that this package raises on purpose."""
+    """Base of all exceptions that this package raises deliberately."""
 
 
 class ConfigError(PyTorchRLError, ValueError):
-    """A setting is wrong. The message says what, got, allowed, and what to do."""
+    """A setting is wrong. The message gives its name, the value, the allowed values and a remedy."""
 
 
 class FactoryError(ConfigError, TypeError):
@@ -57,7 +57,7 @@ class FactorySerializationError(ConfigError):
 
 
 class DeviceError(ConfigError):
-    """A device was asked for that torch does not see."""
+    """A requested device is not available to torch."""
 
 
 class SpaceError(ConfigError):
@@ -72,19 +72,19 @@ class ContractError(PyTorchRLError, TypeError):
 
 
 class StartError(PyTorchRLError):
-    """The settings are fine but the workers could not be started."""
+    """The settings are valid, but the workers could not be started."""
 
 
 class InsufficientResourcesError(StartError):
-    """No node can give the resources asked for."""
+    """No node has the requested resources."""
 
 
 class RayConnectionError(StartError):
-    """The Ray cluster cannot be reached or refuses us."""
+    """The Ray cluster cannot be reached, or refuses the connection."""
 
 
 class StartTimeoutError(StartError):
-    """A worker did not come up within its deadline."""
+    """A worker did not start within its deadline."""
 
 
 class WorkerError(PyTorchRLError):
@@ -92,11 +92,11 @@ class WorkerError(PyTorchRLError):
 
 
 class EnvError(WorkerError):
-    """An environment raised, or returned something against its own declaration."""
+    """An environment raised, or returned a value that contradicts its declared spaces."""
 
 
 class CollectionError(WorkerError):
-    """No data arrives any more: workers gave nothing within their deadline."""
+    """No data arrives, because workers sent nothing within their deadline."""
 
 
 class LearnerStarvedError(WorkerError, TimeoutError):
@@ -104,39 +104,39 @@ class LearnerStarvedError(WorkerError, TimeoutError):
 
 
 class WorkerLostError(WorkerError):
-    """A worker died or does not answer."""
+    """A worker died or does not respond."""
 
 
 class WorkerDiedError(WorkerLostError):
-    """Its process or thread is gone. Only runtimes say so; whoever passes it on says `WorkerLostError`."""
+    """The worker's process or thread ended. Only runtimes raise it; callers convert it to `WorkerLostError`."""
 
 
 class RankLostError(WorkerLostError):
-    """An exchange among gradient workers broke off: one of them is gone, or they were told to leave. The others say so."""
+    """An exchange among gradient workers was aborted, because one was lost or they were told to leave."""
 
 
 class RanksDifferError(WorkerError):
-    """Gradient workers that average among themselves, and apply the same updates, do not have the same parameters."""
+    """Gradient workers that average gradients, and apply the same updates, have different parameters."""
 
 
 class CrashLoopError(WorkerLostError):
-    """A worker was lost again and again; replacing it once more would not help."""
+    """A worker was lost repeatedly, so that it is not replaced again."""
 
 
 class NoWorkersLeft(WorkerLostError):  # noqa: N818 - a state rather than a mistake
-    """Every worker of a set is lost, and lost ones are not replaced."""
+    """All workers of a set are lost, and lost workers are not replaced."""
 
 
-class InjectedFault(WorkerError):  # noqa: N818 - it is a fault, asked for
-    """What a fault plan's `raise` raises."""
+class InjectedFault(WorkerError):  # noqa: N818 - a requested fault
+    """The error that `raise` in a fault plan raises."""
 
 
 class DeadlockError(WorkerError):
-    """In the simulated runtime: every worker and thread waits, and nothing is to come."""
+    """In the simulated runtime, all workers and threads wait, and no event is pending."""
 
 
 class NonFiniteError(PyTorchRLError):
-    """NaN or infinity where a finite number is needed."""
+    """NaN or infinity instead of a finite number."""
 
 
 class NonFiniteDataError(NonFiniteError):
@@ -144,18 +144,18 @@ class NonFiniteDataError(NonFiniteError):
 
 
 class NonFiniteUpdateError(NonFiniteError):
-    """A loss or a gradient is NaN or infinity; the update was not made.
+    """A loss or a gradient is NaN or infinity, and the update was not applied.
 
-    A scheme leaves such an update out, and raises this only when more than five in a row are.
+    A scheme skips such an update, and raises this error only after more than five in a row.
     """
 
 
 class CheckpointError(PyTorchRLError):
-    """A saved model or checkpoint is missing, damaged, of another kind or of another run."""
+    """A saved model or checkpoint is missing or damaged, or belongs to another kind of agent or another run."""
 
 
 class ReplayError(PyTorchRLError):
-    """A replayed run differs from its record, or is to go on beyond its end."""
+    """A replayed run differs from its record, or continues beyond the end of the record."""
 
 
 class StoppedError(PyTorchRLError):
@@ -167,18 +167,18 @@ class CallOrderError(PyTorchRLError, RuntimeError):
 
 
 class WeightsError(PyTorchRLError):
-    """Weights whose names, shapes or version do not fit their receiver."""
+    """The names, shapes or version of weights do not fit their receiver."""
 
 
 def install_hint(extra: str) -> str:
     """Return a command that installs the packages of an extra, for the error about a missing package.
 
-    The command names the packages listed in the metadata of this installation. It never names this project, because a package
-    index may have another project of the same name, which pip would install instead.
+    The command names the packages listed in the metadata of this installation. It never names this project, because a
+    package index may have another project of the same name, which pip would install instead.
     """
     try:
         listed = importlib.metadata.requires("pytorchrl") or []
-    except importlib.metadata.PackageNotFoundError:  # the source folder is on the path, but the package is not installed
+    except importlib.metadata.PackageNotFoundError:  # the source folder is on the path without an installation
         listed = []
     packages = [requirement.partition(";")[0].strip() for requirement in listed if f'extra == "{extra}"' in requirement]
     if not packages:

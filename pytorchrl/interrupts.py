@@ -1,14 +1,15 @@
-"""Ctrl-C and SIGTERM while training: the first asks for a clean end, the second ends at once."""
+"""Handle Ctrl-C and SIGTERM while training: the first signal asks for a clean end, the second ends immediately."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# An update may be waiting for data. After this long it is left; well below the ten seconds that stopping may take.
+# An update may be waiting for data. It is abandoned after this time, well below the ten seconds that stopping may take.
 _GRACE_S = 2.0
 
 
@@ -17,18 +18,18 @@ class Unblocked(BaseException):
 
 
 class Interrupts:
-    """Context manager that notes signals instead of raising; it does nothing outside the main thread.
+    """Context manager that records signals instead of raising; it does nothing outside the main thread.
 
-    Owner: the main thread, where Python runs signal handlers. The timer's thread only sets `_forcing` and sends
-    the main thread a signal.
+    Owner: the main thread, where Python runs signal handlers. The timer's thread only sets `_forcing` and sends a
+    signal to the main thread.
     """
 
     def __init__(self) -> None:
         self.received: int | None = None
-        """The first signal that came, or None."""
+        """The first signal received, or None."""
         self.twice = False
-        """Whether a second one came: everything is left as it is."""
-        self._found: dict[int, Any] = {}
+        """Whether a second signal was received, which ends the run without cleaning up."""
+        self._found: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
         self._active = threading.current_thread() is threading.main_thread()
         self._starting = self._waiting = True
         self._forcing = False
@@ -39,12 +40,15 @@ class Interrupts:
         return self
 
     def finish_starting(self) -> None:
-        """From here on a first signal lets the running update end; until then there is nothing to wait for or to save."""
+        """Let a first signal wait for the current update from now on.
+
+        Before, there is nothing to wait for or to save.
+        """
         self._starting = False
         self.install()
 
     def install(self) -> None:
-        """Put in the handlers, also again after a library has replaced them; the first found are those put back."""
+        """Install the handlers, again if a library has replaced them; `__exit__` restores the original handlers."""
         if self._active:
             for number in _SIGNALS:
                 self._found.setdefault(number, signal.getsignal(number))
@@ -58,13 +62,13 @@ class Interrupts:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def finish_waiting(self) -> None:
-        """From here on no `Unblocked` is raised: what follows a signal has its own deadline."""
+        """Raise no `Unblocked` from now on, because the steps that follow a signal have deadlines of their own."""
         self._waiting = False
         if self._timer is not None:
             self._timer.cancel()
 
     def raise_received(self) -> NoReturn:
-        """Raise what the signal means to Python: `KeyboardInterrupt`, or `SystemExit(143)`."""
+        """Raise Python's exception for the signal: `KeyboardInterrupt`, or `SystemExit(143)`."""
         if self.received == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt
@@ -84,7 +88,7 @@ class Interrupts:
             self.twice = self.received is not None
             self.received = self.received or number
             found = self._found[number]
-            if callable(found):  # that of the command ends the process, whatever it is doing
+            if callable(found):  # the handler of the command line ends the process immediately
                 found(number, frame)
             self.raise_received()
 

@@ -1,22 +1,22 @@
 """Escape untrusted text for a terminal: in the command line's output, the progress line, warnings and logs.
 
-Names of environments, policies and info entries, and the errors of environments and of users' code, may contain control characters.
-Printed unescaped, these could clear the screen, overwrite other text, or forge lines. Files of a run contain all texts unchanged, as
-JSON.
+Names of environments, policies and info entries, and the errors of environments and of users' code, may contain control
+characters. Printed unescaped, these could clear the screen, overwrite other text, or forge lines. Files of a run
+contain all texts unchanged, as JSON.
 """
 
 from __future__ import annotations
 
 import logging
 import traceback
-from typing import Any
 
 
 def printable(text: object) -> str:
     """Return `text` as one line in which every character that is not printable is escaped, as `repr` escapes it.
 
-    Characters that are not printable, by Unicode's categories, are control characters (such as escape, line feed and carriage
-    return), format characters (such as those that change the direction of text), surrogates, and separators other than the space.
+    Characters that are not printable, by Unicode's categories, are control characters (such as escape, line feed and
+    carriage return), format characters (such as those that change the direction of text), surrogates, and separators
+    other than the space.
     """
     text = str(text)
     if text.isprintable():
@@ -25,7 +25,10 @@ def printable(text: object) -> str:
 
 
 class Lines:
-    """A text of several lines, such as a traceback, for a log: line feeds are kept, and each line is escaped separately."""
+    """Text of several lines for a log, such as a traceback.
+
+    Each line is escaped separately, and line feeds are kept.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -65,6 +68,6 @@ def _escape(record: logging.LogRecord) -> bool:
     return True
 
 
-def _shown(argument: Any) -> Any:
+def _shown(argument: object) -> object:
     is_fine = isinstance(argument, (int, float, Lines)) or str(argument).isprintable()
     return argument if is_fine else _Shown(argument)

@@ -26,8 +26,8 @@ _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "petti
 def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a `ConfigError` of a public function point at the line that called it.
 
-    The message of a `ConfigError` is sufficient, so the frames of the check and the errors that caused it are removed. They are
-    kept if they contain a frame of the user's own code, for example of an environment or an algorithm.
+    The message of a `ConfigError` is sufficient, so the frames of the check and the errors that caused it are removed.
+    They are kept if they contain a frame of the user's own code, for example of an environment or an algorithm.
     """
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -46,7 +46,9 @@ def brief_errors_of(*names: str) -> Callable[[C], C]:
     def decorate(cls: C) -> C:
         for name in names:
             method = vars(cls)[name]
-            setattr(cls, name, classmethod(brief_errors(method.__func__)) if isinstance(method, classmethod) else brief_errors(method))
+            is_class_method = isinstance(method, classmethod)
+            brief = classmethod(brief_errors(method.__func__)) if is_class_method else brief_errors(method)
+            setattr(cls, name, brief)
         return cls
     return decorate
 

@@ -1,7 +1,7 @@
 """Check the return values of methods of the user's own parts. B = samples of a batch, E = environments.
 
-A check of a batch, a step or a network runs once for an object, at the first one. Checks of a rollout are cheap and run for each
-rollout. Each error names the class, the method, what the method returned and what is expected.
+A check of a batch, a step or a network runs once for an object, at the first one. Checks of a rollout are cheap and run
+for each rollout. Each error names the class, the method, what the method returned and what is expected.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.agent.data import ActingStep, Batch, Evaluated
+from pytorchrl.agent.data import ActingStep, Batch, Evaluated, ReplayBatch, RolloutData, SequenceBatch
 from pytorchrl.errors import ConfigError, ContractError
 
 
-def violation(part: Any, method: str, got: str, expected: str) -> ContractError:
+def violation(part: object, method: str, got: str, expected: str) -> ContractError:
     """Return the error for a method of `part` that returned `got` instead of `expected`."""
     return ContractError(f"{type(part).__name__}.{method} returned {got}; expected {expected}")
 
@@ -31,7 +31,7 @@ def violation(part: Any, method: str, got: str, expected: str) -> ContractError:
 
 
 def check_terms(
-    algorithm: Any, returned: Any, like: Tensor, weights: Mapping[str, float],
+    algorithm: object, returned: object, like: Tensor, weights: Mapping[str, float],
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Check the result of an on-policy algorithm's `terms` for its first batch.
 
@@ -70,18 +70,18 @@ def check_terms(
     return tuple(weights), tuple(measures)
 
 
-def check_weights(algorithm: Any, weights: Any) -> None:
+def check_weights(algorithm: object, weights: object) -> None:
     """Raise `ContractError` unless `loss_weights` of an on-policy algorithm returned finite numbers by name."""
     if not isinstance(weights, Mapping) or not all(_is_number(weight) for weight in weights.values()):
         raise violation(algorithm, "loss_weights()", repr(weights), "a dictionary, name of a term -> finite number")
 
 
-def check_per_sample(part: Any, method: str, value: Any, like: Tensor) -> None:
+def check_per_sample(part: object, method: str, value: object, like: Tensor) -> None:
     """Raise `ContractError` unless a method returned a floating-point tensor with the shape of `like`."""
     _check_tensor(part, method, "", value, like.shape, None, "one number for each sample")
 
 
-def check_target_groups(algorithm: Any, networks: Mapping[str, Any]) -> None:
+def check_target_groups(algorithm: Any, networks: Mapping[str, object]) -> None:
     """Raise `ContractError` if `target_groups` of a replay algorithm names a group for which its actor has no network.
 
     Args:
@@ -94,7 +94,7 @@ def check_target_groups(algorithm: Any, networks: Mapping[str, Any]) -> None:
                             f"{type(algorithm.actor).__name__}.networks(), which are {sorted(networks)}")
 
 
-def check_losses(algorithm: Any, returned: Any, batch: Any) -> None:
+def check_losses(algorithm: Any, returned: object, batch: ReplayBatch | SequenceBatch) -> None:
     """Check the result of a replay algorithm's `losses` for its first batch.
 
     Args:
@@ -127,14 +127,14 @@ def check_losses(algorithm: Any, returned: Any, batch: Any) -> None:
                                                                                   "sample")
 
 
-def check_choice(algorithm: Any, action: Any, num_envs: int) -> None:
-    """Raise `ContractError` unless `choose` of a replay algorithm returned a tensor with one row for each environment."""
+def check_choice(algorithm: object, action: object, num_envs: int) -> None:
+    """Raise `ContractError` unless `choose` of a replay algorithm returned a tensor of one row per environment."""
     if not isinstance(action, Tensor) or action.shape[:1] != (num_envs,):
         raise violation(algorithm, "choose()", _described(action), f"a tensor of shape ({num_envs}, ...), one row for "
                                                                    "each environment")
 
 
-def check_acting_step(algorithm: Any, acting: Any, num_envs: int) -> None:
+def check_acting_step(algorithm: object, acting: object, num_envs: int) -> None:
     """Raise `ContractError` unless an algorithm returned an `ActingStep` with one row for each environment."""
     method = "acting_step()"
     if not isinstance(acting, ActingStep):
@@ -152,7 +152,7 @@ NUM_EXAMPLES = 3
 """Number of zero observations with which networks are tested."""
 
 
-def overrides(part: Any, base: type, *methods: str) -> bool:
+def overrides(part: object, base: type, *methods: str) -> bool:
     """Return whether the class of `part` overrides one of these methods of `base`."""
     return any(getattr(type(part), method) is not getattr(base, method) for method in methods)
 
@@ -161,8 +161,8 @@ def overrides(part: Any, base: type, *methods: str) -> bool:
 def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
     """Refuse options that were set but are not read while the `with` block builds the networks of a subclass.
 
-    Nothing is refused if the block also builds the library's own networks, which read `feature_extractor`: for images these
-    do not use all options either.
+    Nothing is refused if the block also builds the library's own networks, which read `feature_extractor`: for images
+    these do not use all options either.
 
     Args:
         actor: The actor whose options are watched.
@@ -197,7 +197,7 @@ def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
                           "effect; leave it out, or use it to build the networks")
 
 
-def check_attributes(part: Any, **meanings: str) -> None:
+def check_attributes(part: object, **meanings: str) -> None:
     """Raise `ContractError` unless `build_networks` of an actor has set each of these attributes to a module."""
     for name, meaning in meanings.items():
         found = getattr(part, name, None)
@@ -206,7 +206,7 @@ def check_attributes(part: Any, **meanings: str) -> None:
                                 f"expected {meaning}")
 
 
-def check_features(actor: Any, method: str, returned: Any, rhs: Mapping[str, Tensor]) -> Tensor:
+def check_features(actor: object, method: str, returned: object, rhs: Mapping[str, Tensor]) -> Tensor:
     """Check the result of a feature method for `NUM_EXAMPLES` rows, and return the features (rows, F).
 
     Raises:
@@ -227,16 +227,19 @@ def check_features(actor: Any, method: str, returned: Any, rhs: Mapping[str, Ten
     return features
 
 
-def check_output(actor: Any, network: str, output: Any, size: int | None) -> None:
-    """Raise `ContractError` unless a network returned a float tensor (`NUM_EXAMPLES`, `size`), or (`NUM_EXAMPLES`,) for None."""
+def check_output(actor: object, network: str, output: object, size: int | None) -> None:
+    """Raise `ContractError` unless a network returned a float tensor for the examples.
+
+    Its shape must be (`NUM_EXAMPLES`, `size`), or (`NUM_EXAMPLES`,) if `size` is None.
+    """
     shape = (NUM_EXAMPLES,) if size is None else (NUM_EXAMPLES, size)
     if not isinstance(output, Tensor) or tuple(output.shape) != shape or not output.is_floating_point():
         raise violation(actor, network, _described(output),
                         f"a tensor of shape {shape} for {NUM_EXAMPLES} observations")
 
 
-def check_evaluated(actor: Any, evaluated: Any, batch: Batch) -> None:
-    """Raise `ContractError` if an actor's `evaluate_all` did not return one number for each sample of the first batch."""
+def check_evaluated(actor: object, evaluated: object, batch: Batch) -> None:
+    """Raise `ContractError` unless `evaluate_all` of an actor returned one number per sample of the first batch."""
     if not isinstance(evaluated, Evaluated):
         raise violation(actor, "evaluate_all()", _described(evaluated), "an Evaluated")
     for name in ("logp", "entropy", "value"):
@@ -247,8 +250,8 @@ def check_evaluated(actor: Any, evaluated: Any, batch: Batch) -> None:
 # Storages
 
 
-def check_first_batch(storage: Any, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches of an on-policy storage; raise `ContractError` if the first one does not fit its own samples."""
+def check_first_batch(storage: object, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of an on-policy storage; raise `ContractError` if the first one contradicts its samples."""
     if not isinstance(batches, Iterable):
         raise violation(storage, "generate_batches()", _described(batches), "an iterator of Batch")
     for number, batch in enumerate(batches):
@@ -257,7 +260,7 @@ def check_first_batch(storage: Any, batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-def _check_batch(storage: Any, batch: Any) -> None:
+def _check_batch(storage: object, batch: object) -> None:
     method = "generate_batches()"
     if not isinstance(batch, Batch):
         raise violation(storage, method, _described(batch), "an iterator of Batch")
@@ -270,7 +273,7 @@ def _check_batch(storage: Any, batch: Any) -> None:
                       "one number for each sample, like `done`")
 
 
-def check_estimate(storage: Any, estimate: Any, shape: Sequence[int]) -> None:
+def check_estimate(storage: object, estimate: object, shape: Sequence[int]) -> None:
     """Raise `ContractError` unless `estimate` of a storage returned advantages and returns, (T, E) float32 arrays."""
     if not isinstance(estimate, tuple) or len(estimate) != 2:
         raise violation(storage, "estimate()", _described(estimate), "advantages and returns, two arrays")
@@ -280,7 +283,7 @@ def check_estimate(storage: Any, estimate: Any, shape: Sequence[int]) -> None:
                             f"a numpy array of shape {tuple(shape)} and dtype float32 (.astype(np.float32) converts)")
 
 
-def check_rollout(algorithm: Any, rollout: Any, needed: Sequence[str]) -> None:
+def check_rollout(algorithm: object, rollout: RolloutData, needed: Sequence[str]) -> None:
     """Raise `ContractError` if an algorithm's `finish_rollout` did not add all entries that the storage needs."""
     if missing := [name for name in needed if name not in rollout.other]:
         raise violation(algorithm, "finish_rollout()", f"a rollout whose `other` has {sorted(rollout.other)}",
@@ -288,7 +291,7 @@ def check_rollout(algorithm: Any, rollout: Any, needed: Sequence[str]) -> None:
                         "super().finish_rollout(rollout)")
 
 
-def check_draw(storage: Any, drawn: Any, count: int, drawable: np.ndarray) -> None:
+def check_draw(storage: object, drawn: object, count: int, drawable: np.ndarray) -> None:
     """Raise `ContractError` unless a replay's `draw` returned `count` drawable rows and their weights.
 
     Args:
@@ -308,17 +311,17 @@ def check_draw(storage: Any, drawn: Any, count: int, drawable: np.ndarray) -> No
         raise violation(storage, "draw()", "rows that cannot be drawn", "rows of `drawable_rows()`")
 
 
-def _check_tensor(part: Any, method: str, name: str, value: Any, shape: Sequence[int], dtype: torch.dtype | None,
+def _check_tensor(part: object, method: str, name: str, value: object, shape: Sequence[int], dtype: torch.dtype | None,
                   meaning: str) -> None:
     """Raise `ContractError` unless a value is a tensor of this shape and dtype (None: any floating-point dtype)."""
-    fits = isinstance(value, Tensor) and value.shape == torch.Size(shape)
-    if not fits or (value.dtype != dtype if dtype is not None else not value.is_floating_point()):
+    if not isinstance(value, Tensor) or value.shape != torch.Size(shape) or not (
+            value.is_floating_point() if dtype is None else value.dtype == dtype):
         wanted = "a real dtype" if dtype is None else f"dtype {_plain(dtype)}"
         raise violation(part, method, f"{name!r} as {_described(value)}" if name else _described(value),
                         f"a tensor of shape {tuple(shape)} and {wanted}: {meaning}")
 
 
-def _described(value: Any) -> str:
+def _described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {_plain(value.dtype)}"
     if isinstance(value, np.ndarray):
@@ -332,5 +335,5 @@ def _plain(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)

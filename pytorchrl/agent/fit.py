@@ -1,16 +1,16 @@
 """Check from the declarations of their classes whether the parts of an agent fit together.
 
-An algorithm declares the kind of data that it learns from (`learns_from`), its class of actor (`actor_class`), values of that
-actor's options (`actor_options`) and kinds of action space (`action_spaces`). A storage declares the kind of data that it provides
-(`gives`), an actor its kinds of action space (`action_spaces`). Messages list fitting classes among all that are imported,
-including the user's own.
+An algorithm declares the kind of data that it learns from (`learns_from`), its class of actor (`actor_class`), values
+of that actor's options (`actor_options`) and kinds of action space (`action_spaces`). A storage declares the kind of
+data that it provides (`gives`), an actor its kinds of action space (`action_spaces`). Messages list fitting classes
+among all that are imported, including the user's own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import gymnasium as gym
@@ -26,7 +26,7 @@ class AlgorithmDeclarations(Protocol):
 
     learns_from: DataKind
     actor_class: ClassVar[type[nn.Module]]
-    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]]
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]]
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]]
 
 
@@ -38,8 +38,8 @@ class StorageDeclarations(Protocol):
     draws_rollouts: ClassVar[bool]
 
 
-def learned_kind(algorithm: Factory[Any]) -> DataKind:
-    """Return the kind of data that an algorithm learns from; for several policies, the freshest kind that one of them needs.
+def learned_kind(algorithm: Factory[object]) -> DataKind:
+    """Return the kind of data that an algorithm learns from; for several policies, the freshest kind among them.
 
     Raises:
         ConfigError: Neither its options nor its class declare `learns_from`.
@@ -47,7 +47,7 @@ def learned_kind(algorithm: Factory[Any]) -> DataKind:
     return _declared_kind(algorithm, "learns_from", "the kind of data that it learns from")
 
 
-def given_kind(storage: Factory[Any]) -> DataKind:
+def given_kind(storage: Factory[object]) -> DataKind:
     """Return the kind of data that a storage provides; for several policies, the freshest kind among their storages.
 
     Raises:
@@ -67,8 +67,10 @@ def algorithms_for(*kinds: DataKind) -> str:
     return names(cls for cls in _known_algorithms() if cls.learns_from in kinds)
 
 
-def check_fit(algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any], num_envs: int | None = None) -> None:
-    """Refuse an agent whose algorithm cannot learn with its actor or from its storage, or whose parts' options contradict.
+def check_fit(
+    algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any], num_envs: int | None = None,  # users' classes
+) -> None:
+    """Refuse an agent whose algorithm cannot learn with its actor or storage, or whose parts' options contradict.
 
     Args:
         algorithm: Factory of the algorithm, or of the algorithms of several policies.
@@ -78,27 +80,30 @@ def check_fit(algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any
 
     Raises:
         SpaceError: The algorithm does not support the actor's action space.
-        ConfigError: Other parts do not fit, options contradict each other, or a class lacks a declaration; the message names the
-            parts and what fits.
+        ConfigError: Other parts do not fit, options contradict each other, or a class lacks a declaration; the message
+            names the parts and the classes that fit.
     """
     if hasattr(algorithm.options, "policies"):
         check_policies(*(part.options.policies for part in (algorithm, actor, storage)))
         return
-    problems = [problem for problem in (_data_problem(algorithm, storage), _actor_problem(algorithm.cls, actor.cls, actor.options))
-                if problem]
+    found = (_data_problem(algorithm, storage), _actor_problem(algorithm.cls, actor.cls, actor.options))
+    problems = [problem for problem in found if problem]
     if not problems:
         _check_options(algorithm, actor, storage, num_envs)
         return
     for problem in problems:
         if isinstance(problem, SpaceError):  # no storage would help
             raise problem
-    fitting = [cls for cls in _algorithms_for(actor.cls, actor.options) if _takes(cls, given_kind(storage), storage.cls)]
+    kind = given_kind(storage)
+    fitting = [cls for cls in _algorithms_for(actor.cls, actor.options) if _takes(cls, kind, storage.cls)]
     hint = f"algorithms for this {actor.cls.__name__} and {storage.cls.__name__}: {names(fitting)}" if fitting else ""
     raise ConfigError("; ".join(filter(None, [*map(str, problems), hint])))
 
 
-def _check_options(algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any], num_envs: int | None) -> None:
-    """Raise `ConfigError` if options of algorithm, actor and storage contradict each other; all contradictions are named."""
+def _check_options(
+    algorithm: Factory[object], actor: Factory[object], storage: Factory[object], num_envs: int | None,
+) -> None:
+    """Raise `ConfigError`, which names all contradictions, if options of algorithm, actor and storage have some."""
     has_memory = getattr(actor.cls, "has_memory", None)  # an actor need not derive from `Actor`
     agent = AgentOptions(
         algorithm.options, actor.options, storage.options, has_memory and has_memory(actor.options), num_envs)
@@ -108,14 +113,15 @@ def _check_options(algorithm: Factory[Any], actor: Factory[Any], storage: Factor
 
 
 def check_policies(
-    algorithms: Mapping[str, Factory[Any]], actors: Mapping[str, Factory[Any]], storages: Mapping[str, Factory[Any]],
+    algorithms: Mapping[str, Factory[object]], actors: Mapping[str, Factory[object]],
+    storages: Mapping[str, Factory[object]],
 ) -> None:
     """Check the parts of each policy, given as policy -> factory; raise the errors of `check_fit`."""
     for policy, algorithm in algorithms.items():
         _check_policy(policy, algorithm, actors[policy], storages[policy])
 
 
-def check_actor(algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], options: Any) -> None:
+def check_actor(algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], options: object) -> None:
     """Refuse an actor that the algorithm cannot learn with.
 
     Args:
@@ -132,7 +138,7 @@ def check_actor(algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], 
         raise problem
 
 
-def check_action_space(actor: type[Any], space: gym.Space[object]) -> None:
+def check_action_space(actor: type[object], space: gym.Space[object]) -> None:
     """Refuse an action space that a class of actor does not support.
 
     Raises:
@@ -157,15 +163,16 @@ def check_algorithm_space(algorithm: type[AlgorithmDeclarations], space: gym.Spa
         raise problem
 
 
-def _check_policy(policy: str, algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any]) -> None:
+def _check_policy(policy: str, algorithm: Factory[object], actor: Factory[object], storage: Factory[object]) -> None:
     try:
         check_fit(algorithm, actor, storage)
     except ConfigError as error:
         raise type(error)(f"policy {policy!r}: {error}") from error
 
 
-def _declared_kind(factory: Factory[Any], name: str, what: str) -> DataKind:
-    kind = getattr(factory.options, name, None) or getattr(factory.cls, name, None)  # with several policies, the options determine the kind
+def _declared_kind(factory: Factory[object], name: str, what: str) -> DataKind:
+    # With several policies, the options determine the kind.
+    kind = getattr(factory.options, name, None) or getattr(factory.cls, name, None)
     if not isinstance(kind, DataKind):
         allowed = ", ".join(f"DataKind.{kind.name} ({kind.value})" for kind in DataKind)
         raise ConfigError(f"{factory.cls.__name__} must declare {name}, {what}, got {kind!r}; set it in the class to "
@@ -187,19 +194,21 @@ def _data_problem(algorithm: Factory[Any], storage: Factory[Any]) -> ConfigError
 
 
 def _takes(
-    algorithm: type[AlgorithmDeclarations], given: DataKind, storage: type[StorageDeclarations], learned: DataKind | None = None,
+    algorithm: type[AlgorithmDeclarations], given: DataKind, storage: type[StorageDeclarations],
+    learned: DataKind | None = None,
 ) -> bool:
-    """Return whether an algorithm can learn from a storage; `learned` is the kind if options determine it, not the class."""
+    """Return whether an algorithm can learn from a storage; `learned` is the kind if the options determine it."""
     is_kind = (learned or algorithm.learns_from) is given
     return is_kind and (not storage.has_priorities or hasattr(algorithm, "td_errors"))
 
 
-def _actor_problem(algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], options: Any) -> ConfigError | None:
+def _actor_problem(
+    algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], options: object,
+) -> ConfigError | None:
     wanted, name = getattr(algorithm, "actor_class", None), algorithm.__name__
     if not isinstance(wanted, type):
         return ConfigError(f"{name} must declare actor_class, the class of actor that it trains, got {wanted!r}; set "
-                           "it in the class, "
-                           "for instance to OnPolicyActor")
+                           "it in the class, for instance to OnPolicyActor")
     space = getattr(options, "action_space", None)
     if space is not None and (problem := _algorithm_space_problem(algorithm, space)):
         return problem
@@ -223,24 +232,24 @@ def _algorithm_space_problem(algorithm: type[AlgorithmDeclarations], space: gym.
 
 
 def _unusable(algorithm: type[AlgorithmDeclarations], space: gym.Space[object]) -> str | None:
-    """Return the kind of action space that the algorithm or its actor needs instead of this one; None if this one fits."""
+    """Return the kind of action space that the algorithm or its actor needs instead, or None if this one fits."""
     if not isinstance(space, algorithm.action_spaces):
         return f"{' or '.join(kind.__name__ for kind in algorithm.action_spaces)} actions"
     return _space_problem(algorithm.actor_class, space)
 
 
-def _space_problem(actor: Any, space: gym.Space[object]) -> str | None:
+def _space_problem(actor: type[object], space: gym.Space[object]) -> str | None:
     find = getattr(actor, "action_space_problem", None)  # an actor need not derive from `Actor`
     return find(space) if find else None
 
 
-def _for_space(parts: str, fitting: list[type[Any]], space: gym.Space[object]) -> str:
+def _for_space(parts: str, fitting: Sequence[type[object]], space: gym.Space[object]) -> str:
     if not fitting:
         return "wrap the environment with one of gymnasium's action wrappers, such as RescaleAction or TransformAction"
     return f"{parts} for such {type(space).__name__} actions: {names(fitting)}"
 
 
-def _wrong_options(algorithm: type[AlgorithmDeclarations], options: Any) -> dict[str, Any]:
+def _wrong_options(algorithm: type[AlgorithmDeclarations], options: object) -> dict[str, object]:
     """Return option -> value of those options of the actor that the algorithm does not support."""
     values = {name: getattr(options, name, None) for name in algorithm.actor_options}
     return {name: value for name, value in values.items() if value not in algorithm.actor_options[name]}
@@ -250,23 +259,25 @@ def _allowed(algorithm: type[AlgorithmDeclarations], option: str) -> str:
     return f"{option}={' or '.join(map(repr, algorithm.actor_options[option]))}"
 
 
-def _recipe(algorithm: type[AlgorithmDeclarations], actor: type[Any]) -> str:
+def _recipe(algorithm: type[AlgorithmDeclarations], actor: type[object]) -> str:
     """Return the actor's name, with the options that must differ from their defaults for the algorithm."""
-    defaults = {field.name: field.default for field in dataclasses.fields(actor.Options)} if hasattr(actor, "Options") else {}
+    options = getattr(actor, "Options", None)
+    defaults = {field.name: field.default for field in dataclasses.fields(options)} if options is not None else {}
     needed = [_allowed(algorithm, name) for name, values in algorithm.actor_options.items()
               if name in defaults and defaults[name] not in values]
     return f"{actor.__name__} with {', '.join(needed)}" if needed else actor.__name__
 
 
-def _algorithms_for(actor: type[nn.Module], options: Any) -> list[type[AlgorithmDeclarations]]:
+def _algorithms_for(actor: type[nn.Module], options: object) -> list[type[AlgorithmDeclarations]]:
     """Return the known algorithms that can train an actor."""
     space = getattr(options, "action_space", None)
-    return [cls for cls in _known_algorithms() if issubclass(actor, cls.actor_class) and not _wrong_options(cls, options)
+    trainers = [cls for cls in _known_algorithms() if issubclass(actor, cls.actor_class)]
+    return [cls for cls in trainers if not _wrong_options(cls, options)
             and (space is None or not _unusable(cls, space))]
 
 
-# Known classes: every class that is imported, is not abstract and has its declarations. A part is only imported together with all
-# parts of its kind in the library, so the library's own classes are always among them.
+# Known classes: every class that is imported, is not abstract and has its declarations. A part is only imported
+# together with all parts of its kind in the library, so the library's own classes are always among them.
 
 
 def _known_algorithms() -> list[type[AlgorithmDeclarations]]:
@@ -279,22 +290,23 @@ def known_storages() -> list[type[StorageDeclarations]]:
     return [cls for cls in _parts("rollouts", "replay") if isinstance(getattr(cls, "gives", None), DataKind)]
 
 
-def _parts(*homes: str) -> list[type[Any]]:
+def _parts(*homes: str) -> list[type[Any]]:  # their declarations are looked up
     """Return the concrete classes among the imported parts of these kinds, keys of `names_elsewhere.HOMES`."""
-    return [cls for cls in _with_subclasses(Part) if getattr(cls, "home", None) in homes and not inspect.isabstract(cls)]
+    known = [cls for cls in _with_subclasses(Part) if not inspect.isabstract(cls)]
+    return [cls for cls in known if getattr(cls, "home", None) in homes]
 
 
-def _with_subclasses(cls: type[Any]) -> list[type[Any]]:
+def _with_subclasses(cls: type[object]) -> list[type[object]]:
     found = {cls: None}
     for subclass in cls.__subclasses__():
         found |= dict.fromkeys(_with_subclasses(subclass))
     return list(found)
 
 
-def _sorted(classes: Iterable[type[Any]]) -> list[type[Any]]:
+def _sorted(classes: Iterable[type[object]]) -> list[type[object]]:
     return sorted(classes, key=lambda cls: cls.__name__)
 
 
-def names(classes: Iterable[type[Any]]) -> str:
+def names(classes: Iterable[type[object]]) -> str:
     """Return the names of classes for a message: in alphabetical order, each once, or "none"."""
     return ", ".join(dict.fromkeys(cls.__name__ for cls in _sorted(classes))) or "none"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 Moments = tuple[Any, Any, Any]
-"""(count, mean, M2): number of samples, their mean and summed squared deviation from it; numbers, or float64 tensors."""
+"""(count, mean, M2): number of samples, their mean and summed squared deviation; numbers, or float64 tensors."""
 
 
 def merge_moments(first: Moments, second: Moments) -> Moments:

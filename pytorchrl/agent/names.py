@@ -1,7 +1,7 @@
 """Build errors for unknown options, which suggest the option that was probably meant.
 
-Every owner of options reports unknown names through this module: parts of an agent, the scheme, the learner, `train` and
-the command line.
+Every owner of options reports unknown names through this module: parts of an agent, the scheme, the learner, `train`
+and the command line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Known = Mapping[str, tuple[str, str]]
-"""Options of an owner: name -> (home, name in the part itself). The two names may differ in `train` and on the command line."""
+"""Options of an owner: name -> (home, name in the part). The names may differ in `train` and on the command line."""
 
 # With difflib's default of 0.6, `config` would match `col_in_flight`.
 _NEAR = 0.75
@@ -48,7 +48,7 @@ def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> st
 
 
 def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
-    """Return "; did you mean ...?" for a name of another library if the owner has the options of that meaning; else ""."""
+    """Return "; did you mean ...?" for another library's name if the owner has options of that meaning, else ""."""
     for here in ELSEWHERE.get(name, ()):
         if found := _names_of(here, known):
             return _did_you_mean(found, here, show)
@@ -94,7 +94,8 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
         lead: Words before each name in the message.
 
     Raises:
-        ConfigError: A name is unknown; the message suggests the option that was probably meant, or lists the owner's options.
+        ConfigError: A name is unknown; the message suggests the option that was probably meant, or lists the owner's
+            options.
     """
     problems = []
     for name in given:
@@ -107,18 +108,19 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
         raise ConfigError("; ".join(problems))
 
 
-def options_of(owner: Any) -> Known:
+def options_of(owner: object) -> Known:
     """Return the options in `owner.Options`, by name; an empty mapping if `owner` has no such class."""
     options = getattr(owner, "Options", None)
     home = getattr(owner, "home", "")
-    return {field.name: (home, field.name) for field in dataclasses.fields(options)} if dataclasses.is_dataclass(options) else {}
+    fields = dataclasses.fields(options) if dataclasses.is_dataclass(options) else ()
+    return {field.name: (home, field.name) for field in fields}
 
 
 def checked_names(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a method to raise `ConfigError`, with a suggestion, for unknown keywords and for missing arguments.
 
-    The decorated method keeps its signature. Its known keywords are its own parameters and, if it accepts `**options`, the
-    fields of its class's `Options`.
+    The decorated method keeps its signature. Its known keywords are its own parameters and, if it accepts `**options`,
+    the fields of its class's `Options`.
     """
     signature = inspect.signature(function)
     parameters = [parameter for parameter in signature.parameters.values() if parameter.kind in (
@@ -136,7 +138,8 @@ def checked_names(function: Callable[P, R]) -> Callable[P, R]:
             refuse_unknown(kwargs, {**known, **(options_of(owner) if takes_more else {})}, f"{owner.__name__} has no "
                                                                                            "option")
             given = {parameter.name for parameter in parameters[:len(args) - 1]} | set(kwargs)
-            missing = [parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.name not in given]
+            required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+            missing = [name for name in required if name not in given]
             if missing:
                 raise ConfigError(f"{owner.__name__} needs {', '.join(missing)}") from None
             raise

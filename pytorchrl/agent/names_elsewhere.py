@@ -1,7 +1,8 @@
 """Options by the names that other libraries give them.
 
-The names are those of the optimisers of older RLlib, of RLlib, Stable-Baselines3 and CleanRL, and those that `train` gives
-to options of single parts. Error messages and the documentation read this one table; `pytorchrl.agent.names` reads `Here.at`.
+The names are those of the optimisers of older RLlib, of RLlib, Stable-Baselines3 and CleanRL, and those that `train`
+gives to options of single parts. Error messages and the documentation read this one table; `pytorchrl.agent.names`
+reads `Here.at`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ HOMES = MappingProxyType({
     "algorithm": "algorithm", "actor": "actor", "rollouts": "storage of rollouts", "replay": "replay storage",
     "environments": "vector of environments", "scheme": "scheme", "learner": "learner",
 })
-"""Home of an option -> its noun in messages. `replay` is the home of storages that keep transitions, to draw them repeatedly."""
+"""Home of an option -> its noun in messages. `replay` is the home of storages that draw transitions repeatedly."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +345,8 @@ _OWN: dict[str, tuple[Here, ...]] = {
     "seed": _at("scheme.seed"),
 }
 
-ELSEWHERE: Mapping[str, tuple[Here, ...]] = MappingProxyType({**_OWN, **_CLEANRL, **_RLLIB, **_STABLE_BASELINES, **_OPTIMISERS})
+ELSEWHERE: Mapping[str, tuple[Here, ...]] = MappingProxyType(
+    {**_OWN, **_CLEANRL, **_RLLIB, **_STABLE_BASELINES, **_OPTIMISERS})
 """Name elsewhere -> its meanings here, in order of preference."""
 
 OF_OTHER_LIBRARIES = tuple(sorted({*_OPTIMISERS, *_STABLE_BASELINES, *_RLLIB, *_CLEANRL}))

@@ -1,4 +1,4 @@
-"""How every part of an agent declares, checks, prints and carries its settings.
+"""Declare, check, print and pickle the settings of every part of an agent.
 
 A part `X` has one frozen dataclass `X.Options`, the only home of its defaults. `X.create_factory(**options)`
 checks names, types and ranges at once and returns a `Factory`: a picklable, printable recipe that workers call.
@@ -61,7 +61,8 @@ class Options:
     If an option may be a `Schedule`, a function of the remaining share of the experiment, or a list of points
     (env step, value), is converted to one. An option annotated with an enum accepts the value of a member.
 
-    A class may inherit the options of several classes. `__post_init__` of each must then call `super().__post_init__()` first.
+    A class may inherit the options of several classes. `__post_init__` of each must then call `super().__post_init__()`
+    first.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -90,7 +91,8 @@ class Options:
 
     def changed(self) -> tuple[str, ...]:
         """Return the names of the options that differ from their defaults; required options always do."""
-        return tuple(name for name, declaration in self.declarations().items() if getattr(self, name) != declaration.default)
+        found = self.declarations()
+        return tuple(name for name, declaration in found.items() if getattr(self, name) != declaration.default)
 
     def _refuse_changed(self, names: Sequence[str], needs: str) -> None:
         """Raise `ConfigError` if one of these options differs from its default; without `needs`, it has no effect."""
@@ -156,7 +158,8 @@ def build_options(owner: type, options: dict[str, Any]) -> Any:
     """Return `owner.Options(**options)`.
 
     Raises:
-        ConfigError: A name is unknown or missing, a value is not allowed, or `owner.Options` is not declared as a dataclass.
+        ConfigError: A name is unknown or missing, a value is not allowed, or `owner.Options` is not declared as a
+            dataclass.
         ContractError: The class does not define every abstract method of its base.
     """
     check_is_whole(owner)
@@ -173,8 +176,8 @@ def check_declaration(owner: type) -> None:
     """Refuse an `Options` class of a user's own part if Python would ignore some of its fields.
 
     Raises:
-        ConfigError: `owner.Options` does not inherit from `Options`, has fields but no @dataclass of its own, or changes
-            the default of an option without an annotation. The message names the class and the fields.
+        ConfigError: `owner.Options` does not inherit from `Options`, has fields but no @dataclass of its own, or
+            changes the default of an option without an annotation. The message names the class and the fields.
     """
     own = getattr(owner, "Options", None)
     if not (isinstance(own, type) and issubclass(own, Options)):
@@ -201,8 +204,8 @@ def check_declaration(owner: type) -> None:
 class AgentOptions:
     """The options of an agent's parts, and the facts about the agent that decide whether they contradict each other.
 
-    A part is checked twice: by `Scheme`, before anything is built, and by its constructor. Either may lack some of this; it is
-    then None, and no part concludes anything from it.
+    A part is checked twice: by `Scheme`, before anything is built, and by its constructor. Either may lack some of
+    this; it is then None, and no part concludes anything from it.
     """
 
     algorithm: Any = None

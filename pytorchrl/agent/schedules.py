@@ -101,7 +101,8 @@ class Piecewise(Schedule):
             raise ConfigError("a piecewise schedule needs two or more points (env_step, value), such as (0, 1e-3), "
                               "(1000000, 1e-4), "
                               f"got {self.points!r}")
-        points = tuple((_whole(step, 0), _number(value, "the values of a piecewise schedule")) for step, value in self.points)
+        what = "the values of a piecewise schedule"
+        points = tuple((_whole(step, 0), _number(value, what)) for step, value in self.points)
         steps = [step for step, _ in points]
         if steps[0] != 0 or any(later <= step for step, later in itertools.pairwise(steps)):
             raise ConfigError(f"the env steps of a piecewise schedule must start at 0 and increase, got {steps}")
@@ -131,7 +132,7 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Computed(Schedule):
-    """A value that a function computes from the remaining share of the experiment, from 1 at the start to 0 at the target.
+    """A value that a function computes from the remaining share of the experiment: 1 at the start, 0 at the target.
 
     The function is tested when the schedule is created. Each of its values is checked against the range of the option.
     """
@@ -194,7 +195,7 @@ class Computed(Schedule):
 
 
 def linear(start: float, end: float, steps: int | None = None) -> Schedule:
-    """Return a schedule that moves linearly from `start` to `end`; `steps=None` reaches `end` at the experiment's target."""
+    """Return a schedule that moves linearly from `start` to `end` in `steps` env steps; None: by the target steps."""
     return Ramp("linear", start, end, steps)
 
 
@@ -204,7 +205,10 @@ def cosine(start: float, end: float, steps: int | None = None) -> Schedule:
 
 
 def exponential(start: float, end: float, steps: int | None = None) -> Schedule:
-    """Return a schedule that moves from `start` to `end`, both above 0, by a constant factor in each step; see `linear` for `steps`."""
+    """Return a schedule that moves from `start` to `end`, both above 0, by a constant factor each step.
+
+    See `linear`.
+    """
     return Ramp("exponential", start, end, steps)
 
 

@@ -68,7 +68,10 @@ class Updatable:
         return {name: schedule.parts() for name, schedule in self.schedules.items()}
 
     def _load_schedules(self, state: Mapping[str, Any]) -> None:
-        """Follow the schedules of a state; raises `WeightsError` where one is a function that the options do not have."""
+        """Follow the schedules of a state.
+
+        Raises `WeightsError` where one is a function that the options do not have.
+        """
         self.schedules = {name: self._restored(name, parts) for name, parts in state.items()}
 
     def _restored(self, name: str, parts: Sequence[Any]) -> Schedule:

@@ -22,8 +22,8 @@ class Row:
 class Collector:
     """Random episodes of E environments, recorded by the collector's half of a storage and in plain lists.
 
-    Each transition's action is a number of its own. Pictures are random, many of them black; frames of an episode's start
-    are padded with "zero", "copy" of the first or "noise", or the old ones are left ("keep").
+    Each transition's action is a number of its own. Pictures are random, many of them black; frames of an episode's
+    start are padded with "zero", "copy" of the first or "noise", or the old ones are left ("keep").
     """
 
     def __init__(self, *, seed=0, num_envs=2, num_steps=5, same_step=True, num_frames=0, padding="zero", with_mask=False,
@@ -166,7 +166,10 @@ class PlainReplay:
 
 
 def episodes_of(made):
-    """(valid rows, whether they begin with the episode, whether it is over) of what an environment made; None: a break."""
+    """(valid rows, whether they begin with the episode, whether it is over) of what an environment made; None.
+
+    A break.
+    """
     found, rows, from_start = [], [], False
     for row in [*made, None]:
         if rows and (row is None or row.is_first):  # left off

@@ -39,7 +39,10 @@ class Kept:
 
 
 def observations_of(rows):
-    """[(obs, mask, row or None)] of an environment's part of a rollout: a last observation that no step shows has no row."""
+    """[(obs, mask, row or None)] of an environment's part of a rollout.
+
+    A last observation that no step shows has no row.
+    """
     found = []
     for i, row in enumerate(rows):
         found.append((row.obs, row.mask, row))
