@@ -12,7 +12,8 @@ import torch
 from pytorchrl import DQN, SAC, OffPolicyActor, QActor
 from pytorchrl.agent.algorithms import ReplayAlgorithm
 from pytorchrl.agent.data import ReplayBatch
-from pytorchrl.agent.options import Schedule, option
+from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ContractError
 
 SPACE = gym.spaces.Box(-1, 1, (4,), np.float32)
