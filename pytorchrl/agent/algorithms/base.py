@@ -252,7 +252,7 @@ class Algorithm(Part, Updatable, ABC):
 
     def acting_state(self) -> dict[str, Tensor]:
         """Copies of what acting needs, on the CPU."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self._acting_tensors()}
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.acting_tensors()}
 
     def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
         """Copy an `acting_state()`, or arrays of it, over the actor; no optimiser, schedule or generator moves.
@@ -260,7 +260,7 @@ class Algorithm(Part, Updatable, ABC):
         Raises:
             WeightsError: Names or shapes do not fit; nothing was changed.
         """
-        copy_tensors(dict(self._acting_tensors()), state, "acting state")
+        copy_tensors(dict(self.acting_tensors()), state, "acting state")
 
     def learning_state(self) -> dict[str, Tensor]:
         """Copies of what computing gradients needs beyond the acting state, on the CPU: target networks and the like."""
@@ -303,8 +303,8 @@ class Algorithm(Part, Updatable, ABC):
         """(name, live tensor) of the learning state; none where the acting state is all."""
         yield from ()
 
-    def _acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, live tensor) of the acting state: all groups and the actor's buffers."""
+    def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and live tensor of all groups and of the actor's buffers, which together are the acting state."""
         for name, group in self.groups.items():
             yield name, group.data
         yield from self.actor.state_buffers().items()

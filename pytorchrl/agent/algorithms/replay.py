@@ -244,7 +244,8 @@ class ReplayAlgorithm(Algorithm):
 
     # Helpers
 
-    def _acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Algorithm`."""
         for name in self.actor.acting_networks():
             yield name, self.groups[name].data
         yield from self.actor.state_buffers().items()

@@ -319,9 +319,10 @@ class MultiAgentAlgorithm(Algorithm):
             algo.load_state_dict(state["policies"][policy])
         self._trainable = dict(state[TRAINABLE])
 
-    def _acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Algorithm`."""
         for policy, algo in self.algorithms.items():
-            for name, tensor in algo._acting_tensors():
+            for name, tensor in algo.acting_tensors():
                 yield f"{policy}{SEPARATOR}{name}", tensor
 
 
