@@ -19,7 +19,7 @@ _ENOUGH_S = 0.02
 # Probes of each size, of which the fastest counts: the first one of a size, or a disturbed one, takes longer, never
 # shorter. A slow link, on which a probe takes this many seconds, gets one.
 _REPEATS, _SLOW_S = 3, 0.5
-# A worker that does not answer is lost, which its next request finds out.
+# A worker that does not answer is lost or hung, which its next request finds out.
 _TIMEOUT_S = 30.0
 
 
@@ -52,36 +52,38 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
         runtime: The runtime of the workers.
         workers: Handles of the workers.
     """
-    _round_trips(runtime, workers, _SMALL)  # opens connections
-    small = _fastest(runtime, workers, _SMALL)
-    found = [0.0] * len(workers)
+    first = _round_trips(runtime, workers, _SMALL)  # opens connections
+    answering = [worker for worker, seconds in zip(workers, first, strict=True) if seconds is not None]
+    small = _fastest(runtime, answering, _SMALL)
+    found = [0.0] * len(answering)
     for size in _LARGE:
-        large = _fastest(runtime, workers, size)
+        large = _fastest(runtime, answering, size)
         extra = [max(0.0, slow - fast) for slow, fast in zip(large, small, strict=True)]
         found = [seconds / 2 / (size - _SMALL) for seconds in extra]
         if max(extra, default=0.0) >= _ENOUGH_S:
             break
-    return found
+    measured = iter(found)
+    return [0.0 if seconds is None else next(measured) for seconds in first]
 
 
 def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float]:
     """Return the shortest of some round trips, by worker; of a slow link there is only one."""
-    rounds = [_round_trips(runtime, workers, size)]
-    while len(rounds) < _REPEATS and max(rounds[0], default=0.0) < _SLOW_S:
-        rounds.append(_round_trips(runtime, workers, size))
+    rounds: list[list[float]] = []
+    while len(rounds) < _REPEATS and (not rounds or max(rounds[0], default=0.0) < _SLOW_S):
+        rounds.append([_TIMEOUT_S if seconds is None else seconds for seconds in _round_trips(runtime, workers, size)])
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
-def _round_trips(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float]:
-    """Return the seconds from sending a probe until its answer was copied, by worker."""
+def _round_trips(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float | None]:
+    """Return the seconds from sending a probe until its answer was copied, by worker; None without an answer."""
     payload, start = np.ones(size, np.uint8), runtime.now()
-    times = [0.0] * len(workers)
+    times: list[float | None] = [None] * len(workers)
     pending: dict[Future[np.ndarray], int] = {
         worker.submit(Peer.echo, payload): index for index, worker in enumerate(workers)}
     while pending and runtime.now() - start < _TIMEOUT_S:
         for future in runtime.wait(list(pending), _TIMEOUT_S):
-            outcome = runtime.outcome(future, _TIMEOUT_S)
+            outcome, index = runtime.outcome(future, _TIMEOUT_S), pending.pop(future)
             if outcome.value is not None:
                 outcome.value.copy()
-            times[pending.pop(future)] = runtime.now() - start
+                times[index] = runtime.now() - start
     return times

@@ -62,6 +62,14 @@ def test_a_process_of_ones_own_is_no_slow_link():
     runtime.close()
 
 
+def test_workers_that_do_not_answer_are_left_out(simulated):
+    """They are lost or hung; the others are measured without them."""
+    lost, near, hung = workers_at(simulated, 1e7, 1e7, 1.0)
+    simulated.kill(lost)
+    assert measure_links(simulated, [lost, near, hung]) == pytest.approx([0.0, 1e-7, 0.0])
+    assert simulated.now() < 100.0
+
+
 def test_an_echo_is_a_copy():
     payload = np.zeros(3, np.uint8)
     assert not np.shares_memory(Worker(0).echo(payload), payload)
