@@ -1,13 +1,15 @@
-"""Print what 20 updates of every pattern and architecture lead to in the simulated runtime: a digest that two trees can share.
+"""Print what 20 updates of every pattern and architecture lead to in the simulated runtime: a digest that two trees can
+share.
 
     python benchmarks/digests.py > now.json
     python benchmarks/digests.py --tree ../before --against now.json
 
-The sixteen patterns train a tiny PPO, the eight architectures an algorithm of their own, each with fixed seeds. The JSON object
-has, by name, the number of updates, the ledger (without reasons for which nothing was dropped), the SHA-256 of the acting
-parameters, their norm, the norm of their change, and some parameters. Hashes agree between trees on one machine if no bit differs;
-another processor or another torch rounds differently, so compare the other numbers there, as `tests/unit/scheme/test_digests.py`
-does. With `--against` the exit code is 1 if anything differs, and standard error names it.
+The sixteen patterns train a tiny PPO, the eight architectures an algorithm of their own, each with fixed seeds. The
+JSON object has, by name, the number of updates, the ledger (without reasons for which nothing was dropped), the SHA-256
+of the acting parameters, their norm, the norm of their change, and some parameters. Hashes agree between trees on one
+machine if no bit differs; another processor or another torch rounds differently, so compare the other numbers there, as
+`tests/unit/scheme/test_digests.py` does. With `--against` the exit code is 1 if anything differs, and standard error
+names it.
 """
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ def agent(architecture: str | None) -> tuple[Any, ...]:
                 QActor.create_factory(*spaces, hidden_sizes=(4,), recurrent_net="gru", recurrent_size=4),
                 SequenceBuffer.create_factory(400, rollout_size=4, length=4, burn_in=2, period=2, n_step=2), envs)
     if architecture == "apex":
-        return (DQN.create_factory(start_steps=40, mini_batch_size=16, lr=1e-3), QActor.create_factory(*spaces, hidden_sizes=(8,)),
+        return (DQN.create_factory(start_steps=40, mini_batch_size=16, lr=1e-3),
+                QActor.create_factory(*spaces, hidden_sizes=(8,)),
                 PERBuffer.create_factory(400), envs)
     actor = OnPolicyActor.create_factory(*spaces, hidden_sizes=(8,))
     if architecture in ("impala", "appo", "rapid"):
@@ -123,14 +126,16 @@ def differences(found: dict[str, Any], against: dict[str, Any]) -> list[str]:
 def main() -> int:
     """Parse the command line, run, print; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tree", type=lambda path: Path(path).resolve(), help="folder of another tree, whose package is to run")
+    parser.add_argument("--tree", type=lambda path: Path(path).resolve(),
+                        help="folder of another tree, whose package is to run")
     parser.add_argument("--against", type=Path, help="JSON file that this script has printed, to compare with")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which runs; all if none is named")
     options = parser.parse_args()
     if options.tree is not None:
         environment = {**os.environ, "PYTHONPATH": str(options.tree), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         flags = [] if options.against is None else ["--against", str(options.against.resolve())]
-        return subprocess.run([sys.executable, __file__, *flags, *options.names], cwd=options.tree, env=environment, check=False).returncode
+        return subprocess.run([sys.executable, __file__, *flags, *options.names], cwd=options.tree, env=environment,
+                              check=False).returncode
     import pytorchrl
 
     tree = Path(os.environ.get("PYTHONPATH", str(HERE)).split(os.pathsep)[0])

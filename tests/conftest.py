@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 from pytorchrl.scheme.supervision.evaluation import Evaluation
+from tests.forkserver import ForkServer
 
 ROOT = Path(__file__).parent.parent
 
 
 # Folders of tests in the order in which they run: what fails in a second comes before what takes minutes.
-FOLDERS = ("unit", "integration", "docs", "learning")
+FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -63,7 +64,8 @@ class FakeScheme:
         self.steps_per_update, self._on_step, self._on_start = steps_per_update, on_step, on_start
         self.test_envs_factory = object() if can_test else None
         self.seed, self.version, self.used = 7, 0, 0
-        self.settings = {"col_communication": "asynchronous", "grad_communication": "synchronous", "record": None, "replay": None}
+        self.settings = {"col_communication": "asynchronous", "grad_communication": "synchronous", "record": None,
+                         "replay": None}
         self.algo_factory = SimpleNamespace(options=None)
         self.calls = []
         self.lost = 0
@@ -145,6 +147,22 @@ def run_python(tmp_path):
     return run
 
 
+@pytest.fixture(scope="session")
+def fork_server():
+    """Process with torch and pytorchrl imported, in whose forks scripts run."""
+    server = ForkServer(process_environment())
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def run_forked(tmp_path, fork_server):
+    """Run a script as `run_python` does, in a fork of a process that has imported torch and pytorchrl."""
+    def run(*arguments, timeout=60):
+        return fork_server.run(*arguments, cwd=tmp_path, timeout=timeout)
+    return run
+
+
 @pytest.fixture
 def start_python(tmp_path):
     """Start a script in a process of its own; whatever is left of it is killed after the test."""
@@ -169,7 +187,8 @@ def process_environment():
 
 
 def told_by(result):
-    """What a script that ended well printed as JSON behind "told: "; other lines of its standard output (Ray's, say) do not count."""
+    """What a script that ended well printed as JSON behind "told: "; other lines of its standard output (Ray's, say) do
+    not count."""
     printed = f"exit status {result.returncode}\n{result.stdout}\n{result.stderr[-5000:]}"
     assert result.returncode == 0, printed
     lines = [line.removeprefix("told: ") for line in result.stdout.splitlines() if line.startswith("told: ")]

@@ -1,11 +1,12 @@
-"""Check the links of all pages: each relative link leads to a file of the repository and, after a `#`, to a heading in it.
+"""Check the links of all pages: each relative link leads to a file of the repository and, after a `#`, to a heading in
+it.
 
 Links are `[text](path#heading)`, `[name]: path` and, in pages of the site, `{doc}`.
 
     python docs/_ext/check_links.py [FOLDER]
 
-Sphinx checks the pages of the site when it builds them, which takes minutes; this takes a second, and sees README.md and
-CONTRIBUTING.md, too. Addresses on the web are not fetched.
+Sphinx checks the pages of the site when it builds them, which takes minutes; this takes a second, and sees README.md
+and CONTRIBUTING.md, too. Addresses on the web are not fetched.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def anchors_of(text: str) -> set[str]:
 
 
 def links_of(text: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, link) of each link that is not to an address on the web; `{doc}` links get the suffix of their page."""
+    """Yield (line, link) of each link that is not to an address on the web; `{doc}` links get the suffix of their
+    page."""
     prose = _FENCED.sub(_blank, text)
     found = [(match.start(), f"{match.group(1)}.md") for match in _ROLE.finditer(prose)]
     found += [(match.start(), match.group(1) or match.group(2)) for match in _LINK.finditer(_CODE.sub(_blank, prose))]
@@ -57,7 +59,8 @@ def broken_links(root: Path) -> Iterator[str]:
             folder = root / "docs" if path.startswith("/") else page.parent
             target = page if not path else (folder / path.lstrip("/")).resolve()
             is_page = target.suffix == ".md" and target.is_file()
-            if not target.exists() or (anchor and is_page and anchor not in anchors_of(target.read_text(encoding="utf-8"))):
+            if not target.exists() or (anchor and is_page
+                                       and anchor not in anchors_of(target.read_text(encoding="utf-8"))):
                 yield f"{page.relative_to(root)}:{line}: {link} leads nowhere"
 
 

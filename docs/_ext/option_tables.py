@@ -35,7 +35,8 @@ class OptionTable(Directive):
         if name == "Scheme":
             texts = documented_arguments(pytorchrl.Scheme.__doc__ or "")
             rows = [((name,), (_shown(parameter.default),), _sentence(texts[name]))
-                    for name, parameter in inspect.signature(pytorchrl.Scheme).parameters.items() if not name.endswith("_factory")]
+                    for name, parameter in inspect.signature(pytorchrl.Scheme).parameters.items()
+                    if not name.endswith("_factory")]
             return [_table(("Option", "Default", "Meaning"), (20, 15, 65), rows)]
         rows = [_option_row(field) for field in dataclasses.fields(getattr(pytorchrl, name).Options)]
         return [_table(("Option", "Default", "Allowed", "Meaning"), (20, 15, 20, 45), rows)]
@@ -52,7 +53,8 @@ class FlagTable(Directive):
         found: list[nodes.Node] = []
         for group, title in TITLES.items():
             rows = [_flag_row(spec) for spec in specs if spec.group == group]
-            found += [nodes.rubric(text=title[0].upper() + title[1:]), _table(("Flag", "Value", "Meaning"), (25, 25, 50), rows)]
+            found += [nodes.rubric(text=title[0].upper() + title[1:]),
+                      _table(("Flag", "Value", "Meaning"), (25, 25, 50), rows)]
         return found
 
 

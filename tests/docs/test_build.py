@@ -17,7 +17,8 @@ from tests.conftest import ROOT, process_environment
 
 pytest.importorskip("myst_nb")
 pytest.importorskip("furo")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+# One process builds the site, which takes a minute, for all of these tests.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("site")]
 
 DOCS = ROOT / "docs"
 WORKERS = (
@@ -31,7 +32,8 @@ WORKERS = (
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site; warnings are errors, and nothing may be fetched. A site just built by `make docs` is taken as it is."""
+    """The built site; warnings are errors, and nothing may be fetched. A site just built by `make docs` is taken as it
+    is."""
     if "PYTORCHRL_SITE" in os.environ:
         return ROOT / os.environ["PYTORCHRL_SITE"]
     out = tmp_path_factory.mktemp("site")
@@ -91,7 +93,8 @@ def test_references_of_pages_lead_somewhere(names):
 def test_options_page_lists_every_option(site):
     page = (site / "options.html").read_text(encoding="utf-8")
     for part in ("Learner", "PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "OnPolicyActor", "QActor",
-                 "OffPolicyActor", "GAEBuffer", "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer", "SequenceBuffer",
+                 "OffPolicyActor", "GAEBuffer", "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer",
+                 "SequenceBuffer",
                  "RolloutSequenceBuffer", "VecEnv"):
         for field in dataclasses.fields(getattr(pytorchrl, part).Options):
             assert f">{field.name}</span>" in page, f"{part}: {field.name}"

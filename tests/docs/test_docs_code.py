@@ -67,20 +67,21 @@ def pages_with_code():
 
 
 @pytest.mark.parametrize("page", list(pages_with_code()))
-def test_code_of_page_runs(page, run_python, tmp_path):
+def test_code_of_page_runs(page, run_python, run_forked, tmp_path):
+    run = run_python if page.name in USE_RAY else run_forked
     text = page.read_text(encoding="utf-8")
     script = tmp_path / page.name
     script.write_text(script_of(text), encoding="utf-8")
     for name, content in files_of(text).items():
         (tmp_path / name).write_text(content, encoding="utf-8")
-    result = run_python(script, timeout=TIMEOUT_S)
+    result = run(script, timeout=TIMEOUT_S)
     assert result.returncode == 0, result.stderr
     for shown in blocks(text, "text"):
         assert shown in result.stdout
     for command in commands_of(text):
         program, *arguments = shlex.split(command)
         assert program == "pytorchrl", f"a bash block holds pytorchrl commands only, so that all are run: {command}"
-        result = run_python("-m", "pytorchrl", *arguments, timeout=TIMEOUT_S)
+        result = run("-m", "pytorchrl", *arguments, timeout=TIMEOUT_S)
         assert result.returncode == 0, f"{command}: {result.stderr}"
 
 
@@ -110,7 +111,8 @@ def test_scripts_and_files_that_are_only_shown_can_be_read():
 
 
 def test_script_keeps_line_numbers_of_the_page():
-    page = "# Page\n\n```python\na = 1\n```\n\n```{note}\nno code\n```\n\n```text\nneither\n```\n\n```python\nb = 2\n```\n"
+    page = ("# Page\n\n```python\na = 1\n```\n\n```{note}\nno code\n```\n\n```text\nneither\n```\n\n"
+            "```python\nb = 2\n```\n")
     assert script_of(page).splitlines()[3] == "a = 1"
     assert script_of(page).splitlines()[15] == "b = 2"
     assert files_of("```python\n# part.py\nc = 3\n```\n" + page) == {"part.py": "# part.py\nc = 3\n"}

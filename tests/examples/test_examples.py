@@ -39,11 +39,12 @@ def test_every_example_has_a_smoke_run():
 @pytest.mark.parametrize(
     ("name", "package"),
     [pytest.param(name, package, marks=marks, id=name) for name, (marks, package) in SMOKE_RUNS.items()])
-def test_example_runs(name, package, run_python, tmp_path):
+def test_example_runs(name, package, run_python, run_forked, tmp_path):
+    run = run_python if pytest.mark.ray in SMOKE_RUNS[name][0] else run_forked
     if package is not None and importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}")
     log_dir = tmp_path / "run"
-    result = run_python(EXAMPLES / name, "--smoke", "--seed", "1", "--log-dir", log_dir, timeout=TIMEOUT_S)
+    result = run(EXAMPLES / name, "--smoke", "--seed", "1", "--log-dir", log_dir, timeout=TIMEOUT_S)
     assert result.returncode == 0, result.stderr
     assert "env steps" in result.stdout
     assert {"run.json", "metrics.jsonl", "model.pt", "result.json"} <= {path.name for path in log_dir.iterdir()}

@@ -63,7 +63,8 @@ def child_processes():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0",
+                                                                                     b" ").decode(errors="replace")
             except OSError:  # it ended meanwhile
                 continue
             if fields[0] != "Z":
@@ -106,7 +107,8 @@ def make_scheme(shared_ray):
         scheme = Scheme(
             algo or PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-3),
             OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
-            storage.create_factory(size), envs, envs if evaluates else None, **({"runtime": "ray", "seed": 1} | settings))
+            storage.create_factory(size), envs, envs if evaluates else None,
+            **({"runtime": "ray", "seed": 1} | settings))
         schemes.append(scheme)
         return scheme
     yield make

@@ -24,10 +24,12 @@ def go_on(scheme, count):
     {"num_grad_workers": 2, "grad_worker_resources": FREE, "distribute_gradients": True}])
 def test_what_ran_on_ray_is_resumed_anywhere(stop, settings):
     envs = VecEnv.create_factory("CartPole-v1", None, 2)
-    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True)
+    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
+                                         normalize_obs=True)
 
     def make(runtime):
-        stop.append(Scheme(PPO.create_factory(num_epochs=2, num_mini_batch=2), actor, GAEBuffer.create_factory(8), envs, seed=1,
+        stop.append(Scheme(PPO.create_factory(num_epochs=2, num_mini_batch=2), actor, GAEBuffer.create_factory(8), envs,
+                           seed=1,
                            runtime=runtime, **settings))
         return stop[-1]
     straight = make("ray")
@@ -46,7 +48,8 @@ def test_replay_in_shards_goes_on(stop):
         stop.append(Scheme.apex(
             DQN.create_factory(start_steps=100, mini_batch_size=32, epsilon_per_worker=True),
             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
-            PERBuffer.create_factory(2000, rollout_size=16, n_step=3), envs, seed=1, num_replay_workers=2, col_worker_resources=FREE))
+            PERBuffer.create_factory(2000, rollout_size=16, n_step=3), envs, seed=1, num_replay_workers=2,
+            col_worker_resources=FREE))
         return stop[-1]
     first, second = make(), make()
     for _ in range(30):
@@ -58,7 +61,9 @@ def test_replay_in_shards_goes_on(stop):
     before = second.ledger()
     assert before["collected"] <= ledger["collected"]
     assert before["resident"] + before["evicted"] == before["collected"] - sum(before["dropped"].values()) > 0
-    while second.ledger()["resident"] == before["resident"]:  # what it has is learned from before the first rollout is there
+    # what it has is learned from before the first rollout is there
+    while second.ledger()["resident"] == before["resident"]:
         second.step()
     final = second.stop()
-    assert final["resident"] + final["evicted"] == final["collected"] - sum(final["dropped"].values()) > before["resident"]
+    assert final[
+        "resident"] + final["evicted"] == final["collected"] - sum(final["dropped"].values()) > before["resident"]

@@ -33,7 +33,8 @@ def directory():
 def found(directory):
     """Case -> what the benchmark says of it."""
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "cluster.py", "--seconds", "1", "--cases", ",".join(CASES)], capture_output=True, text=True,
+        [sys.executable, ROOT / "benchmarks" / "cluster.py", "--seconds", "1", "--cases", ",".join(CASES)],
+        capture_output=True, text=True,
         timeout=LIMIT_S, check=False, env={**process_environment(), "RAY_TMPDIR": directory})
     assert done.returncode == 0, done.stderr[-5000:]
     return {result["case"]: result for result in json.loads(done.stdout)["results"]}
@@ -45,7 +46,8 @@ def test_every_step_has_its_place_whatever_was_lost(found, case):
     assert found[case]["updates_after"] > 0
 
 
-@pytest.mark.parametrize(("case", "num_workers"), [("collectors", 4), ("rounds", 4), ("gradients", 6), ("colocated", 6)])
+@pytest.mark.parametrize(("case", "num_workers"),
+                         [("collectors", 4), ("rounds", 4), ("gradients", 6), ("colocated", 6)])
 def test_workers_are_spread_and_come_back_on_the_node_that_is_left(found, case, num_workers):
     result = found[case]
     assert result["before"]["workers_by_node"] == [num_workers // 2] * 2
@@ -67,7 +69,9 @@ def test_without_room_for_a_replacement_the_run_ends_and_says_so(found):
 
 def test_nothing_is_left(found, directory):
     deadline = time.monotonic() + 10
-    while (left := [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and _names(pid, directory)]) and time.monotonic() < deadline:
+    def processes():
+        return [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and _names(pid, directory)]
+    while (left := processes()) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == []
     assert not os.path.exists(directory)

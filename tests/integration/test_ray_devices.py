@@ -43,14 +43,16 @@ told, runtime = {}, RayRuntime()
 runtime._connect()
 told["driver"] = runtime.own_gpus()
 for share in (0, 0.25, 1, 2):
-    handle = runtime.start_actor(Worker, {"runtime": runtime}, name="Worker", resources={"num_cpus": 0, "num_gpus": share})
+    resources = {"num_cpus": 0, "num_gpus": share}
+    handle = runtime.start_actor(Worker, {"runtime": runtime}, name="Worker", resources=resources)
     told[str(share)] = runtime.get(handle.submit(Worker.look, "cuda"), 60)
     runtime.kill(handle)
 runtime.close()
 
 envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
 scheme = Scheme(
-    PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(16), envs,
+    PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
+    GAEBuffer.create_factory(16), envs,
     num_col_workers=2, col_device="cuda", col_worker_resources={"num_gpus": 0.5}, seed=1)
 try:
     scheme.step()

@@ -15,7 +15,8 @@ FREE = {"num_cpus": 0}
 def drain(scheme):
     ledger = scheme.drain(60.0)
     assert ledger["in_flight"] == ledger["queued"] == 0
-    assert ledger["collected"] == ledger["consumed_unique"] + ledger["resident"] + ledger["evicted"] + sum(ledger["dropped"].values())
+    assert ledger["collected"] == ledger[
+        "consumed_unique"] + ledger["resident"] + ledger["evicted"] + sum(ledger["dropped"].values())
     return ledger
 
 
@@ -26,11 +27,13 @@ def test_a_scheme_goes_on_after_draining(stop, name):
         scheme = Scheme.apex(
             DQN.create_factory(start_steps=100, mini_batch_size=32, epsilon_per_worker=True),
             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
-            PERBuffer.create_factory(2000, rollout_size=16, n_step=3), envs, seed=1, num_replay_workers=2, col_worker_resources=FREE)
+            PERBuffer.create_factory(2000, rollout_size=16, n_step=3), envs, seed=1, num_replay_workers=2,
+            col_worker_resources=FREE)
         assert scheme.settings["initial_priority"] == "worker"
     else:
         scheme = Scheme(
-            A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
+            A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,
+                                                               hidden_sizes=(16,)),
             VanillaOnPolicyBuffer.create_factory(16), envs, seed=1, num_grad_workers=2, grad_communication=ASYNC,
             col_communication=ASYNC, grad_worker_resources=FREE)
     stop.append(scheme)
@@ -50,7 +53,8 @@ def test_a_slow_rank_is_stopped(stop):
     """Two ranks of three are enough; the third takes twenty times as long for a step."""
     envs = VecEnv.create_factory(SleepEnv, {"step_s": 0.01}, 1)
     scheme = Scheme.ddppo(
-        A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
+        A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,
+                                                           hidden_sizes=(16,)),
         VanillaOnPolicyBuffer.create_factory(40), envs, seed=1, num_grad_workers=3, grad_worker_resources=FREE,
         faults="delay col.3.0 0.2s")
     stop.append(scheme)

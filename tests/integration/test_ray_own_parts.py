@@ -59,7 +59,8 @@ def make_own(shared_ray, stop):
         envs = VecEnv.create_factory(CountingEnv, None, 2)
         stop.append(Scheme(
             algo.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-2),
-            Asymmetric.create_factory(envs.observation_space, envs.action_space), HalfAdvantages.create_factory(8), envs,
+            Asymmetric.create_factory(envs.observation_space, envs.action_space), HalfAdvantages.create_factory(8),
+            envs,
             num_col_workers=2, col_communication=ASYNC, runtime="ray", seed=1))
         return stop[-1]
     return make
@@ -75,5 +76,6 @@ def test_own_parts_train_with_two_remote_workers(make_own):
 
 def test_a_mistake_in_a_remote_worker_is_named(make_own):
     scheme = make_own(WrongStep)
-    with pytest.raises(ContractError, match=r"WrongStep.acting_step\(\) returned 'action' as a numpy array of shape \(1,\)"):
+    with pytest.raises(ContractError,
+                       match=r"WrongStep.acting_step\(\) returned 'action' as a numpy array of shape \(1,\)"):
         scheme.step()

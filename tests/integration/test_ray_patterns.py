@@ -207,14 +207,16 @@ def test_killed_gradient_worker_raises_where_asked(make_scheme, stop_in_balance,
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
 def test_ranks_go_on_after_one_is_killed(make_scheme, stop_in_balance, policy):
     """SIGKILL while the others wait for its gradient: a new group, equal to the last bit."""
-    scheme = make_scheme(num_grad_workers=3, distribute_gradients=True, faults="kill grad.2 @ grad 10", on_worker_failure=policy,
+    scheme = make_scheme(num_grad_workers=3, distribute_gradients=True, faults="kill grad.2 @ grad 10",
+                         on_worker_failure=policy,
                          grad_worker_resources={"num_cpus": 0.5})
     while scheme.version < 30:
         scheme.step()
     metrics = scheme.metrics()
     assert metrics["regroups"] == 1
     assert metrics["workers_restarted"] == (policy == "restart")
-    live = [handle for index, handle in enumerate(scheme.update_worker.remote_workers) if policy == "restart" or index != 1]
+    live = [handle for index,
+            handle in enumerate(scheme.update_worker.remote_workers) if policy == "restart" or index != 1]
     states = [handle.runtime.get(handle.submit(GWorker.whole_state), 20.0) for handle in live]
     assert [state.version for state in states] == [30] * len(live)
     for state in states[1:]:
@@ -286,7 +288,8 @@ def test_a_recorded_run_is_repeated_bit_for_bit_in_this_process(make_scheme, sto
     ({"memory": 2**60}, "memory="),
 ], ids=str)
 def test_resources_that_the_cluster_lacks(make_scheme, resources, message):
-    scheme = make_scheme(num_col_workers=2, col_worker_resources=resources, col_device="cuda" if "num_gpus" in resources else None)
+    scheme = make_scheme(num_col_workers=2, col_worker_resources=resources,
+                         col_device="cuda" if "num_gpus" in resources else None)
     start = time.monotonic()
     with pytest.raises(InsufficientResourcesError, match=message):
         scheme.start()

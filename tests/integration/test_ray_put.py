@@ -1,4 +1,4 @@
-"""What is shared with Ray workers arrives as its value, whether it lies in the object store or goes along with each request."""
+"""Values shared with Ray workers arrive as values, from the object store or within each request."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def test_what_is_shared_is_as_it_was_when_it_was_put(readers):
 def test_a_codec_of_ones_own_goes_along(readers, monkeypatch):
     """Functions that no module has cannot be pickled by name."""
     monkeypatch.setattr(codecs, "_codecs", dict(codecs._codecs))  # other tests say which there are
-    codec = register_codec("test halves", lambda flat: [flat.astype(np.float16)], lambda arrays, dtype, size: arrays[0].astype(dtype),
+    codec = register_codec("test halves", lambda flat: [flat.astype(np.float16)], lambda arrays, dtype,
+                           size: arrays[0].astype(dtype),
                            is_lossless=False)
     _, answers = told(*readers, Weights(2, {"all": codec.pack(np.ones(50, np.float32))}))
     assert answers == [(2, 50.0, 100, "Weights")] * 2

@@ -30,7 +30,8 @@ except StartError as error:
     print("told:", json.dumps({"error": type(error).__name__, "text": str(error), "seconds": time.monotonic() - start}))
     scheme.stop()
     sys.exit()
-during = [name for name in glob.glob("/tmp/prl-*") if glob.glob(f"{name}/r/session_*_{os.getpid()}")]  # others may run too
+# Other tests may run at the same time.
+during = [name for name in glob.glob("/tmp/prl-*") if glob.glob(f"{name}/r/session_*_{os.getpid()}")]
 modes = [oct(os.stat(name).st_mode & 0o777) for name in during]
 start = time.monotonic()
 ledger = scheme.stop()
@@ -42,7 +43,8 @@ except Exception as error:
     after = str(error)
 else:
     after = "started"
-print("told:", json.dumps({"directories": during, "modes": modes, "seconds": seconds, "ledger": ledger, "after": after}))
+told = {"directories": during, "modes": modes, "seconds": seconds, "ledger": ledger, "after": after}
+print("told:", json.dumps(told))
 """
 
 
@@ -188,15 +190,18 @@ def test_threads_of_collection_workers(run_python):
 
 @pytest.mark.parametrize("is_shown", [True, False])
 def test_a_start_says_at_once_what_it_waits_for(run_python, is_shown):
-    arguments = ["train", "ppo", "--env", "CartPole-v1", "--num-col-workers", "2", "--target-steps", "200", "--num-steps", "32",
+    arguments = ["train", "ppo", "--env", "CartPole-v1", "--num-col-workers", "2", "--target-steps", "200",
+                 "--num-steps", "32",
                  "--log-dir", "runs/"]
     result = run_python("-m", "pytorchrl", *arguments, *[] if is_shown else ["--no-progress"], timeout=160)
     assert result.returncode == 0, result.stderr
-    lines = [line for line in result.stderr.splitlines() if line.startswith(("run in", "starting", "started")) or "steps/s" in line]
+    lines = [line for line in result.stderr.splitlines() if line.startswith(("run in", "starting",
+                                                                             "started")) or "steps/s" in line]
     if not is_shown:
         assert lines == []
         return
     assert lines[:3] == ["run in runs/ppo-CartPole-v1-1", "starting Ray ...", "started 0 of 2 collection workers ..."]
     counts = [line for line in lines[3:] if line.startswith("started")]
-    assert counts in (["started 2 of 2 collection workers"], ["started 1 of 2 collection workers ...", "started 2 of 2 collection workers"])
+    assert counts in (["started 2 of 2 collection workers"],
+                      ["started 1 of 2 collection workers ...", "started 2 of 2 collection workers"])
     assert "steps/s" in lines[3 + len(counts)]

@@ -60,7 +60,8 @@ def apex(**settings):
     return Scheme.apex(
         DQN.create_factory(start_steps=100, mini_batch_size=32, epsilon_per_worker=True),
         QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
-        PERBuffer.create_factory(2000, rollout_size=16, n_step=3, weight_norm="buffer"), envs, seed=1, num_replay_workers=2,
+        PERBuffer.create_factory(2000, rollout_size=16, n_step=3, weight_norm="buffer"), envs, seed=1,
+        num_replay_workers=2,
         col_worker_resources=FREE, **settings)
 
 
@@ -82,8 +83,10 @@ def test_r2d2_counts_every_step_whoever_is_killed(run, faults):
     envs = VecEnv.create_factory("pytorchrl/Recall-v0", {"delay": 5}, 2)
     scheme = Scheme.r2d2(
         R2D2.create_factory(start_steps=100, mini_batch_size=8), QActor.create_factory(
-            envs.observation_space, envs.action_space, hidden_sizes=(8,), recurrent_net="lstm", recurrent_size=8, dueling=True),
-        SequenceBuffer.create_factory(4000, rollout_size=16, length=4, burn_in=2, period=2, n_step=2, weight_norm="buffer"), envs, seed=1,
+            envs.observation_space, envs.action_space, hidden_sizes=(8,), recurrent_net="lstm", recurrent_size=8,
+            dueling=True),
+        SequenceBuffer.create_factory(4000, rollout_size=16, length=4, burn_in=2, period=2, n_step=2,
+                                      weight_norm="buffer"), envs, seed=1,
         num_replay_workers=2, max_replay_ratio=2.0, faults=faults, col_worker_resources=FREE)
     metrics, final = run(scheme, 60, until=lambda metrics: faults is None or metrics["workers_restarted"])
     assert final["resident"] > 0
@@ -95,7 +98,8 @@ def test_r2d2_counts_every_step_whoever_is_killed(run, faults):
 def test_impala_counts_every_step(run):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     scheme = Scheme.impala(
-        IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
+        IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,
+                                                              hidden_sizes=(16,)),
         VTraceBuffer.create_factory(16), envs, seed=1, train_batch_size=100, col_worker_resources=FREE)
     _, final = run(scheme, 30)
     assert final["consumed"] >= 30 * 100
@@ -104,9 +108,12 @@ def test_impala_counts_every_step(run):
 def test_impala_from_rollouts_in_shards_counts_every_step_whoever_is_killed(run):
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=2)
     scheme = Scheme.apex(
-        IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
-        VTraceBuffer.create_factory(16), envs, kind="batch", size=1000, train_batch_size=100, max_replay_ratio=2.0, seed=1,
-        num_replay_workers=2, faults="kill shard.1 @ sample 10; kill col.2 @ step 200", col_worker_resources=FREE, replay_debug=True)
+        IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,
+                                                              hidden_sizes=(16,)),
+        VTraceBuffer.create_factory(16), envs, kind="batch", size=1000, train_batch_size=100, max_replay_ratio=2.0,
+        seed=1,
+        num_replay_workers=2, faults="kill shard.1 @ sample 10; kill col.2 @ step 200", col_worker_resources=FREE,
+        replay_debug=True)
     metrics, final = run(scheme, 40, until=lambda metrics: metrics["workers_restarted"])
     assert final["consumed"] >= 40 * 100
     assert 0 < final["resident"] <= 1000
@@ -122,7 +129,8 @@ def test_several_policies_cross_between_processes(run, settings):
     """Both see every step of their agents: in twelve env steps of a worker 12 and 14."""
     envs = MultiAgentVecEnv.create_factory(
         ComingAndGoing, vec_env_size=2, policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
-    agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=2), OnPolicyActor.create_factory, GAEBuffer.create_factory(6))
+    agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=2), OnPolicyActor.create_factory,
+                        GAEBuffer.create_factory(6))
     metrics, final = run(Scheme(*agent, envs, seed=1, **settings), 6)
     assert metrics["agent_steps/early"] == 12 * metrics["rollouts"] > 0
     assert metrics["agent_steps/shared"] == 14 * metrics["rollouts"]

@@ -47,7 +47,8 @@ def test_signals_at_random_moments_of_central_training(start_python):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_signals_at_random_moments_of_training_on_ray(start_python):
-    check(start_python, "--count", 1, "--forms", "ray", "--start-up", 10, "--kinds", "SIGINT", "SIGTERM", "SIGKILL", timeout_s=260)
+    check(start_python, "--count", 1, "--forms", "ray", "--start-up", 10, "--kinds", "SIGINT", "SIGTERM", "SIGKILL",
+          timeout_s=260)
 
 
 @pytest.mark.ray

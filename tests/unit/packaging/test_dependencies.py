@@ -1,4 +1,5 @@
-"""What is imported is listed, and what is listed is imported: by requirement files and extras, compared with syntax trees."""
+"""What is imported is listed, and what is listed is imported: by requirement files and extras, compared with syntax
+trees."""
 
 from __future__ import annotations
 
@@ -50,11 +51,13 @@ def modules_of(folder):
 
 @functools.cache
 def imported_by(tree, *, for_checkers):
-    """Top-level names that a module imports, by a statement or by a constant name: for type checkers only, or in earnest."""
+    """Top-level names that a module imports, by a statement or by a constant name: for type checkers only, or in
+    earnest."""
     found = set()
     def is_for_checkers(node):
         return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-    hidden = {id(node) for block in ast.walk(tree) if is_for_checkers(block) for line in block.body for node in ast.walk(line)}
+    hidden = {id(node) for block in ast.walk(tree) if is_for_checkers(block) for line in block.body
+              for node in ast.walk(line)}
     for node in ast.walk(tree):
         if (id(node) in hidden) != for_checkers:
             continue
@@ -72,7 +75,8 @@ def imported_by(tree, *, for_checkers):
 
 def foreign(folder, *, for_checkers=False):
     """Distribution -> a module below the folder that imports it, for all that is neither Python's own nor ours."""
-    own = {"pytorchrl", "tests", "conftest", *(path.stem for path in (ROOT / folder).rglob("*.py")), *(p.stem for p in ROOT.glob("examples/*"))}
+    own = {"pytorchrl", "tests", "conftest", *(path.stem for path in (ROOT / folder).rglob("*.py")),
+           *(p.stem for p in ROOT.glob("examples/*"))}
     found = {}
     for path, tree in modules_of(folder):
         for module in imported_by(tree, for_checkers=for_checkers):
@@ -83,7 +87,8 @@ def foreign(folder, *, for_checkers=False):
 
 
 @pytest.mark.parametrize(("folder", "extras"), [
-    ("pytorchrl", OF_USERS), ("examples", OF_USERS), ("tests", ["test", "docs"]), ("docs", ["docs"]), ("benchmarks", ["test"])])
+    ("pytorchrl", OF_USERS), ("examples", OF_USERS), ("tests", ["test", "docs"]), ("docs", ["docs"]),
+    ("benchmarks", ["test"])])
 def test_every_import_is_of_a_listed_package(folder, extras):
     listed = listed_in(*extras) | (PEERS if folder == "benchmarks" else set())
     missing = {name: path for name, path in foreign(folder).items() if name not in listed}
@@ -91,7 +96,8 @@ def test_every_import_is_of_a_listed_package(folder, extras):
 
 
 def test_imports_for_type_checkers_are_of_packages_that_checks_install():
-    missing = {name: path for name, path in foreign("pytorchrl", for_checkers=True).items() if name not in listed_in("dev")}
+    missing = {name: path for name,
+               path in foreign("pytorchrl", for_checkers=True).items() if name not in listed_in("dev")}
     assert missing == {}
 
 
@@ -108,7 +114,9 @@ def test_every_package_of_an_extra_is_named_in_the_package(extra):
     words = set()
     for _, tree in modules_of("pytorchrl"):
         words |= imported_by(tree, for_checkers=False)
-        words |= {node.value.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        words |= {node.value.partition(".")[0] for node in ast.walk(tree) if isinstance(node,
+                                                                                        ast.Constant) and isinstance(
+                                                                                            node.value, str)}
     for requirement in EXTRAS[extra]:
         name = name_of(requirement)
         assert name in INDIRECT or name.replace("-", "_") in words, requirement

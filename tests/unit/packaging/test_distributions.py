@@ -18,19 +18,24 @@ from tests.unit.packaging.project import core_requirements, lines_of, normal
 
 # One process builds both distributions for all tests of this file.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("distributions"), pytest.mark.timeout(600)]
-_NOT_OF_THE_PROJECT = re.compile(r"(^|/)(\.(?!ci/|gitignore)|__pycache__/|[^/]*\.egg-info/)|^(build|dist|runs|docs/_build)/")
+_NOT_OF_THE_PROJECT = re.compile(
+    r"(^|/)(\.(?!ci/|gitignore)|__pycache__/|[^/]*\.egg-info/)|^(build|dist|runs|docs/_build)/")
 
 
 def project_files():
-    """Paths of all files of the project: those that git knows; without git, as in an unpacked source distribution, all files."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    """Paths of all files of the project: those that git knows; without git, as in an unpacked source distribution, all
+    files."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True,
+                            check=False).stdout.splitlines()
     found = listed or [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")]
-    return sorted(path for path in found if (ROOT / path).is_file() and not (_NOT_OF_THE_PROJECT.search(path) and not listed))
+    return sorted(path for path in found if (ROOT / path).is_file()
+                  and not (_NOT_OF_THE_PROJECT.search(path) and not listed))
 
 
 def run(*command, cwd, **environment):
     """Run a command with this interpreter; what it printed."""
-    result = subprocess.run([sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, check=False, timeout=300,
+    result = subprocess.run([sys.executable, *map(str, command)], cwd=cwd, capture_output=True, text=True, check=False,
+                            timeout=300,
                             env={**process_environment(), "PYTHONWARNINGS": "default", **environment})
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -54,7 +59,8 @@ def test_the_source_distribution_has_every_file_of_the_project(built):
     packed = {path.relative_to(built.source).as_posix() for path in built.source.rglob("*") if path.is_file()}
     assert sorted(set(project_files()) - packed) == []
     made = {"PKG-INFO", "setup.cfg"}
-    assert sorted(path for path in packed - set(project_files()) - made if not path.startswith("pytorchrl.egg-info/")) == []
+    assert sorted(path for path in packed - set(project_files()) - made
+                  if not path.startswith("pytorchrl.egg-info/")) == []
 
 
 def test_the_wheel_has_the_package_alone(built):
@@ -69,12 +75,16 @@ def test_the_wheel_has_the_package_alone(built):
 
 
 def test_it_is_installed_from_the_unpacked_source_as_the_readme_says(built, tmp_path):
-    """Without an index nothing else can be installed; the constraints, which the README names, are read all the same."""
-    (command,) = re.findall(r"^ {4}pip install (-c constraints\.txt) -e '\.\[", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    """Without an index nothing else can be installed; the constraints, which the README names, are read all the
+    same."""
+    (command,) = re.findall(r"^ {4}pip install (-c constraints\.txt) -e '\.\[",
+                            (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     target = tmp_path / "installed"
-    run("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", target, *command.split(), ".",
+    run("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", target,
+        *command.split(), ".",
         cwd=built.source)
-    where, version = run("-c", "import pytorchrl; print(pytorchrl.__file__, pytorchrl.__version__)", cwd=tmp_path, PYTHONPATH=str(target)).split()
+    where, version = run("-c", "import pytorchrl; print(pytorchrl.__file__, pytorchrl.__version__)", cwd=tmp_path,
+                         PYTHONPATH=str(target)).split()
     assert where == str(target / "pytorchrl" / "__init__.py")
     assert run("-m", "pytorchrl", "--version", cwd=tmp_path, PYTHONPATH=str(target)) == f"pytorchrl {version}\n"
 

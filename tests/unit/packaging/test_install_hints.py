@@ -1,4 +1,5 @@
-"""What errors and pages tell users to install: packages by their own names, never another project that is called as this one."""
+"""What errors and pages tell users to install: packages by their own names, never another project that is called as
+this one."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests.unit.packaging.project import EXTRAS, name_of
 
 PACKAGE = Path(pytorchrl.__file__).parent
 FOR_USERS = sorted(set(EXTRAS) - {"docs", "test", "dev"})
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py"), *ROOT.glob("benchmarks/*.py"),
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py"),
+                *ROOT.glob("benchmarks/*.py"),
                 *PACKAGE.rglob("*.py")])
 
 
@@ -61,5 +63,6 @@ def test_nothing_tells_users_to_install_this_project_by_its_name():
 
 def test_hints_of_the_package_come_from_one_function():
     """The text of such a command stands in `errors.py` alone; other modules call `install_hint`."""
-    homes = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if "pip install" in path.read_text(encoding="utf-8")}
+    homes = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")
+             if "pip install" in path.read_text(encoding="utf-8")}
     assert homes == {"errors.py"}

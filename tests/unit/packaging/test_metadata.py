@@ -40,7 +40,8 @@ def test_torch_is_pinned_wherever_we_install():
 
 
 def test_torch_can_be_taken_from_its_cpu_index():
-    """Make and the pages install it first, by the pinned version, from the same address; without one, nothing is changed."""
+    """Make and the pages install it first, by the pinned version, from the same address; without one, nothing is
+    changed."""
     def commands(*variables):
         command = ["make", "--no-print-directory", "-n", "-B", "venv", "VENV=/nowhere", *variables]
         lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -84,7 +85,8 @@ def test_ci_calls_make_alone_and_is_executable():
 
 @pytest.mark.parametrize(("lint", "docs"), [(0, 0), (0, 1), (1, 0)])
 @pytest.mark.parametrize(("tests", "closing"), [
-    (0, "3 passed in 0.10s"), (1, "1 failed, 2 passed in 0.10s"), (2, "1 error in 0.10s"), (5, "no tests ran in 0.01s")])
+    (0, "3 passed in 0.10s"), (1, "1 failed, 2 passed in 0.10s"), (2, "1 error in 0.10s"),
+    (5, "no tests ran in 0.01s")])
 def test_ci_fails_with_any_gate_and_ends_with_the_closing_line(tmp_path, lint, docs, tests, closing):
     """Everything runs, also what comes after a gate that failed."""
     (tmp_path / ".ci").mkdir()
@@ -110,11 +112,13 @@ CHECKS = ["-m ruff check .", "-m mypy pytorchrl", "-m codespell_lib", "docs/_ext
 def test_lint_runs_all_checks_and_fails_with_any(tmp_path, failing):
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    python.write_text("#!/bin/sh\necho \"$*\"\ncase \"$*\" in " + "".join(f"'{check}') exit 3;; " for check in failing) + "esac\n")
+    python.write_text("#!/bin/sh\necho \"$*\"\ncase \"$*\" in " + "".join(f"'{check}') exit 3;; "
+                                                                          for check in failing) + "esac\n")
     python.chmod(0o755)
     for stamp in (".stamp", ".stamp-dev"):
         (tmp_path / stamp).touch()
-    result = subprocess.run(["make", "--no-print-directory", "lint", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(["make", "--no-print-directory", "lint", f"VENV={tmp_path}"], cwd=ROOT, capture_output=True,
+                            text=True, check=False)
     assert result.stdout.splitlines() == CHECKS
     assert (result.returncode == 0) == (not failing)
 
@@ -149,7 +153,8 @@ def test_what_contributing_and_the_readme_name_is_there():
         text = (ROOT / name).read_text(encoding="utf-8")
         commands = re.findall(r"(?:^ {4}|`)make ([a-z -]+)", text, re.MULTILINE)
         assert {word for command in commands for word in command.split()} <= targets, name
-        for path in re.findall(r"`((?:pytorchrl|tests|docs|examples)/(?!_build)[\w/.]*|[A-Z]+\.md|constraints\.txt|\.ci/run)`", text):
+        for path in re.findall(
+            r"`((?:pytorchrl|tests|docs|examples)/(?!_build)[\w/.]*|[A-Z]+\.md|constraints\.txt|\.ci/run)`", text):
             assert (ROOT / path).exists(), f"{name}: {path}"
     assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 60
 

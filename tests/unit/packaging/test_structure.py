@@ -1,4 +1,5 @@
-"""The structure of the source: circles, sizes, annotations and docstrings. Exceptions are listed; the lists only shrink."""
+"""The structure of the source: circles, sizes, annotations and docstrings. Exceptions are listed; the lists only
+shrink."""
 
 from __future__ import annotations
 
@@ -86,13 +87,16 @@ PACKAGES = {name_of(path) for path in MODULES if path.name == "__init__.py"}
 
 
 def imports_of(tree):
-    """Return the modules of the package that a module imports anywhere, for type checkers only among them; the version is none."""
+    """Return the modules of the package that a module imports anywhere, for type checkers only among them; the version
+    is none."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            full = [f"{node.module}.{alias.name}" for alias in node.names if (node.module, alias.name) != ("pytorchrl", "__version__")]
+            full = [f"{node.module}.{alias.name}" for alias in node.names if (node.module,
+                                                                              alias.name) != ("pytorchrl",
+                                                                                              "__version__")]
             found |= {name if name in NAMES else node.module for name in full}
     return found & NAMES
 
@@ -165,8 +169,10 @@ def test_files_with_long_lines_are_listed_as_long_as_they_have_some():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]
     assert "E501" not in settings["lint"]["ignore"]
     listed = settings["lint"].get("extend-per-file-ignores", {})
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", str(settings["line-length"]), "--select", "E501",
-               "--output-format", "concise", *(folder for folder in FOLDERS_OF_CODE), "setup.py", "--exclude", "docs/_build"]
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", str(settings["line-length"]),
+               "--select", "E501",
+               "--output-format", "concise", *(folder for folder in FOLDERS_OF_CODE), "setup.py", "--exclude",
+               "docs/_build"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert set(listed) == {line.partition(":")[0] for line in result.stdout.splitlines() if " E501 " in line}
 
@@ -213,7 +219,8 @@ def test_constructors_take_no_more_than_ten_parameters():
 
 def test_no_parameter_takes_any_keyword_in_the_scheme():
     """What a keyword means, and of which type it is, is declared where it is used: no `**options: Any`."""
-    found = {f"{name_of(path)}.{node.name}" for path, tree in MODULES.items() if "scheme" in path.parts for node in ast.walk(tree)
+    found = {f"{name_of(path)}.{node.name}" for path,
+             tree in MODULES.items() if "scheme" in path.parts for node in ast.walk(tree)
              if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None
              and (node.args.kwarg.annotation is None or ast.unparse(node.args.kwarg.annotation) in ("Any", "object"))}
     assert found == UNTYPED_KEYWORDS

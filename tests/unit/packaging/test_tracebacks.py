@@ -9,7 +9,19 @@ import typing
 import pytest
 
 import pytorchrl
-from pytorchrl import PPO, A2C, GAEBuffer, Learner, MultiAgentVecEnv, OnPolicyActor, PERBuffer, ReplayBuffer, Scheme, VecEnv, multi_agent
+from pytorchrl import (
+    A2C,
+    PPO,
+    GAEBuffer,
+    Learner,
+    MultiAgentVecEnv,
+    OnPolicyActor,
+    PERBuffer,
+    ReplayBuffer,
+    Scheme,
+    VecEnv,
+    multi_agent,
+)
 from pytorchrl.agent.actors import OffPolicyActor
 from pytorchrl.errors import ConfigError, EnvError
 from pytorchrl.tracebacks import VARIABLE, _users_cause, brief_errors, full_tracebacks
@@ -27,7 +39,8 @@ def frames_of(error):
     """The names of the files and functions that an uncaught error shows, of the error itself and of its causes."""
     shown = []
     while error is not None:
-        shown.append([(frame.filename.split("/")[-1], frame.name) for frame in traceback.extract_tb(error.__traceback__)])
+        shown.append([(frame.filename.split("/")[-1],
+                       frame.name) for frame in traceback.extract_tb(error.__traceback__)])
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return shown
 
@@ -56,7 +69,8 @@ def test_an_environment_variable_shows_all_frames(run_python, tmp_path, monkeypa
 @pytest.fixture(scope="module")
 def agent():
     envs = VecEnv.create_factory("CartPole-v1")
-    return PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(8), envs
+    return PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space,
+                                                              envs.action_space), GAEBuffer.create_factory(8), envs
 
 
 CALLS = {
@@ -95,7 +109,8 @@ def test_public_calls_show_one_frame_of_the_package_and_no_cause(agent, call):
 
 def test_every_public_factory_is_brief():
     factories = {name: getattr(getattr(pytorchrl, name), "create_factory", None) for name in pytorchrl.__all__}
-    found = {name: factory.__func__.__code__ is PPO.create_factory.__func__.__code__ for name, factory in factories.items() if factory}
+    found = {name: factory.__func__.__code__ is PPO.create_factory.__func__.__code__ for name,
+             factory in factories.items() if factory}
     assert found["SAC"]
     assert [name for name, is_brief in found.items() if not is_brief] == []
 

@@ -17,7 +17,8 @@ def draws(costs, operation, worker="GWorker 0", count=4000, seed=0):
 
 
 @pytest.mark.parametrize(("cost", "mean", "low", "high"), [
-    (0.25, 0.25, 0.25, 0.25), (0, 0.0, 0.0, 0.0), (("uniform", 1.0, 3.0), 2.0, 1.0, 3.0), (["exponential", 0.5], 0.5, 0.0, 8.0),
+    (0.25, 0.25, 0.25, 0.25), (0, 0.0, 0.0, 0.0), (("uniform", 1.0, 3.0), 2.0, 1.0, 3.0),
+    (["exponential", 0.5], 0.5, 0.0, 8.0),
     (("lognormal", 2.0, 0.1), 2.01, 1.2, 3.2),
 ])
 def test_distributions(cost, mean, low, high):

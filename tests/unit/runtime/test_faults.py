@@ -76,7 +76,8 @@ def test_a_fault_without_probability_spares_the_next_incarnation():
 
 def test_a_probability_is_that_share_of_visits_and_comes_from_the_seed():
     def numbers(worker="GWorker 0/CWorker 1", **kwargs):
-        return [number for number, *_ in visit("nan grad.* p=0.1; delay col.* 1s p=0.1", worker, "step", 2000, **kwargs)]
+        return [number for number,
+                *_ in visit("nan grad.* p=0.1; delay col.* 1s p=0.1", worker, "step", 2000, **kwargs)]
 
     assert numbers() == numbers()
     assert 150 < len(numbers()) < 250
@@ -91,12 +92,14 @@ def test_a_worker_that_no_fault_names_has_no_points():
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("", "faults is empty"), (" ; ", "faults is empty"), ("kill", "which is not a fault"), ("kill col.1 @ 5", "which is not a fault"),
+    ("", "faults is empty"), (" ; ", "faults is empty"), ("kill", "which is not a fault"),
+    ("kill col.1 @ 5", "which is not a fault"),
     ("kill col.1 at step 5", "which is not a fault"), ("stab col.1", r"action must be one of \['kill'"),
     ("kill worker.1", "target must be col.I"), ("kill col", "target must be"), ("kill grad.1.2", "target must be"),
     ("kill col.1.2.3", "target must be"), ("kill col.1 @ grad 3", r"col has the points \['step'\]"),
     ("kill grad.1 @ step 3", r"grad has the points \['grad', 'update'\]"), ("kill col.1 @ step 0", "counted from 1"),
-    ("delay col.1", "needs its seconds"), ("kill col.1 3s", "kill takes no seconds"), ("nan col.1", "nan makes a gradient non-finite"),
+    ("delay col.1", "needs its seconds"), ("kill col.1 3s", "kill takes no seconds"),
+    ("nan col.1", "nan makes a gradient non-finite"),
     ("kill col.1 p=0", r"p must be in \(0, 1\]"), ("kill col.1 p=1.5", r"p must be in \(0, 1\]"),
 ])
 def test_text_that_is_no_plan(text, message):

@@ -25,11 +25,13 @@ def test_a_recording_gives_each_event_once():
 
 
 @pytest.mark.parametrize("event", [
-    ("ask", 1, 40, 3), ("answer", 2, 40, 3), ("answer", 1, 41, 3), ("answer", 1, 40, 4), ("answer", 1, 40), ("answer", 1, 40, 3, 0)])
+    ("ask", 1, 40, 3), ("answer", 2, 40, 3), ("answer", 1, 41, 3), ("answer", 1, 40, 4), ("answer", 1, 40),
+    ("answer", 1, 40, 3, 0)])
 def test_every_number_of_an_event_is_compared(schedule, event):
     journal = Replaying("GWorker 1", Part([("start", 0), ("answer", 1, 40, 3)], []), schedule)
     journal.note("start", 0)
-    with pytest.raises(ReplayError, match=f"at event 2 of GWorker 1: recorded was answer 1 40 3, now it is {' '.join(map(str, event))}$"):
+    with pytest.raises(ReplayError, match="at event 2 of GWorker 1: recorded was answer 1 40 3, now it is "
+                                          f"{' '.join(map(str, event))}$"):
         journal.note(*event)
 
 

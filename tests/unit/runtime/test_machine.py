@@ -35,7 +35,8 @@ def test_workers_of_all_kinds_count_together(counts, wanted):
         check_machine(requests(*counts), ROOM_FOR_TEN)
     text = str(caught.value)
     assert text.startswith(f"{wanted} asked for, each a process of 180 MB or more, together 2 GB; "
-                           "this machine has 1.8 GB of memory, which holds 10 at most, and 2 CPU cores; use fewer workers")
+                           "this machine has 1.8 GB of memory, which holds 10 at most, and 2 CPU cores; use fewer "
+                           "workers")
     assert "address of a cluster" in text
 
 
@@ -51,18 +52,22 @@ def no_ray(monkeypatch):
 
 def on_policy_agent():
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=1)
-    return PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(8), envs
+    return PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space,
+                                                              envs.action_space), GAEBuffer.create_factory(8), envs
 
 
 def replay_agent():
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=1)
-    return DQN.create_factory(), QActor.create_factory(envs.observation_space, envs.action_space), ReplayBuffer.create_factory(100_000), envs
+    return DQN.create_factory(), QActor.create_factory(envs.observation_space,
+                                                       envs.action_space), ReplayBuffer.create_factory(100_000), envs
 
 
 @pytest.mark.parametrize(("agent", "settings", "wanted"), [
     (on_policy_agent, {"num_col_workers": 500}, "500 collection workers were"),
-    (on_policy_agent, {"num_col_workers": 500, "col_worker_resources": {"num_cpus": 0.001}}, "500 collection workers were"),
-    (on_policy_agent, {"num_col_workers": 4, "num_grad_workers": 3}, "3 gradient workers and 12 collection workers were"),
+    (on_policy_agent, {"num_col_workers": 500, "col_worker_resources": {"num_cpus": 0.001}},
+     "500 collection workers were"),
+    (on_policy_agent, {"num_col_workers": 4, "num_grad_workers": 3},
+     "3 gradient workers and 12 collection workers were"),
     (replay_agent, {"num_col_workers": 6, "num_replay_workers": 6, "col_communication": ASYNC},
      "6 collection workers and 6 replay shards were"),
 ])
@@ -87,7 +92,8 @@ def test_the_memory_check_ignores_workers_that_are_threads(no_ray):
 
 
 def test_the_command_line_refuses_too_many_workers_without_a_traceback(no_ray, capsys, tmp_path):
-    code = main(["train", "ppo", "--env", "CartPole-v1", "--num-col-workers", "500", "--log-dir", str(tmp_path / "run"), "--no-progress"])
+    code = main(["train", "ppo", "--env", "CartPole-v1", "--num-col-workers", "500", "--log-dir", str(tmp_path / "run"),
+                 "--no-progress"])
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, "")
     assert captured.err.startswith("pytorchrl: error: 500 collection workers were asked for")
@@ -101,6 +107,7 @@ def test_the_limit_of_a_container_counts(tmp_path):
     unlimited.write_text("max\n")
     small.write_text("4096000000\n")
     large.write_text(f"{2**62}\n")
-    assert this_machine([]).memory_bytes == this_machine([str(none), str(unlimited), str(large)]).memory_bytes == physical
+    assert this_machine([]).memory_bytes == this_machine([str(none), str(unlimited),
+                                                          str(large)]).memory_bytes == physical
     assert this_machine([str(none), str(small)]).memory_bytes == min(physical, 4_096_000_000)
     assert this_machine().num_cpus == os.cpu_count()

@@ -12,12 +12,15 @@ from pytorchrl.runtime.simulated import SimulatedRuntime
 
 CALLS = {
     "first in, first out": [("put", "a"), ("put", "b"), ("get",), ("get",)],
-    "sizes": [("qsize",), ("empty",), ("full",), ("put", "a"), ("qsize",), ("empty",), ("full",), ("put", "b"), ("qsize",), ("full",)],
+    "sizes": [("qsize",), ("empty",), ("full",), ("put", "a"), ("qsize",), ("empty",), ("full",), ("put", "b"),
+              ("qsize",), ("full",)],
     "put without room": [("put", "a"), ("put", "b"), ("put", "c", False), ("put_nowait", "c"), ("put", "c", True, 0.01),
                          ("put", "c", True, 0), ("get",), ("put", "c", False), ("get",), ("get",)],
-    "get without an item": [("get", False), ("get_nowait",), ("get", True, 0.01), ("get", True, 0.0), ("get", False, 5)],
+    "get without an item": [("get", False), ("get_nowait",), ("get", True, 0.01), ("get", True, 0.0),
+                            ("get", False, 5)],
     "without waiting": [("put_nowait", "a"), ("get_nowait",), ("put_nowait", "b"), ("get", False)],
-    "a timeout of less than 0": [("put", "a", True, -1), ("get", True, -1), ("put", "a", False, -1), ("get", False, -1)],
+    "a timeout of less than 0": [("put", "a", True, -1), ("get", True, -1), ("put", "a", False, -1),
+                                 ("get", False, -1)],
     "tasks": [("put", "a"), ("get",), ("task_done",), ("join",), ("task_done",)],
 }
 

@@ -28,19 +28,21 @@ def test_ray_puts_in_no_handler_of_sigterm_while_it_starts():
 
 @pytest.fixture
 def on():
-    """A function that makes a runtime on a cluster whose nodes have these resources, and all of it free unless said otherwise."""
+    """Return a function that makes a runtime on a cluster with these nodes, all of them free by default."""
     def make(*nodes, spare=None, placement=None):
         runtime = RayRuntime(RayRuntime.Options(placement=placement))
         total = {key: sum(node.get(key, 0.0) for node in nodes) for key in {key for node in nodes for key in node}}
         runtime._ray = SimpleNamespace(
-            nodes=lambda: [{"Alive": True, "Resources": node} for node in nodes] + [{"Alive": False, "Resources": {"CPU": 99.0}}],
+            nodes=lambda: [{"Alive": True,
+                            "Resources": node} for node in nodes] + [{"Alive": False, "Resources": {"CPU": 99.0}}],
             available_resources=lambda: {**total, **(spare or {})})
         return runtime
     return make
 
 
 def node(cpus, gpus=0.0, **more):
-    return {"CPU": cpus, "memory": 64.0 * 2**30, "object_store_memory": 2.0**30, **({"GPU": gpus} if gpus else {}), **more}
+    return {"CPU": cpus, "memory": 64.0 * 2**30, "object_store_memory": 2.0**30, **({"GPU": gpus} if gpus else {}),
+            **more}
 
 
 def cpus_of(runtime, count):
@@ -71,7 +73,7 @@ def test_the_default_shrinks_to_what_others_leave(on):
 
 
 def test_the_memory_of_a_head_without_cpus_is_no_room_for_workers(on):
-    """Six of them have to fit on one of the two nodes that can have any, by memory too, of which one has a little more."""
+    """Of the two nodes with CPUs, one has a little more memory; six workers have to fit on the other."""
     small = 24.0 * 2**30
     runtime = on({"memory": small}, node(4.0, memory=small), node(4.0, memory=1.01 * small))
     [fitted] = runtime.fit_resources([("collection workers", 6, CPU_RESOURCES)])
@@ -85,7 +87,7 @@ def test_the_only_gpu_is_shared_though_its_node_may_be_lost(on):
 
 
 def test_only_who_asks_for_gpus_shares_them(on):
-    """Eight collection workers on the CPU leave both GPUs to the gradient workers, and are not held to the node that has them."""
+    """Eight collection workers on the CPU leave both GPUs to the gradient workers, and may run on any node."""
     runtime = on(node(8.0, 2.0), node(8.0))
     grad, col, _ = runtime.fit_resources(requests(DEFAULT_RESOURCES, CPU_RESOURCES, num_groups=20, per_group=4))
     assert grad["num_gpus"] == 0.1
@@ -98,22 +100,26 @@ def test_only_who_asks_for_gpus_shares_them(on):
     (0.0, None, "the cluster has 0, of which 0 free"), (1.0, {"GPU": 0.0}, "the cluster has 1, of which 0 free")])
 def test_who_computes_on_a_gpu_is_refused_where_there_is_none(on, gpus, spare, present):
     runtime = on(node(8.0, gpus), spare=spare)
-    with pytest.raises(InsufficientResourcesError, match=f"2 gradient workers each need a share of a GPU, but {present}"):
+    with pytest.raises(InsufficientResourcesError,
+                       match=f"2 gradient workers each need a share of a GPU, but {present}"):
         runtime.fit_resources(requests(DEFAULT_RESOURCES, CPU_RESOURCES))
-    runtime.fit_resources([("gradient workers", 0, DEFAULT_RESOURCES), ("collection workers", 2, CPU_RESOURCES)])  # nobody does
+    # nobody does
+    runtime.fit_resources([("gradient workers", 0, DEFAULT_RESOURCES), ("collection workers", 2, CPU_RESOURCES)])
 
 
 def test_a_machine_without_a_gpu_is_known_before_ray_is_started(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr(RayRuntime, "_starts_a_local_ray", lambda self: True)
-    with pytest.raises(InsufficientResourcesError, match=r"6 collection workers each need a share of a GPU.*this machine has none"):
+    with pytest.raises(InsufficientResourcesError,
+                       match=r"6 collection workers each need a share of a GPU.*this machine has none"):
         RayRuntime().fit_resources(requests(CPU_RESOURCES, DEFAULT_RESOURCES))
 
 
 @pytest.mark.parametrize(("actor", "given", "seen", "visible", "own"), [
     (None, [], 4, None, None),  # the driver has what torch sees
-    ("ab", [], 0, "", []), ("ab", [3], 1, "3", [0]), ("ab", ["GPU-7"], 1, "GPU-7", [0]), ("ab", [1, 0], 2, "1,0", [0, 1]),
+    ("ab", [], 0, "", []), ("ab", [3], 1, "3", [0]), ("ab", ["GPU-7"], 1, "GPU-7", [0]),
+    ("ab", [1, 0], 2, "1,0", [0, 1]),
     ("ab", [0], 0, "0", []),  # a torch without CUDA
     ("ab", [], 8, None, []), ("ab", [3, 2], 8, None, [2, 3]), ("ab", ["5"], 2, "4,5", [1]),  # where Ray hides none
 ])
@@ -138,7 +144,8 @@ def test_what_was_asked_for_does_not_shrink(on):
     runtime = on(node(4.0, simulator=2.0), node(4.0))
     asked = {"num_cpus": 2, "simulator": 1}
     assert runtime.fit_resources([("collection workers", 2, asked)]) == [asked]
-    with pytest.raises(InsufficientResourcesError, match="5 collection workers ask for num_cpus=2 each, 10 together; the largest"):
+    with pytest.raises(InsufficientResourcesError,
+                       match="5 collection workers ask for num_cpus=2 each, 10 together; the largest"):
         runtime.fit_resources([("collection workers", 5, {"num_cpus": 2})])
 
 
@@ -161,7 +168,8 @@ def requests(grad, col, num_groups=2, per_group=3, shards=None):
 
 def test_a_group_has_what_its_workers_ask_for_together(on):
     runtime = on(node(8.0, 1.0), node(8.0, 1.0), placement="colocate")
-    runtime.fit_resources(requests({"num_cpus": 2, "num_gpus": 0.5, "object_store_memory": 1}, {"num_cpus": 1}, shards={"num_cpus": 0.5}))
+    runtime.fit_resources(requests({"num_cpus": 2, "num_gpus": 0.5, "object_store_memory": 1}, {"num_cpus": 1},
+                                   shards={"num_cpus": 0.5}))
     assert runtime._bundle == {"CPU": 2 + 3 * 1 + 2 * 0.5, "GPU": 0.5}
 
 
@@ -244,14 +252,16 @@ def test_gradient_workers_are_colocated_with_their_own(with_groups):
     for name in ("GWorker 1", "GWorker 2", "GWorker 1", "Evaluator"):
         start(runtime, name, num_cpus=1)
     assert made == [([{"CPU": 4.0}], "STRICT_PACK")] * 2
-    assert [chosen["scheduling_strategy"] for chosen in actors] == [1, 2, 1, "SPREAD"]  # a replacement goes where it was
+    # a replacement goes where it was
+    assert [chosen["scheduling_strategy"] for chosen in actors] == [1, 2, 1, "SPREAD"]
 
 
 def test_workers_below_go_into_the_group_of_their_parent(with_groups):
     runtime, _, actors = with_groups(inside=FakeGroup(number=7), placement="colocate")
     start(runtime, "GWorker 2/CWorker 1", num_cpus=1)
     assert actors[0]["scheduling_strategy"] == 7
-    assert pickle.loads(pickle.dumps(RayRuntime(RayRuntime.Options(placement="colocate")))).options.placement == "colocate"
+    assert pickle.loads(
+        pickle.dumps(RayRuntime(RayRuntime.Options(placement="colocate")))).options.placement == "colocate"
 
 
 def test_without_placement_workers_are_spread_also_where_the_driver_is_in_a_group(with_groups):
@@ -278,7 +288,8 @@ def test_a_gradient_worker_lacks_room_for_its_whole_group(with_groups):
     runtime, *_ = with_groups(placement="colocate")
     runtime._bundle = {"CPU": 4.0}
     handle = start(runtime, "GWorker 1", num_cpus=1)
-    runtime._ray._private = SimpleNamespace(state=SimpleNamespace(available_resources_per_node=lambda: {1: {"CPU": 3.0}}))
+    runtime._ray._private = SimpleNamespace(
+        state=SimpleNamespace(available_resources_per_node=lambda: {1: {"CPU": 3.0}}))
     assert runtime.lacks_room(handle) == "it asks for CPU=4, and the 1 nodes have CPU=3 free"
     runtime._groups["GWorker 1"].is_placed = True  # what it has is no more free
     assert runtime.lacks_room(handle) == ""
@@ -321,7 +332,8 @@ class Arriving:
 @pytest.mark.parametrize(("counts", "told"), [
     ((1, 3, 4), ["started 0 of 4 collection workers ...", "started 1 of 4 collection workers ...",
                  "started 3 of 4 collection workers ...", "started 4 of 4 collection workers"]),
-    ((2, 2), ["started 0 of 4 collection workers ...", "started 2 of 4 collection workers ..."]),  # the others take too long
+    # the others take too long
+    ((2, 2), ["started 0 of 4 collection workers ...", "started 2 of 4 collection workers ..."]),
 ], ids=str)
 def test_workers_are_announced_as_they_come_up(counts, told):
     runtime, said = RayRuntime(), []

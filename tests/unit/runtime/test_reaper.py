@@ -64,7 +64,8 @@ def directory(tmp_path):
 
 @pytest.mark.parametrize("end", ["kill", "close"])
 def test_what_ray_leaves_is_ended_and_removed_and_nothing_else(start_python, directory, end):
-    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(directory)], start_new_session=True)
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(directory)],
+                                 start_new_session=True)
     try:
         driver = start_python("-c", DRIVER, str(directory), end, FOLDER)
         reaper, *left = map(int, driver.stdout.readline().split())

@@ -1,4 +1,4 @@
-"""Workers of the simulated runtime by themselves: what ends with whom, and what reaches a worker that is not built yet."""
+"""Workers of the simulated runtime: which end with which, and signals to a worker that is not built yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ class Parent:
     """A worker that starts another worker."""
 
     def __init__(self, runtime, generations):
-        self.child = runtime.start_actor(Parent, {"runtime": runtime, "generations": generations - 1}, name=f"child {generations}",
+        self.child = runtime.start_actor(Parent, {"runtime": runtime, "generations": generations - 1},
+                                         name=f"child {generations}",
                                          resources={}) if generations else None
 
     def ready(self):

@@ -175,7 +175,8 @@ def test_make_runtime():
 
 
 def test_a_runtime_has_the_options_that_it_was_made_with():
-    settings = {"schedule_seed": 3, "costs": {"step": 1.0}, "faults": "delay col.1 2s p=0.5", "address": "a:1", "placement": "colocate"}
+    settings = {"schedule_seed": 3, "costs": {"step": 1.0}, "faults": "delay col.1 2s p=0.5", "address": "a:1",
+                "placement": "colocate"}
     for name, kind in RUNTIMES.items():
         runtime = make_runtime(options_of_runtime(name, settings), seed=5, is_recording=True)
         assert type(runtime) is kind
@@ -189,10 +190,13 @@ def test_a_runtime_has_the_options_that_it_was_made_with():
 
 @pytest.mark.parametrize(("name", "settings", "message"), [
     ("threads", {"faults": "kill col.1"}, "a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
-    ("threads", {"faults": "stab col.1"}, "the action must be one of"), ("ray", {"faults": 3}, "faults must be a text or None, got 3"),
-    ("ray", {"placement": "spread"}, "placement must be one of .*'colocate'.*, got 'spread'"), ("ray", {"address": 1}, "address must be"),
+    ("threads", {"faults": "stab col.1"}, "the action must be one of"),
+    ("ray", {"faults": 3}, "faults must be a text or None, got 3"),
+    ("ray", {"placement": "spread"}, "placement must be one of .*'colocate'.*, got 'spread'"),
+    ("ray", {"address": 1}, "address must be"),
     ("simulated", {"costs": {"sleep": 1}}, "costs has 'sleep'"), ("simulated", {"costs": 3}, "costs must be"),
-    ("simulated", {"schedule_seed": -1}, "schedule_seed must be .*0"), ("simulated", {"schedule_seed": 2**63}, "schedule_seed must be"),
+    ("simulated", {"schedule_seed": -1}, "schedule_seed must be .*0"),
+    ("simulated", {"schedule_seed": 2**63}, "schedule_seed must be"),
 ])
 def test_wrong_options_are_refused_before_a_runtime_is_made(name, settings, message):
     with pytest.raises(ConfigError, match=message):
@@ -218,7 +222,8 @@ def test_a_handle_says_its_name(runtime):
 def test_a_ray_runtime_crosses_processes_empty():
     from pytorchrl.runtime.ray_runtime import RayRuntime
 
-    runtime = RayRuntime(RayRuntime.Options(address="somewhere:1", placement="colocate", faults="kill col.1"), seed=3, is_recording=True)
+    runtime = RayRuntime(RayRuntime.Options(address="somewhere:1", placement="colocate", faults="kill col.1"), seed=3,
+                         is_recording=True)
     again = pickle.loads(pickle.dumps(runtime))
     assert type(again) is RayRuntime
     assert again.options == RayRuntime.Options(placement="colocate", faults="kill col.1")

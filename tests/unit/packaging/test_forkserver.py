@@ -1,0 +1,50 @@
+"""Scripts in forks behave as scripts in fresh processes."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+SCRIPT = """
+import os, sys, threading
+from pathlib import Path
+import helper
+is_here = os.getcwd() == os.path.dirname(os.path.abspath(__file__))
+print(__name__, sys.argv[1:], is_here, helper.VALUE, "pytorchrl" in sys.modules)
+print(sys.stdin.read() == "", threading.active_count(), os.environ["OMP_NUM_THREADS"])
+helper.VALUE = os.environ["OMP_NUM_THREADS"] = "changed"
+import atexit
+atexit.register(lambda: print("at the end"))
+if len(sys.argv) > 1:
+    sys.exit(int(sys.argv[1]))
+raise ValueError("no argument")
+"""
+
+
+def test_scripts_in_forks_have_their_own_folder_arguments_output_and_end(run_forked, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text("VALUE = 3\n")
+    for _ in range(2):  # nothing is left of the first
+        result = run_forked(tmp_path / "script.py", 5)
+        assert result.returncode == 5
+        assert result.stdout.splitlines() == ["__main__ ['5'] True 3 True", "True 1 1", "at the end"]
+        assert result.stderr == ""
+    result = run_forked(tmp_path / "script.py")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == "ValueError: no argument"
+
+
+def test_modules_run_as_with_m(run_forked):
+    result = run_forked("-m", "pytorchrl", "--version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("pytorchrl ")
+    assert run_forked("-m", "pytorchrl", "nonsense").returncode == 2
+
+
+def test_a_script_without_end_is_killed(run_forked, tmp_path):
+    (tmp_path / "script.py").write_text("import time\ntime.sleep(600)\n")
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_forked(tmp_path / "script.py", timeout=1)
+    (tmp_path / "script.py").write_text("print('the next one runs')\n")
+    assert run_forked(tmp_path / "script.py", timeout=120).stdout == "the next one runs\n"
