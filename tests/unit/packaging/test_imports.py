@@ -13,7 +13,8 @@ import pytorchrl
 PACKAGE = Path(pytorchrl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# What every layer may import. Every owner declares its options, so the module that declares options belongs to no layer.
+# What every layer may import. Every owner declares its options, so the module that declares options belongs to no
+# layer.
 EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation", "worker_names")
 # What each layer may import of the package: itself, what is written here, and what every layer may.
 ALLOWED = {
@@ -32,8 +33,10 @@ ALLOWED = {
     "package": {"learner", "scheme", "agent"},
 }
 # Modules beside learner.py that belong to its layer, and may use ready-made environments.
-LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "scheme_options", "recipes",
-                 "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files", "measurements"}
+LEARNER_LAYER = {"learner", "checkpoints", "interrupts", "reporting", "run_directory", "composition", "scheme_options",
+                 "recipes",
+                 "training", "presets", "video", "plotting", "profiling", "targets", "evaluations", "run_files",
+                 "measurements"}
 
 
 def layer_of(module):
@@ -112,7 +115,8 @@ def test_importing_everything_is_cheap_and_loads_nothing_optional(run_python):
         "for name in pytorchrl.__all__: getattr(pytorchrl, name)\n"
         "ratio = (time.perf_counter() - start) / torch_s\n"
         "import pytorchrl.cli.train\n"
-        "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool', 'pettingzoo')\n"
+        "names = ('ray', 'matplotlib', 'tensorboard', 'rich', 'scipy', 'moviepy', 'ale_py', 'mujoco', 'envpool', "
+        "'pettingzoo')\n"
         "print(ratio, [name for name in names if name in sys.modules])\n")
     ratios = []
     for _ in range(3):  # one slow read from the disk is not the package's fault

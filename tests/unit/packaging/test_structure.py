@@ -20,7 +20,6 @@ FOLDERS_OF_CODE = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
 LONGEST_FILE = 450
 # Exceptions, from before the rule.
 LONG_FILES = {
-    "pytorchrl/agent/multi/env.py",
     "pytorchrl/runtime/ray_runtime.py",
     "pytorchrl/scheme/collection/strategies.py",
     "pytorchrl/scheme/gradients/g_worker.py",
@@ -31,11 +30,11 @@ LONG_FILES = {
     "tests/unit/agent/env/test_restarts.py",
     "tests/unit/agent/env/test_vec_env.py",
     "tests/unit/learner/test_learner.py",
+    "tests/unit/scheme/recording/test_record.py",
     "tests/unit/scheme/test_checkpoint.py",
     "tests/unit/scheme/test_microbatching.py",
     "tests/unit/scheme/test_options.py",
     "tests/unit/scheme/test_peer_defects.py",
-    "tests/unit/scheme/recording/test_record.py",
 }
 CIRCLES = [
     ["pytorchrl.scheme.gradients.g_worker", "pytorchrl.scheme.gradients.saved"],
@@ -71,9 +70,9 @@ UNTYPED_KEYWORDS = {
     "pytorchrl.scheme.replay.rollouts.__init__",
 }
 # Each use of `Any` in an annotation; of these at most a third of the 1,271 is to be left.
-MOST_ANY = 928
+MOST_ANY = 656
 # Docstrings that open with What, Whose, Who, Those or How; none is to be left.
-MOST_HEADLESS_DOCSTRINGS = 109
+MOST_HEADLESS_DOCSTRINGS = 45
 
 
 def name_of(path):
