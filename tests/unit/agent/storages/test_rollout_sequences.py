@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.storages import RolloutSequenceBuffer
 from pytorchrl.errors import ConfigError
 
@@ -221,3 +222,20 @@ def test_states_count_as_memory(build, make_collector):
     storage, collector = build(100), make_collector(num_envs=2, num_steps=5, state_size=STATE)
     storage.insert_data_slice([collector.collect()])
     assert storage.num_bytes == storage.ring.num_bytes + 2 * STATE * 4
+
+
+def test_targets_end_with_an_episode_whose_last_observation_is_not_reported(build):
+    """The next row is then the first step of another episode, and no row without a step lies between."""
+    count = 5
+    flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731
+    done = torch.zeros(count + 1, 1, dtype=torch.bool)
+    done[[0, 2]] = True
+    storage = build(n_step=3)
+    storage.insert_data_slice([RolloutData(
+        obs={"obs": torch.arange(count + 1.0).reshape(-1, 1, 1)}, done=done, rhs={"q": torch.zeros(count + 1, 1, STATE)},
+        mask=None, action=torch.zeros(count, 1, dtype=torch.int64), reward=torch.ones(count, 1), terminated=flags([1]),
+        truncated=flags([]), valid=flags(range(count)), final_index=torch.zeros((0, 2), dtype=torch.int64), final_obs={})])
+    batch = storage.sample(1)
+    three, two = 1 + GAMMA + GAMMA**2, 1 + GAMMA
+    assert batch.ret[:, 0].tolist() == pytest.approx([two, 1, three, two, 1])
+    assert batch.discount[:, 0].tolist() == pytest.approx([0, 0, GAMMA**3, GAMMA**2, GAMMA])
