@@ -1,14 +1,14 @@
-"""An agent that does no work: its steps and its weights are numbers, so that a scheme can be watched and counted.
+"""An agent without computation: its steps and weights are numbers, so that a scheme can be observed and counted.
 
-With the costs of real work in the simulated runtime it tells how a scheme of any size would behave. Every env step has
-a number of its own, and the only parameter is the number of updates that made it.
+With the costs of real work in the simulated runtime, it predicts the behaviour of a scheme of any size. Every env step
+has a unique number, and the only parameter is the number of updates.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm, copy_tensors
-from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, RolloutData, Step
+from pytorchrl.agent.data import ActingStep, Arrays, Batch, BatchStorage, DataKind, RolloutData, State, Step
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.agent.options import Factory, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
@@ -29,7 +29,7 @@ _NONE = torch.zeros(0)
 
 
 class SyntheticEnvs(VecEnv):
-    """Steps of one environment, whose reward is the number of the step: who made it, and how many it had made."""
+    """Environments that never end; the reward of a step is its unique number, from the worker and a count of steps."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -37,9 +37,9 @@ class SyntheticEnvs(VecEnv):
 
         vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
 
-    def __init__(self, options: Any, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train",
+    def __init__(self, options: Options, *, index_grad_worker: int = 0, index_col_worker: int = 0, mode: str = "train",
                  seed: int | None = None, num_threads: int = 1, incarnation: int = 0) -> None:
-        self.observation_space: dict[str, gym.Space[Any]] = {}
+        self.observation_space: dict[str, gym.Space[object]] = {}
         self.action_space = gym.spaces.Discrete(1)
         self._num_envs = options.vec_env_size
         self._first = ((index_grad_worker << 12 | index_col_worker) << 12 | incarnation) << 28
@@ -47,21 +47,21 @@ class SyntheticEnvs(VecEnv):
 
     @classmethod
     def create_factory(cls, vec_env_size: int = 1) -> EnvFactory:  # type: ignore[override] # no environment to name
-        """A factory of vectors of `vec_env_size` environments."""
+        """Return a factory of vectors of `vec_env_size` environments."""
         return EnvFactory(cls, build_options(cls, {"vec_env_size": vec_env_size}), observation_space={},
                           action_space=gym.spaces.Discrete(1))
 
     @property
     def num_restarts(self) -> int:
-        """None: these never raise."""
+        """Number of restarts, which is 0."""
         return 0
 
     def reset(self) -> tuple[Arrays, None]:
-        """Nothing to see."""
+        """Return no observations."""
         return {}, None
 
     def step(self, action: np.ndarray) -> Step:
-        """E steps, numbered; episodes never end."""
+        """Return E numbered steps; episodes never end."""
         numbers = self._first + self._num_steps + np.arange(self._num_envs)
         self._num_steps += self._num_envs
         no = np.zeros(self._num_envs, bool)
@@ -70,33 +70,33 @@ class SyntheticEnvs(VecEnv):
             final_index=np.zeros(0, np.int64), final_obs={}, mask=None, episodes=[])
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class SyntheticActor(nn.Module):
-    """A policy with nothing to decide."""
+    """A policy without parameters and decisions."""
 
     is_recurrent = False
     reward_moments = None
 
     @classmethod
     def create_factory(cls) -> Factory[SyntheticActor]:
-        """A factory of this actor."""
+        """Return a factory of this actor."""
         return Factory(cls, BaseOptions())
 
-    def __init__(self, options: Any, *, device: str = "cpu", seed: int = 0) -> None:
+    def __init__(self, options: BaseOptions, *, device: str = "cpu", seed: int = 0) -> None:
         super().__init__()
 
-    def moments_of(self, rollout: RolloutData, returns: Tensor | None = None) -> dict[str, Any]:
-        """It has no normaliser."""
+    def moments_of(self, rollout: RolloutData, returns: Tensor | None = None) -> dict[str, object]:
+        """Do nothing: there is no normaliser."""
         return {}
 
-    def merge_moments(self, moments: Mapping[str, Any]) -> None:
-        """It has no normaliser."""
+    def merge_moments(self, moments: Mapping[str, object]) -> None:
+        """Do nothing: there is no normaliser."""
 
 
 class SyntheticAlgorithm(Algorithm):
-    """Its parameter is the number of updates made; a gradient is 1, and an update adds the gradient."""
+    """An algorithm whose parameter is the number of updates: a gradient is 1, and an update adds the gradient."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -110,7 +110,7 @@ class SyntheticAlgorithm(Algorithm):
     advantage_normalization = "none"
     gamma = 1.0
 
-    def __init__(self, options: Any, *, actor: SyntheticActor, seed: int, device: str = "cpu") -> None:
+    def __init__(self, options: Options, *, actor: SyntheticActor, seed: int, device: str = "cpu") -> None:
         self.options, self.actor, self.device = options, actor, torch.device(device)
         self.learns_from = options.learns_from
         self.num_epochs, self.num_mini_batch = options.num_epochs, options.num_mini_batch
@@ -118,39 +118,39 @@ class SyntheticAlgorithm(Algorithm):
         self.count = torch.zeros(1, dtype=torch.float64)
 
     def acting_state(self) -> dict[str, Tensor]:
-        """The number of updates."""
+        """Return the number of updates."""
         return {"count": self.count.clone()}
 
     def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Take over a number of updates."""
+        """Load a number of updates."""
         copy_tensors({"count": self.count}, state, "acting state")
 
     def learning_state(self) -> dict[str, Tensor]:
-        """Nothing else."""
+        """Return nothing further."""
         return {}
 
     def reseed(self, seed: int) -> None:
-        """Nothing is drawn."""
+        """Do nothing: there are no random draws."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """The number of updates."""
+    def state_dict(self) -> State:
+        """Return the number of updates."""
         return self.acting_state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a number of updates."""
+        """Load a number of updates."""
         self.load_acting_state(state)
 
     def acting_step(self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False,
                     mask: np.ndarray | None = None) -> ActingStep:
-        """Nothing to decide."""
+        """Return the action 0 for each environment."""
         action = np.zeros(len(done), np.int64)
         return ActingStep(action, action, {}, {})
 
     def finish_rollout(self, rollout: RolloutData) -> None:
-        """Nothing to add."""
+        """Add nothing."""
 
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
-        """Every step once a pass."""
+        """Draw every step once per pass."""
         return storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
@@ -160,7 +160,7 @@ class SyntheticAlgorithm(Algorithm):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """One."""
+        """Number of parameters of each gradient."""
         return [1]
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
@@ -178,7 +178,7 @@ class SyntheticAlgorithm(Algorithm):
 
 
 class SyntheticStorage(Storage):
-    """Keeps the numbers of env steps, and hands them on.
+    """Storage of the numbers of env steps.
 
     Attributes:
         inserted: Numbers of all steps that a learner was given, in order, one array a rollout.
@@ -191,7 +191,8 @@ class SyntheticStorage(Storage):
         size: int = option(help="Steps of each environment in a rollout.", low=1)
         gives: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS  # not of the class, so that nobody is advised to take it
 
-    def __init__(self, options: Any, *, device: str, actor: Any, algorithm: Any, num_envs: int, seed: int) -> None:
+    def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
+                 seed: int) -> None:
         self.options, self.gives = options, options.gives
         self.generator = torch.Generator().manual_seed(seed % 2**63)
         self._done = np.zeros(num_envs, bool)
@@ -201,7 +202,7 @@ class SyntheticStorage(Storage):
 
     @property
     def num_steps(self) -> int:
-        """Steps of each environment that it holds."""
+        """Stored steps of each environment."""
         return len(self._rows)
 
     @property
@@ -216,18 +217,18 @@ class SyntheticStorage(Storage):
         return size
 
     def start(self, obs: Arrays, mask: np.ndarray | None = None) -> None:
-        """There are no observations."""
+        """Ignore the observations."""
 
     def current(self) -> ActingRow:
-        """Nothing but the number of environments."""
+        """Return no observations, for E environments."""
         return {}, {}, self._done, None
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
-        """Keep the step's number."""
+        """Store the number of the step."""
         self._rows.append(step.reward)
 
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
-        """The numbers as rewards, (T, E) int64."""
+        """Return the numbers as rewards, (T, E) int64."""
         rows, self._rows = self._rows, []
         numbers = torch.from_numpy(np.array(rows, np.int64).reshape(len(rows), len(self._done)))
         no = torch.zeros(numbers.shape, dtype=torch.bool)
@@ -236,17 +237,17 @@ class SyntheticStorage(Storage):
             final_index=torch.zeros((0, 2), dtype=torch.int64), final_obs={})
 
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
-        """Take steps to learn from."""
+        """Receive steps to learn from."""
         parts = [np.asarray(rollout.reward).reshape(-1) for rollout in rollouts]
         self.inserted += parts
         self._drawn_from = np.concatenate(parts)
 
     def before_gradients(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int | None = None,
                          num_epochs: int = 1) -> Iterator[Batch]:
-        """Equal parts, in order, every pass."""
+        """Yield equal minibatches in order, in every pass."""
         parts = np.array_split(self._drawn_from, min(num_mini_batch, len(self._drawn_from)))
         for number in range(num_epochs):
             for index, part in enumerate(parts):
@@ -257,52 +258,52 @@ class SyntheticStorage(Storage):
                     last=number == num_epochs - 1 and index == len(parts) - 1)
 
     def after_gradients(self, batch: Batch, info: Mapping[str, object]) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def advantage_moments(self) -> tuple[float, float, float]:
-        """There are no advantages."""
+        """Return the moments of no advantages."""
         return (0.0, 0.0, 0.0)
 
     def reset(self) -> None:
-        """Forget what is held."""
+        """Discard the stored steps."""
         self._rows = []
 
     @property
     def counters(self) -> dict[str, int]:
-        """Steps inserted so far."""
+        """Numbers of steps inserted so far and resident now."""
         return {"inserted": sum(map(len, self.inserted)), "resident": len(self._drawn_from), "sampled": 0}
 
 
 @dataclass(slots=True)
 class SyntheticReplayBatch(Batch):
-    """Numbers of steps drawn from replay, as actions."""
+    """Batch of replay, whose actions are the numbers of steps."""
 
     ids: Tensor = _NONE
-    """(B,) int64: how many steps had come before each."""
+    """(B,) int64, number of steps inserted before each."""
 
 
 class SyntheticReplay(SyntheticStorage):
-    """Keeps the numbers of the newest steps, and hands out batches of them once there are enough."""
+    """Replay of the numbers of the newest steps, from which batches are drawn once there are enough."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SyntheticStorage.Options):
         """Settings; `size` is that of the replay."""
 
         rollout_size: int = option(4, help="Steps of each environment in a rollout.", low=1)
-        learning_starts: int = option(0, help="Steps that must have come before any is handed out.", low=0)
+        learning_starts: int = option(0, help="Steps that must be inserted before the first draw.", low=0)
         gives: ClassVar[DataKind] = DataKind.TRANSITIONS
 
-    def __init__(self, options: Any, **context: Any) -> None:
+    def __init__(self, options: Options, **context: Any) -> None:
         super().__init__(options, **context)
         self.told: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def state_dict(self) -> dict[str, Any]:
-        """All numbers that it was given, and those that it draws from."""
+    def state_dict(self) -> State:
+        """Return all inserted numbers, and those that can be drawn."""
         return {**super().state_dict(), "inserted": [torch.from_numpy(part) for part in self.inserted],
                 "drawn_from": torch.from_numpy(self._drawn_from)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with those of another."""
+    def load_state_dict(self, state: State) -> None:
+        """Continue from `state_dict()`."""
         super().load_state_dict(state)
         self.inserted = [part.numpy() for part in state["inserted"]]
         self._drawn_from = state["drawn_from"].numpy()
@@ -313,8 +314,8 @@ class SyntheticReplay(SyntheticStorage):
         size: int = self.options.rollout_size
         return size
 
-    def insert_data_slice(self, rollouts: list[RolloutData], sources: Any = None) -> None:
-        """Append steps; the oldest give way."""
+    def insert_data_slice(self, rollouts: list[RolloutData], sources: Sequence[Hashable] | None = None) -> None:
+        """Append steps; evict the oldest if there is no room."""
         kept = self._drawn_from
         super().insert_data_slice(rollouts)
         self._drawn_from = np.concatenate([kept, self._drawn_from])[-self.options.size:]
@@ -340,7 +341,7 @@ class SyntheticReplay(SyntheticStorage):
 
     @property
     def num_rows_added(self) -> int:
-        """Steps that came so far."""
+        """Number of steps inserted so far."""
         return self.counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
@@ -349,43 +350,43 @@ class SyntheticReplay(SyntheticStorage):
 
     @property
     def mass(self) -> float:
-        """Every step is as likely as another."""
+        """Number of steps, which are drawn uniformly."""
         return float(len(self._drawn_from))
 
     @property
     def num_items(self) -> int:
-        """Steps that it holds."""
+        """Number of stored steps."""
         return len(self._drawn_from)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of their numbers."""
+        """Memory of the numbers in bytes."""
         return self._drawn_from.nbytes
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Keep them, for tests to look at."""
+        """Record ids and errors for tests."""
         self.told.append((ids, errors))
 
     @property
     def counters(self) -> dict[str, int]:
-        """Steps inserted so far, held now, given up."""
+        """Numbers of steps inserted so far, resident now and evicted."""
         found = super().counters
         return {**found, "evicted": found["inserted"] - found["resident"]}
 
 
 def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_mini_batch: int = 1,
-                    capacity: int | None = None, learning_starts: int = 0) -> Iterable[Any]:
-    """Factories of algorithm, actor, storage and environments, in the order in which `Scheme` takes them.
+                    capacity: int | None = None, learning_starts: int = 0) -> Iterable[Factory[object]]:
+    """Return factories of algorithm, actor, storage and environments, in the order of `Scheme`'s arguments.
 
     Args:
         size: Steps of each environment in a rollout.
         num_envs: Environments of a worker.
         num_epochs: Passes over each rollout.
         num_mini_batch: Parts of a pass.
-        capacity: Steps that a replay keeps; None for a storage that keeps none.
-        learning_starts: Steps that a replay must have been given before it hands out any.
+        capacity: Capacity of a replay in steps; None for a storage of rollouts.
+        learning_starts: Steps that must be inserted into a replay before the first draw.
     """
-    storage: Factory[Any] = SyntheticStorage.create_factory(size)
+    storage: Factory[SyntheticStorage] = SyntheticStorage.create_factory(size)
     if capacity is not None:
         storage = SyntheticReplay.create_factory(capacity, rollout_size=size, learning_starts=learning_starts)
     algorithm = SyntheticAlgorithm.create_factory(
