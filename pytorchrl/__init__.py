@@ -1,13 +1,13 @@
-"""Deep reinforcement learning: an agent of four parts, and a scheme that says where each operation runs.
+"""Deep reinforcement learning: an agent of four parts, and a scheme that decides where each operation runs.
 
-Importing it starts nothing. The public names are loaded on first use, so that the command line can answer, and
-catch a Ctrl-C, before torch is there.
+Importing the package starts nothing. Public names are loaded on first use, so that the command line can answer, and
+catch a Ctrl-C, before torch is imported.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -40,7 +40,8 @@ _HOMES = {
     "pytorchrl.agent.options": ("Factory",),
     "pytorchrl.agent.schedules": ("Schedule", "cosine", "exponential", "linear", "piecewise"),
     "pytorchrl.agent.storages": (
-        "GAEBuffer", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "VTraceBuffer", "VanillaOnPolicyBuffer"),
+        "GAEBuffer", "PERBuffer", "ReplayBuffer", "RolloutSequenceBuffer", "SequenceBuffer", "VTraceBuffer",
+        "VanillaOnPolicyBuffer"),
     "pytorchrl.errors": ("ConfigError", "PyTorchRLError"),
     "pytorchrl.learner": ("Learner",),
     "pytorchrl.scheme": ("ASYNC", "CENTRAL", "PARALLEL", "SYNC", "Scheme"),
@@ -49,15 +50,16 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 - sorted without regard to case, as a reader looks them up
-    "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DQN", "exponential", "Factory", "GAEBuffer",
-    "IMPALA", "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor", "OnPolicyActor", "PARALLEL",
-    "PERBuffer", "piecewise", "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer", "RolloutSequenceBuffer", "SAC", "Schedule",
-    "Scheme", "SequenceBuffer", "SYNC", "TD3", "train", "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
+    "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DQN", "exponential", "Factory",
+    "GAEBuffer", "IMPALA", "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor", "OnPolicyActor",
+    "PARALLEL", "PERBuffer", "piecewise", "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer", "RolloutSequenceBuffer",
+    "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3", "train", "TrainedAgent", "VanillaOnPolicyBuffer", "VecEnv",
+    "VTraceBuffer",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name from its home and keep it here."""
+def __getattr__(name: str) -> object:
+    """Load a public name from its module and keep it here."""
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'pytorchrl' has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: files in `checkpoints/` of its directory, each of them whole or not there.
+"""Write and read the checkpoints of a run: files in `checkpoints/` of its directory, each complete or absent.
 
 step-000000123456.pt    a dictionary of plain values and tensors, named by env steps
 
-Nothing in such a file is executed when it is read, and one that was damaged is found out: every part has a checksum.
+Reading a file executes nothing in it, and detects damage by the checksums of its parts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -20,28 +20,28 @@ from pytorchrl.errors import CheckpointError
 from pytorchrl.run_directory import put_in_place
 from pytorchrl.terminal import get_logger
 
-# One more than is needed, for the newest may be damaged.
+# One more than needed, because the newest may be damaged.
 _KEPT = 2
 _NAME = re.compile(r"step-(\d{12,})\.pt")
 
 logger = get_logger(__name__)
 
 
-def write(directory: Path, env_steps: int, checkpoint: Mapping[str, Any]) -> int:
-    """Write a checkpoint beside its place, put it there in one step, and remove all but the newest two.
+def write(directory: Path, env_steps: int, checkpoint: Mapping[str, object]) -> int:
+    """Write a checkpoint to a temporary file, move it to its place atomically, and remove all but the newest two.
 
-    Only one process at a time may do so; what others, which were killed, left half written is removed.
+    Only one process at a time may write; incomplete files of killed processes are removed.
 
     Args:
-        directory: Made if missing.
-        env_steps: Of the run so far.
+        directory: Directory of checkpoints, created if missing.
+        env_steps: Env steps of the run so far.
         checkpoint: Plain values and tensors.
 
     Returns:
-        Its bytes.
+        The size of the file in bytes.
 
     Raises:
-        OSError: It cannot be written; what was there is as before.
+        OSError: The file cannot be written; earlier checkpoints are unchanged.
     """
     directory.mkdir(exist_ok=True)
     for left in directory.glob(".step-*"):
@@ -59,27 +59,27 @@ def write(directory: Path, env_steps: int, checkpoint: Mapping[str, Any]) -> int
     return size
 
 
-def _save(checkpoint: Mapping[str, Any], file: Any) -> None:
+def _save(checkpoint: Mapping[str, object], file: IO[bytes]) -> None:
     try:
         torch.save(dict(checkpoint), file)
-    except RuntimeError as error:  # torch says so of a full disk
+    except RuntimeError as error:  # what torch raises for a full disk
         raise OSError(str(error)) from error
 
 
 def paths(directory: Path) -> list[Path]:
-    """The checkpoints there are, newest first."""
+    """Return the paths of all checkpoints, newest first."""
     found = [path for path in directory.iterdir() if _NAME.fullmatch(path.name)] if directory.is_dir() else []
-    return sorted(found, key=lambda path: int(_NAME.fullmatch(path.name)[1]), reverse=True)  # type: ignore[index] # they match
+    return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A checkpoint.
+    """Read a checkpoint.
 
     Raises:
-        CheckpointError: It is missing, damaged, or none.
+        CheckpointError: The file is missing, damaged, or not a checkpoint.
     """
     try:
-        with zipfile.ZipFile(path) as archive:  # torch itself does not look at checksums
+        with zipfile.ZipFile(path) as archive:  # torch itself does not verify checksums
             damaged = archive.testzip()
         if damaged is not None:
             raise CheckpointError(f"checkpoint {str(path)!r} is damaged: the checksum of {damaged} is wrong")
@@ -89,15 +89,17 @@ def read(path: Path) -> dict[str, Any]:
     except Exception as error:
         raise CheckpointError(f"{str(path)!r} cannot be read as a checkpoint: {error}") from error
     if not isinstance(checkpoint, dict):
-        raise CheckpointError(f"{str(path)!r} is no checkpoint")
+        raise CheckpointError(f"{str(path)!r} is not a checkpoint")
     return checkpoint
 
 
 def newest(directory: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that can be read; None if there is none at all. Newer ones are told of, and renamed: `.damaged`.
+    """Return the newest readable checkpoint, or None if there are no checkpoints.
+
+    Unreadable newer checkpoints are renamed to `.damaged`, with a warning.
 
     Raises:
-        CheckpointError: There are some, and none can be read.
+        CheckpointError: There are checkpoints, but none can be read.
     """
     problem: CheckpointError | None = None
     damaged: list[Path] = []
@@ -109,10 +111,10 @@ def newest(directory: Path) -> dict[str, Any] | None:
             problem = problem or error
             damaged.append(path)
         else:
-            for newer in damaged:  # or they would count among the newest two of the run that goes on
+            for newer in damaged:  # otherwise they would count among the newest two of the resumed run
                 newer.replace(newer.with_name(f"{newer.name}.damaged"))
             return checkpoint
     if problem is not None:
-        raise CheckpointError(f"no checkpoint of {str(directory)!r} can be read ({problem}); to begin anew, use another log_dir, "
-                              "or overwrite=True in place of resume=True") from problem
+        raise CheckpointError(f"no checkpoint of {str(directory)!r} can be read ({problem}); to start a new run, use "
+                              "another log_dir, or overwrite=True instead of resume=True") from problem
     return None

@@ -81,19 +81,21 @@ def option_specs(algorithm: str | type[Algorithm]) -> dict[str, OptionSpec]:
 
 def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
     parts: dict[str, type] = {
-        "learner": Learner, "algorithm": registration.algorithm, "storage": registration.prioritized_storage or registration.storage,
-        "actor": registration.actor, "environments": VecEnv}
+        "learner": Learner, "algorithm": registration.algorithm,
+        "storage": registration.prioritized_storage or registration.storage, "actor": registration.actor,
+        "environments": VecEnv}
     found = [spec for part, owner in parts.items() for spec in _declared(part, owner)]
-    found += [OptionSpec(option.name, "scheme", option.name, option.hint, option.default, option.help, option.choices, option.group)
-              for option in scheme_options()]
+    found += [OptionSpec(
+        option.name, "scheme", option.name, option.hint, option.default, option.help, option.choices, option.group)
+        for option in scheme_options()]
     if registration.prioritized_storage is not None:
         found.append(OptionSpec(
             name="prioritized", part="storage", own_name="prioritized", hint=bool, default=False, group="storage",
             help="Sample transitions with large TD errors more often; alpha, beta and priority_epsilon set how much."))
     found.append(OptionSpec(
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
-        help="Policies of environments with several agents: one for all agents (shared, the default), one for each agent (independent), "
-             "or a mapping from agent to policy."))
+        help="Policies of environments with several agents: one for all agents (shared, the default), one for each agent "
+             "(independent), or a mapping from agent to policy."))
     if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # other storages of replay have this option
         found.append(OptionSpec(
             name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
@@ -101,8 +103,8 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
     specs: dict[str, OptionSpec] = {}
     for spec in found:
         if spec.name in specs:
-            raise ConfigError(f"{spec.name!r} is an option of the {spec.part} and of the {specs[spec.name].part}; rename it in "
-                              f"{registration.algorithm.__name__} or in the part that it is registered with")
+            raise ConfigError(f"{spec.name!r} is an option of the {spec.part} and of the {specs[spec.name].part}; rename it "
+                              f"in {registration.algorithm.__name__} or in the part that it is registered with")
         specs[spec.name] = spec
     return specs
 
@@ -128,8 +130,8 @@ def _declared(part: str, owner: type) -> list[OptionSpec]:
     return [
         OptionSpec(
             name=renamed.get(field.name, field.name), part=part, own_name=field.name, hint=hints[field.name],
-            default=default_of(field), help=field.metadata.get("help", ""), choices=field.metadata.get("choices"), group=part,
-            is_users=not _is_ours(_declaring(options, field.name)))
+            default=default_of(field), help=field.metadata.get("help", ""), choices=field.metadata.get("choices"),
+            group=part, is_users=not _is_ours(_declaring(options, field.name)))
         for field in dataclasses.fields(options) if field.name not in left_out
     ]
 
@@ -208,7 +210,8 @@ def storage_factory(registration: Registration, options: Mapping[str, Any], kind
     """
     own = dict(options)
     if kind == "batch" and registration.rollout_storage is not None:
-        return _factory_without(registration.rollout_storage, own, "whole rollouts are drawn uniformly; leave out kind='batch'")
+        return _factory_without(
+            registration.rollout_storage, own, "whole rollouts are drawn uniformly; leave out kind='batch'")
     if registration.prioritized_storage is None:
         return registration.storage.create_factory(**own)
     is_prioritized = own.pop("prioritized", False)
@@ -224,7 +227,7 @@ def storage_factory(registration: Registration, options: Mapping[str, Any], kind
 
 def _factory_without(storage: type[Storage], options: dict[str, Any], why: str) -> Factory[Any]:
     """Return a factory of `storage`; raise `ConfigError`, which states `why`, for options that the storage does not have."""
-    own = {field.name for field in dataclasses.fields(storage.Options)}  # type: ignore[attr-defined] # each storage has them
+    own = {field.name for field in dataclasses.fields(storage.Options)}  # type: ignore[attr-defined] # all have them
     if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:
         raise ConfigError(f"{', '.join(others)} would be ignored: {why}")
     return storage.create_factory(**options)

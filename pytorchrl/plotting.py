@@ -1,26 +1,25 @@
-"""Learning curves from the records of runs, with matplotlib (extra `plots`)."""
+"""Plot learning curves from the records of runs with matplotlib (extra `plots`)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.run_directory import METRICS_FILE, no_run
 
 
 def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]:
-    """Two columns of a run's records; records without either number are left out.
+    """Return two columns of a run's records, without records that lack either number.
 
     Args:
         run_dir: Directory of the run.
         x: Name of a number, with `/` between levels.
-        y: The same.
+        y: Name of another number.
 
     Raises:
-        ConfigError: There are no records, or none has both numbers.
+        ConfigError: There are no records, or no record has both numbers.
     """
     path = run_dir / METRICS_FILE
     try:
@@ -34,7 +33,7 @@ def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]
         try:
             record = json.loads(line)
         except ValueError:
-            if number == len(lines):  # the run was killed while it wrote
+            if number == len(lines):  # the run was killed while writing this line
                 break
             raise ConfigError(f"{path}:{number} is not JSON") from None
         names.update(_names(record))
@@ -47,13 +46,13 @@ def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]
 
 
 def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y: str = "return_mean") -> None:
-    """Draw one line a run into a PNG file.
+    """Draw one line per run into a PNG file.
 
     Raises:
-        ConfigError: A directory holds no such numbers, the file cannot be written, or matplotlib is missing.
+        ConfigError: A directory contains no such numbers, the file cannot be written, or matplotlib is missing.
     """
     try:
-        # Figure and canvas alone: pyplot would set up a screen and remember figures.
+        # Only figure and canvas, because pyplot would choose a display backend and keep figures.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
@@ -75,7 +74,7 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y
 
 
 def _labels(run_dirs: Sequence[Path]) -> list[str]:
-    """The last part of each path, and of the parts before it as many as tell the runs apart."""
+    """Return the last parts of each path, as few as are needed to distinguish the runs."""
     for count in range(1, max(len(run_dir.parts) for run_dir in run_dirs)):
         labels = [str(Path(*run_dir.parts[-count:])) for run_dir in run_dirs]
         if len(set(labels)) == len(set(run_dirs)):
@@ -83,7 +82,7 @@ def _labels(run_dirs: Sequence[Path]) -> list[str]:
     return [str(run_dir) for run_dir in run_dirs]
 
 
-def _number(record: Any, name: str) -> float | None:
+def _number(record: object, name: str) -> float | None:
     for key in name.split("/"):
         if not isinstance(record, dict) or key not in record:
             return None
@@ -91,7 +90,7 @@ def _number(record: Any, name: str) -> float | None:
     return float(record) if isinstance(record, (int, float)) and not isinstance(record, bool) else None
 
 
-def _names(record: Any, prefix: str = "") -> list[str]:
+def _names(record: object, prefix: str = "") -> list[str]:
     if not isinstance(record, dict):
         return []
     found: list[str] = []

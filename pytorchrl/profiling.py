@@ -1,7 +1,7 @@
-"""What a run waits for, and the option that would change it: from the seconds of each level to one sentence.
+"""Find the bottleneck of a run, and the option that would change it, from the seconds that each level reports.
 
-A level's seconds are those of `metrics()["time_s"]`. Where two levels take turns, each update costs the time of both, and
-their parts are compared with each other. Where neither waits for the other, only the one that is never idle counts.
+A level's seconds are those of `metrics()["time_s"]`. If two levels take turns, each update costs the time of both, and
+their parts are compared with each other. If neither waits for the other, only the level that is never idle counts.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import torch
 from pytorchrl.scheme import ASYNC, PARALLEL, Scheme
 
 TimeS = Mapping[str, Mapping[str, float]]
+Settings = Mapping[str, Any]
+"""Values of options by name; they may have any type."""
+_Condition = Callable[[Settings], bool]
 
-# A level that waits for less than this share of its time is not held up.
+# A level that waits for less than this share of its time is not limited by the level below.
 _HELD_UP = 0.1
-# Rollouts of so many bytes are worth packing; smaller ones are faster as they are.
+# Bytes of a rollout from which compression pays; smaller rollouts are faster uncompressed.
 _LARGE_ROLLOUT = 1e6
 
 _WORK: Mapping[str, str] = {
@@ -29,68 +32,73 @@ _WORK: Mapping[str, str] = {
     "collection/store": "storing steps and checking rollouts",
     "collection/encode": "packing rollouts",
     "collection/decode": "loading new weights into collection workers",
-    "collection/send": "requests and rollouts on their way",
-    "collection/idle": "collection workers that have nothing to do",
+    "collection/send": "requests and rollouts in transit",
+    "collection/idle": "collection workers without a request",
     "gradients/wait": "waiting for batches from replay",
     "gradients/decode": "unpacking rollouts and weights in gradient workers",
     "gradients/copy": "preparing batches: returns, advantages, copies",
     "gradients/grad": "computing gradients",
-    "gradients/average": "averaging among gradient workers, the wait for the slowest included",
-    "gradients/apply": "updates that each gradient worker makes",
+    "gradients/average": "averaging among gradient workers, including the wait for the slowest",
+    "gradients/apply": "updates by each gradient worker",
     "gradients/encode": "packing gradients",
-    "gradients/send": "weights and gradients on their way",
+    "gradients/send": "weights and gradients in transit",
     "gradients/idle": "gradient workers that wait for the others",
     "update/decode": "unpacking gradients and taking their mean",
     "update/apply": "applying updates",
     "update/push": "taking and publishing new weights",
-    "update/idle": "what your program does between two steps",
+    "update/idle": "your own program between two steps",
 }
-"""Part -> what takes the time there."""
+"""Part -> the work that takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What to do about a part.
+    """Advice about a part.
 
     Attributes:
         part: "level/part".
         option: The option to change, as `pytorchrl.train` and the command line name it.
-        advice: How; `{flag}` is its flag, `{value}` what it is now.
-        when: Whether it applies, of all options in force; the first rule of a part that does counts.
+        advice: How to change it; `{flag}` is its flag, `{value}` its current value.
+        when: Whether the rule applies to all options in force; the first rule of a part that applies counts.
     """
 
     part: str
     option: str
     advice: str
-    when: Callable[[Mapping[str, Any]], bool] = lambda options: True
+    when: _Condition = lambda options: True
 
 
-def _is_async(options: Mapping[str, Any]) -> bool:
+def _is_async(options: Settings) -> bool:
     return bool(options.get("col_communication") == ASYNC)
 
 
-def _has_free_cores(options: Mapping[str, Any]) -> bool:
-    return bool(max(1, options.get("num_col_workers", 1)) * max(1, options.get("num_grad_workers", 1)) < options["cores"])
+def _has_free_cores(options: Settings) -> bool:
+    num_collectors = max(1, options.get("num_col_workers", 1)) * max(1, options.get("num_grad_workers", 1))
+    return bool(num_collectors < options["cores"])
 
 
-def _can_distribute(options: Mapping[str, Any]) -> bool:
+def _can_distribute(options: Settings) -> bool:
     return not options.get("distribute_gradients") and not _grads_are_free(options)
 
 
-def _grads_are_free(options: Mapping[str, Any]) -> bool:
-    """Whether gradient workers go on without waiting for an update."""
+def _grads_are_free(options: Settings) -> bool:
+    """Return whether gradient workers continue without waiting for an update."""
     return bool(options.get("grad_communication") == ASYNC and options.get("grad_execution") == PARALLEL)
 
 
-def _is_on(name: str) -> Callable[[Mapping[str, Any]], bool]:
+def _can_aggregate(options: Settings) -> bool:
+    return _grads_are_free(options) and bool(options.get("aggregate", 1) < options.get("num_grad_workers", 1))
+
+
+def _is_on(name: str) -> _Condition:
     return lambda options: bool(options.get(name))
 
 
-def _is_off(name: str) -> Callable[[Mapping[str, Any]], bool]:
+def _is_off(name: str) -> _Condition:
     return lambda options: options.get(name) is False
 
 
-def _above(name: str, limit: int) -> Callable[[Mapping[str, Any]], bool]:
+def _above(name: str, limit: int) -> _Condition:
     return lambda options: (options.get(name) or 0) > limit
 
 
@@ -101,91 +109,102 @@ def _fewer_updates(part: str) -> tuple[Rule, ...]:
         Rule(part, "mini_batch_size", "fewer and larger batches make fewer updates: raise {flag}, now {value}",
              lambda options: bool(options.get("mini_batch_size") and "num_mini_batch" in options)),
         Rule(part, "num_epochs", "fewer passes make fewer updates: lower {flag}, now {value}", _above("num_epochs", 1)),
-        Rule(part, "num_envs", "more data an update make fewer updates: raise {flag}, now {value}"),
+        Rule(part, "num_envs", "more data per update makes fewer updates: raise {flag}, now {value}"),
     )
 
 
 RULES: tuple[Rule, ...] = (
     Rule("collection/environment", "num_col_workers",
-         "let more processes step environments side by side: raise {flag}, now {value}", _has_free_cores),
+         "let more processes step environments in parallel: raise {flag}, now {value}", _has_free_cores),
     Rule("collection/environment", "backend",
-         "a native vector environment, if there is one, steps many at the price of few: {flag} vector or envpool, now {value}",
+         "a native vector environment, if there is one, steps many at the price of few: {flag} vector or envpool, now "
+         "{value}",
          lambda options: options.get("backend") in ("auto", "sync")),
     Rule("collection/environment", "num_col_workers", "more processes on more cores: raise {flag}, now {value}"),
-    Rule("collection/inference", "num_envs", "let one pass of the network serve more environments: raise {flag}, now {value}"),
+    Rule("collection/inference", "num_envs",
+         "let one pass of the network serve more environments: raise {flag}, now {value}"),
     Rule("collection/store", "num_envs", "let more environments share the work of a step: raise {flag}, now {value}"),
     Rule("collection/encode", "compress_data_to_send", "compression costs more than it saves here: {flag} no",
          _is_on("compress_data_to_send")),
-    Rule("collection/encode", "num_col_workers", "let more processes pack side by side: raise {flag}, now {value}"),
-    Rule("collection/decode", "broadcast_interval", "give workers new weights less often: raise {flag}, now {value}", _is_async),
+    Rule("collection/encode", "num_col_workers", "let more processes pack in parallel: raise {flag}, now {value}"),
+    Rule("collection/decode", "broadcast_interval", "send workers new weights less often: raise {flag}, now {value}",
+         _is_async),
     Rule("collection/decode", "num_steps", "longer rollouts need new weights less often: raise {flag}, now {value}"),
-    Rule("collection/send", "compress_data_to_send", "rollouts are large, and sent as they are: {flag}",
+    Rule("collection/send", "compress_data_to_send", "rollouts are large and not compressed: {flag}",
          lambda options: not options.get("compress_data_to_send") and options["rollout_bytes"] >= _LARGE_ROLLOUT),
     Rule("collection/send", "num_steps", "longer rollouts need fewer messages: raise {flag}, now {value}"),
-    Rule("collection/idle", "max_policy_lag", "workers are held back so that rollouts are not too old: raise {flag}, now {value}",
+    Rule("collection/idle", "max_policy_lag",
+         "workers are held back so that rollouts are not too old: raise {flag}, now {value}",
          lambda options: _is_async(options) and options.get("on_policy_lag") == "wait"),
-    Rule("collection/idle", "col_in_flight", "have the next requests there in time: raise {flag}, now {value}", _is_async),
+    Rule("collection/idle", "col_in_flight", "send the next requests earlier: raise {flag}, now {value}", _is_async),
     Rule("collection/idle", "col_fraction_workers",
-         "do not wait for the slowest workers: {flag} 0.75 stops them, and --col-communication asynchronous ends rounds",
+         "do not wait for the slowest workers: {flag} 0.75 stops them, and "
+         "--col-communication asynchronous ends rounds",
          lambda options: options.get("col_fraction_workers", 1.0) == 1.0),
-    Rule("collection/idle", "col_communication", "workers that wait for nobody: {flag} asynchronous"),
-    Rule("gradients/wait", "max_replay_ratio", "learning waits for data so as to keep {flag}, now {value}: raise it",
+    Rule("collection/idle", "col_communication", "let workers not wait for each other: {flag} asynchronous"),
+    Rule("gradients/wait", "max_replay_ratio", "learning waits for data to keep {flag}, now {value}: raise it",
          lambda options: options.get("max_replay_ratio") is not None),
-    Rule("gradients/wait", "num_replay_workers", "more shards draw side by side: raise {flag}, now {value}"),
+    Rule("gradients/wait", "num_replay_workers", "let more shards sample in parallel: raise {flag}, now {value}"),
     Rule("gradients/decode", "compress_data_to_send", "compression costs more than it saves here: {flag} no",
          _is_on("compress_data_to_send")),
-    Rule("gradients/decode", "num_grad_workers", "let more processes unpack side by side: raise {flag}, now {value}"),
-    Rule("gradients/copy", "recompute_advantages", "values are computed anew before each epoch: {flag} no",
+    Rule("gradients/decode", "num_grad_workers", "let more processes unpack in parallel: raise {flag}, now {value}"),
+    Rule("gradients/copy", "recompute_advantages", "values are recomputed before each epoch: {flag} no",
          _is_on("recompute_advantages")),
-    Rule("gradients/copy", "num_grad_workers", "let more processes prepare batches side by side: raise {flag}, now {value}"),
-    Rule("gradients/grad", "device", "a GPU stands idle: {flag} cuda:0",
+    Rule("gradients/copy", "num_grad_workers",
+         "let more processes prepare batches in parallel: raise {flag}, now {value}"),
+    Rule("gradients/grad", "device", "a GPU is idle: {flag} cuda:0",
          lambda options: options["gpus"] and options.get("device") in (None, "cpu")),
-    Rule("gradients/grad", "num_grad_workers", "let more processes compute gradients side by side: raise {flag}, now {value}",
+    Rule("gradients/grad", "num_grad_workers",
+         "let more processes compute gradients in parallel: raise {flag}, now {value}",
          _has_free_cores),
     Rule("gradients/grad", "compile", "compile loss and gradient: {flag}", _is_off("compile")),
     Rule("gradients/grad", "mixed_precision", "run networks in bfloat16 where the processor computes in it: {flag}",
          _is_off("mixed_precision")),
-    Rule("gradients/grad", "num_epochs", "fewer passes over each rollout: lower {flag}, now {value}", _above("num_epochs", 1)),
+    Rule("gradients/grad", "num_epochs", "fewer passes over each rollout: lower {flag}, now {value}",
+         _above("num_epochs", 1)),
     Rule("gradients/grad", "num_grad_workers", "more processes on more cores: raise {flag}, now {value}"),
     Rule("gradients/average", "col_fraction_workers",
-         "do not wait for the ranks whose environments are slowest: {flag} 0.75 stops their collecting",
+         "do not wait for the ranks with the slowest environments: {flag} 0.75 stops their collection",
          lambda options: not _is_async(options) and options.get("col_fraction_workers", 1.0) == 1.0),
     *_fewer_updates("gradients/average"),
     *_fewer_updates("gradients/apply"),
     Rule("gradients/encode", "compress_grads_to_send", "compression costs more than it saves here: {flag} no",
          _is_on("compress_grads_to_send")),
     *_fewer_updates("gradients/encode"),
-    Rule("gradients/send", "distribute_gradients", "let gradient workers average among themselves: {flag}", _can_distribute),
+    Rule("gradients/send", "distribute_gradients", "let gradient workers average among themselves: {flag}",
+         _can_distribute),
     *_fewer_updates("gradients/send"),
-    Rule("gradients/idle", "grad_communication", "let each gradient be applied as it comes: {flag} asynchronous",
+    Rule("gradients/idle", "grad_communication", "let each gradient be applied when it arrives: {flag} asynchronous",
          lambda options: options.get("grad_execution") == PARALLEL and _can_distribute(options)),
     *_fewer_updates("gradients/idle"),
     Rule("update/decode", "compress_grads_to_send", "compression costs more than it saves here: {flag} no",
          _is_on("compress_grads_to_send")),
-    Rule("update/decode", "distribute_gradients", "let gradient workers average among themselves: {flag}", _can_distribute),
+    Rule("update/decode", "distribute_gradients", "let gradient workers average among themselves: {flag}",
+         _can_distribute),
     *_fewer_updates("update/decode"),
     Rule("update/apply", "aggregate", "make one update of several gradients: raise {flag}, now {value}",
-         lambda options: _grads_are_free(options) and options.get("aggregate", 1) < options.get("num_grad_workers", 1)),
+         _can_aggregate),
     *_fewer_updates("update/apply"),
     Rule("update/push", "aggregate", "make one update of several gradients: raise {flag}, now {value}",
-         lambda options: _grads_are_free(options) and options.get("aggregate", 1) < options.get("num_grad_workers", 1)),
-    Rule("update/push", "distribute_gradients", "let gradient workers keep weights of their own: {flag}", _can_distribute),
+         _can_aggregate),
+    Rule("update/push", "distribute_gradients", "let gradient workers keep their own weights: {flag}", _can_distribute),
     *_fewer_updates("update/push"),
-    Rule("update/idle", "updates_per_step", "make more updates before your program goes on: raise {flag}, now {value}"),
+    Rule("update/idle", "updates_per_step",
+         "make more updates before your program continues: raise {flag}, now {value}"),
 )
-"""By part, what to do first; the last rule of each part always applies."""
+"""The rules of each part, the most effective first; the last rule of each part always applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What holds a run up.
+    """The bottleneck of a run.
 
     Attributes:
-        part: "level/part", e.g. "collection/environment".
-        share: Of the time that counts, in [0, 1].
-        sentence: What that is, for people.
-        option: The option that would move it.
-        advice: What to do with it.
+        part: "level/part", such as "collection/environment".
+        share: Share of the part in the time that counts, in [0, 1].
+        sentence: The bottleneck in words.
+        option: The option that would change it.
+        advice: How to change the option.
     """
 
     part: str
@@ -195,18 +214,19 @@ class Finding:
     advice: str
 
 
-def explain(metrics: Mapping[str, Any], options: Mapping[str, Any] | None = None, *, cores: int | None = None,
-            gpus: int | None = None) -> Finding:
-    """Name the bottleneck of a run and the option that would move it.
+def explain(
+    metrics: Settings, options: Settings | None = None, *, cores: int | None = None, gpus: int | None = None,
+) -> Finding:
+    """Return the bottleneck of a run and the option that would change it.
 
     Args:
-        metrics: What `Scheme.metrics()` says, or `between` of two such.
-        options: All options in force, see `options_of`; what is missing counts as synchronous and central.
-        cores: Of all machines; None: those of this one.
-        gpus: The same.
+        metrics: The result of `Scheme.metrics()`, or `between` of two results.
+        options: All options in force, see `options_of`; missing ones mean a synchronous and central scheme.
+        cores: CPU cores of all machines; None: those of this one.
+        gpus: GPUs of all machines; None: those of this one.
 
     Raises:
-        ValueError: No update has been made yet, so that there is nothing to explain.
+        ValueError: No update has been made yet.
     """
     rollouts = metrics.get("rollouts") or 1
     known = {
@@ -222,11 +242,11 @@ def explain(metrics: Mapping[str, Any], options: Mapping[str, Any] | None = None
     return Finding(part, candidates[part], sentence, rule.option, advice)
 
 
-def critical_parts(time_s: TimeS, options: Mapping[str, Any]) -> dict[str, float]:
-    """The parts that an update waits for, and the share of its time that each takes.
+def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
+    """Return the parts that an update waits for, and the share of the update's time that each takes.
 
-    Where workers take turns, what a level's workers wait for at a barrier, beyond the work that they do meanwhile, is
-    "idle". Where levels run beside each other, a level counts alone if the one above waits for it, more than it is idle.
+    If workers take turns, the time that a level's workers wait at a barrier, beyond the work done meanwhile, is "idle".
+    If levels run concurrently, only the lower level counts if the level above waits longer for it than it is idle.
 
     Args:
         time_s: Seconds by level and part.
@@ -236,7 +256,8 @@ def critical_parts(time_s: TimeS, options: Mapping[str, Any]) -> dict[str, float
     if not share["update"]:
         raise ValueError("time_s is empty: no update has been made yet; train first")
     found = _own(share["update"], "update") | {"update/idle": share["update"]["idle"]}
-    for above, level, is_free in (("update", "gradients", _grads_are_free(options)), ("gradients", "collection", _is_async(options))):
+    levels = (("update", "gradients", _grads_are_free(options)), ("gradients", "collection", _is_async(options)))
+    for above, level, is_free in levels:
         wait, idle = share[above]["wait"], share[level]["idle"]
         if level == "collection" and options.get("num_replay_workers"):
             return found | {"gradients/wait": wait}
@@ -259,22 +280,24 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def _whose(candidates: Mapping[str, float]) -> str:
-    """Whose time the shares are of."""
+    """Return the owner of the time that the shares refer to, in words."""
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:
         return "the time from update to update"
-    return "the time of gradient workers" if "gradients" in levels else "the time of collection workers, for whom learning waits,"
+    if "gradients" in levels:
+        return "the time of gradient workers"
+    return "the time of collection workers, for whom learning waits,"
 
 
 def shares(time_s: TimeS) -> dict[str, dict[str, float]]:
-    """Level -> part -> share of the time of the level's workers; empty for a level that had none."""
+    """Return level -> part -> share of the time of the level's workers; empty for a level without any time."""
     totals = {level: sum(parts.values()) for level, parts in time_s.items()}
     return {level: {part: seconds / totals[level] for part, seconds in parts.items()} if totals[level] > 0 else {}
             for level, parts in time_s.items()}
 
 
-def between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What `explain` needs of `Scheme.metrics()`, of the time between two calls: training has warmed up in the first."""
+def between(before: Settings, after: Settings) -> dict[str, Any]:
+    """Return the metrics that `explain` needs for the time between two calls of `Scheme.metrics()`."""
     counts = {name: after[name] - before[name] for name in ("updates", "rollouts", "bytes_in")}
     time_s = {level: {part: max(0.0, seconds - before["time_s"][level][part]) for part, seconds in parts.items()}
               for level, parts in after["time_s"].items()}
@@ -282,18 +305,18 @@ def between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
 
 
 def options_of(scheme: Scheme) -> dict[str, Any]:
-    """All options that rules ask for: of the scheme, the algorithm and the environments."""
-    algorithm = scheme.algo_factory.options
-    envs = scheme.train_envs_factory.options
+    """Return all options that rules use: of the scheme, the algorithm, the environments and the storage."""
+    algorithm, envs = scheme.algo_factory.options, scheme.train_envs_factory.options
+    storage = scheme.storage_factory.options
     return {
         **scheme.settings, **{field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)},
         "num_envs": envs.vec_env_size, "backend": getattr(envs, "backend", None),
-        "num_steps": getattr(scheme.storage_factory.options, "rollout_size", getattr(scheme.storage_factory.options, "size", None)),
+        "num_steps": getattr(storage, "rollout_size", getattr(storage, "size", None)),
     }
 
 
 def table(time_s: TimeS) -> str:
-    """Seconds and shares of every part that took any, level by level, as text."""
+    """Return a table of the seconds and shares of every part that took time, level by level."""
     share = shares(time_s)
     elapsed = sum(time_s["update"].values())
     lines = ["level       workers  part            seconds   share"]

@@ -13,22 +13,30 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
+from pytorchrl.agent.data import Episode
 from pytorchrl.run_directory import METRICS_FILE, open_no_follow, put_in_place
 from pytorchrl.terminal import get_logger, printable
 
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
 logger = get_logger(__name__)
 
-# Text from environments and exceptions is data: it is cut here, and JSON escapes what a terminal would obey.
+Status = Mapping[str, Any]
+"""The figures of the progress line; see `Measurements.status`."""
+
+# Text from environments and exceptions is untrusted: it is cut here, and JSON escapes control characters.
 _MAX_TEXT = 1000
 _MAX_KEYS = 10_000
-# Number of intervals between arrivals that are remembered; length of a rate window in units of the longest of them.
+# Intervals between arrivals that are kept, and the length of a rate window in units of the longest of them.
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
-def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: numbers that are not finite become None, everything unknown its text."""
+def plain(value: Any) -> Any:  # JSON
+    """Return `value` as JSON: numbers that are not finite become None, objects of unknown types their text."""
     if isinstance(value, str):
         return value[:_MAX_TEXT]
     if value is None or isinstance(value, (bool, int)):
@@ -44,26 +52,28 @@ def plain(value: Any) -> Any:
     return str(value)[:_MAX_TEXT]
 
 
-def to_json(value: Any, *, indent: int | None = None) -> str:
-    """One line of strict JSON in ASCII (several with `indent`), whatever the texts in `value` hold."""
-    # DEL is the one control character that JSON leaves as it is.
+def to_json(value: object, *, indent: int | None = None) -> str:
+    """Return strict JSON in ASCII, on one line unless `indent` is given; control characters in texts are escaped."""
+    # DEL is the only control character that JSON does not escape.
     return json.dumps(plain(value), allow_nan=False, indent=indent).replace("\x7f", "\\u007f")
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write `value` to `path` atomically: a reader sees either the old file or the complete new one."""
     with put_in_place(path) as file:
         file.write((to_json(value, indent=2) + "\n").encode("ascii"))
 
 
-def description(recipe: Mapping[str, Any], target_steps: int, seed: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+def description(
+    recipe: Mapping[str, object], target_steps: int, seed: int, settings: Mapping[str, object],
+) -> dict[str, object]:
     """Return the contents of `run.json` for a run that starts now."""
-    return {"format": 1, "recipe": recipe, "target_steps": target_steps, "seed": seed, "scheme": settings, "versions": versions(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    return {"format": 1, "recipe": recipe, "target_steps": target_steps, "seed": seed, "scheme": settings,
+            "versions": versions(), "started": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
 
 
 def versions() -> dict[str, str]:
-    """What the run ran with. Reads the metadata of packages, imports none."""
+    """Return the versions of Python and of packages, read from their metadata without importing them."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in ("pytorchrl", "torch", "numpy", "gymnasium", "ray", "ale-py", "mujoco", "pettingzoo"):
         try:
@@ -74,12 +84,12 @@ def versions() -> dict[str, str]:
 
 
 class Recorder:
-    """Writes records of a run into its directory: JSON lines always, TensorBoard if it is installed.
+    """Writer of a run's records into its directory: JSON lines, and TensorBoard files if TensorBoard is installed.
 
     Args:
         log_dir: The directory.
-        tensorboard: Whether to write TensorBoard's files.
-        after: Env steps that a run is resumed from: records of later ones are left out; None: it begins.
+        tensorboard: Whether to write TensorBoard files.
+        after: Env steps from which a run is resumed; records of later steps are removed. None: the run is new.
     """
 
     def __init__(self, log_dir: Path, *, tensorboard: bool = True, after: int | None = None) -> None:
@@ -89,8 +99,8 @@ class Recorder:
             log_dir / METRICS_FILE, "a", opener=open_no_follow, encoding="ascii")
         self._tensorboard = _tensorboard_writer(log_dir, None if after is None else after + 1) if tensorboard else None
 
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Append one record; what is not a finite number is null. A full disk ends recording, not the run."""
+    def write(self, record: Mapping[str, Any]) -> None:  # JSON
+        """Append one record; numbers that are not finite become null. A full disk ends recording, not the run."""
         try:
             if self._file is not None:
                 self._file.write(to_json(record) + "\n")
@@ -116,7 +126,7 @@ class Recorder:
 
 
 def _forget_records(path: Path, after: int) -> None:
-    """Leave out records of more env steps than `after`, and a last line that is half written."""
+    """Remove records of more env steps than `after`, and an incomplete last line."""
     if not path.exists():
         return
     kept = []
@@ -128,7 +138,7 @@ def _forget_records(path: Path, after: int) -> None:
         file.write("".join(kept).encode("ascii"))
 
 
-def _tensorboard_writer(log_dir: Path, purge_step: int | None) -> Any:
+def _tensorboard_writer(log_dir: Path, purge_step: int | None) -> Any:  # SummaryWriter is untyped
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:  # the extra `tensorboard` is not installed
@@ -136,7 +146,7 @@ def _tensorboard_writer(log_dir: Path, purge_step: int | None) -> Any:
     return SummaryWriter(str(log_dir), purge_step=purge_step)
 
 
-def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+def _flat(record: Mapping[str, object], prefix: str = "") -> list[tuple[str, float]]:
     numbers: list[tuple[str, float]] = []
     for key, value in record.items():
         if isinstance(value, Mapping):
@@ -149,8 +159,9 @@ def _flat(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]
 class RateWindow:
     """Steps per second over a window of the last `seconds`, or over the whole run until the run is that long.
 
-    If rollouts arrive less often than that, the window is longer: it spans at least three times the longest of the last five
-    intervals between arrivals, so that the rate of a steady run is never 0. After a stall, the rate is 0 one window later.
+    If rollouts arrive less often, the window is longer: it spans at least three times the longest of the last five
+    intervals between arrivals, so that the rate of a steady run is never 0. After a stall, the rate is 0 one window
+    later.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
@@ -182,7 +193,7 @@ class RateWindow:
 
 
 class EpisodeWindow:
-    """The last training episodes: of `size`, as in the literature, and of as many for each of several policies."""
+    """The last `size` training episodes, and with several policies the last `size` of each policy."""
 
     def __init__(self, size: int = 100) -> None:
         self._size = size
@@ -193,12 +204,12 @@ class EpisodeWindow:
     def __len__(self) -> int:
         return len(self._returns)
 
-    def extend(self, episodes: Iterable[Any]) -> None:
-        """Take in episodes, in the order of their ends."""
+    def extend(self, episodes: Iterable[Episode]) -> None:
+        """Add episodes in the order of their ends."""
         for episode in episodes:
             self._returns.append(episode.env_return)
             self._lengths.append(episode.length)
-            for policy, value in (getattr(episode, "policy_returns", None) or {}).items():
+            for policy, value in (episode.policy_returns or {}).items():
                 self._of(policy).append(value)
 
     def _of(self, policy: str) -> deque[float]:
@@ -206,26 +217,26 @@ class EpisodeWindow:
 
     @property
     def return_mean(self) -> float | None:
-        """Mean raw return; None before an episode has ended."""
+        """The mean raw return; None before the first episode has ended."""
         return statistics.fmean(self._returns) if self._returns else None
 
     @property
     def length_mean(self) -> float | None:
-        """Mean env steps; None before an episode has ended."""
+        """The mean number of env steps; None before the first episode has ended."""
         return statistics.fmean(self._lengths) if self._lengths else None
 
     @property
     def policy_return_means(self) -> dict[str, float]:
-        """Of several policies, policy -> mean raw return of the last episodes that it had a part in."""
+        """With several policies, policy -> mean raw return of the last episodes in which it acted."""
         return {policy: statistics.fmean(returns) for policy, returns in self._policy_returns.items()}
 
     def state(self) -> dict[str, Any]:
-        """Plain values; `restore` reads them."""
+        """Return plain values, from which `restore` continues."""
         return {"returns": list(self._returns), "lengths": list(self._lengths),
                 "policy_returns": {policy: list(returns) for policy, returns in self._policy_returns.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from the `state()` of another."""
+        """Continue from the `state()` of another window."""
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
         for policy, returns in state["policy_returns"].items():
@@ -233,7 +244,7 @@ class EpisodeWindow:
 
 
 class Means:
-    """Computes means of named numbers since the last `take()`; a number that is not finite makes its mean NaN or infinite."""
+    """Means of named numbers since the last `take()`; a number that is not finite makes its mean NaN or infinite."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
@@ -241,7 +252,7 @@ class Means:
         self._taken: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add one set of numbers; a name may be missing now and then."""
+        """Add one set of numbers, which need not have every name."""
         sums, counts = self._sums, self._counts
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value
@@ -264,19 +275,20 @@ class Means:
 
 
 def next_multiple(every: int | None, env_steps: int) -> float:
-    """The first multiple of `every` after so many env steps; infinity without any."""
+    """Return the first multiple of `every` above `env_steps`; infinity if `every` is None."""
     return float("inf") if every is None else float((env_steps // every + 1) * every)
 
 
-def progress_text(status: Mapping[str, Any]) -> str:
-    """One line: steps, share, steps per second, return, lag, time left, and workers while some are missing."""
+def progress_text(status: Status) -> str:
+    """Return one line: steps, share, steps per second, return, lag, time left, and workers if some are missing."""
     steps, target, rate = status["env_steps"], status["target_steps"], status["env_steps_per_s"]
     returns = status["return_mean"]
     left = _clock(max(0, target - steps) / rate) if rate else "--:--"
     workers, missing = status["workers"], status["workers_missing"]
     parts = [
         f"{steps:>{len(f'{target:,}')},}/{target:,} steps", f"{min(1.0, steps / max(1, target)):4.0%}",
-        f"{rate:,.0f} steps/s", f"return {'-' if returns is None else f'{returns:.1f}'}" + by_policy(status.get("policy_returns")),
+        f"{rate:,.0f} steps/s",
+        f"return {'-' if returns is None else f'{returns:.1f}'}" + by_policy(status.get("policy_returns")),
         f"lag {status['lag']:.1f}", f"left {left}",
     ]
     if status.get("eval_return") is not None:
@@ -287,7 +299,7 @@ def progress_text(status: Mapping[str, Any]) -> str:
 
 
 def by_policy(returns: Mapping[str, float] | None) -> str:
-    """Mean returns of several policies, in brackets; nothing where there is one."""
+    """Return the mean returns of several policies in brackets; an empty string for one policy."""
     return f" ({', '.join(f'{policy} {mean:.1f}' for policy, mean in returns.items())})" if returns else ""
 
 
@@ -298,13 +310,13 @@ def _clock(seconds: float) -> str:
 
 
 class Progress:
-    """The progress line on stderr: moving in a terminal (with rich if installed), now and then a line elsewhere."""
+    """The progress line on stderr: redrawn in a terminal (with rich if installed), occasional lines elsewhere."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream: IO[str] | None = stream if stream is not None else sys.stderr
-        self._live: Any = None
+        self._live: _RichLine | None = None
         self._width = 0
-        # Elsewhere than in a terminal each line stays: they come ever more rarely, from one to sixty seconds apart.
+        # Outside a terminal each line stays, so the pauses between lines grow from one to sixty seconds.
         self._pause_s, self._next_line = 1.0, 0.0
         try:
             self._terminal = self._stream is not None and self._stream.isatty()
@@ -328,13 +340,13 @@ class Progress:
         except (OSError, ValueError):
             self._stream = None
 
-    def show(self, status: Mapping[str, Any], *, last: bool = False) -> None:
-        """Show how far the run is. A stream that is closed or broken ends the display, not the run."""
+    def show(self, status: Status, *, last: bool = False) -> None:
+        """Show the progress of the run. A closed or broken stream ends the display, not the run."""
         if self._stream is None:
             return
         try:
             if self._live is not None:
-                if self._width:  # of the text that `tell` left
+                if self._width:  # of the text that `tell` wrote
                     self._stream.write("\r" + " " * self._width + "\r")
                     self._width = 0
                 self._live.update(status)
@@ -369,13 +381,13 @@ class Progress:
 
 
 class _RichLine:
-    """The same line, with a bar, by rich; drawn when told to, by no thread of its own."""
+    """The same line with a bar, by rich, which redraws it only in `update` and not in a thread."""
 
-    def __init__(self, progress: Any) -> None:
+    def __init__(self, progress: RichProgress) -> None:
         self._progress = progress
-        self._task: Any = None
+        self._task: TaskID | None = None
 
-    def update(self, status: Mapping[str, Any]) -> None:
+    def update(self, status: Status) -> None:
         if self._task is None:
             self._task = self._progress.add_task("", total=max(1, status["target_steps"]))
             self._progress.start()
@@ -387,12 +399,12 @@ class _RichLine:
             self._progress.stop()
 
 
-def _rich_progress(stream: Any) -> _RichLine | None:
+def _rich_progress(stream: IO[str] | None) -> _RichLine | None:
     try:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as RichProgress
+        from rich.progress import Progress as Rich
     except ImportError:  # the extra `cli` is not installed
         return None
     columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
-    return _RichLine(RichProgress(*columns, console=Console(file=stream), auto_refresh=False))
+    return _RichLine(Rich(*columns, console=Console(file=stream), auto_refresh=False))

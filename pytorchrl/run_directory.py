@@ -32,19 +32,21 @@ CHECKPOINTS = "checkpoints"
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
-def prepare_log_dir(log_dir: str | os.PathLike[str], *, run_name: str | None = None, overwrite: bool = False, resume: bool = False) -> Path:
+def prepare_log_dir(
+    log_dir: str | os.PathLike[str], *, run_name: str | None = None, overwrite: bool = False, resume: bool = False,
+) -> Path:
     """Make the directory of one run and check that files can be written there.
 
     A `log_dir` that ends in a slash, such as `runs/`, is a directory of runs: the run gets a new directory in it, named
     `<run_name>-1` or with the next free number. Several processes may call this function at the same time.
 
-    In any other `log_dir` an earlier run is refused; renamed (`runs/a` to `runs/a.1`) if `overwrite`; kept if `resume`, unless the
-    run ended before its first checkpoint, in which case it is renamed as well. A directory that holds a run itself is never a
-    directory of runs, whether its name ends in a slash or not. Nothing is ever removed.
+    In any other `log_dir` an earlier run is refused; renamed (`runs/a` to `runs/a.1`) if `overwrite`; kept if `resume`,
+    unless the run ended before its first checkpoint, in which case it is renamed as well. A directory that contains a
+    run itself is never a directory of runs, whether its name ends in a slash or not. Nothing is ever removed.
 
     Args:
         log_dir: The directory of the run, or a directory of runs.
-        run_name: Name of a numbered run; None: "run". Characters other than letters, digits and `._-` are replaced by `-`.
+        run_name: Name of a numbered run; None: "run". Characters other than letters, digits and `._-` become `-`.
         overwrite: Whether to rename an earlier run.
         resume: Whether an earlier run is to be continued.
 
@@ -52,8 +54,8 @@ def prepare_log_dir(log_dir: str | os.PathLike[str], *, run_name: str | None = N
         The directory of the run.
 
     Raises:
-        ConfigError: `log_dir` is a file, cannot be written, holds a run already, or is a directory of runs although `overwrite` or
-            `resume` needs the directory of one.
+        ConfigError: `log_dir` is a file, cannot be written, contains a run already, or is a directory of runs although
+            `overwrite` or `resume` needs the directory of one run.
     """
     path = Path(log_dir).expanduser()
     try:
@@ -78,12 +80,12 @@ def prepare_log_dir(log_dir: str | os.PathLike[str], *, run_name: str | None = N
 
 
 def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
-    """Return whether each run gets a numbered directory in `log_dir`: its name ends in a slash, and it holds no run itself."""
+    """Return whether each run gets a numbered directory in `log_dir`: the name ends in a slash and no run is in it."""
     return os.fspath(log_dir).endswith(os.sep) and not (Path(log_dir).expanduser() / RUN_FILE).exists()
 
 
 def no_run(path: Path, missing: str) -> str:
-    """Return the message for a directory without the file `missing` of a run; if it holds runs, the message names the newest."""
+    """Return the message for a directory without the file `missing`, with the newest run if the directory has runs."""
     newest = _newest_run(path)
     if newest is None:
         return f"{str(path)!r} holds no run: {missing} is missing"
@@ -99,14 +101,16 @@ def _needs_one_run(runs: Path, option: str) -> str:
     """Return the message for `option` with a directory of runs; it names the newest run there."""
     newest = _newest_run(runs)
     name = f", for example {str(newest)!r}, the newest" if newest else f", for example {str(runs / 'a')!r}"
-    return f"{option}=True needs the directory of one run, but log_dir {str(runs) + os.sep!r} is a directory of runs; name the run" + name
+    return (f"{option}=True needs the directory of one run, but log_dir {str(runs) + os.sep!r} is a directory of runs; "
+            f"name the run{name}")
 
 
 def _make_numbered(runs: Path, name: str) -> Path:
-    """Make the first of `<name>-1`, `<name>-2`, ... that does not exist. `mkdir` is atomic, so processes never share one."""
+    """Make the first of `<name>-1`, `<name>-2`, ... that does not exist; no two processes get the same one."""
     name = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip(".-") or "run"
     runs.mkdir(parents=True, exist_ok=True)
-    numbers = [int(found[1]) for path in runs.iterdir() if (found := re.fullmatch(rf"{re.escape(name)}-(\d+)", path.name))]
+    pattern = re.compile(rf"{re.escape(name)}-(\d+)")
+    numbers = [int(found[1]) for path in runs.iterdir() if (found := pattern.fullmatch(path.name))]
     for number in itertools.count(max(numbers, default=0) + 1):
         with contextlib.suppress(FileExistsError):
             path = runs / f"{name}-{number}"
@@ -119,9 +123,10 @@ def _make_way(path: Path, *, overwrite: bool, resume: bool) -> None:
     """Refuse, rename or leave the run in `path`; see `prepare_log_dir`."""
     if not overwrite and not resume:
         raise ConfigError(
-            f"log_dir {str(path)!r} holds a run already; choose another; give a directory of runs that ends in a slash, such as "
-            f"{_runs_beside(path)!r}, in which each run gets a directory of its own; or pass overwrite=True (--overwrite), "
-            "which renames the old run, or resume=True (--resume), which continues it from its newest checkpoint")
+            f"log_dir {str(path)!r} holds a run already; choose another; give a directory of runs that ends in a "
+            f"slash, such as {_runs_beside(path)!r}, in which each run gets its own directory; or pass "
+            "overwrite=True (--overwrite), which renames the old run, or resume=True (--resume), which continues it from "
+            "its newest checkpoint")
     if overwrite or not any((path / CHECKPOINTS).glob("step-*.pt")):
         Lock(path).close()
         path = path.resolve()
@@ -132,13 +137,14 @@ def _make_way(path: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def _runs_beside(path: Path) -> str:
-    """Return the directory of runs to name to a user whose run is in `path`: its parent if that is called so, else one beside it."""
+    """Return the directory of runs to suggest for a run in `path`: its parent if called `runs`, else a sibling."""
     return str(path.parent if path.parent.name == "runs" else path.parent / "runs") + os.sep
 
 
 def _free_name(path: Path) -> Path:
     """Return the first of `<path>.1`, `<path>.2`, ... that does not exist."""
-    return next(name for number in itertools.count(1) if not (name := path.with_name(f"{path.name}.{number}")).exists())
+    names = (path.with_name(f"{path.name}.{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 class Lock:
@@ -154,8 +160,8 @@ class Lock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.close()
-            raise ConfigError(f"log_dir {str(log_dir)!r} is in use by another run; wait until that run ends, or choose another "
-                              "directory") from None
+            raise ConfigError(f"log_dir {str(log_dir)!r} is in use by another run; wait until that run ends, or choose "
+                              "another directory") from None
 
     def close(self) -> None:
         """Release the lock; idempotent."""
@@ -166,7 +172,7 @@ class Lock:
 
 @contextlib.contextmanager
 def put_in_place(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file next to `path` that replaces `path` in one step once it is written, and is removed if writing fails."""
+    """Open a file next to `path` that replaces `path` atomically when it is complete; remove it if writing fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)  # left by a killed process with the same id
     try:
@@ -181,5 +187,5 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_no_follow(path: str, flags: int) -> int:
-    """Open a file for `open(..., opener=open_no_follow)`: a symbolic link is refused, and a new file gets the mode of the umask."""
+    """Open a file for `open(..., opener=open_no_follow)`; refuse symbolic links and create with mode 0666 & ~umask."""
     return os.open(path, flags | _NO_FOLLOW, 0o666)

@@ -1,4 +1,4 @@
-"""From a name to a trained agent: `train("ppo", "CartPole-v1", lr=1e-3, num_col_workers=2)`, and back: `load(run_dir)`."""
+"""Train an agent with one call, `train("ppo", "CartPole-v1", lr=1e-3, num_col_workers=2)`, and load it again."""
 
 from __future__ import annotations
 
@@ -47,19 +47,20 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: An
 
 
 def _constructor(preset: str | None) -> Callable[..., Scheme]:
-    """`Scheme`, or the one of that name."""
+    """Return `Scheme`, or the constructor of the architecture with that name."""
     if preset is not None and preset not in PRESETS:
         raise ConfigError(f"preset must be one of {list(PRESETS)} or None, got {preset!r}")
     return Scheme if preset is None else getattr(Scheme, preset)
 
 
-def named_settings(preset: str) -> dict[str, Any]:
-    """What a scheme of that name sets; nothing if there is none."""
+def named_settings(preset: str) -> dict[str, object]:
+    """Return the settings of the architecture with that name; empty if there is none."""
     return {**PRESETS[preset].defaults, **PRESETS[preset].fixed} if preset in PRESETS else {}
 
 
 def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
-    """The same environments, whose finished episodes are written into the run; workers may be in another folder."""
+    """Return the same environments, which write finished episodes into the run."""
+    # Absolute, because workers may run in another folder.
     path = os.path.abspath(os.path.expanduser(log_dir))
     return dataclasses.replace(envs, options=dataclasses.replace(envs.options, log_dir=path))
 
@@ -69,30 +70,30 @@ def train(
     algorithm: str | type[Algorithm], env: EnvSource, *, target_steps: int | None = None,
     log_dir: str | os.PathLike[str] | None = None, **options: Any,
 ) -> TrainedAgent:
-    """Train an agent and stop; the shortest way from nothing to a policy.
+    """Train an agent and stop its workers.
 
         agent = pytorchrl.train("ppo", "CartPole-v1", target_steps=200_000)
         print(agent.return_mean, agent.evaluate(100).return_mean)
 
     Args:
-        algorithm: A name, such as "ppo"; a class of your own, registered with `@algorithm` or derived from a registered one; or its
-            "module:Class".
-        env: A gymnasium id; a function that makes one environment; or the name of a module with `parallel_env` (PettingZoo),
-            such as "mpe2.simple_spread_v3", whose environments have several agents.
-        target_steps: Env steps of the whole experiment; None takes what the preset for this environment says.
-        log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a new directory
-            in it, `runs/ppo-CartPole-v1-1` and so on. None keeps nothing.
-        **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, e.g. `lr`,
-            `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every`, `seed`. `policies` says who decides for
-            several agents: "shared", "independent", a mapping or a function from agent to policy; given with a function that
-            makes environments, it says that these have several.
+        algorithm: A name, such as "ppo"; a class of your own, registered with `@algorithm` or derived from a registered
+            one; or its "module:Class".
+        env: A gymnasium id; a function that makes one environment; or the name of a module with `parallel_env`
+            (PettingZoo), such as "mpe2.simple_spread_v3", whose environments have several agents.
+        target_steps: Env steps of the whole experiment; None: as many as the preset for this environment has.
+        log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a new
+            directory in it, `runs/ppo-CartPole-v1-1` and so on. None writes no files.
+        **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, such as `lr`,
+            `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every` and `seed`. `policies` assigns policies
+            to several agents: "shared", "independent", a mapping or a function from agent to policy; together with a
+            function that makes environments, it declares that they have several agents.
 
     Returns:
         The trained agent, with the run's figures.
 
     Raises:
         ConfigError: An option is unknown or wrong; nothing has been started.
-        PyTorchRLError: What went wrong in training.
+        PyTorchRLError: Training failed.
     """
     given = {"target_steps": target_steps, "log_dir": log_dir}
     learner, agent = make_learner(algorithm, env, **options, **{k: v for k, v in given.items() if v is not None})
@@ -112,12 +113,12 @@ def load(
     Args:
         run_dir: Directory of the run.
         model: Name of the model in it, without `.pt`.
-        algorithm: Class of the algorithm, or "module:Class", which is imported. None: the algorithm that the run names, which is
-            one of this package, or one that this process has imported already; `load` itself imports no algorithm.
+        algorithm: Class of the algorithm, or "module:Class", which is imported. None: the algorithm that the run names,
+            which is one of this package, or one that this process has imported already; `load` imports no algorithm.
 
     Raises:
-        CheckpointError: There is no run or no such model, it cannot be read, or the run was composed in Python or with an
-            algorithm that is not imported.
+        CheckpointError: There is no run or no such model, it cannot be read, or the run was composed in Python or with
+            an algorithm that is not imported.
         ConfigError: `algorithm` is no algorithm.
     """
     recipe = recipes.read(Path(run_dir), algorithm)
@@ -133,10 +134,10 @@ def load(
 
 
 def read_model(path: Path) -> dict[str, torch.Tensor]:
-    """The acting state in a saved model. Nothing in the file is executed.
+    """Return the acting state in a saved model. Nothing in the file is executed.
 
     Raises:
-        CheckpointError: It is missing, or not a model of this package.
+        CheckpointError: The file is missing, or not a model of this package.
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -146,7 +147,7 @@ def read_model(path: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{str(path)!r} is not a saved model: {error}") from error
     state = saved.get("acting_state") if isinstance(saved, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise CheckpointError(f"{str(path)!r} holds no acting state; only files of save_model can be loaded")
+        raise CheckpointError(f"{str(path)!r} contains no acting state; only files of save_model can be loaded")
     return state
 
 
@@ -154,11 +155,11 @@ class TrainedAgent:
     """A trained policy with the environments to try it in.
 
     Attributes:
-        agent: Its factories.
-        acting_state: name -> tensor, all that acting needs: parameters and normalisers.
-        seed: Of the experiment it comes from.
-        summary: Figures of its run, as `pytorchrl train --json` prints them; empty after `load`.
-        log_dir: Directory of its run; None if nothing was kept.
+        agent: The factories of the agent.
+        acting_state: Name -> tensor of everything that acting needs: parameters and normalisers.
+        seed: Seed of the experiment.
+        summary: Figures of the run, as `pytorchrl train --json` prints them; empty after `load`.
+        log_dir: Directory of the run; None if no files were written.
     """
 
     def __init__(
@@ -170,7 +171,7 @@ class TrainedAgent:
 
     @property
     def return_mean(self) -> float | None:
-        """Mean raw return of the last 100 training episodes; None if there were none, or after `load`."""
+        """The mean raw return of the last 100 training episodes; None if there were none, or after `load`."""
         return self.summary.get("return_mean")
 
     def evaluate(
@@ -179,31 +180,31 @@ class TrainedAgent:
     ) -> Evaluation:
         """Play whole episodes in the test environments and report raw returns.
 
-        Episodes are given to environments beforehand: taking the first to finish would favour short ones.
+        Each environment plays a fixed number of episodes: taking the first episodes to finish would favour short ones.
 
         Args:
-            num_episodes: How many, from 1.
-            deterministic: Whether the policy takes its best action instead of drawing one.
-            seed: Of the environments and of drawn actions; None takes the experiment's.
+            num_episodes: Number of episodes, from 1.
+            deterministic: Whether the policy takes its best action instead of sampling one.
+            seed: Seed of the environments and of sampled actions; None: the experiment's.
             envs: Other environments with the same spaces.
 
         Raises:
-            ConfigError: `num_episodes` is not a whole number from 1, or the seed is none.
+            ConfigError: `num_episodes` is not a whole number from 1, or the seed is not valid.
         """
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
             raise ConfigError(f"num_episodes must be a whole number from 1, got {num_episodes!r}")
-        # Small batches gain nothing from a second thread; on few cores it makes them several times slower.
+        # Small batches gain nothing from a second thread, which makes them several times slower on few cores.
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             evaluation = self._evaluator(seed, envs).evaluate(self._weights(), num_episodes, deterministic)
         finally:
             torch.set_num_threads(num_threads)
-        assert evaluation is not None  # only an interrupted one is, and nobody else holds this evaluator
+        assert evaluation is not None  # only an interrupted evaluation is None, and nothing can interrupt this one
         return evaluation
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Write the policy as a file of `Scheme.save_model` is; `load` and the actor's `checkpoint` option read it."""
+        """Write the policy in the format of `Scheme.save_model`, which the actor's `checkpoint` option reads."""
         torch.save({"format": 1, "version": self._version, "acting_state": self.acting_state}, path)
         return os.fspath(path)
 

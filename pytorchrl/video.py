@@ -1,4 +1,4 @@
-"""Films of a trained agent, with Gymnasium's recorder (extra `video`). Nothing else of the package needs it."""
+"""Film a trained agent with Gymnasium's recorder (extra `video`)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import functools
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
+from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.tracebacks import brief_errors
@@ -20,8 +22,11 @@ if TYPE_CHECKING:
     from pytorchrl.training import TrainedAgent
 
 
+_Env = gym.Env[Any, Any]  # observations and actions of any type
+_Wrapper = Callable[[_Env], _Env]
+
 _FRAME_SKIP = 4
-# Settings of ale-py's vector environment that single games have as well, and those that change nothing that is seen.
+# Settings of ale-py's vector environment that single games have as well, and those that do not affect the pictures.
 _OF_GAMES = ("repeat_action_probability", "full_action_space", "difficulty", "mode")
 _OF_LEARNING = {"reward_clipping", "reward_clip", "episodic_life", "life_loss_info"}
 
@@ -34,21 +39,23 @@ def record_video(
     """Play episodes one after the other in a single environment, and write each as an mp4 file.
 
     Args:
-        agent: What plays.
-        video_dir: Where the files go, `<environment>-episode-<n>.mp4`; made if missing, older films are replaced.
-        num_episodes: How many, from 1.
-        deterministic: Whether the policy takes its best action.
-        seed: Of the environment; None takes the experiment's.
+        agent: The agent that plays.
+        video_dir: Directory of the files, `<environment>-episode-<n>.mp4`, created if missing.
+            Existing films are replaced.
+        num_episodes: Number of episodes, from 1.
+        deterministic: Whether the policy takes its best action instead of sampling one.
+        seed: Seed of the environment; None: the experiment's.
 
     Returns:
         The returns and lengths of these episodes.
 
     Raises:
-        ConfigError: The environments have several agents, the extra `video` is missing, the directory cannot be written, or the
-            environment draws nothing.
+        ConfigError: The environments have several agents, the extra `video` is missing, the directory cannot be
+            written, or the environment renders no pictures.
     """
     if isinstance(agent.agent.test_envs, MultiAgentEnvFactory):
-        raise ConfigError("films are of environments of one agent, those of this run have several; evaluate it without a film")
+        raise ConfigError("only environments of one agent can be filmed, and this run has several agents; evaluate it "
+                          "without a film")
     if importlib.util.find_spec("moviepy") is None:
         raise ConfigError(f"films need the extra `video`: {install_hint('video')}")
     try:
@@ -60,19 +67,19 @@ def record_video(
                           envs=_single_environment(agent, recorder))
 
 
-def _recorded(env: gym.Env[Any, Any], *, video_dir: str, num_episodes: int) -> gym.Env[Any, Any]:
+def _recorded(env: _Env, *, video_dir: str, num_episodes: int) -> _Env:
     if env.render_mode != "rgb_array":
-        raise ConfigError(f"{env} draws no pictures: it has no render mode 'rgb_array'")
+        raise ConfigError(f"{env} renders no pictures: it has no render mode 'rgb_array'")
     name = "env" if env.spec is None else env.spec.id.replace("/", "-").replace(":", "-")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the folder is there: we have just tried that it can be written
+        warnings.simplefilter("ignore", UserWarning)  # the folder exists because we have created it
         return gym.wrappers.RecordVideo(
             env, video_dir, episode_trigger=lambda number: number < num_episodes, name_prefix=name,
             disable_logger=True)
 
 
-def _single_environment(agent: TrainedAgent, recorder: Any) -> Any:
-    """The test environment, once, drawing, and with the recorder next to it; preprocessing stays as it was."""
+def _single_environment(agent: TrainedAgent, recorder: _Wrapper) -> EnvFactory:
+    """Return the factory of one test environment that renders, with the recorder and the same preprocessing."""
     factory = agent.agent.test_envs
     options = factory.options
     is_atari = isinstance(options.env_fn, str) and options.env_fn.split(":")[-1].startswith("ALE/")
@@ -85,34 +92,37 @@ def _single_environment(agent: TrainedAgent, recorder: Any) -> Any:
     return dataclasses.replace(factory, options=dataclasses.replace(options, **changed))
 
 
-def _single_game(options: Any, recorder: Any) -> dict[str, Any]:
-    """One game by Gymnasium's wrappers, with the pictures that ale-py's vector environment gives.
+def _single_game(options: VecEnv.Options, recorder: _Wrapper) -> dict[str, Any]:
+    """Return the options of one game with Gymnasium's wrappers; its observations equal those of ale-py's vectors.
 
     Raises:
-        ConfigError: A setting of the vector environment that these wrappers do not have.
+        ConfigError: These wrappers lack a setting of the vector environment.
     """
     settings = {"noop_max": 30, "use_fire_reset": True, **options.env_kwargs, **options.test_env_kwargs}
-    preprocessed = functools.partial(_preprocessed, noop_max=settings.pop("noop_max"), fires=settings.pop("use_fire_reset"))
+    preprocessed = functools.partial(
+        _preprocessed, noop_max=settings.pop("noop_max"), fires=settings.pop("use_fire_reset"))
     of_game = {name: settings.pop(name) for name in _OF_GAMES if name in settings}
     if others := sorted(settings.keys() - _OF_LEARNING):
         raise ConfigError(f"films of Atari games cannot be made with {', '.join(others)}; evaluate without a film")
     limit = options.max_episode_steps
     return {
         "env_kwargs": {**of_game, "frameskip": 1, "render_mode": "rgb_array"}, "test_env_kwargs": {},
-        "max_episode_steps": None if limit is None else _FRAME_SKIP * limit,  # of frames: the limit is below the wrappers
+        # The limit applies below the wrappers, where frames are counted.
+        "max_episode_steps": None if limit is None else _FRAME_SKIP * limit,
         "wrappers": (recorder, preprocessed), "frame_stack": 1, "end_on_life_loss": False,
     }
 
 
-def _preprocessed(env: gym.Env[Any, Any], noop_max: int, fires: bool) -> gym.Env[Any, Any]:
-    env = gym.wrappers.AtariPreprocessing(env, noop_max=noop_max, frame_skip=_FRAME_SKIP, screen_size=84, grayscale_obs=True)
+def _preprocessed(env: _Env, noop_max: int, fires: bool) -> _Env:
+    env = gym.wrappers.AtariPreprocessing(
+        env, noop_max=noop_max, frame_skip=_FRAME_SKIP, screen_size=84, grayscale_obs=True)
     return gym.wrappers.FrameStackObservation(_FireAtReset(env) if fires else env, 4, padding_type="zero")
 
 
 class _FireAtReset(gym.Wrapper[Any, Any, Any, Any]):
-    """Starts games that wait for FIRE."""
+    """A wrapper that starts games which wait for FIRE."""
 
-    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **options: Any) -> tuple[object, dict[str, Any]]:  # as gym.Env.reset
         """Reset, and press FIRE if the game has it."""
         obs, info = self.env.reset(**options)
         meanings = self.env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
