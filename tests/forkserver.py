@@ -72,7 +72,10 @@ def run_script(request):
         with open(request[name], "w", encoding="utf-8") as file:
             os.dup2(file.fileno(), stream.fileno())
     first, *rest = request["arguments"]
-    if first == "-m":
+    if first == "-c":
+        sys.argv = [first, *rest[1:]]
+        runpy.run_path(_written(rest[0], request), run_name="__main__")
+    elif first == "-m":
         sys.path.insert(0, request["cwd"])
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
@@ -80,6 +83,13 @@ def run_script(request):
         sys.path.insert(0, str(Path(first).parent))
         sys.argv = [first, *rest]
         runpy.run_path(first, run_name="__main__")
+
+
+def _written(code, request):
+    """Write a script that was given as text to a file beside the output, and return its path."""
+    path = Path(request["out"]).with_name("script.py")
+    path.write_text(code, encoding="utf-8")
+    return str(path)
 
 
 def serve():

@@ -42,6 +42,11 @@ def test_modules_run_as_with_m(run_forked):
     assert run_forked("-m", "pytorchrl", "nonsense").returncode == 2
 
 
+def test_code_runs_as_with_c(run_forked):
+    result = run_forked("-c", "import sys\nassert __name__ == '__main__'\nprint(sys.argv[1:])", 1)
+    assert (result.returncode, result.stdout) == (0, "['1']\n")
+
+
 def test_a_script_without_end_is_killed(run_forked, tmp_path):
     (tmp_path / "script.py").write_text("import time\ntime.sleep(600)\n")
     with pytest.raises(subprocess.TimeoutExpired):
