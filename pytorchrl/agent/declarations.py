@@ -85,7 +85,7 @@ class Declaration:
 
     @property
     def allowed(self) -> str:
-        """What values are allowed, for an error, such as "a whole number >= 1 or None"."""
+        """The allowed values, for an error, such as "a whole number >= 1 or None"."""
         if self.choices is None:
             return type_name(self.type, bounds_text(self.low, self.high, self.is_exclusive))
         return f"one of {list(self.choices)}" + (" or None" if self._may_be_none(self.choices) else "")

@@ -24,13 +24,13 @@ _LONGEST_ECHO = 200
 
 
 def option(
-    default: Any = dataclasses.MISSING,
+    default: object = dataclasses.MISSING,
     *,
     help: str,
     low: float | None = None,
     high: float | None = None,
     exclusive: bool = False,
-    choices: tuple[Any, ...] | None = None,
+    choices: tuple[object, ...] | None = None,
     updatable: bool = False,
     default_factory: Any = dataclasses.MISSING,
 ) -> Any:
@@ -65,7 +65,7 @@ class Options:
     first.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         _refuse_conflicts(cls)
 
@@ -134,7 +134,7 @@ class Factory(Generic[T_co]):
     cls: type[T_co]
     options: Any
 
-    def __call__(self, **context: Any) -> T_co:
+    def __call__(self, **context: object) -> T_co:
         """Build the part; `context` is what the worker provides, by keyword."""
         return self.cls(self.options, **context)  # type: ignore[call-arg]
 
@@ -154,7 +154,7 @@ def check_is_whole(cls: type) -> None:
                             "under that name")
 
 
-def build_options(owner: type, options: dict[str, Any]) -> Any:
+def build_options(owner: type, options: Mapping[str, object]) -> Any:
     """Return `owner.Options(**options)`.
 
     Raises:
@@ -241,7 +241,7 @@ class Part:
         if problem := cls.contradiction(agent):
             raise ConfigError(problem)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls) and list(inspect.signature(cls.__init__).parameters)[1:2] == ["options"]:
             cls.__init__ = _takes_checked_options(cls.__init__)  # type: ignore[method-assign]
@@ -250,7 +250,7 @@ class Part:
 def _takes_checked_options(init: Callable[..., None]) -> Callable[..., None]:
     """Return a constructor that refuses a first argument other than checked options."""
     @functools.wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+    def checked(self: object, *args: object, **kwargs: object) -> None:
         options = args[0] if args else kwargs.get("options")
         if not isinstance(options, Options):
             name = type(self).__name__

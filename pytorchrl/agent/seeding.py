@@ -16,7 +16,7 @@ _GLOBAL_DRAWS = threading.RLock()
 
 
 class Stream(IntEnum):
-    """What a generator is for; part of its place in the seed tree."""
+    """Purpose of a generator; a part of its path in the seed tree."""
 
     ENV = 0
     ACTING = 1
@@ -25,7 +25,7 @@ class Stream(IntEnum):
     INIT = 4
     EVALUATION = 5
     PART = 6
-    """What comes after a checkpoint, as an experiment of its own."""
+    """The part of an experiment after a checkpoint, which has seeds of its own."""
 
 
 def check_seed(seed: object) -> int:
@@ -36,7 +36,7 @@ def check_seed(seed: object) -> int:
 
 
 def derive_seed(seed: int, stream: Stream, *path: int) -> int:
-    """A 63-bit seed for one stream of one worker.
+    """Return the 63-bit seed of one stream of one worker.
 
     Args:
         seed: The experiment's seed.

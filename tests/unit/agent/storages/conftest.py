@@ -26,7 +26,8 @@ class Collector:
     start are padded with "zero", "copy" of the first or "noise", or the old ones are left ("keep").
     """
 
-    def __init__(self, *, seed=0, num_envs=2, num_steps=5, same_step=True, num_frames=0, padding="zero", with_mask=False,
+    def __init__(self, *, seed=0, num_envs=2, num_steps=5, same_step=True, num_frames=0, padding="zero",
+                 with_mask=False,
                  p_end=0.15, p_life=0.0, p_cut=0.0, picture=(3, 3), first_number=0, state_size=0):
         self.rng = np.random.default_rng(seed)
         self.num_envs, self.num_steps, self.same_step = num_envs, num_steps, same_step
@@ -104,7 +105,8 @@ class Collector:
             self.made[e].append(Row(
                 obs={name: leaf[e] for name, leaf in before.items()}, mask=None if mask is None else mask[e],
                 action=actions[e], reward=reward[e], terminated=terminated[e], truncated=truncated[e], valid=valid[e],
-                is_first=is_first[e], states={name: state[e] for name, state in states.items()}, next_obs=final or {name: leaf[e] for name, leaf in after.items()},
+                is_first=is_first[e], states={name: state[e] for name, state in states.items()},
+                next_obs=final or {name: leaf[e] for name, leaf in after.items()},
                 next_mask=None if mask is None else final_mask[e] if final else self.mask[e]))
         self.rows.insert(ActingStep(actions, actions, after_states, {}), Step(
             obs=after, reward=reward, terminated=terminated, truncated=truncated, valid=valid, first=first,
@@ -136,7 +138,7 @@ class PlainReplay:
         return {row.action: row for row in self.rows[-self.capacity:] if row.valid}
 
     def sequences(self, length, burn_in, period, n_step):
-        """Number of the first trained step -> (all rows of the window, of which so many are warm-up), of complete ones."""
+        """Return first trained step -> (rows of the window, number of burn-in rows), of complete windows."""
         found, kept = {}, {id(row) for row in self.rows[-self.capacity:]}
         for made, head in {id(made): (made, head) for made, _, head in self.streams.values()}.values():
             for rows, from_start, is_over in episodes_of(made[:head]):

@@ -28,7 +28,8 @@ def drawable(storage):
 def test_notes_are_those_of_every_item(build_replay, make_collector, cls, options, frames, seed):
     state_size = 2 if cls is SequenceBuffer else 0
     collector = make_collector(seed=seed, num_steps=8, num_frames=frames, padding="copy", state_size=state_size)
-    storage, rng = build_replay(cls, 90, num_envs=2, seed=seed, state_size=state_size, **options), np.random.default_rng(seed)
+    storage = build_replay(cls, 90, num_envs=2, seed=seed, state_size=state_size, **options)
+    rng = np.random.default_rng(seed)
     storage.keep_notes()
     hits, gone, changes = Counter(), [], []
     for _ in range(60):

@@ -23,7 +23,8 @@ def stub_actor(state_size=0):
 
 
 def stub_algorithm(**changes):
-    options = {"gamma": 0.9, "advantage_normalization": "none", "recompute_advantages": False, "num_mini_batch": 2, **changes}
+    options = {"gamma": 0.9, "advantage_normalization": "none", "recompute_advantages": False, "num_mini_batch": 2,
+               **changes}
     return SimpleNamespace(**options, options=SimpleNamespace(**options))
 
 
@@ -151,7 +152,8 @@ def test_final_observations_are_kept_however_many_there_are():
 
 def test_observations_keep_their_dtypes():
     storage = build()
-    storage.start({"image": np.zeros((E, 1, 2, 2), np.uint8), "vector": np.zeros((E, 2), np.float32), "time": np.full((E, 2), 1e9 + 0.1)})
+    storage.start({"image": np.zeros((E, 1, 2, 2), np.uint8), "vector": np.zeros((E, 2), np.float32),
+                   "time": np.full((E, 2), 1e9 + 0.1)})
     obs = storage.current()[0]
     assert [obs[name].dtype for name in ("image", "vector", "time")] == [np.uint8, np.float32, np.float64]
     assert obs["time"].tolist() == [[1e9 + 0.1] * 2] * E

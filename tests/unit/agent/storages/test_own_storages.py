@@ -21,7 +21,7 @@ DISCOUNT = 0.9
 
 
 class MonteCarlo(VanillaOnPolicyBuffer):
-    """A storage whose returns are discounted sums of rewards to the end of the episode or rollout, without a bootstrap."""
+    """A storage whose returns are discounted sums of rewards to the end of the episode or rollout, not bootstrapped."""
 
     def estimate(self, rollout, anew=False):
         value, _ = self.values_of(rollout, anew)
@@ -62,7 +62,8 @@ def steps():
             terminated = self.rng.random(4) < 0.2
             return Step(
                 obs=self.observe(), reward=self.rng.normal(size=4).astype(np.float32), terminated=terminated,
-                truncated=np.zeros(4, bool), valid=np.ones(4, bool), first=terminated, final_index=np.flatnonzero(terminated),
+                truncated=np.zeros(4, bool), valid=np.ones(4, bool), first=terminated,
+                final_index=np.flatnonzero(terminated),
                 final_obs={"obs": np.zeros((int(terminated.sum()), 3), np.float32)}, mask=None, episodes=[])
     return Steps()
 
@@ -83,7 +84,8 @@ def test_samples_have_the_estimate_of_a_subclass(steps):
                 if rollout.terminated[later, e]:
                     break
             expected[tuple(rollout.obs["obs"][t, e].tolist())] = total, total - float(rollout.other["value"][t, e])
-    for obs, ret, advantage in zip(batch.obs["obs"].tolist(), batch.ret.tolist(), batch.advantage.tolist(), strict=True):
+    found = (batch.obs["obs"].tolist(), batch.ret.tolist(), batch.advantage.tolist())
+    for obs, ret, advantage in zip(*found, strict=True):
         assert (ret, advantage) == pytest.approx(expected[tuple(obs)], abs=1e-5)
     assert len(expected) == len(batch.ret) == 28
 
@@ -119,9 +121,11 @@ def rollout_of(numbers, valid=None):
     no = torch.zeros(count, 1, dtype=torch.bool)
     return RolloutData(
         obs={"obs": torch.tensor([*numbers, numbers[-1] + 1], dtype=torch.float32).view(-1, 1, 1)},
-        done=torch.zeros(count + 1, 1, dtype=torch.bool), rhs={}, mask=None, action=torch.zeros(count, 1, dtype=torch.int64),
+        done=torch.zeros(count + 1, 1, dtype=torch.bool), rhs={}, mask=None,
+        action=torch.zeros(count, 1, dtype=torch.int64),
         reward=torch.tensor(numbers, dtype=torch.float32).view(-1, 1), terminated=no, truncated=no,
-        valid=~no if valid is None else torch.tensor(valid).view(-1, 1), final_index=torch.zeros((0, 2), dtype=torch.int64),
+        valid=~no if valid is None else torch.tensor(valid).view(-1, 1),
+        final_index=torch.zeros((0, 2), dtype=torch.int64),
         final_obs={"obs": torch.zeros(0, 1)})
 
 
@@ -154,7 +158,9 @@ class Plain(Storage):
         self.inserted += sum(rollout.num_valid() for rollout in rollouts)
 
     def generate_batches(self, num_mini_batch, mini_batch_size=None, num_epochs=1):
-        rows = lambda leaf: torch.cat([leaf(rollout)[:rollout.num_steps].flatten(0, 1) for rollout in self.held])  # noqa: E731
+        def rows(leaf):
+            return torch.cat([leaf(rollout)[:rollout.num_steps].flatten(0, 1) for rollout in self.held])
+
         count = sum(rollout.size for rollout in self.held)
         self.drawn += count
         yield Batch(
@@ -168,7 +174,8 @@ class Plain(Storage):
 
     @property
     def counters(self):
-        return {"inserted": self.inserted, "resident": sum(rollout.size for rollout in self.held), "sampled": self.drawn}
+        return {"inserted": self.inserted, "resident": sum(rollout.size for rollout in self.held),
+                "sampled": self.drawn}
 
 
 def test_a_storage_from_scratch_collects_and_learns(steps):
@@ -275,7 +282,8 @@ DRAWS = {
 
 @pytest.mark.parametrize(("drawn", "message"), DRAWS.values(), ids=DRAWS.keys())
 def test_mistakes_of_a_draw_are_named(drawn, message):
-    storage = replay(type("MyReplay", (ReplayBuffer,), {"draw": lambda self, count: drawn(self.drawable_rows(), count)}))
+    storage = replay(type("MyReplay", (ReplayBuffer,),
+                          {"draw": lambda self, count: drawn(self.drawable_rows(), count)}))
     storage.insert_data_slice([rollout_of([0, 1])], ["here"])
     with pytest.raises(ContractError, match=message):
         storage.sample(4)

@@ -17,7 +17,8 @@ def steps(count, first=0, valid=None):
     """A rollout of one environment whose actions are `first`, `first + 1`, ..."""
     no = torch.zeros(count, 1, dtype=torch.bool)
     return RolloutData(
-        obs={"obs": first + torch.arange(count + 1.0).reshape(-1, 1, 1)}, done=torch.zeros(count + 1, 1, dtype=torch.bool),
+        obs={"obs": first + torch.arange(count + 1.0).reshape(-1, 1, 1)},
+        done=torch.zeros(count + 1, 1, dtype=torch.bool),
         rhs={}, mask=None, action=first + torch.arange(count)[:, None], reward=torch.ones(count, 1), terminated=no,
         truncated=no, valid=~no if valid is None else torch.tensor(valid)[:, None],
         final_index=torch.zeros((0, 2), dtype=torch.int64), final_obs={"obs": torch.zeros(0, 1)})
@@ -208,7 +209,8 @@ def test_nothing_is_allocated_before_the_first_rollout(build_replay):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"alpha": 0.0}, "alpha must be a number > 0"), ({"beta": 0.0}, "beta must be a number > 0"), ({"epsilon": 0.0}, "epsilon must be a number > 0"),
+    ({"alpha": 0.0}, "alpha must be a number > 0"), ({"beta": 0.0}, "beta must be a number > 0"),
+    ({"epsilon": 0.0}, "epsilon must be a number > 0"),
     ({"weight_norm": "max"}, "weight_norm must be one of"), ({"beta": linear(0.0, 1.0)}, "beta must be > 0"),
 ])
 def test_wrong_options_are_refused(options, message):

@@ -23,8 +23,10 @@ def rollout_of(reward, terminated=(), truncated=(), obs=None, dtype=torch.float3
     done = torch.zeros(count + 1, 1, dtype=torch.bool)
     done[[0, *[t + 1 for t in ends]]] = True
     return RolloutData(
-        obs={"obs": torch.as_tensor(range(count + 1) if obs is None else obs, dtype=dtype).reshape(-1, 1, 1)}, done=done,
-        rhs={}, mask=None, action=torch.arange(count)[:, None], reward=torch.tensor(reward, dtype=torch.float32)[:, None],
+        obs={"obs": torch.as_tensor(range(count + 1) if obs is None else obs, dtype=dtype).reshape(-1, 1, 1)},
+        done=done,
+        rhs={}, mask=None, action=torch.arange(count)[:, None],
+        reward=torch.tensor(reward, dtype=torch.float32)[:, None],
         terminated=flags(terminated), truncated=flags(truncated), valid=flags(range(count)),
         final_index=torch.tensor([[t, 0] for t in ends], dtype=torch.int64).reshape(-1, 2),
         final_obs={"obs": torch.tensor([[100 + t] for t in ends], dtype=dtype).reshape(-1, 1)})
@@ -69,7 +71,8 @@ def test_batches_equal_those_of_plain_lists(
     """Two collectors of different sizes take turns at random, some rollouts are cut short, environments restart."""
     rng = np.random.default_rng([n_step, frames, same_step])
     collectors = [make_collector(
-        seed=s, num_envs=2 + s, num_steps=6, same_step=same_step, num_frames=frames, padding=padding, p_life=0.1, p_cut=0.2,
+        seed=s, num_envs=2 + s, num_steps=6, same_step=same_step, num_frames=frames, padding=padding, p_life=0.1,
+        p_cut=0.2,
         with_mask=frames == 3, first_number=s * 10**6) for s in range(2)]
     for capacity in (23, 64):
         storage = build_replay(cls, capacity, n_step=n_step, stacked_frames=frames or None)

@@ -25,7 +25,8 @@ def rollout_of(count, is_over=True, first=True, number=0, reward=None):
     done[0], done[-1] = first, is_over
     numbers = number + torch.arange(count + 1.0)[:, None]
     return RolloutData(
-        obs={"obs": numbers[..., None]}, done=done, rhs={"q": numbers[..., None].expand(-1, -1, STATE).clone()}, mask=None,
+        obs={"obs": numbers[..., None]}, done=done, rhs={"q": numbers[..., None].expand(-1, -1, STATE).clone()},
+        mask=None,
         action=numbers[:-1].long(), reward=torch.ones(count, 1) if reward is None else torch.tensor(reward)[:, None],
         terminated=end, truncated=torch.zeros_like(end), valid=torch.ones(count, 1, dtype=torch.bool),
         final_index=torch.tensor([[count - 1, 0]] if is_over else [], dtype=torch.int64).reshape(-1, 2),
@@ -55,7 +56,8 @@ def drawn_windows(storage, count=400):
 
 
 @pytest.mark.parametrize(("num_steps", "windows"), [
-    (9, [(0, 0, 4), (0, 2, 6), (2, 4, 8), (4, 6, 9)]), (8, [(0, 0, 4), (0, 2, 6), (2, 4, 8)]), (5, [(0, 0, 4), (0, 2, 5)]),
+    (9, [(0, 0, 4), (0, 2, 6), (2, 4, 8), (4, 6, 9)]), (8, [(0, 0, 4), (0, 2, 6), (2, 4, 8)]),
+    (5, [(0, 0, 4), (0, 2, 5)]),
     (4, [(0, 0, 4)]), (3, [(0, 0, 3)]), (1, [(0, 0, 1)])])
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("n_step", [1, 3])
@@ -75,7 +77,8 @@ def test_a_window_can_be_drawn_once_its_targets_are_there(build):
     for t in range(9):
         storage.insert_data_slice([rollout_of(1, t == 8, t == 0, t)])
         seen.append(storage.num_items)
-    assert seen == [0, 0, 0, 0, 0, 1, 1, 2, 4]  # 4 + 3 - 1 steps for the first, then every second, the end frees the rest
+    # The first window needs 4 + 3 - 1 steps, later ones every second step, and the end frees the rest.
+    assert seen == [0, 0, 0, 0, 0, 1, 1, 2, 4]
 
 
 def test_n_step_targets_on_golden_values(build):
@@ -176,14 +179,17 @@ RULES = [{"length": 4, "burn_in": 2, "period": 2, "n_step": 1}, {"length": 5, "b
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: "-".join(map(str, rule.values())))
 @pytest.mark.parametrize("same_step", [True, False])
 @pytest.mark.parametrize(("frames", "p_end"), [(0, 0.2), (0, 0.02), (3, 0.05)])
-def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, build_replay, make_collector, make_plain_replay):
+def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, build_replay, make_collector,
+                                            make_plain_replay):
     """Collectors of different sizes take turns, rollouts are cut, environments restart, one collector is replaced."""
     rng = np.random.default_rng([*rule.values(), same_step, frames, int(100 * p_end)])
     collectors = [make_collector(
-        seed=s, num_envs=1 + s, num_steps=6, same_step=same_step, num_frames=frames, p_end=p_end, p_life=0.05, p_cut=0.2,
+        seed=s, num_envs=1 + s, num_steps=6, same_step=same_step, num_frames=frames, p_end=p_end, p_life=0.05,
+        p_cut=0.2,
         with_mask=s >= 0 and frames == 3, first_number=s * 10**6, state_size=STATE, picture=(2, 2)) for s in range(2)]
     for capacity, num_turns in ((70, 30), (150, 40)):
-        storage = build_replay(SequenceBuffer, capacity, gamma=GAMMA, state_size=STATE, stacked_frames=frames or None, **rule)
+        storage = build_replay(SequenceBuffer, capacity, gamma=GAMMA, state_size=STATE, stacked_frames=frames or None,
+                               **rule)
         plain, names = make_plain_replay(capacity), [0, 1]
         for collector in collectors:
             collector.restart()
@@ -314,7 +320,8 @@ def test_without_memory_there_are_no_states(build_replay):
     ({"burn_in": -1}, "burn_in must be a whole number >= 0"), ({"period": 0}, "period must be a whole number >= 1"),
     ({"length": 3, "period": 4}, "period must not exceed length, got 4 > 3"), ({"priority_eta": 1.1}, "priority_eta "
                                                                                                       "must be"),
-    ({"alpha": 0.0}, "alpha must be a number > 0"), ({"lenght": 3}, "did you mean 'length'")])  # codespell:ignore lenght
+    ({"alpha": 0.0}, "alpha must be a number > 0"),
+    ({"lenght": 3}, "did you mean 'length'")])  # codespell:ignore lenght
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         SequenceBuffer.create_factory(1000, **options)

@@ -27,7 +27,8 @@ def test_find_prefix_on_golden_values(values, mass, expected):
 
 def test_ranges_on_golden_values():
     sums, minima = tree_of(SumTree, [1, 2, 3, 4]), tree_of(MinTree, [1, 2, 3, 4])
-    assert [sums.reduce(0, 4), sums.reduce(1, 3), sums.reduce(0, -1), sums.reduce(2, 2), sums.reduce()] == [10, 5, 6, 0, 10]
+    found = [sums.reduce(0, 4), sums.reduce(1, 3), sums.reduce(0, -1), sums.reduce(2, 2), sums.reduce()]
+    assert found == [10, 5, 6, 0, 10]
     assert [minima.reduce(0, 4), minima.reduce(2, 4), minima.reduce(2, 2)] == [1, 3, np.inf]
     assert (sums.total, minima.smallest) == (10, 1)
 

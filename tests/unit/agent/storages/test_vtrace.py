@@ -309,7 +309,8 @@ def test_rewards_are_normalised_if_the_actor_says_so():
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"size": 0}, "size must be a whole number >= 1"), ({"rho_bar": 0.0}, "rho_bar must be a number > 0"), ({"c_bar": -1.0}, "c_bar must be a number > 0"),
+    ({"size": 0}, "size must be a whole number >= 1"), ({"rho_bar": 0.0}, "rho_bar must be a number > 0"),
+    ({"c_bar": -1.0}, "c_bar must be a number > 0"),
     ({"vtrace_lambda": 1.5}, "vtrace_lambda"), ({"gae_lambda": 0.9}, "did you mean"),
 ])
 def test_wrong_options_raise(options, message):
