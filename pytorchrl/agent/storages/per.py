@@ -19,6 +19,7 @@ from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages.replay import ERROR, ReplayBuffer
 from pytorchrl.agent.storages.ring import Inserted, Ring
 from pytorchrl.agent.storages.trees import MinTree, SumTree
+from pytorchrl.deprecation import warn_deprecated
 from pytorchrl.errors import ConfigError
 
 _FIRST_PRIORITY = 1.0
@@ -78,6 +79,12 @@ class PERBuffer(ReplayBuffer):
     def min_priority(self) -> float:
         """Smallest p of all transitions that can be drawn; infinity if there is none."""
         return self.priority_minima.smallest if self.num_items else math.inf
+
+    @property
+    def leaf_min(self) -> float:
+        """Deprecated name of `min_priority`."""
+        warn_deprecated("PERBuffer.leaf_min", use="min_priority", since="0.2", removed_in="0.3")
+        return self.min_priority
 
     @property
     def counters(self) -> dict[str, int]:

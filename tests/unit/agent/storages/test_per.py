@@ -54,6 +54,8 @@ def test_probabilities_and_weights_on_golden_values(per, alpha, beta, errors, pr
     np.testing.assert_allclose(leaves / storage.mass, probabilities, atol=5e-6)
     np.testing.assert_allclose(list(weights_of(storage).values()), weights, atol=5e-6)
     assert storage.min_priority == leaves.min()
+    with pytest.warns(DeprecationWarning, match="leaf_min is deprecated since 0.2 .* use min_priority$"):
+        assert storage.leaf_min == leaves.min()
     # The definition: (N P)^-beta over its largest value.
     raw = (4 * leaves / leaves.sum()) ** -beta
     np.testing.assert_allclose(list(weights_of(storage).values()), raw / raw.max(), atol=1e-6)
