@@ -1,7 +1,7 @@
 """Compose an agent, a scheme and a learner from flat options.
 
-Each option belongs to exactly one part of the agent, to the scheme or to the learner, and is routed there. The flags of the
-command line are made from the same table.
+Each option belongs to exactly one part of the agent, to the scheme or to the learner, and is routed there. The flags of
+the command line are made from the same table.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
             help="Sample transitions with large TD errors more often; alpha, beta and priority_epsilon set how much."))
     found.append(OptionSpec(
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
-        help="Policies of environments with several agents: one for all agents (shared, the default), one for each agent "
+        help="Policies of environments with several agents: one for all agents (shared, the default), one for each "
+             "agent "
              "(independent), or a mapping from agent to policy."))
     if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # other storages of replay have this option
         found.append(OptionSpec(
@@ -103,7 +104,8 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
     specs: dict[str, OptionSpec] = {}
     for spec in found:
         if spec.name in specs:
-            raise ConfigError(f"{spec.name!r} is an option of the {spec.part} and of the {specs[spec.name].part}; rename it "
+            raise ConfigError(f"{spec.name!r} is an option of the {spec.part} and of the {specs[spec.name].part}; "
+                              f"rename it "
                               f"in {registration.algorithm.__name__} or in the part that it is registered with")
         specs[spec.name] = spec
     return specs
@@ -187,7 +189,8 @@ def _factories(
 ) -> tuple[Factory[Any], Factory[Any], Factory[Any]]:
     """Return the factories of algorithm, actor and storage; all policies of several agents have the same options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
-    make_actor: Callable[..., Factory[Actor]] = registration.actor.create_factory  # type: ignore[attr-defined] # each actor has it
+    make_actor: Callable[...,
+                         Factory[Actor]] = registration.actor.create_factory  # type: ignore[attr-defined] # each actor has it
     of_actor = dict(parts["actor"])
     storage = storage_factory(registration, parts["storage"], parts["scheme"].get("kind"))
     if not isinstance(envs, MultiAgentEnvFactory):
@@ -226,7 +229,7 @@ def storage_factory(registration: Registration, options: Mapping[str, Any], kind
 
 
 def _factory_without(storage: type[Storage], options: dict[str, Any], why: str) -> Factory[Any]:
-    """Return a factory of `storage`; raise `ConfigError`, which states `why`, for options that the storage does not have."""
+    """Return a factory of `storage`; raise `ConfigError`, which states `why`, for options that it lacks."""
     own = {field.name for field in dataclasses.fields(storage.Options)}  # type: ignore[attr-defined] # all have them
     if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:
         raise ConfigError(f"{', '.join(others)} would be ignored: {why}")

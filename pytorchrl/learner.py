@@ -48,10 +48,10 @@ class Learner:
         scheme: The scheme to drive. From now on the learner owns it and stops it.
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
         log_dir: Directory of this run (created if missing) for metrics and models; None writes no files. A path that
-            ends in a slash, such as "runs/", is a directory of runs: this run gets a new numbered directory in it, whose
-            path is `self.log_dir`.
+            ends in a slash, such as "runs/", is a directory of runs: this run gets a new numbered directory in it,
+            whose path is `self.log_dir`.
         recipe: The description in `run.json` from which the agent can be built again.
-        run_name: Name of a numbered run: "runs/" becomes "runs/<run_name>-1"; None: "run". Only for a directory of runs.
+        run_name: Name of a numbered run: "runs/" becomes "runs/<run_name>-1"; None: "run".
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
     Raises:
@@ -67,10 +67,10 @@ class Learner:
 
         target_steps: int = option(help="env steps of the whole experiment; 0 checks and starts only", low=0)
         log_dir: str | os.PathLike[str] | None = option(
-            None, help="directory of this run; if it ends in a slash, such as runs/, a directory of runs, in which this run "
-            "gets a new numbered directory; without log_dir, no files are written")
+            None, help="directory of this run; if it ends in a slash, such as runs/, a directory of runs, in which "
+            "this run gets a new numbered directory; without log_dir, no files are written")
         eval_every: int | None = option(
-            None, help="env steps between evaluations during training; the last one follows its end; none: never", low=1)
+            None, help="env steps between evaluations during training, and a last one after it; none: never", low=1)
         eval_episodes: int = option(10, help="episodes of each of these evaluations", low=1)
         log_every: int | None = option(
             None, help="env steps between two records of metrics.jsonl; none: 200 records per run", low=1)
@@ -78,8 +78,7 @@ class Learner:
         overwrite: bool = option(False, help="rename a run that log_dir already contains, instead of refusing it")
         progress: bool = option(True, help="show a progress line on stderr")
         checkpoint_every: int | None = option(
-            None, help="env steps between checkpoints, which resume continues from; the last one is at the end; none: never",
-            low=1)
+            None, help="env steps between checkpoints, which resume continues from; none: never", low=1)
         resume: bool = option(
             False, help="continue the run in log_dir from its newest checkpoint; start a run if there is none")
 
@@ -108,11 +107,12 @@ class Learner:
         self.target_steps = target_steps
         if self.options.eval_every is not None and scheme.test_envs_factory is None:
             raise ConfigError("eval_every needs a scheme with test_envs_factory, which this one lacks")
-        if self.options.checkpoint_every is not None and not (scheme.settings["record"] is scheme.settings["replay"] is None):
+        is_recorded = not (scheme.settings["record"] is scheme.settings["replay"] is None)
+        if self.options.checkpoint_every is not None and is_recorded:
             raise ConfigError("a run that is recorded or replayed has no checkpoints; leave checkpoint_every out")
         if run_name is not None and (log_dir is None or not run_directory.is_directory_of_runs(log_dir)):
-            raise ConfigError(
-                f"run_name={run_name!r} needs a log_dir that ends in a slash and is a directory of runs, got {log_dir!r}")
+            raise ConfigError(f"run_name={run_name!r} needs a log_dir that ends in a slash, a directory of runs, got "
+                              f"{log_dir!r}")
         self.log_dir: Path | None = None
         self._resumed: Mapping[str, Any] | None = None  # values of a checkpoint
         if log_dir is not None:
@@ -174,7 +174,7 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Counting the steps that have reached the learner is too slow for every update; they never exceed those collected.
+        # Counting is too slow for every update; the steps that have reached the learner never exceed those collected.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:
@@ -271,7 +271,7 @@ class Learner:
 
     @property
     def env_steps(self) -> int:
-        """The env steps that have reached the learner (collected, neither in flight nor queued), as of the last count."""
+        """The env steps that have reached the learner (neither in flight nor queued), as of the last count."""
         return self._measured.env_steps
 
     @property
@@ -307,8 +307,8 @@ class Learner:
     def get_metrics(self) -> dict[str, Any]:
         """Return everything measured up to now, as documented on the page about statistics.
 
-        `algorithm` contains means of the algorithm's statistics since the last record, or those of that record if no update
-        was made since. Before `start()` all numbers are zero; the call does not start the scheme.
+        `algorithm` contains means of statistics since the last record, or those of that record if no update was made
+        since. Before `start()` all numbers are zero; the call does not start the scheme.
         """
         return self._measured.metrics(self._evaluations.last, self._files.last_checkpoint)
 
@@ -426,7 +426,7 @@ class Learner:
         raise TypeError("a Learner cannot be pickled: it owns running workers; save_model() saves the agent")
 
     def _look(self, now: float) -> None:
-        """Take finished episodes and a finished evaluation, and redraw the progress line; called four times a second."""
+        """Take finished episodes and a finished evaluation, and redraw the progress line; four times a second."""
         self._next_look = now + _LOOK_INTERVAL_S
         self._measured.add_rate(now)
         self._measured.take_episodes()

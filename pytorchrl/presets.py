@@ -1,4 +1,4 @@
-"""Settings that work out of the box, by algorithm and suite of environments. Options that the user gives replace them."""
+"""Settings that work out of the box, by algorithm and suite of environments; the user's options replace them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ from pytorchrl.envs.suites import DEFAULT, suite_of
 # The arguments of atari_factory, repeated so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
 
-# Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with a number of steps for a first run.
+# Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with a number of steps for a
+# first run.
 # Learning rates end at zero because the last policy is the one that is saved.
 _CONTINUOUS: dict[str, dict[str, Any]] = {
-    "classic": {"num_envs": 1, "num_steps": 1, "replay_size": 50_000, "gamma": 0.98, "start_steps": 1000, "update_every": 1,
+    "classic": {"num_envs": 1, "num_steps": 1, "replay_size": 50_000, "gamma": 0.98, "start_steps": 1000,
+                "update_every": 1,
                 "num_updates": 1, "mini_batch_size": 128, "hidden_sizes": (64, 64), "target_steps": 20_000},
-    "mujoco": {"num_envs": 1, "num_steps": 1, "replay_size": 1_000_000, "start_steps": 5000, "update_every": 1, "num_updates": 1,
+    "mujoco": {"num_envs": 1, "num_steps": 1, "replay_size": 1_000_000, "start_steps": 5000, "update_every": 1,
+               "num_updates": 1,
                "target_steps": 1_000_000},
 }
 _CONTINUOUS["box2d"] = {**_CONTINUOUS["mujoco"], "target_steps": 500_000}
@@ -35,7 +38,8 @@ _MEMORY = {"recurrent_net": "lstm", "dueling": True}
 _DQN = {"num_envs": 1, "num_steps": 4, "update_every": 4}
 _REPLAY_PRESETS |= {
     ("dqn", "classic"): {
-        **_DQN, "replay_size": 50_000, "start_steps": 500, "lr": 1e-3, "mini_batch_size": 64, "num_updates": 2, "polyak": 0.99,
+        **_DQN, "replay_size": 50_000, "start_steps": 500, "lr": 1e-3, "mini_batch_size": 64, "num_updates": 2,
+        "polyak": 0.99,
         "target_update_interval": 1, "epsilon_steps": 10_000, "hidden_sizes": (120, 84), "target_steps": 40_000},
     ("dqn", "box2d"): {
         **_DQN, "replay_size": 100_000, "start_steps": 1000, "lr": 5e-4, "mini_batch_size": 128, "polyak": 0.995,
@@ -45,18 +49,23 @@ _REPLAY_PRESETS |= {
         "target_steps": 10_000_000, **_ATARI},
     # Each step is used 8 to 16 times; with many collectors once, as Kapturowski et al. 2019, by `max_replay_ratio`.
     ("r2d2", "classic"): {
-        **_MEMORY, "num_envs": 4, "num_steps": 8, "replay_size": 50_000, "start_steps": 1000, "update_every": 32, "num_updates": 1,
+        **_MEMORY, "num_envs": 4, "num_steps": 8, "replay_size": 50_000, "start_steps": 1000, "update_every": 32,
+        "num_updates": 1,
         "mini_batch_size": 32, "length": 16, "burn_in": 8, "period": 8, "n_step": 3, "gamma": 0.99, "lr": 1e-3,
-        "target_update_interval": 100, "recurrent_net": "gru", "recurrent_size": 64, "hidden_sizes": (64,), "target_steps": 100_000},
+        "target_update_interval": 100, "recurrent_net": "gru", "recurrent_size": 64, "hidden_sizes": (64,),
+        "target_steps": 100_000},
     ("r2d2", "box2d"): {
-        **_MEMORY, "num_envs": 8, "num_steps": 40, "replay_size": 200_000, "start_steps": 5000, "update_every": 320, "num_updates": 1,
+        **_MEMORY, "num_envs": 8, "num_steps": 40, "replay_size": 200_000, "start_steps": 5000, "update_every": 320,
+        "num_updates": 1,
         "lr": 5e-4, "target_update_interval": 400, "recurrent_size": 128, "target_steps": 1_000_000},
     ("r2d2", "atari"): {
         **_MEMORY, "num_envs": 16, "num_steps": 40, "replay_size": 200_000, "start_steps": 80_000, "update_every": 640,
         "num_updates": 1, "target_steps": 10_000_000, **_ATARI, "reward_transform": None, "end_on_life_loss": False},
     ("sac", "atari"): {
-        "num_envs": 1, "num_steps": 4, "update_every": 4, "num_updates": 1, "replay_size": 100_000, "start_steps": 20_000,
-        "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000, **_ATARI},
+        "num_envs": 1, "num_steps": 4, "update_every": 4, "num_updates": 1, "replay_size": 100_000,
+        "start_steps": 20_000,
+        "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000,
+        **_ATARI},
 }
 _presets: dict[tuple[str, str], Mapping[str, Any]] = {
     **_REPLAY_PRESETS,
@@ -86,7 +95,8 @@ _presets: dict[tuple[str, str], Mapping[str, Any]] = {
         "normalize_reward": True, "target_steps": 2_000_000,
     },
     ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000, **_ATARI},
-    # A train batch is a rollout of one collector: on Atari the 500 steps of https://github.com/ray-project/rl-experiments.
+    # A train batch is a rollout of one collector: on Atari the 500 steps of
+    # https://github.com/ray-project/rl-experiments.
     ("impala", "classic"): {
         "num_envs": 8, "num_steps": 16, "lr": linear(2e-3, 0.0), "gamma": 0.98, "entropy_coef": 0.0,
         "target_steps": 200_000,
@@ -123,12 +133,14 @@ _presets: dict[tuple[str, str], Mapping[str, Any]] = {
 
 
 def register(algorithm: str, suite: str, options: Mapping[str, Any]) -> None:
-    """Register options that hold for an algorithm in a suite where the user gives no others; an earlier registration is replaced.
+    """Register options that hold for an algorithm in a suite unless the user gives others.
+
+    An earlier registration is replaced.
 
     Args:
         algorithm: Name that the algorithm is registered under.
-        suite: Name of a suite: "classic", "box2d", "mujoco", "atari" or one of the user's own. The presets of "classic" also hold
-            for environments of no suite.
+        suite: Name of a suite: "classic", "box2d", "mujoco", "atari" or one of the user's own. The presets of "classic"
+            also hold for environments of no suite.
         options: Options of `train`, by name.
     """
     _presets[algorithm, suite] = MappingProxyType(dict(options))
@@ -142,14 +154,15 @@ def registered() -> Mapping[tuple[str, str], Mapping[str, Any]]:
 def preset(
     algorithm: str, env: str | Callable[..., object], options: Mapping[str, object] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the preset for an algorithm and an environment, without options that would have no effect beside the user's `options`.
+    """Return the preset for an algorithm and an environment; empty if none is registered.
 
-    The preset is empty where none is registered.
+    Options that would have no effect together with the user's `options` are left out.
     """
     suite = suite_of(env)
     found = dict(_presets.get((algorithm, DEFAULT if suite is None else suite.name), {}))
     if options.get("epsilon_per_worker"):
-        found = {name: value for name, value in found.items() if name not in ("initial_epsilon", "final_epsilon", "epsilon_steps")}
+        found = {name: value for name, value in found.items() if name not in ("initial_epsilon", "final_epsilon",
+                                                                              "epsilon_steps")}
     if options.get("mini_batch_size") is not None:
         found.pop("num_mini_batch", None)
     if options.get("kind") == "batch":  # each rollout is replayed as one sequence, so it gets the length of one

@@ -18,7 +18,7 @@ from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.run_directory import RUN_FILE, no_run
 
 _CODE = "__code__"
-"""Key that marks an option in `run.json` as a class or a function; its value is `module:qualname`, or the `repr` of code without a name."""
+"""Key that marks an option in `run.json` as code; its value is `module:qualname`, or the `repr` of nameless code."""
 _ACTING = ("noise_std",)
 """Options of algorithms that acting needs too; an agent can be loaded without other options that are code."""
 
@@ -51,8 +51,8 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None) -> Recip
 
     Raises:
         ConfigError: `algorithm` is no algorithm.
-        CheckpointError: There is no run, its file is damaged, or its agent was composed in Python or from code that this process
-            has not imported.
+        CheckpointError: There is no run, its file is damaged, or its agent was composed in Python or from code that
+            this process has not imported.
     """
     given = None if algorithm is None else registration_of(algorithm)
     path = run_dir / RUN_FILE
@@ -79,8 +79,10 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None) -> Recip
 
 def _not_imported(run_dir: Path, reference: str) -> str:
     module, _, name = reference.partition(":")
-    return (f"the run in {str(run_dir)!r} is of the algorithm {reference!r}, which this process has not imported; files of a run never "
-            f"decide what is imported, so import {name} from {module} before load, or name it: load(..., algorithm={reference!r}), "
+    return (f"the run in {str(run_dir)!r} is of the algorithm {reference!r}, which this process has not imported; "
+            f"files of a run never "
+            f"decide what is imported, so import {name} from {module} before load, or name it: load(..., "
+            f"algorithm={reference!r}), "
             f"`pytorchrl enjoy ... --algorithm {reference}`")
 
 
@@ -91,7 +93,8 @@ def _options_of(run_dir: Path, algorithm: type[Algorithm], recorded: Mapping[str
     if needed := [name for name in code if name not in specs or specs[name].part != "algorithm" or name in _ACTING]:
         raise CheckpointError(
             f"the run in {str(run_dir)!r} was composed in Python with code that load does not import: "
-            f"{', '.join(f'{name}={json.dumps(code[name])}' for name in needed)}; build the same actor with checkpoint=<its model.pt>")
+            f"{', '.join(f'{name}={json.dumps(code[name])}' for name in needed)}; build the same actor with "
+            f"checkpoint=<its model.pt>")
     plain = {name: value for name, value in recorded.items() if name not in code}
     if unknown := [name for name in plain if name not in specs]:
         raise ConfigError(f"it has the option {unknown[0]!r}, which is not known")

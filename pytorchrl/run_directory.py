@@ -125,7 +125,8 @@ def _make_way(path: Path, *, overwrite: bool, resume: bool) -> None:
         raise ConfigError(
             f"log_dir {str(path)!r} holds a run already; choose another; give a directory of runs that ends in a "
             f"slash, such as {_runs_beside(path)!r}, in which each run gets its own directory; or pass "
-            "overwrite=True (--overwrite), which renames the old run, or resume=True (--resume), which continues it from "
+            "overwrite=True (--overwrite), which renames the old run, or resume=True (--resume), which continues it "
+            "from "
             "its newest checkpoint")
     if overwrite or not any((path / CHECKPOINTS).glob("step-*.pt")):
         Lock(path).close()

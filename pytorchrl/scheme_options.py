@@ -49,13 +49,15 @@ class SchemeOption:
 # Folder of the class that declares an option -> the level that it is listed with.
 _GROUP_OF_FOLDER = {**{group: group for group in GROUPS}, "recording": "runtime", "base": "gradients"}
 # The parameters of `Scheme` that are no settings, and those of the storage, which is made from the same options.
-_NOT_OPTIONS = {"algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory", "prioritized",
+_NOT_OPTIONS = {"algo_factory", "actor_factory", "storage_factory", "train_envs_factory", "test_envs_factory",
+                "prioritized",
                 *STORAGE_OPTIONS}
 _UNDECLARED = {
     "col_execution": "collection", "col_communication": "collection", "kind": "replay", "replay_debug": "replay",
     "grad_execution": "gradients", **dict.fromkeys(
-        ("runtime", "device", "num_threads", "seed", "schedule_seed", "costs", "faults", "address", "placement"), "runtime")}
-"""Settings that only `Scheme` declares -> the level that they are listed with; all others are listed with the updates."""
+        ("runtime", "device", "num_threads", "seed", "schedule_seed", "costs", "faults", "address", "placement"),
+        "runtime")}
+"""Settings that only `Scheme` declares -> the level that they are listed with; the others belong to the updates."""
 
 
 _CHOICES = {"runtime": (None, "ray", "threads", "simulated")}
@@ -65,13 +67,16 @@ def scheme_options() -> list[SchemeOption]:
     """Return the settings of the scheme; `preset`, the name of an architecture, is the first."""
     found = [SchemeOption(
         "preset", "collection", typing.Optional[str], None,  # noqa: UP045 - unions of strings are not evaluated here
-        "An architecture of the literature, such as `impala` for `Scheme.impala`; its settings hold where no others are given.",
+        "An architecture of the literature, such as `impala` for `Scheme.impala`; its settings hold where no others "
+        "are given.",
         (None, *PRESETS))]
-    declared, hints, texts = _declared(), typing.get_type_hints(Scheme.__init__), documented_arguments(Scheme.__doc__ or "")
+    declared, hints = _declared(), typing.get_type_hints(Scheme.__init__)
+    texts = documented_arguments(Scheme.__doc__ or "")
     for name, parameter in inspect.signature(Scheme).parameters.items():
         if name not in _NOT_OPTIONS:
             own = declared.get(name) or SchemeOption(
-                name, _UNDECLARED.get(name, "updates"), hints[name], parameter.default, texts.get(name, ""), _CHOICES.get(name))
+                name, _UNDECLARED.get(name, "updates"), hints[name], parameter.default, texts.get(name, ""),
+                _CHOICES.get(name))
             # Of a level that a scheme may do without, such as replay, the scheme's default is None.
             found.append(dataclasses.replace(own, hint=hints[name], default=parameter.default))
     return sorted(found, key=lambda option: list(GROUPS).index(option.group))
@@ -89,7 +94,8 @@ def _declared() -> dict[str, SchemeOption]:
         for field in dataclasses.fields(owner):
             if field.name in vars(owner).get("__annotations__", {}):
                 found[field.name] = SchemeOption(
-                    field.name, group, hints[field.name], default_of(field), field.metadata["help"], field.metadata["choices"])
+                    field.name, group, hints[field.name], default_of(field), field.metadata["help"],
+                    field.metadata["choices"])
     return found
 
 

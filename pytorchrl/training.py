@@ -81,11 +81,12 @@ def train(
         env: A gymnasium id; a function that makes one environment; or the name of a module with `parallel_env`
             (PettingZoo), such as "mpe2.simple_spread_v3", whose environments have several agents.
         target_steps: Env steps of the whole experiment; None: as many as the preset for this environment has.
-        log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a new
-            directory in it, `runs/ppo-CartPole-v1-1` and so on. None writes no files.
+        log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a
+            new directory in it, `runs/ppo-CartPole-v1-1` and so on. None writes no files.
         **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, such as `lr`,
-            `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every` and `seed`. `policies` assigns policies
-            to several agents: "shared", "independent", a mapping or a function from agent to policy; together with a
+            `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every` and `seed`. `policies` assigns
+            policies to several agents: "shared", "independent", a mapping or a function from agent to policy; together
+                with a
             function that makes environments, it declares that they have several agents.
 
     Returns:
@@ -101,7 +102,8 @@ def train(
         learner.train()
         acting_state = learner.scheme.acting_state()
     return TrainedAgent(
-        agent=agent, acting_state=acting_state, seed=learner.scheme.seed, summary=learner.summary(), log_dir=learner.log_dir)
+        agent=agent, acting_state=acting_state, seed=learner.scheme.seed, summary=learner.summary(),
+        log_dir=learner.log_dir)
 
 
 @brief_errors

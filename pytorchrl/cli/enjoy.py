@@ -35,7 +35,8 @@ def run(arguments: Sequence[str]) -> int:
                       **({"policy_return_means": policies} if policies else {})}))
     else:
         show(f"mean return of {len(returns)} evaluation episodes: {mean:.2f} "
-             f"(standard deviation {deviation:.2f}, from {min(returns):.1f} to {max(returns):.1f}){by_policy(policies)}")
+             f"(standard deviation {deviation:.2f}, from {min(returns):.1f} to "
+             f"{max(returns):.1f}){by_policy(policies)}")
     return 0
 
 
@@ -59,7 +60,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=_seed, metavar="INT", help="of environments and actions [that of the run]")
     parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
     parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"which model of the run [{MODEL_NAME}]")
-    parser.add_argument("--algorithm", metavar="MODULE:CLASS", help="the class of a run of your own algorithm, which is then imported")
+    parser.add_argument("--algorithm", metavar="MODULE:CLASS", help="the class of a run of your own algorithm, which "
+                                                                    "is then imported")
     parser.add_argument("--video", metavar="DIR", help="also write a film of every episode there (extra `video`)")
     parser.add_argument("--json", action="store_true", help="print one JSON line, the last")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")

@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from pytorchrl.composition import OptionSpec
 
 TITLES: Mapping[str, str] = {
-    "learner": "run: length, files, evaluation and checkpoints", "algorithm": "algorithm", "storage": "storage", "actor": "actor",
+    "learner": "run: length, files, evaluation and checkpoints", "algorithm": "algorithm", "storage": "storage",
+    "actor": "actor",
     "environments": "environments", **GROUPS,
 }
 """Group of options -> its title in `--help`, in the order of the help."""
 
 _COMMON = frozenset((
     "target_steps", "log_dir", "eval_every", "eval_episodes", "checkpoint_every", "resume", "overwrite",
-    "lr", "lr_q", "lr_pi", "optimizer", "gamma", "num_epochs", "num_mini_batch", "mini_batch_size", "entropy_coef", "clip_param",
+    "lr", "lr_q", "lr_pi", "optimizer", "gamma", "num_epochs", "num_mini_batch", "mini_batch_size", "entropy_coef",
+    "clip_param",
     "max_grad_norm", "start_steps", "update_every", "num_updates", "polyak", "epsilon_steps",
     "num_steps", "gae_lambda", "replay_size", "prioritized", "n_step", "length", "burn_in",
     "feature_extractor", "hidden_sizes", "recurrent_net", "normalize_obs", "normalize_reward", "checkpoint",
@@ -55,7 +57,8 @@ class Parser(argparse.ArgumentParser):
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; for unknown words show the usage line and suggestions, and exit with status 2."""
         if not {"-h", "--help", "--help-all"} & set(arguments):
-            # Checked before argparse reports missing flags: an unknown flag may replace one, as --env-id does for --env.
+            # Checked before argparse reports missing flags: an unknown flag may replace one, as --env-id does for
+            # --env.
             self._refuse([word for word in arguments if word.startswith("--") and word.split("=")[0] not in {
                 "--", *self._option_string_actions}])
         namespace, unknown = self.parse_known_args(list(arguments))
@@ -63,13 +66,14 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _refuse(self, words: Sequence[str]) -> None:
-        """Exit with an error that names all unknown flags, or else the first of these words; do nothing if there are none."""
+        """Exit with an error that names all unknown flags, or else the first word; do nothing without words."""
         flags = {name_of(flag): ("", name_of(flag)) for flag in self._option_string_actions if flag.startswith("--")}
         known = {**flags, **self._known}
         unknown = [word for word in words if word.startswith("-")]
         if unknown:
             self.error("; ".join(f"no flag {word!r}" + (suggestion(
-                name_of(word.split("=")[0]), known, lambda name: flag_of(name) if name in flags else f"{name} in Python") or "; see --help")
+                name_of(word.split("=")[0]), known,
+                lambda name: flag_of(name) if name in flags else f"{name} in Python") or "; see --help")
                 for word in unknown))
         if words:
             self.error(f"no argument {words[0]!r}; see --help")
@@ -113,7 +117,7 @@ def add_option_flags(
 
 
 def is_common(spec: OptionSpec) -> bool:
-    """Return whether the short help lists an option: a common one, or one that an algorithm of the user's own declares."""
+    """Return whether the short help lists an option: it is common, or the user's own algorithm declares it."""
     return spec.name in _COMMON or (spec.part == "algorithm" and spec.is_users)
 
 
@@ -121,7 +125,8 @@ def values_of(spec: OptionSpec) -> str:
     """Return what the help shows in place of a value: the choices of a closed set, or the kind of value."""
     if spec.choices is None:
         return form_of(spec.hint)
-    others = [form for form in form_of(spec.hint).split("|") if form not in ("TEXT", "none")]  # the choices contain none if it is allowed
+    # the choices contain none if it is allowed
+    others = [form for form in form_of(spec.hint).split("|") if form not in ("TEXT", "none")]
     return "|".join(dict.fromkeys([*others, *map(_shown, spec.choices)]))
 
 
@@ -138,7 +143,8 @@ def name_of(flag: str) -> str:
 class _Joined(argparse.Action):
     """Store the values in all words of a flag as one tuple: `64 64` is the same as `64,64`."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
         setattr(namespace, self.dest, tuple(item for value in values for item in value))
 
 

@@ -59,7 +59,8 @@ def _measure(learner: Learner, seconds: float) -> dict[str, Any]:
     after = scheme.metrics() | {"env_steps": scheme.env_steps}
     elapsed = time.perf_counter() - start
     steps = after["env_steps"] - before["env_steps"]
-    return {**profiling.between(before, after), "seconds": elapsed, "env_steps": steps, "env_steps_per_s": steps / elapsed}
+    return {**profiling.between(before, after), "seconds": elapsed, "env_steps": steps,
+            "env_steps_per_s": steps / elapsed}
 
 
 def _show(measured: dict[str, Any], learner: Learner, *, as_json: bool) -> None:

@@ -103,12 +103,14 @@ def parse(command: str, verb: str, arguments: Sequence[str],
     if algorithm is None:
         if not arguments or {"-h", "--help", "--help-all"} & set(arguments):
             show(f"usage: {usage}", "", f"Flags differ a little: `pytorchrl {command} ppo --help`.",
-                 "MODULE:CLASS is an algorithm of your own, such as my_algorithm:MyAlgorithm for a class in my_algorithm.py.")
+                 "MODULE:CLASS is an algorithm of your own, such as my_algorithm:MyAlgorithm for a class in "
+                 "my_algorithm.py.")
             raise SystemExit(0 if arguments else 2)
         parser = Parser(prog=f"pytorchrl {command}", usage=usage)
         word = arguments[0] if not arguments[0].startswith("-") else ""
         near = difflib.get_close_matches(word.lower(), names, n=1)
-        parser.error(f"the algorithm must be one of {', '.join(names)} or MODULE:CLASS" + (f", got {word!r}" if word else "")
+        parser.error(f"the algorithm must be one of {', '.join(names)} or MODULE:CLASS"
+                     + (f", got {word!r}" if word else "")
                      + (f"; did you mean {near[0]!r}?" if near else ""))
     if is_reference(algorithm):
         make_importable()
@@ -151,15 +153,18 @@ def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str, *, s
     parser = Parser(
         prog=f"pytorchrl {command} {algorithm}", usage=f"pytorchrl {command} {algorithm} --env ID [flags]",
         description=f"{verb} {registration.algorithm.__name__}. "
-                    f"{'All' if show_all else 'The common'} flags{'' if show_all else ' (--help-all shows all)'}, with the defaults "
+                    f"{'All' if show_all else 'The common'} flags{'' if show_all else ' (--help-all shows all)'}, with "
+                    f"the defaults "
                     f"for this environment in brackets. A SCHEDULE is {FORMS}.",
         epilog="Exit codes: 0 done as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
         known=known_names(algorithm))
     parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)
-    parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; for several agents the "
+    parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; for "
+                                                                   "several agents the "
                         "module of a PettingZoo environment, e.g. mpe2.simple_spread_v3")
     parser.add_argument("--help-all", action="help", help="show all flags, not only the common ones, and exit")
     parser.add_argument("--json", action="store_true", help="print the run's figures as one JSON line, the last")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(registration.name, env)}, show_all=show_all)
+    add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(registration.name, env)},
+                     show_all=show_all)
     return parser

@@ -47,7 +47,7 @@ class Registration:
 
     @property
     def is_own(self) -> bool:
-        """Whether the class itself is registered; otherwise one of its bases is, whose name, storage and actor it shares."""
+        """Whether the class itself is registered; otherwise it has name, storage and actor of a registered base."""
         own = _by_name.get(self.name)
         return own is not None and own.algorithm is self.algorithm
 
@@ -67,7 +67,8 @@ _by_name: dict[str, Registration] = {}
 
 
 def algorithm(
-    name: str, *, storage: type[Storage], actor: type[nn.Module] | None = None, prioritized_storage: type[Storage] | None = None,
+    name: str, *, storage: type[Storage], actor: type[nn.Module] | None = None,
+    prioritized_storage: type[Storage] | None = None,
     rollout_storage: type[Storage] | None = None,
 ) -> Callable[[A], A]:
     """Register the decorated algorithm, so that `train(name, ...)` and `pytorchrl train name` know it.
@@ -96,7 +97,8 @@ def algorithm(
         taken = _by_name.get(name)
         # A notebook runs the same cell again; the class that it defines replaces the previous one.
         if taken is not None and reference_to(taken.algorithm) != reference_to(cls):
-            raise ConfigError(f"@algorithm({name!r}) on {reference_to(cls)}: {reference_to(taken.algorithm)} has that name; choose another")
+            raise ConfigError(f"@algorithm({name!r}) on {reference_to(cls)}: {reference_to(taken.algorithm)} has that "
+                              f"name; choose another")
         _by_name[name] = Registration(name, cls, storage, trained, prioritized_storage, rollout_storage)
         return cls
 
@@ -115,8 +117,8 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
         algorithm: A registered name; a class; or "module:Class", whose module is imported.
 
     Raises:
-        ConfigError: No algorithm has this name, the module cannot be imported, or neither the class nor one of its bases is
-            registered.
+        ConfigError: No algorithm has this name, the module cannot be imported, or neither the class nor one of its
+            bases is registered.
     """
     if isinstance(algorithm, type):
         return _of_class(algorithm)
@@ -127,11 +129,14 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
             return _of_class(_import(algorithm))
     near = difflib.get_close_matches(str(algorithm).lower(), _by_name, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(f"algorithm must be one of {list(registered())}, a class or 'module:Class', got {algorithm!r}{hint}")
+    raise ConfigError(f"algorithm must be one of {list(registered())}, a class or 'module:Class', got "
+                      f"{algorithm!r}{hint}")
 
 
 def imported_registration(reference: str) -> Registration | None:
-    """Return the registration that `Registration.reference` names, without importing anything; None if its class is not imported.
+    """Return the registration that `Registration.reference` names; None if its class is not imported.
+
+    Nothing is imported.
 
     Raises:
         ConfigError: No algorithm has this name.
@@ -154,14 +159,15 @@ def reference_to(cls: type) -> str:
 
 
 def _of_class(cls: type) -> Registration:
-    """Return the registration of a class: its own, or that of its nearest registered base, whose storage and actor it shares."""
+    """Return the registration of a class: its own, or that of its nearest registered base for this class."""
     if not issubclass(cls, Algorithm):
         raise ConfigError(f"algorithm must be a class that derives from Algorithm, got {cls!r}")
     by_class = {registration.algorithm: registration for registration in _by_name.values()}
     found = next((by_class[base] for base in cls.__mro__ if base in by_class), None)
     if found is None or inspect.isabstract(cls):
         raise ConfigError(f"{cls.__name__} is {'abstract' if inspect.isabstract(cls) else 'not registered'}; "
-                          f'write @algorithm("{cls.__name__.lower()}", storage=...) above a class that defines every abstract method')
+                          f'write @algorithm("{cls.__name__.lower()}", storage=...) above a class that defines every '
+                          f'abstract method')
     check_declaration(cls)
     return dataclasses.replace(found, algorithm=cls)
 
@@ -171,15 +177,18 @@ def _import(reference: str) -> type:
     try:
         found: object = importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"the module of algorithm {reference!r} cannot be imported ({error}); run from the folder that has it, or add "
+        raise ConfigError(f"the module of algorithm {reference!r} cannot be imported ({error}); run from the folder "
+                          f"that has it, or add "
                           "that folder to PYTHONPATH") from error
     except Exception as error:
-        raise ConfigError(f"importing the module of algorithm {reference!r} raised {type(error).__name__}: {error}") from error
+        raise ConfigError(f"importing the module of algorithm {reference!r} raised {type(error).__name__}: "
+                          f"{error}") from error
     for name in qualname.split("."):
         found = getattr(found, name, None)
     if not isinstance(found, type):
         own = [cls.__qualname__ for cls in _subclasses(Algorithm) if cls.__module__ == module_name]
-        raise ConfigError(f"module {module_name!r} has no class {qualname!r}; its algorithms: {', '.join(own) or 'none'}")
+        raise ConfigError(f"module {module_name!r} has no class {qualname!r}; its algorithms: "
+                          f"{', '.join(own) or 'none'}")
     return found
 
 

@@ -45,7 +45,8 @@ def test_help_of_everything(capsys):
 
 def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
     _, out, _ = run(capsys, *TRAIN, "--help-all")
-    for text in ("collection: workers that step environments", "runtime: processes", "algorithm:", "storage:", "actor:", "environments:",
+    for text in ("collection: workers that step environments", "runtime: processes", "algorithm:", "storage:", "actor:",
+                 "environments:",
                  "--num-col-workers INT", "--optimizer adam|adamw|sgd", "--clip-param NUMBER|SCHEDULE",
                  "--col-communication synchronous|asynchronous", "--hidden-sizes INT,..."):
         assert text in out
@@ -59,7 +60,8 @@ def test_help_of_train_groups_flags_and_shows_what_holds(capsys):
 
 
 def flags_in(out):
-    return set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", out, re.MULTILINE)) - {"--help", "--help-all", "--env", "--json", "--debug"}
+    return set(re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", out, re.MULTILINE)) - {"--help", "--help-all", "--env",
+                                                                                "--json", "--debug"}
 
 
 @pytest.mark.parametrize("algorithm", registered())
@@ -92,7 +94,8 @@ def test_closed_sets_are_shown_as_choices(capsys, flag, values):
 @pytest.mark.parametrize(("arguments", "message"), [
     (["trian"], "did you mean 'train'"),  # codespell:ignore trian
     (["train"], "usage"),
-    (["train", "--env", "CartPole-v1"], "algorithm must be one of a2c, appo, ddpg, dqn, impala, ppo, r2d2, sac, td3 or MODULE:CLASS"),
+    (["train", "--env", "CartPole-v1"], "algorithm must be one of a2c, appo, ddpg, dqn, impala, ppo, r2d2, sac, td3 or "
+                                        "MODULE:CLASS"),
     (["train", "pppo", "--env", "CartPole-v1"], "got 'pppo'"),
     (["train", "PPO", "--env", "CartPole-v1"], "got 'PPO'; did you mean 'ppo'?"),
     (["train", "ppo"], "--env"),
@@ -101,11 +104,13 @@ def test_closed_sets_are_shown_as_choices(capsys, flag, values):
     ([*TRAIN, "--learning-rate", "1e-3"], "did you mean --lr?"),
     ([*TRAIN, "--size=5"], "did you mean --num-steps?"),
     ([*TRAIN, "--buffer-size", "5"], "no flag '--buffer-size'; here that is 'size' of the replay storage or"),
-    ([*TRAIN, "--config", "my.yaml"], "no flag '--config'; there are no configuration files; give the options themselves\n"),
+    ([*TRAIN, "--config", "my.yaml"], "no flag '--config'; there are no configuration files; give the options "
+                                      "themselves\n"),
     ([*TRAIN, "--confg", "my.yaml"], "no flag '--confg'; see --help\n"),
     ([*TRAIN, "--wrapper-class=x"], "no flag '--wrapper-class=x'; did you mean wrappers in Python ("),
     ([*TRAIN, "--total-timesteps", "5", "--tau=1"],
-     "no flag '--total-timesteps'; did you mean --target-steps?; no flag '--tau=1'; here that is 'polyak' of another algorithm ("),
+     "no flag '--total-timesteps'; did you mean --target-steps?; no flag '--tau=1'; here that is 'polyak' of another "
+     "algorithm ("),
     (["train", "ppo", "--env-id", "CartPole-v1"], "no flag '--env-id'; did you mean --env?"),
     ([*TRAIN, "--lr"], "--lr: expected one argument"),
     ([*TRAIN, "--hidden-sizes"], "--hidden-sizes: expected at least one argument"),
@@ -126,14 +131,18 @@ def test_wrong_words_give_a_usage_line_and_a_suggestion(capsys, arguments, messa
 
 
 @pytest.mark.parametrize(("flags", "sizes"), [
-    (["--hidden-sizes", "64", "32"], (64, 32)), (["--hidden-sizes", "64,32"], (64, 32)), (["--hidden-sizes=64,32"], (64, 32)),
-    (["--hidden-sizes", "[64,", "32]"], (64, 32)), (["--hidden-sizes", "64,32", "16"], (64, 32, 16)), (["--hidden-sizes", ""], ()),
+    (["--hidden-sizes", "64", "32"], (64, 32)), (["--hidden-sizes", "64,32"], (64, 32)),
+    (["--hidden-sizes=64,32"], (64, 32)),
+    (["--hidden-sizes", "[64,", "32]"], (64, 32)), (["--hidden-sizes", "64,32", "16"], (64, 32, 16)),
+    (["--hidden-sizes", ""], ()),
 ])
 def test_several_values_may_be_several_words(flags, sizes):
-    for words in (["ppo", "--env", "CartPole-v1", *flags], ["--env", "CartPole-v1", *flags, "ppo"], [*flags, "--env", "CartPole-v1", "ppo"]):
+    for words in (["ppo", "--env", "CartPole-v1", *flags], ["--env", "CartPole-v1", *flags, "ppo"],
+                  [*flags, "--env", "CartPole-v1", "ppo"]):
         given = parse("train", "Train", words)
         assert (given.algorithm, given.env, given.hidden_sizes) == ("ppo", "CartPole-v1", sizes)
-    assert parse("train", "Train", ["ppo", "--info-keywords", "lives", "score", "--env", "X-v0"]).info_keywords == ("lives", "score")
+    assert parse("train", "Train", ["ppo", "--info-keywords", "lives", "score", "--env",
+                                    "X-v0"]).info_keywords == ("lives", "score")
 
 
 @pytest.mark.parametrize(("flags", "message"), [

@@ -21,7 +21,8 @@ def test_central_training_never_imports_ray(run_python):
     script = (
         "import sys\n"
         "from pytorchrl.cli import main\n"
-        "code = main(['train', 'ppo', '--env', 'CartPole-v1', '--target-steps', '300', '--eval-every', '100', '--eval-episodes', '1',\n"
+        "code = main(['train', 'ppo', '--env', 'CartPole-v1', '--target-steps', '300', '--eval-every', '100', "
+        "'--eval-episodes', '1',\n"
         "             '--num-steps', '16', '--log-dir', 'run', '--no-tensorboard'])\n"
         "names = ('ray', 'matplotlib', 'moviepy', 'tensorboard', 'ale_py', 'mujoco')\n"
         "print(code, [name for name in names if name in sys.modules])\n")
@@ -133,7 +134,8 @@ def test_a_second_signal_ends_at_once_whatever_still_runs(start_python):
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_signal_stops_remote_workers_too(start_python, tmp_path):
-    process = start_python(*TRAIN, "--target-steps", "100000000", "--num-col-workers", "2", "--log-dir", "run", "--json")
+    process = start_python(*TRAIN, "--target-steps", "100000000", "--num-col-workers", "2", "--log-dir", "run",
+                           "--json")
     wait_for_line(process, "steps/s", timeout_s=150)
     start = time.monotonic()
     process.send_signal(signal.SIGINT)

@@ -26,11 +26,13 @@ def run(capsys, *arguments):
 
 
 def test_environments_that_sleep_are_the_bottleneck(capsys, sleep_env):
-    code, out, err = run(capsys, "--env", sleep_env, "--env-kwargs", '{"step_s": 0.05}', "--num-envs", 2, "--num-steps", 8,
+    code, out, err = run(capsys, "--env", sleep_env, "--env-kwargs", '{"step_s": 0.05}', "--num-envs", 2, "--num-steps",
+                         8,
                          "--num-epochs", 1, "--num-mini-batch", 1, "--seconds", 0.5, "--json", "--seed", 3)
     assert (code, err) == (0, "")
     found = json.loads(out.splitlines()[-1])
-    assert set(found) == {"seconds", "env_steps", "env_steps_per_s", "updates", "time_s", "shares", "bottleneck", "share",
+    assert set(found) == {"seconds", "env_steps", "env_steps_per_s", "updates", "time_s", "shares", "bottleneck",
+                          "share",
                           "sentence", "option", "advice", "seed", "scheme"}
     assert (found["bottleneck"], found["seed"]) == ("collection/environment", 3)
     assert found["option"] in ("num_col_workers", "backend")
@@ -42,7 +44,8 @@ def test_environments_that_sleep_are_the_bottleneck(capsys, sleep_env):
 
 
 def test_a_heavy_network_is_the_bottleneck_and_the_target_does_not_end_it(capsys):
-    code, out, err = run(capsys, "--env", "CartPole-v1", "--hidden-sizes", "1024,1024", "--num-envs", 8, "--num-steps", 32,
+    code, out, err = run(capsys, "--env", "CartPole-v1", "--hidden-sizes", "1024,1024", "--num-envs", 8, "--num-steps",
+                         32,
                          "--num-epochs", 8, "--num-mini-batch", 1, "--target-steps", 64, "--seconds", 0.2)
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -55,7 +58,8 @@ def test_a_heavy_network_is_the_bottleneck_and_the_target_does_not_end_it(capsys
 
 @pytest.mark.parametrize(("flags", "message"), [
     (["--seconds", "0"], "a number of seconds above 0, got '0'"), (["--seconds", "nan"], "got 'nan'"),
-    (["--seconds", "soon"], "got 'soon'"), (["--lr", "-1"], "lr must be a number >= 0.0"), (["--second", "1"], "did you mean --seconds?"),
+    (["--seconds", "soon"], "got 'soon'"), (["--lr", "-1"], "lr must be a number >= 0.0"),
+    (["--second", "1"], "did you mean --seconds?"),
 ])
 def test_wrong_flags_are_refused(capsys, flags, message):
     code, out, err = run(capsys, "--env", "CartPole-v1", *flags)
@@ -66,7 +70,8 @@ def test_wrong_flags_are_refused(capsys, flags, message):
 def test_an_environment_that_never_worked_is_refused(capsys):
     gym.register("Faulty-v0", FaultyEnv)
     try:
-        code, out, err = run(capsys, "--env", "Faulty-v0", "--env-kwargs", '{"fault": "step", "at": 9}', "--on-env-error", "raise",
+        code, out, err = run(capsys, "--env", "Faulty-v0", "--env-kwargs", '{"fault": "step", "at": 9}',
+                             "--on-env-error", "raise",
                              "--seconds", 1)
     finally:
         del gym.registry["Faulty-v0"]

@@ -18,7 +18,8 @@ TINY = ["--target-steps", "64", "--num-envs", "2", "--num-steps", "16", "--num-e
 def game(tmp_path, monkeypatch):
     """The name of a module whose environments have two agents; it is in no package."""
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules" / "game_of_test.py").write_text("from pytorchrl.envs.testing import MatchingGame as parallel_env\n")
+    (tmp_path / "modules" / "game_of_test.py").write_text("from pytorchrl.envs.testing import MatchingGame as "
+                                                          "parallel_env\n")
     monkeypatch.syspath_prepend(tmp_path / "modules")
     yield "game_of_test"
     sys.modules.pop("game_of_test", None)
@@ -32,7 +33,8 @@ def run(capsys, *arguments):
 
 def test_train_enjoy_and_plot_work_on_one_run(capsys, game, tmp_path):
     run_dir = tmp_path / "run"
-    code, out, err = run(capsys, "train", "ppo", "--env", game, *TINY, "--policies", "independent", "--log-dir", run_dir)
+    code, out, err = run(capsys, "train", "ppo", "--env", game, *TINY, "--policies", "independent", "--log-dir",
+                         run_dir)
     assert (code, err) == (0, "")
     assert "(agent_0 " in out
     assert ", agent_1 " in out

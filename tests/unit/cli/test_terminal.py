@@ -1,4 +1,4 @@
-"""Untrusted texts reach a terminal only escaped: they cannot set colours, add lines or overwrite; files keep them unchanged."""
+"""Untrusted texts reach a terminal only escaped; files keep them unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from pytorchrl.terminal import Lines, get_logger, printable
 NASTY = "a\x1b[2J\x1b]0;b\x07c\rd\ne\tf\x7fg\x9b31mh\u202ei\u2066j\u2028k"
 SHOWN = r"a\x1b[2J\x1b]0;b\x07c\rd\ne\tf\x7fg\x9b31mh\u202ei\u2066j\u2028k"
 ONE_LINE, ONE_LINE_SHOWN = NASTY.replace("\n", ""), SHOWN.replace(r"\n", "")
-TINY = ["--target-steps", "64", "--num-envs", "1", "--num-steps", "16", "--num-epochs", "1", "--num-mini-batch", "1", "--no-tensorboard"]
+TINY = ["--target-steps", "64", "--num-envs", "1", "--num-steps", "16", "--num-epochs", "1", "--num-mini-batch", "1",
+        "--no-tensorboard"]
 PACKAGE = Path(pytorchrl.__file__).parent
 
 
@@ -60,12 +61,14 @@ class Nasty(CountingEnv):
 def register(monkeypatch):
     """A function that registers an environment under an id until the test ends."""
     def register_(env_id, entry_point, **kwargs):
-        monkeypatch.setitem(gym.registry, env_id, gym.envs.registration.EnvSpec(id=env_id, entry_point=entry_point, kwargs=kwargs))
+        monkeypatch.setitem(gym.registry, env_id, gym.envs.registration.EnvSpec(id=env_id, entry_point=entry_point,
+                                                                                kwargs=kwargs))
     return register_
 
 
 @pytest.mark.parametrize(("text", "shown"), [
-    ("plain text, läuft gut: 你好 \N{SNOWMAN}", "plain text, läuft gut: 你好 \N{SNOWMAN}"), (NASTY, SHOWN), ("", ""), ("\0", r"\x00"), ("\ud800", r"\ud800"),
+    ("plain text, läuft gut: 你好 \N{SNOWMAN}", "plain text, läuft gut: 你好 \N{SNOWMAN}"), (NASTY, SHOWN), ("", ""),
+    ("\0", r"\x00"), ("\ud800", r"\ud800"),
     ("no\N{NO-BREAK SPACE}break", r"no\xa0break"), (ValueError("a\nb"), r"a\nb"), (7, "7")])
 def test_unprintable_characters_are_escaped_as_by_repr(text, shown):
     assert printable(text) == shown
@@ -82,7 +85,8 @@ def test_an_error_of_an_environment_is_one_line(capsys, register):
 
 def test_debug_keeps_the_lines_of_the_traceback_alone(capsys, register):
     register("Nasty-v0", Nasty, text=ONE_LINE)
-    _, _, err = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--no-progress", "--debug", "--on-env-error", "raise")
+    _, _, err = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--no-progress", "--debug", "--on-env-error",
+                    "raise")
     lines = err.split("\n")
     assert lines[0] == "Traceback (most recent call last):"
     assert f"RuntimeError: {ONE_LINE_SHOWN}" in lines
@@ -90,7 +94,8 @@ def test_debug_keeps_the_lines_of_the_traceback_alone(capsys, register):
 
 @pytest.mark.parametrize("arguments", [
     ("train", "ppo", "--env", NASTY), ("train", "ppo", "--env", "CartPole-v1", "--nonsense", NASTY),
-    ("train", "ppo", "--env", "CartPole-v1", "--lr", NASTY), ("train", NASTY), (NASTY,), ("enjoy", NASTY), ("plot", NASTY),
+    ("train", "ppo", "--env", "CartPole-v1", "--lr", NASTY), ("train", NASTY), (NASTY,), ("enjoy", NASTY),
+    ("plot", NASTY),
     ("train", "ppo", "--env", "CartPole-v1", "--info-keywords", NASTY),
     ("train", "ppo", "--env", "CartPole-v1", f"--{NASTY}=1"),
 ], ids=["id", "argument", "value", "algorithm", "command", "enjoy", "plot", "info", "flag"])
@@ -113,12 +118,14 @@ def test_an_internal_error_and_a_warning_are_one_line(capsys, monkeypatch):
     monkeypatch.setattr("pytorchrl.cli.plot.run", fail)
     code, _, err = run(capsys, "plot", "x")
     assert code == 1
-    assert err.splitlines() == [f"pytorchrl: warning: {SHOWN}", f"pytorchrl: error: internal error, RuntimeError: {SHOWN}; --debug shows where"]
+    assert err.splitlines() == [f"pytorchrl: warning: {SHOWN}", f"pytorchrl: error: internal error, RuntimeError: "
+                                                                f"{SHOWN}; --debug shows where"]
 
 
 def test_entries_of_infos_are_exact_in_the_monitor(capsys, register, tmp_path):
     register("Nasty-v0", Nasty, fails=False)
-    code, out, _ = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--log-dir", tmp_path / NASTY, "--info-keywords", NASTY)
+    code, out, _ = run(capsys, "train", "ppo", "--env", "Nasty-v0", *TINY, "--log-dir", tmp_path / NASTY,
+                       "--info-keywords", NASTY)
     assert code == 0
     assert f"saved in {tmp_path}/{SHOWN}: try" in out
     (monitor,) = (tmp_path / NASTY).glob("monitor_*.csv")
@@ -148,7 +155,8 @@ def nasty_game(tmp_path, monkeypatch):
 
 
 def test_names_of_policies_are_escaped_in_progress_and_results_and_exact_in_files(capsys, nasty_game, tmp_path):
-    code, out, err = run(capsys, "train", "ppo", "--env", nasty_game, *TINY, "--policies", "independent", "--log-dir", tmp_path / "run")
+    code, out, err = run(capsys, "train", "ppo", "--env", nasty_game, *TINY, "--policies", "independent", "--log-dir",
+                         tmp_path / "run")
     assert code == 0, err
     assert f"agent_0{SHOWN}" in out
     assert f"agent_0{SHOWN}" in err
@@ -180,7 +188,8 @@ def test_the_progress_line_is_one_line():
 def test_logs_are_escaped_whoever_handles_them(caplog):
     logger = get_logger("pytorchrl.of_this_test")
     assert get_logger("pytorchrl.of_this_test") is logger
-    logger.warning("%s broke: %r, %d times, %s\n%s", NASTY, NASTY, 2, ValueError(NASTY), Lines(f"one\n{ONE_LINE}\nthree"))
+    logger.warning("%s broke: %r, %d times, %s\n%s", NASTY, NASTY, 2, ValueError(NASTY),
+                   Lines(f"one\n{ONE_LINE}\nthree"))
     assert caplog.messages == [f"{SHOWN} broke: {NASTY!r}, 2 times, {SHOWN}\none\n{ONE_LINE_SHOWN}\nthree"]
     assert caplog.records[0].args[2] == 2
 
@@ -204,7 +213,8 @@ def test_the_exception_of_a_log_is_escaped(caplog):
 
 def test_a_restart_is_logged_with_its_traceback(caplog, register):
     register("Nasty-v0", Nasty, text=ONE_LINE)
-    pytorchrl.train("ppo", "Nasty-v0", target_steps=16, num_envs=1, num_steps=16, num_mini_batch=1, num_epochs=1, progress=False,
+    pytorchrl.train("ppo", "Nasty-v0", target_steps=16, num_envs=1, num_steps=16, num_mini_batch=1, num_epochs=1,
+                    progress=False,
                     on_env_error="restart", max_env_restarts=100)
     text = next(message for message in caplog.messages if "restarted" in message)
     assert f"RuntimeError: {ONE_LINE_SHOWN}" in text.split("\n")
@@ -224,6 +234,7 @@ def test_prints_and_loggers_have_one_home(name, homes):
     found = set()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and name in (getattr(node.func, "id", None), getattr(node.func, "attr", None)):
+            if isinstance(node, ast.Call) and name in (getattr(node.func, "id", None),
+                                                       getattr(node.func, "attr", None)):
                 found.add(path.relative_to(PACKAGE).as_posix())
     assert found == homes

@@ -18,7 +18,8 @@ from pytorchrl.scheme import Communication
     (bool, "no", False), (bool, "Yes", True), (bool, "0", False), (str, "no", "no"), (int | None, "none", None),
     (int | None, "5", 5), (float | Schedule, "0.1", 0.1), (float | Schedule, "linear:2.5e-4:0", linear(2.5e-4, 0)),
     (float | Schedule, "linear:1:0:1e6", linear(1, 0, 10**6)), (float | Schedule, "linear(1e-3, 0)", linear(1e-3, 0)),
-    (float | Schedule, "cosine:1:0", cosine(1, 0)), (float | Schedule, "exponential(1,0.1,50)", exponential(1, 0.1, 50)),
+    (float | Schedule, "cosine:1:0", cosine(1, 0)), (float | Schedule, "exponential(1,0.1,50)",
+                                                     exponential(1, 0.1, 50)),
     (float | Schedule, "piecewise:0:1e-3:1e6:1e-4", piecewise((0, 1e-3), (10**6, 1e-4))),
     (float | Schedule, "piecewise((0, 1e-3), (1e6, 1e-4))", piecewise((0, 1e-3), (10**6, 1e-4))),
     (float | Schedule, "[(0, 1e-3), (1e6, 1e-4)]", piecewise((0, 1e-3), (10**6, 1e-4))),
@@ -37,9 +38,12 @@ def test_texts_become_values_of_the_type(hint, text, value):
 @pytest.mark.parametrize(("hint", "text"), [
     (int, "1.5"), (int, ""), (int, "inf"), (int, "9" * 5000), (float, "fast"), (bool, "2"), (bool, ""),
     (int | None, "nil"), (float | Schedule, "linear:1"), (float | Schedule, "square:1:0"),
-    (float | Schedule, "linear:nan:0"), (float | Schedule, "linear"), (float | Schedule, "exponential:1:0"), (float | Schedule, ""),
-    (float | Schedule, "piecewise:0:1:5"), (float | Schedule, "[(0, 1)]"), (float | Schedule, "[0.1"), (float | Schedule, "f(0, 1)"),
-    (float | Schedule, "[" * 100_000), (float | Schedule, "linear:" + "9" * 5000), (tuple[int, ...], "1,two"), (dict[str, Any], "[1]"),
+    (float | Schedule, "linear:nan:0"), (float | Schedule, "linear"), (float | Schedule, "exponential:1:0"),
+    (float | Schedule, ""),
+    (float | Schedule, "piecewise:0:1:5"), (float | Schedule, "[(0, 1)]"), (float | Schedule, "[0.1"),
+    (float | Schedule, "f(0, 1)"),
+    (float | Schedule, "[" * 100_000), (float | Schedule, "linear:" + "9" * 5000), (tuple[int, ...], "1,two"),
+    (dict[str, Any], "[1]"),
     (dict[str, Any], "[" * 100_000), (Communication, "asink"),
 ])
 def test_other_texts_say_what_was_expected(hint, text):

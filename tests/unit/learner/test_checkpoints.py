@@ -1,4 +1,4 @@
-"""Checkpoint files of a learner: whole or not there, found damaged, and a killed run that goes on as if nothing had been."""
+"""Checkpoint files of a learner: complete or absent, checked for damage; and a killed run that is resumed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from pytorchrl.scheme.supervision.evaluation import Evaluation
 
 def make_scheme(seed=1, **settings):
     envs = VecEnv.create_factory("CartPole-v1", None, 2)
-    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True)
+    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
+                                         normalize_obs=True)
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-3, 0.0))
-    return Scheme(algo, actor, GAEBuffer.create_factory(8), envs, envs, **{"seed": seed, "runtime": "threads", **settings})
+    return Scheme(algo, actor, GAEBuffer.create_factory(8), envs, envs,
+                  **{"seed": seed, "runtime": "threads", **settings})
 
 
 def make(log_dir, target_steps=1000, scheme=None, **options):
@@ -36,7 +38,8 @@ def make(log_dir, target_steps=1000, scheme=None, **options):
 
 def records(path):
     """Of the learning curve, all but times, rates and what a process counts for itself."""
-    kept = ("env_steps", "updates", "return_mean", "return_episodes", "length_mean", "policy_lag", "ledger", "algorithm")
+    kept = ("env_steps", "updates", "return_mean", "return_episodes", "length_mean", "policy_lag", "ledger",
+            "algorithm")
     return [{name: record[name] for name in kept}
             for record in map(json.loads, (path / "metrics.jsonl").read_text().splitlines())]
 
@@ -60,7 +63,8 @@ def interrupt_after(path, env_steps, **options):
 
 def test_a_resumed_run_is_the_straight_one(tmp_path):
     state, straight = train_to(tmp_path / "straight")
-    assert straight["ledger"]["consumed"] == 2 * straight["ledger"]["collected"]  # both passes over everything: none cut short
+    # both passes over everything: none cut short
+    assert straight["ledger"]["consumed"] == 2 * straight["ledger"]["collected"]
     interrupt_after(tmp_path / "cut", 750)
     assert max(record["env_steps"] for record in records(tmp_path / "cut")) > 680  # beyond the checkpoint
     with make(tmp_path / "cut", resume=True) as learner:
@@ -99,13 +103,14 @@ prl.train("ppo", "CartPole-v1", target_steps=int(sys.argv[2]), log_dir=sys.argv[
 
 @pytest.mark.timeout(300)
 def test_killed_again_and_again(tmp_path):
-    """A run that is killed at any moment, writing included, and started with the same command each time, ends as it should."""
+    """A run that is killed at any moment, even while writing, and is started again, ends like an uninterrupted one."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     target = 2400
 
     def start(name):
-        return subprocess.Popen([sys.executable, script, tmp_path / name, str(target), os.path.dirname(os.path.dirname(prl.__file__))],
+        return subprocess.Popen([sys.executable, script, tmp_path / name, str(target),
+                                 os.path.dirname(os.path.dirname(prl.__file__))],
                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     rng, kills = random.Random(0), 0
     while kills < 3:
@@ -253,7 +258,8 @@ def test_other_settings_are_refused(tmp_path):
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"checkpoint_every": 100}, "checkpoint_every needs a log_dir"), ({"resume": True}, "resume=True needs a log_dir"),
-    ({"log_dir": "run", "resume": True, "overwrite": True}, "without overwrite=True"), ({"checkpoint_every": 0}, "checkpoint_every"),
+    ({"log_dir": "run", "resume": True, "overwrite": True}, "without overwrite=True"),
+    ({"checkpoint_every": 0}, "checkpoint_every"),
 ])
 def test_options_that_could_do_nothing_are_refused(fake_scheme, options, message):
     with pytest.raises(ConfigError, match=message):
@@ -283,7 +289,8 @@ def test_a_full_disk_ends_no_run(tmp_path, caplog, monkeypatch):
     monkeypatch.undo()
     with make(tmp_path, resume=True, target_steps=100) as learner:  # from the start, in a directory of its own
         learner.train()
-    assert records(tmp_path)[0]["env_steps"] < 200 < 600 < records(tmp_path.with_name(f"{tmp_path.name}.1"))[-1]["env_steps"]
+    renamed = tmp_path.with_name(f"{tmp_path.name}.1")
+    assert records(tmp_path)[0]["env_steps"] < 200 < 600 < records(renamed)[-1]["env_steps"]
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
@@ -310,7 +317,8 @@ def test_two_do_not_run_in_one_directory(tmp_path):
 
 
 def test_from_the_command_line(tmp_path, capsys):
-    command = ["train", "ppo", "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "16", "--log-dir", str(tmp_path / "run"),
+    command = ["train", "ppo", "--env", "CartPole-v1", "--num-envs", "2", "--num-steps", "16", "--log-dir",
+               str(tmp_path / "run"),
                "--checkpoint-every", "200", "--resume", "--no-progress", "--json"]
     assert main([*command, "--target-steps", "300"]) == 0
     first = json.loads(capsys.readouterr().out.splitlines()[-1])

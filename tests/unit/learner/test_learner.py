@@ -521,11 +521,13 @@ def test_a_numbered_run_has_its_name(fake_scheme, tmp_path):
 @pytest.mark.parametrize("log_dir", [None, "a"])
 def test_a_name_without_a_directory_of_runs_is_refused(fake_scheme, tmp_path, log_dir):
     path = None if log_dir is None else str(tmp_path / log_dir)
-    with pytest.raises(ConfigError, match="run_name='mine' needs a log_dir that ends in a slash and is a directory of runs, got"):
+    with pytest.raises(ConfigError, match="run_name='mine' needs a log_dir that ends in a slash and is a directory of "
+                                          "runs, got"):
         Learner(fake_scheme(), 10, path, run_name="mine")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_learner_of_anything_but_a_scheme_is_refused():
-    with pytest.raises(ConfigError, match=r"scheme must be a Scheme, such as Scheme\(algorithm, .*got PPO.create_factory\(\)"):
+    with pytest.raises(ConfigError, match=r"scheme must be a Scheme, such as Scheme\(algorithm, .*got "
+                                          r"PPO.create_factory\(\)"):
         Learner(PPO.create_factory(), 10)

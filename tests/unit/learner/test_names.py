@@ -31,11 +31,14 @@ from pytorchrl.composition import known_names, option_specs
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.architectures import PRESETS
 
-PART_NAMES = ("PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "R2D2", "OnPolicyActor", "OffPolicyActor", "QActor", "GAEBuffer",
-              "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer", "SequenceBuffer", "VecEnv", "MultiAgentVecEnv", "Learner")
+PART_NAMES = ("PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "R2D2", "OnPolicyActor", "OffPolicyActor",
+              "QActor", "GAEBuffer",
+              "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer", "SequenceBuffer", "VecEnv",
+              "MultiAgentVecEnv", "Learner")
 PARTS = [getattr(pytorchrl, name) for name in PART_NAMES]
 SCHEME_OPTIONS = set(inspect.signature(Scheme).parameters)
-PLACES = ({place for part in PARTS for place in options_of(part).values()} | {("scheme", name) for name in SCHEME_OPTIONS}
+PLACES = ({place for part in PARTS for place in options_of(part).values()} | {("scheme",
+                                                                               name) for name in SCHEME_OPTIONS}
           | {place for algorithm in registered() for place in known_names(algorithm).values()})
 # The names that the optimisers of the reference documents give their options, where they are not ours.
 DOCUMENTS = {
@@ -49,7 +52,8 @@ DOCUMENTS = {
 @pytest.fixture(scope="module")
 def agent():
     envs = VecEnv.create_factory("CartPole-v1")
-    return (PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(8), envs)
+    return (PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
+            GAEBuffer.create_factory(8), envs)
 
 
 def message_of(function, *arguments, **options):
@@ -67,8 +71,10 @@ def test_every_meaning_is_an_option_of_some_part_or_says_what_to_do(name):
 
 
 def test_notes_name_options_that_there_are():
-    values = {choice for algorithm in registered() for spec in option_specs(algorithm).values() for choice in spec.choices or ()}
-    names = {name for _, name in PLACES} | {name for algorithm in registered() for name in option_specs(algorithm)} | values
+    specs = [spec for algorithm in registered() for spec in option_specs(algorithm).values()]
+    values = {choice for spec in specs for choice in spec.choices or ()}
+    names = {name for _,
+             name in PLACES} | {name for algorithm in registered() for name in option_specs(algorithm)} | values
     for name, meanings in ELSEWHERE.items():
         for word in re.findall("`([^`]+)`", " ".join(here.note for here in meanings)):
             assert word in names | set(pytorchrl.__all__) or word.startswith("pytorchrl "), name
@@ -78,19 +84,22 @@ def test_notes_name_options_that_there_are():
 def test_a_part_answers_every_name_with_its_own_option_or_where_that_is(part, agent):
     given = {
         "actor": {"observation_space": agent[3].observation_space, "action_space": agent[3].action_space},
-        "replay": {"size": 10}, "rollouts": {"size": 10}, "environments": {"env_fn": "CartPole-v1"}, "algorithm": {}, "learner": {},
+        "replay": {"size": 10}, "rollouts": {"size": 10}, "environments": {"env_fn": "CartPole-v1"}, "algorithm": {},
+        "learner": {},
     }[part.home]
     for name in ELSEWHERE:
         if name in options_of(part) or (part is Learner and name in inspect.signature(Learner).parameters):
             continue
-        message = message_of(Learner, None, 1, **{name: 1}) if part is Learner else message_of(part.create_factory, **given, **{name: 1})
+        message = message_of(Learner, None, 1, **{name: 1}) if part is Learner else message_of(part.create_factory,
+                                                                                               **given, **{name: 1})
         assert message.startswith(f"{part.__name__} has no option {name!r}; "), message
         places = set(options_of(part).values())
         own = [here for here in ELSEWHERE[name]
                if (set(here.options) <= places if here.needs_all else set(here.options) & places) and here.at]
         if own:
             suggested = message.split("; did you mean ")[1]
-            assert all(repr(option) in suggested for home, option in own[0].options if (home, option) in places), message
+            meant = [option for home, option in own[0].options if (home, option) in places]
+            assert all(repr(option) in suggested for option in meant), message
         else:
             assert "did you mean" not in message, message
 
@@ -99,7 +108,8 @@ def test_a_part_answers_every_name_with_its_own_option_or_where_that_is(part, ag
 def test_a_scheme_answers_every_name(agent, preset):
     make = Scheme if preset is None else getattr(Scheme, preset)
     algorithm = {"impala": IMPALA, "appo": IMPALA, "rapid": IMPALA, "apex": DQN, "r2d2": R2D2}.get(preset, PPO)
-    agent = (algorithm.create_factory(), agent[1], SequenceBuffer.create_factory(10) if preset == "r2d2" else agent[2], agent[3])
+    agent = (algorithm.create_factory(), agent[1], SequenceBuffer.create_factory(10) if preset == "r2d2" else agent[2],
+             agent[3])
     for name in ELSEWHERE:
         if name not in SCHEME_OPTIONS:
             message = message_of(make, *agent, **{name: 1})
@@ -124,7 +134,8 @@ def test_train_answers_every_name(algorithm):
 @pytest.mark.parametrize(("name", "meant"), DOCUMENTS.items())
 def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, meant):
     assert repr(meant) in message_of(Scheme, *agent, **{name: 1})
-    flat = {"size": "replay_size", "epsilon": "priority_epsilon"}.get(meant, meant) if name != "sample_batch_size" else "num_steps"
+    flat = {"size": "replay_size", "epsilon": "priority_epsilon"}.get(meant, meant)
+    flat = "num_steps" if name == "sample_batch_size" else flat
     assert f"there is no option {name!r}; did you mean" in message_of(train, "dqn", "CartPole-v1", **{name: 1})
     assert repr(flat) in message_of(train, "dqn", "CartPole-v1", **{name: 1})
     if name != "debug":  # which is a flag of the command itself
@@ -138,12 +149,16 @@ def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, mea
 @pytest.mark.parametrize(("algorithm", "name", "message"), [
     ("ppo", "learning_rate", "did you mean 'lr'?"), ("sac", "learning_rate", "did you mean 'lr_q' and 'lr_pi'?"),
     ("sac", "lr", "did you mean 'lr_q' and 'lr_pi'?"),
-    ("sac", "tau", "did you mean 'polyak' (polyak = 1 - tau)?"), ("ppo", "tau", "here that is 'polyak' of another algorithm (polyak = 1 - tau)"),
+    ("sac", "tau", "did you mean 'polyak' (polyak = 1 - tau)?"), ("ppo", "tau", "here that is 'polyak' of another "
+                                                                                "algorithm (polyak = 1 - tau)"),
     ("dqn", "buffer_size", "did you mean 'replay_size'?"), ("impala", "buffer_size", "did you mean 'replay_size'?"),
-    ("ppo", "buffer_size", "here that is 'size' of the replay storage or"), ("dqn", "size", "did you mean 'replay_size'?"),
-    ("impala", "size", "did you mean 'num_steps' or 'replay_size'?"), ("dqn", "batch_size", "did you mean 'mini_batch_size'?"),
+    ("ppo", "buffer_size", "here that is 'size' of the replay storage or"), ("dqn", "size", "did you mean "
+                                                                                            "'replay_size'?"),
+    ("impala", "size", "did you mean 'num_steps' or 'replay_size'?"), ("dqn", "batch_size", "did you mean "
+                                                                                            "'mini_batch_size'?"),
     ("dqn", "train_freq", "did you mean 'update_every' (counts env steps of all environments)?"),
-    ("sac", "gradient_steps", "did you mean 'num_updates'?"), ("ppo", "total_timesteps", "did you mean 'target_steps'?"),
+    ("sac", "gradient_steps", "did you mean 'num_updates'?"), ("ppo", "total_timesteps", "did you mean "
+                                                                                         "'target_steps'?"),
     ("ppo", "num_env_runners", "did you mean 'num_col_workers' ("), ("ppo", "n_envs", "did you mean 'num_envs' ("),
     ("ppo", "n_steps", "did you mean 'num_steps' ("), ("dqn", "n_steps", "did you mean 'n_step' or 'num_steps' ("),
     ("ppo", "vf_coef", "did you mean 'value_loss_coef' (weight of half the mean squared error)?"),
@@ -151,9 +166,12 @@ def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, mea
     ("ppo", "net_arch", "did you mean 'hidden_sizes'?"), ("ppo", "verbose", "did you mean 'progress' ("),
     ("ppo", "policy_kwargs", "its entries are options themselves: hidden_sizes for net_arch"),
     ("ppo", "frame_skip", "environments and their wrappers skip frames, see env_kwargs and wrappers"),
-    ("ppo", "track", "log_dir keeps metrics.jsonl and TensorBoard files"), ("ppo", "lambda", "did you mean 'gae_lambda'?"),
-    ("impala", "lambda_", "did you mean 'vtrace_lambda'?"), ("dqn", "epsilon", "did you mean 'initial_epsilon' or 'priority_epsilon' ("),
-    ("sac", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True; did you mean 'initial_alpha' ("),
+    ("ppo", "track", "log_dir keeps metrics.jsonl and TensorBoard files"), ("ppo", "lambda", "did you mean "
+                                                                                             "'gae_lambda'?"),
+    ("impala", "lambda_", "did you mean 'vtrace_lambda'?"), ("dqn", "epsilon", "did you mean 'initial_epsilon' or "
+                                                                               "'priority_epsilon' ("),
+    ("sac", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True; did you mean "
+                     "'initial_alpha' ("),
     ("dqn", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True"),
     ("sac", "learning_starts", "give num_replay_workers, or the algorithm's start_steps in its place"),
 ])
@@ -164,19 +182,24 @@ def test_train_says_which_option_was_meant(algorithm, name, message):
 
 def test_all_unknown_names_are_reported_at_once(agent):
     message = message_of(Scheme, *agent, tau=1, buffer_size=2)
-    assert message == ("Scheme has no option 'tau'; here that is 'polyak' of the algorithm (polyak = 1 - tau); Scheme has no option "
+    assert message == ("Scheme has no option 'tau'; here that is 'polyak' of the algorithm (polyak = 1 - tau); Scheme "
+                       "has no option "
                        "'buffer_size'; did you mean 'size'?")
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda agent: Scheme(*agent, num_col_wrkers=2), "Scheme has no option 'num_col_wrkers'; did you mean 'num_col_workers'?"),
-    (lambda agent: Scheme.a3c(*agent, num_grad_worker=2), "Scheme has no option 'num_grad_worker'; did you mean 'num_grad_workers'?"),
+    (lambda agent: Scheme(*agent, num_col_wrkers=2), "Scheme has no option 'num_col_wrkers'; did you mean "
+                                                     "'num_col_workers'?"),
+    (lambda agent: Scheme.a3c(*agent, num_grad_worker=2), "Scheme has no option 'num_grad_worker'; did you mean "
+                                                          "'num_grad_workers'?"),
     (lambda agent: Scheme(*agent[:3]), "Scheme needs train_envs_factory"),
-    (lambda agent: Learner(None, total_timesteps=1), "Learner has no option 'total_timesteps'; did you mean 'target_steps'?"),
+    (lambda agent: Learner(None, total_timesteps=1), "Learner has no option 'total_timesteps'; did you mean "
+                                                     "'target_steps'?"),
     (lambda agent: Learner(None), "Learner needs target_steps"),
     (lambda agent: PPO.create_factory(n_steps=1),
      "PPO has no option 'n_steps'; here that is 'size' of the storage of rollouts (steps of each environment)"),
-    (lambda agent: train("PPO", "CartPole-v1"), "algorithm must be one of ['a2c', 'appo', 'ddpg', 'dqn', 'impala', 'ppo', 'r2d2', 'sac', 'td3'], "
+    (lambda agent: train("PPO", "CartPole-v1"), "algorithm must be one of ['a2c', 'appo', 'ddpg', 'dqn', 'impala', "
+                                                "'ppo', 'r2d2', 'sac', 'td3'], "
      "a class or 'module:Class', got 'PPO'; did you mean 'ppo'?"),
     (lambda agent: train(GAEBuffer, "CartPole-v1"), "algorithm must be a class that derives from Algorithm, "
      "got <class 'pytorchrl.agent.storages.on_policy.GAEBuffer'>"),
@@ -184,13 +207,19 @@ def test_all_unknown_names_are_reported_at_once(agent):
      "TD3 needs Box actions, got Discrete(2); algorithms for such Discrete actions: "),
     (lambda agent: train("dqn", "Pendulum-v1"), "DQN needs Discrete actions, got Box(-2.0, 2.0, (1,), float32); "
      "algorithms for such Box actions: "),
-    (lambda agent: ReplayBuffer.create_factory(buffer_size=10), "ReplayBuffer has no option 'buffer_size'; did you mean 'size'?"),
+    (lambda agent: ReplayBuffer.create_factory(buffer_size=10), "ReplayBuffer has no option 'buffer_size'; did you "
+                                                                "mean 'size'?"),
     (lambda agent: ReplayBuffer.create_factory(), "ReplayBuffer needs size"),
-    (lambda agent: GAEBuffer.create_factory(num_steps=8), "GAEBuffer has no option 'num_steps'; did you mean 'size' (steps of each environment)?"),
-    (lambda agent: VecEnv.create_factory(env_id="CartPole-v1"), "VecEnv has no option 'env_id'; did you mean 'env_fn'?"),
-    (lambda agent: VecEnv.create_factory("CartPole-v1", num_envs=2), "did you mean 'vec_env_size' (environments of each collection worker)?"),
-    (lambda agent: MultiAgentVecEnv.create_factory(num_envs=2), "MultiAgentVecEnv has no option 'num_envs'; did you mean 'vec_env_size' ("),
-    (lambda agent: OnPolicyActor.create_factory(net_arch=(8,)), "OnPolicyActor has no option 'net_arch'; did you mean 'hidden_sizes'?"),
+    (lambda agent: GAEBuffer.create_factory(num_steps=8), "GAEBuffer has no option 'num_steps'; did you mean 'size' "
+                                                          "(steps of each environment)?"),
+    (lambda agent: VecEnv.create_factory(env_id="CartPole-v1"), "VecEnv has no option 'env_id'; did you mean "
+                                                                "'env_fn'?"),
+    (lambda agent: VecEnv.create_factory("CartPole-v1", num_envs=2), "did you mean 'vec_env_size' (environments of "
+                                                                     "each collection worker)?"),
+    (lambda agent: MultiAgentVecEnv.create_factory(num_envs=2), "MultiAgentVecEnv has no option 'num_envs'; did you "
+                                                                "mean 'vec_env_size' ("),
+    (lambda agent: OnPolicyActor.create_factory(net_arch=(8,)), "OnPolicyActor has no option 'net_arch'; did you mean "
+                                                                "'hidden_sizes'?"),
     (lambda agent: PPO.create_factory(learning_rate=1), "PPO has no option 'learning_rate'; did you mean 'lr'?"),
 ])
 def test_owners_name_the_option_that_was_meant_and_what_is_missing(agent, call, message):
@@ -199,7 +228,8 @@ def test_owners_name_the_option_that_was_meant_and_what_is_missing(agent, call, 
 
 @pytest.mark.parametrize("name", ["config_file", "zzz", "wandb", "logger", "agent", "col", "lr_", "dropout", "num"])
 def test_names_that_are_not_near_get_no_suggestion(name):
-    assert suggestion(name, {"col_in_flight": ("scheme", "col_in_flight"), "num_steps": ("rollouts", "size"), "lr": ("algorithm", "lr")}) == (
+    assert suggestion(name, {"col_in_flight": ("scheme", "col_in_flight"), "num_steps": ("rollouts", "size"),
+                             "lr": ("algorithm", "lr")}) == (
         "; did you mean 'lr'?" if name == "lr_" else "")
 
 
@@ -224,5 +254,6 @@ def test_a_checked_constructor_keeps_its_signature_and_its_other_errors():
         Owner(1, 2)
     with pytest.raises(TypeError, match="its own"):
         Owner(1, second=3)
-    assert message_of(Owner, 1, secnd=2) == "Owner has no option 'secnd'; did you mean 'second'?"  # codespell:ignore secnd
+    # codespell:ignore secnd
+    assert message_of(Owner, 1, secnd=2) == "Owner has no option 'secnd'; did you mean 'second'?"
     assert message_of(Owner) == "Owner needs first"

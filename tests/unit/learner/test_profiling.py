@@ -60,10 +60,12 @@ CASES = [
     ("update/push", {}, "distribute_gradients"),
     ("update/idle", {}, "updates_per_step"),
     *((part, {**others, **options}, option) for part, others in (
-        ("gradients/average", DISTRIBUTED | {"col_fraction_workers": 0.5}), ("gradients/apply", DISTRIBUTED), ("gradients/encode", {}),
+        ("gradients/average", DISTRIBUTED | {"col_fraction_workers": 0.5}), ("gradients/apply", DISTRIBUTED),
+        ("gradients/encode", {}),
         ("gradients/send", DISTRIBUTED), ("gradients/idle", FREE_GRADS), ("update/decode", FREE_GRADS),
         ("update/apply", {}), ("update/push", DISTRIBUTED))
-      for options, option in ((BATCHES, "num_mini_batch"), (BATCHES | {"mini_batch_size": 64}, "mini_batch_size"), (PASSES, "num_epochs"), ({}, "num_envs"))),
+      for options, option in ((BATCHES, "num_mini_batch"), (BATCHES | {"mini_batch_size": 64}, "mini_batch_size"),
+                              (PASSES, "num_epochs"), ({}, "num_envs"))),
 ]
 
 
@@ -89,7 +91,8 @@ def seconds(part):
 def explained(part, options):
     given = dict(options)
     gpus = given.pop("gpus", 0)
-    return explain({"time_s": seconds(part), "bytes_in": 5 * given.pop("bytes", 0), "rollouts": 5}, given, cores=8, gpus=gpus)
+    return explain({"time_s": seconds(part), "bytes_in": 5 * given.pop("bytes", 0), "rollouts": 5}, given, cores=8,
+                   gpus=gpus)
 
 
 @pytest.mark.parametrize(("part", "options", "option"), CASES)
@@ -104,7 +107,8 @@ def test_a_rule_names_part_and_option(part, options, option):
 def test_every_rule_has_a_case():
     advice = {(rule.part, rule.advice.split("{")[0]) for rule in RULES}
     said = [(part, explained(part, options).advice) for part, options, _ in CASES]
-    assert {(part, begin) for part, begin in advice for where, text in said if where == part and text.startswith(begin)} == advice
+    assert {(part, begin) for part, begin in advice for where,
+            text in said if where == part and text.startswith(begin)} == advice
 
 
 def test_every_part_has_a_rule_that_always_applies():
@@ -115,16 +119,19 @@ def test_every_part_has_a_rule_that_always_applies():
 
 
 def test_every_option_of_a_rule_is_a_flag():
-    flags = {name for algorithm in registered() for name, spec in option_specs(algorithm).items() if parser_for(spec.hint)}
+    flags = {name for algorithm in registered() for name,
+             spec in option_specs(algorithm).items() if parser_for(spec.hint)}
     assert {rule.option for rule in RULES} <= flags
 
 
 def test_levels_that_do_not_wait_for_each_other_are_compared_by_who_waits():
     def time_s(learner_waits, collectors_idle):
-        return {"update": {"wait": 99, "apply": 1, "idle": 0}, "gradients": {"wait": learner_waits, "grad": 100 - learner_waits, "idle": 0},
+        return {"update": {"wait": 99, "apply": 1, "idle": 0},
+                "gradients": {"wait": learner_waits, "grad": 100 - learner_waits, "idle": 0},
                 "collection": {"environment": 100 - collectors_idle, "idle": collectors_idle}}
 
-    for waits, idle, part in ((40, 1, "collection/environment"), (40, 39, "collection/environment"), (3, 50, "gradients/grad"),
+    for waits, idle, part in ((40, 1, "collection/environment"), (40, 39, "collection/environment"),
+                              (3, 50, "gradients/grad"),
                               (9, 0, "gradients/grad"), (40, 45, "gradients/grad")):
         assert explain({"time_s": time_s(waits, idle)}, ASYNC_COL).part == part
     # Where they take turns, the larger part of the sum is it.
@@ -154,7 +161,8 @@ def test_between_is_the_difference():
 
 def test_a_table_shows_shares_of_parts_that_took_time():
     time_s = {"collection": {"environment": 15.0, "send": 0.0, "idle": 5.0}, "gradients": {}, "update": {"wait": 10.0}}
-    assert shares(time_s) == {"collection": {"environment": 0.75, "send": 0.0, "idle": 0.25}, "gradients": {}, "update": {"wait": 1.0}}
+    assert shares(time_s) == {"collection": {"environment": 0.75, "send": 0.0, "idle": 0.25}, "gradients": {},
+                              "update": {"wait": 1.0}}
     assert table(time_s).splitlines() == [
         "level       workers  part            seconds   share",
         "collection        2  environment       15.00   75.0%",
@@ -187,7 +195,8 @@ def find():
     {"num_grad_workers": 2, "grad_communication": ASYNC}, {"num_grad_workers": 2, "distribute_gradients": True}],
     ids=["central", "col-sync", "col-async", "grad-sync", "grad-async", "decentralised"])
 @pytest.mark.parametrize(("costs", "part", "option"), [
-    ({"step": 1.0}, "collection/environment", "num_col_workers"), ({"grad": 10.0}, "gradients/grad", "num_grad_workers")])
+    ({"step": 1.0}, "collection/environment", "num_col_workers"),
+    ({"grad": 10.0}, "gradients/grad", "num_grad_workers")])
 def test_slow_environments_and_heavy_networks_are_found_in_every_scheme(find, costs, part, option, settings):
     finding = find(costs, **settings)
     assert (finding.part, finding.option) == (part, option)
@@ -198,10 +207,12 @@ def test_slow_environments_and_heavy_networks_are_found_in_every_scheme(find, co
     ({"message": 0.5}, {"num_grad_workers": 2}, "gradients/send", "distribute_gradients"),
     ({"step@*/CWorker 2": 1.0}, {"num_col_workers": 4}, "collection/idle", "col_fraction_workers"),
     ({"grad@GWorker 2": 9.0}, {"num_grad_workers": 4}, "gradients/idle", "grad_communication"),
-    ({"step@GWorker 2/*": 1.0}, {"num_grad_workers": 4, "distribute_gradients": True}, "gradients/average", "col_fraction_workers"),
+    ({"step@GWorker 2/*": 1.0}, {"num_grad_workers": 4, "distribute_gradients": True}, "gradients/average",
+     "col_fraction_workers"),
     ({"update": 2.0}, {"num_grad_workers": 4, "grad_communication": ASYNC}, "update/apply", "aggregate"),
     ({"update": 2.0}, {}, "update/apply", "num_envs"),
-], ids=["link-to-collectors", "link-to-gradients", "straggler", "slow-gradient", "slow-rank", "updates-async", "updates"])
+], ids=["link-to-collectors", "link-to-gradients", "straggler", "slow-gradient", "slow-rank", "updates-async",
+        "updates"])
 def test_what_else_holds_runs_up_is_found(find, costs, settings, part, option):
     finding = find(costs, **settings)
     assert (finding.part, finding.option) == (part, option)

@@ -83,9 +83,11 @@ def test_records_follow_no_link(tmp_path):
 
 @pytest.mark.usefixtures("umask_027")
 def test_all_files_of_a_run_have_the_mode_of_the_umask(tmp_path):
-    pytorchrl.train("ppo", "CartPole-v1", log_dir=tmp_path / "run", target_steps=128, num_envs=2, num_steps=32, num_epochs=1,
+    pytorchrl.train("ppo", "CartPole-v1", log_dir=tmp_path / "run", target_steps=128, num_envs=2, num_steps=32,
+                    num_epochs=1,
                     checkpoint_every=64, progress=False, seed=3)
-    modes = {str(path.relative_to(tmp_path)): oct(stat.S_IMODE(path.stat().st_mode)) for path in sorted((tmp_path / "run").rglob("*"))}
+    paths = sorted((tmp_path / "run").rglob("*"))
+    modes = {str(path.relative_to(tmp_path)): oct(stat.S_IMODE(path.stat().st_mode)) for path in paths}
     assert {"run/run.json", "run/metrics.jsonl", "run/result.json", "run/model.pt"} <= set(modes)
     assert {os.path.dirname(name) for name in modes} == {"run", "run/checkpoints"}
     folders = {"run/checkpoints"}
@@ -111,7 +113,8 @@ def test_a_numbered_run_comes_after_the_greatest_number(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "directory"), [
-    ("ppo-ALE/Pong-v5", "ppo-ALE-Pong-v5-1"), ("ppo-../../etc", "ppo-..-..-etc-1"), ("../..", "run-1"), ("a2c-<lambda>", "a2c-lambda-1")])
+    ("ppo-ALE/Pong-v5", "ppo-ALE-Pong-v5-1"), ("ppo-../../etc", "ppo-..-..-etc-1"), ("../..", "run-1"),
+    ("a2c-<lambda>", "a2c-lambda-1")])
 def test_the_name_of_a_numbered_run_stays_in_its_directory(tmp_path, name, directory):
     assert prepare_log_dir(f"{tmp_path}/", run_name=name) == tmp_path / directory
 
@@ -133,7 +136,8 @@ def test_runs_that_start_at_once_get_directories_of_their_own(tmp_path):
 @pytest.mark.parametrize("option", ["overwrite", "resume"])
 def test_options_for_an_earlier_run_need_the_directory_of_one(tmp_path, option):
     runs = f"{tmp_path}/runs/"
-    with pytest.raises(ConfigError, match=rf"{option}=True needs the directory of one run.*name the run, for example '.*runs/a'"):
+    with pytest.raises(ConfigError, match=rf"{option}=True needs the directory of one run.*name the run, for example "
+                                          rf"'.*runs/a'"):
         prepare_log_dir(runs, **{option: True})
     assert not (tmp_path / "runs").exists()
     for number in (1, 2):
@@ -192,11 +196,13 @@ def test_a_directory_of_runs_given_for_a_run_names_its_newest_run(tmp_path):
     runs = tmp_path / "runs"
     runs.mkdir()
     for read in (pytorchrl.load, lambda path: read_curve(path, "env_steps", "return_mean")):
-        with pytest.raises((CheckpointError, ConfigError), match=r"runs' holds no run: (run\.json|metrics\.jsonl) is missing"):
+        with pytest.raises((CheckpointError, ConfigError), match=r"runs' holds no run: (run\.json|metrics\.jsonl) is "
+                                                                 r"missing"):
             read(runs)
     for number in (1, 2):
         write_json(prepare_log_dir(f"{runs}/") / "run.json", {})
         os.utime(runs / f"run-{number}/run.json", (number, number))
     for read in (pytorchrl.load, lambda path: read_curve(path, "env_steps", "return_mean")):
-        with pytest.raises((CheckpointError, ConfigError), match=r"is a directory of runs; name the run, for example '.*runs/run-2', the newest"):
+        with pytest.raises((CheckpointError, ConfigError), match=r"is a directory of runs; name the run, for example "
+                                                                 r"'.*runs/run-2', the newest"):
             read(runs)

@@ -20,7 +20,8 @@ from pytorchrl.video import record_video
 
 TINY = {"num_envs": 2, "num_steps": 16, "num_epochs": 1, "num_mini_batch": 2, "hidden_sizes": (8,), "target_steps": 64,
         "progress": False, "tensorboard": False, "seed": 3}
-TINY_REPLAY = {"start_steps": 40, "mini_batch_size": 8, "hidden_sizes": (8,), "target_steps": 80, "progress": False, "seed": 3}
+TINY_REPLAY = {"start_steps": 40, "mini_batch_size": 8, "hidden_sizes": (8,), "target_steps": 80, "progress": False,
+               "seed": 3}
 AGENTS = ["agent_0", "agent_1"]
 
 
@@ -38,8 +39,10 @@ def game(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("policies", "expected"), [
-    (None, {"shared": AGENTS}), ("shared", {"shared": AGENTS}), ("independent", {"agent_0": AGENTS[:1], "agent_1": AGENTS[1:]}),
-    ({"agent_0": "a", "agent_1": "b"}, {"a": AGENTS[:1], "b": AGENTS[1:]}), (lambda agent: agent[-1], {"0": AGENTS[:1], "1": AGENTS[1:]}),
+    (None, {"shared": AGENTS}), ("shared", {"shared": AGENTS}),
+    ("independent", {"agent_0": AGENTS[:1], "agent_1": AGENTS[1:]}),
+    ({"agent_0": "a", "agent_1": "b"}, {"a": AGENTS[:1], "b": AGENTS[1:]}),
+    (lambda agent: agent[-1], {"0": AGENTS[:1], "1": AGENTS[1:]}),
 ])
 def test_policies_say_who_decides_for_whom(game, policies, expected):
     agent, _, _ = compose("ppo", game, {} if policies is None else {"policies": policies})
@@ -64,7 +67,8 @@ def test_options_reach_the_parts_of_every_policy_and_the_environments(game):
     assert agent.test_envs.options == dataclasses.replace(options, vec_env_size=8)
 
 
-@pytest.mark.parametrize(("algorithm", "options"), [("ppo", TINY), ("dqn", TINY_REPLAY), ("dqn", {**TINY_REPLAY, "prioritized": True})],
+@pytest.mark.parametrize(("algorithm", "options"), [("ppo", TINY), ("dqn", TINY_REPLAY),
+                                                    ("dqn", {**TINY_REPLAY, "prioritized": True})],
                          ids=["ppo", "dqn", "prioritized"])
 def test_run_is_loaded_and_plays_as_it_was_trained(game, tmp_path, algorithm, options):
     agent = train(algorithm, game, policies="independent", log_dir=tmp_path / "run", **options)
@@ -82,7 +86,8 @@ def test_run_is_loaded_and_plays_as_it_was_trained(game, tmp_path, algorithm, op
     assert all(torch.equal(loaded.acting_state[name], agent.acting_state[name]) for name in agent.acting_state)
     played = loaded.evaluate(3)
     expected = agent.evaluate(3)
-    assert (played.returns, played.lengths, played.policy_returns) == (expected.returns, expected.lengths, expected.policy_returns)
+    assert (played.returns, played.lengths, played.policy_returns) == (expected.returns, expected.lengths,
+                                                                       expected.policy_returns)
     assert {policy: len(returns) for policy, returns in played.policy_returns.items()} == dict.fromkeys(AGENTS, 3)
 
 
@@ -125,7 +130,8 @@ def test_a_checkpoint_is_that_of_all_policies(game, tmp_path):
 
 
 def test_a_mapping_is_loaded_and_a_function_is_not(game, tmp_path):
-    train("ppo", game, policies={"agent_0": "a", "agent_1": "b"}, log_dir=tmp_path / "mapping", **{**TINY, "target_steps": 0})
+    train("ppo", game, policies={"agent_0": "a", "agent_1": "b"}, log_dir=tmp_path / "mapping",
+          **{**TINY, "target_steps": 0})
     assert load(tmp_path / "mapping").agent.train_envs.policies == ("a", "b")
     train("ppo", game, policies=str.upper, log_dir=tmp_path / "function", **{**TINY, "target_steps": 0})
     with pytest.raises(CheckpointError, match=r"composed in Python with code that load does not import: policies="):
@@ -158,7 +164,8 @@ def test_schemes_with_a_name(preset):
     (MatchingGame, {"policies": "together"}, "^policies must be 'shared', 'independent', a mapping"),
     (MatchingGame, {"policies": {"agent_0": "a"}}, "^policies must give a name"),
     (MatchingGame, {"policies": {"agent_5": "a"}}, "^policies must be about the agents"),
-    (MatchingGame, {"policies": "shared", "frame_stack": 2, "backend": "sync"}, "several agents have no backend, frame_stack"),
+    (MatchingGame, {"policies": "shared", "frame_stack": 2, "backend": "sync"}, "several agents have no backend, "
+                                                                                "frame_stack"),
     (MatchingGame, {"policies": "shared", "target_kl": 0.1}, "target_kl"),
     ("mpe3.simple_v3", {}, r"mpe3\.simple_v3 cannot be imported.*pip install 'pettingzoo"),
     ("json", {}, "json has no parallel_env"),

@@ -27,12 +27,14 @@ TINY = {"num_envs": 2, "num_steps": 32, "num_epochs": 1, "num_mini_batch": 2, "t
 OTHER = {
     "lr": 0.5, "optimizer": "sgd", "adam_eps": 1e-3, "rmsprop_eps": 1e-3, "rmsprop_decay": 0.5, "max_grad_norm": 3.0,
     "weight_decay": 0.5, "momentum": 0.5,
-    "gamma": 0.5, "num_epochs": 3, "num_mini_batch": 2, "mini_batch_size": 100, "value_loss_coef": 0.7, "entropy_coef": 0.3,
+    "gamma": 0.5, "num_epochs": 3, "num_mini_batch": 2, "mini_batch_size": 100, "value_loss_coef": 0.7,
+    "entropy_coef": 0.3,
     "advantage_normalization": "batch", "compile": True, "mixed_precision": True, "clip_param": 0.7,
     "use_clipped_value_loss": True, "clip_param_vf": 0.6, "target_kl": 0.3, "recompute_advantages": True,
     "dual_clip": 4.0, "num_steps": 17, "sequence_length": 5, "gae_lambda": 0.33, "feature_extractor": "mlp",
     "hidden_sizes": (7,), "activation": "relu", "recurrent_net": "gru", "recurrent_size": 9,
-    "shared_policy_value_network": True, "policy_gain": 0.5, "log_std_init": -1.0, "normalize_obs": True, "normalize_reward": True,
+    "shared_policy_value_network": True, "policy_gain": 0.5, "log_std_init": -1.0, "normalize_obs": True,
+    "normalize_reward": True,
     "checkpoint": "model.pt", "env_kwargs": {"sutton_barto_reward": True}, "test_env_kwargs": {"a": 1},
     "num_envs": 3, "backend": "sync", "autoreset": "next_step", "max_episode_steps": 11, "frame_stack": 2,
     "wrappers": (gym.wrappers.RescaleAction,), "reward_transform": "sign", "end_on_life_loss": True,
@@ -45,7 +47,8 @@ PARTS = {"algorithm": "algorithm", "storage": "storage", "actor": "actor", "envi
 
 
 @pytest.mark.parametrize("name", [
-    name for name, spec in option_specs("ppo").items() if spec.part in PARTS and name != "policies"])  # that is of several agents
+    # that is of several agents
+    name for name, spec in option_specs("ppo").items() if spec.part in PARTS and name != "policies"])
 def test_every_option_reaches_its_part(monkeypatch, name):
     spec = option_specs("ppo")[name]
     value = OTHER[name]
@@ -161,7 +164,8 @@ def test_replay_is_uniform_unless_priorities_are_asked_for():
     agent = train("dqn", "CartPole-v1", prioritized=True, alpha=0.5, **options)
     assert agent.agent.storage.cls is pytorchrl.PERBuffer
     assert agent.agent.storage.options.alpha == 0.5
-    with pytest.raises(ConfigError, match="alpha, priority_epsilon would be ignored: transitions are drawn uniformly; add prioritized=True"):
+    with pytest.raises(ConfigError, match="alpha, priority_epsilon would be ignored: transitions are drawn uniformly; "
+                                          "add prioritized=True"):
         train("dqn", "CartPole-v1", alpha=0.5, priority_epsilon=0.1, **options)
     with pytest.raises(ConfigError, match="prioritized must be True or False, got 1"):
         train("dqn", "CartPole-v1", prioritized=1, **options)
@@ -230,7 +234,8 @@ def falling(progress_remaining):
 
 
 def test_code_that_says_how_to_learn_is_kept_by_its_name_and_not_needed_to_load(tmp_path):
-    agent = train("ppo", "CartPole-v1", log_dir=tmp_path, lr=falling, optimizer=torch.optim.NAdam, clip_param=[(0, 0.3), (50, 0.1)], **TINY)
+    agent = train("ppo", "CartPole-v1", log_dir=tmp_path, lr=falling, optimizer=torch.optim.NAdam,
+                  clip_param=[(0, 0.3), (50, 0.1)], **TINY)
     kept = json.loads((tmp_path / "run.json").read_text())["recipe"]["options"]
     assert kept["lr"] == {"__code__": f"{__name__}:falling"}
     assert kept["optimizer"] == {"__code__": "torch.optim.nadam:NAdam"}
@@ -243,13 +248,15 @@ def test_code_that_acting_needs_is_kept_by_its_name_and_not_imported(tmp_path):
     train("ppo", "CartPole-v1", log_dir=tmp_path, wrappers=(gym.wrappers.RecordEpisodeStatistics,), **TINY)
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["recipe"]["options"]["wrappers"] == [{"__code__": "gymnasium.wrappers.common:RecordEpisodeStatistics"}]
-    with pytest.raises(CheckpointError, match=r"composed in Python with code that load does not import: wrappers=.*RecordEpisodeStatistics"):
+    with pytest.raises(CheckpointError, match=r"composed in Python with code that load does not import: "
+                                              r"wrappers=.*RecordEpisodeStatistics"):
         load(tmp_path)
 
 
 def test_code_without_a_name_is_described_and_not_needed_to_load_either(tmp_path):
     optimizer = functools.partial(torch.optim.NAdam, betas=(0.8, 0.99))
-    agent = train("ppo", "CartPole-v1", log_dir=tmp_path, lr=lambda progress_remaining: 1e-3, optimizer=optimizer, **TINY)
+    agent = train("ppo", "CartPole-v1", log_dir=tmp_path, lr=lambda progress_remaining: 1e-3, optimizer=optimizer,
+                  **TINY)
     kept = json.loads((tmp_path / "run.json").read_text())["recipe"]["options"]
     assert kept["lr"]["__code__"].startswith(f"{__name__}:test_code_without_a_name")
     assert kept["optimizer"] == {"__code__": repr(optimizer)}
@@ -257,13 +264,15 @@ def test_code_without_a_name_is_described_and_not_needed_to_load_either(tmp_path
 
 
 def test_a_value_that_no_file_holds_leaves_no_recipe(tmp_path):
-    train("ppo", "CartPole-v1", log_dir=tmp_path, env_kwargs={"render_mode": None, "sutton_barto_reward": np.bool_(False)}, **TINY)
+    train("ppo", "CartPole-v1", log_dir=tmp_path, env_kwargs={"render_mode": None,
+                                                              "sutton_barto_reward": np.bool_(False)}, **TINY)
     assert json.loads((tmp_path / "run.json").read_text())["recipe"] == {}
     with pytest.raises(CheckpointError, match="composed in Python"):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("lr", [pytorchrl.linear(1e-3, 1e-4), pytorchrl.cosine(1e-3, 0.0, 50), [(0, 1e-3), (60, 1 / 3)]], ids=str)
+@pytest.mark.parametrize("lr", [pytorchrl.linear(1e-3, 1e-4), pytorchrl.cosine(1e-3, 0.0, 50),
+                                [(0, 1e-3), (60, 1 / 3)]], ids=str)
 def test_load_gives_the_agent_that_was_trained(tmp_path, lr):
     options = {**TINY, "lr": lr, "hidden_sizes": (8, 8), "normalize_obs": True}
     agent = train("ppo", "CartPole-v1", log_dir=tmp_path, **options)
