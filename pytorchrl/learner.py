@@ -111,8 +111,8 @@ class Learner:
         if self.options.checkpoint_every is not None and is_recorded:
             raise ConfigError("a run that is recorded or replayed has no checkpoints; leave checkpoint_every out")
         if run_name is not None and (log_dir is None or not run_directory.is_directory_of_runs(log_dir)):
-            raise ConfigError(f"run_name={run_name!r} needs a log_dir that ends in a slash, a directory of runs, got "
-                              f"{log_dir!r}")
+            raise ConfigError(f"run_name={run_name!r} needs a log_dir that ends in a slash and is a directory of runs, "
+                              f"got {log_dir!r}")
         self.log_dir: Path | None = None
         self._resumed: Mapping[str, Any] | None = None  # values of a checkpoint
         if log_dir is not None:

@@ -86,7 +86,7 @@ class FakeScheme:
             self._on_step(self)
         self.version += 1
         self.used += self.steps_per_update
-        self.finished.append(SimpleNamespace(env_return=float(self.version), length=10))
+        self.finished.append(SimpleNamespace(env_return=float(self.version), length=10, policy_returns=None))
         return {"loss": float(self.version), "entropy": 0.5}
 
     @property
