@@ -252,3 +252,10 @@ def test_last_observations_and_masks_are_copies(mode):
     assert steps[2].final_index.tolist() == [0, 1]
     assert steps[2].final_obs["count"].tolist() == [[3.0], [3.0]]
     assert steps[2].final_mask.tolist() == [[False, True]] * 2
+
+
+def test_stacked_frames_are_copies_though_an_environment_has_one_memory():
+    envs = VecEnv.create_factory(SameMemory, frame_stack=2)(seed=1)
+    first, _ = envs.reset()
+    seen = [first["obs"].tolist(), *(envs.step(np.zeros(1, np.int64)).obs["obs"].tolist() for _ in range(2))]
+    assert seen == [[[0.0, 0.0]], [[0.0, 1.0]], [[1.0, 2.0]]]

@@ -2,7 +2,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from pytorchrl.agent.multi.columns import PolicyColumns
+from pytorchrl.agent.multi.columns import ColumnsStep, PolicyColumns
 
 OBSERVATIONS = gym.spaces.Box(0, 1, (2,), np.float32)
 
@@ -25,3 +25,27 @@ def test_actions_have_the_form_that_the_environment_expects(space, value, expect
     action = columns(space).as_env_action(value)
     assert np.asarray(action).tolist() == expected
     assert isinstance(action, int) == isinstance(space, gym.spaces.Discrete)
+
+
+def masked(mask):
+    space = gym.spaces.Dict({"x": OBSERVATIONS, "action_mask": gym.spaces.MultiBinary(2)})
+    own = PolicyColumns(["a"], space, gym.spaces.Discrete(2), 1)
+    own.write([0], [{"x": np.full(2, 0.5, np.float32), "action_mask": mask}], [{}], is_first_reset=True)
+    return own
+
+
+def test_an_end_without_observation_keeps_the_one_before_though_the_next_episode_overwrites_it():
+    own = masked([1, 0])
+    step = ColumnsStep(own)
+    step.add_end(0, None, {})
+    own.write([0], [{"x": np.zeros(2, np.float32), "action_mask": [0, 1]}], [{}], is_first_reset=False)
+    found = step.step(None)
+    assert found.final_obs["x"].tolist() == [[0.5, 0.5]]
+    assert found.final_mask.tolist() == [[True, False]]
+
+
+def test_a_last_observation_that_forbids_all_actions_allows_all():
+    own = masked([1, 0])
+    step = ColumnsStep(own)
+    step.add_end(0, {"x": np.ones(2, np.float32), "action_mask": [0, 0]}, {})
+    assert step.step(None).final_mask.tolist() == [[True, True]]

@@ -365,3 +365,26 @@ def test_a_module_that_makes_no_environments_is_refused(tmp_path, monkeypatch, c
 def test_a_raising_constructor_says_where():
     with pytest.raises(EnvError, match="constructor raised"):
         MultiAgentVecEnv.create_factory(MatchingGame, {"nothing": 1})
+
+
+class Half(MatchingGame):
+    """Ends at its first step, of the first agent by truncation and of the second by termination."""
+
+    def step(self, actions):
+        obs, rewards, *_, infos = super().step(actions)
+        self.agents = []
+        return obs, rewards, {"agent_0": False, "agent_1": True}, {"agent_0": True, "agent_1": False}, infos
+
+
+def test_an_episode_terminates_only_if_all_its_agents_do():
+    envs = make(1, env_fn=Half, policy_of=None)
+    envs.reset()
+    (episode,) = envs.step({"shared": np.zeros(2, np.int64)}).episodes
+    assert not episode.terminated
+
+
+def test_each_episode_has_the_whole_number_of_steps():
+    envs = make(1, env_fn=MatchingGame, policy_of=None, max_episode_steps=3)
+    envs.reset()
+    ends = [bool(envs.step({"shared": np.zeros(2, np.int64)}).episodes) for _ in range(9)]
+    assert ends == [False, False, True] * 3
