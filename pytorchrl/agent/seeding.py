@@ -20,7 +20,6 @@ class Stream(IntEnum):
 
     ENV = 0
     ACTING = 1
-    EXPLORATION = 2
     BATCHES = 3
     INIT = 4
     EVALUATION = 5

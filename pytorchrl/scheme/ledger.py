@@ -1,9 +1,9 @@
-"""The account of every environment step.
+"""The ledger of environment steps: each step is in exactly one place.
 
     collected = in flight + queued + consumed (unique) + resident + evicted + sum of dropped[reason]
 
 A worker that moves steps between places books the move in its own `Ledger` and sends a snapshot with its next message.
-Snapshots are totals, not changes, so a repeated or late one does no harm.
+Snapshots are totals, not changes, so a repeated or late one is harmless.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from pytorchrl.errors import PyTorchRLError
 
 
 class LedgerError(PyTorchRLError):
-    """The account does not balance: environment steps were lost or counted twice."""
+    """The ledger does not balance: environment steps were lost or counted twice."""
 
 
 class DropReason(str, Enum):
-    """Why steps were given up before use."""
+    """Reason for which steps were dropped before use."""
 
     POLICY_LAG = "policy_lag"
     QUEUE_FULL = "queue_full"
-    PREEMPTED = "preempted"
     WORKER_LOST = "worker_lost"
     GRADIENT_LAG = "gradient_lag"
     NAN = "nan"
-    """The first gradient that used them, or the mean it went into, was not finite, so that no update was made of it.
-    They are booked at once and stay here, also if a later pass over their rollout uses them."""
+    """The first gradient that used the steps, or the mean of gradients, was not finite, so that no update was made. The
+    steps are booked at once and stay here, even if a later pass over their rollout uses them."""
     SHUTDOWN = "shutdown"
     EARLY_STOP = "early_stop"
     """`target_kl` ended the passes over a rollout before its first pass was complete."""
@@ -39,28 +38,28 @@ class DropReason(str, Enum):
 
 @dataclass(frozen=True)
 class LedgerSnapshot:
-    """Env steps by place, at a moment when no message is being handled."""
+    """Number of env steps by place, at a moment when no message is being handled."""
 
     collected: int = 0
     in_flight: int = 0
     queued: int = 0
     consumed_unique: int = 0
     consumed: int = 0
-    """Every pass counts."""
+    """Steps used, counted once for each pass; this is not a place."""
     resident: int = 0
     evicted: int = 0
     sent: int = 0
-    """Handed on inside gradients; a total of one worker that the receiver books as in flight, then consumed."""
+    """Steps sent inside gradients, a total of one worker; the receiver books them as in flight, then as consumed."""
     dropped: dict[str, int] = field(default_factory=dict)
 
     @property
     def imbalance(self) -> int:
-        """Collected steps that are in no place; 0 if the account is exact."""
+        """Number of collected steps that are in no place; 0 if the ledger is exact."""
         places = self.in_flight + self.queued + self.consumed_unique + self.resident + self.evicted + self.sent
         return self.collected - places - sum(self.dropped.values())
 
     def check(self) -> LedgerSnapshot:
-        """Return self if the equation holds and no place is negative, else raise `LedgerError`."""
+        """Return the snapshot if the equation holds and no place is negative, else raise `LedgerError`."""
         places = (self.in_flight, self.queued, self.consumed_unique, self.resident, self.evicted,
                   *self.dropped.values())
         if self.imbalance or min(places) < 0:
@@ -68,7 +67,7 @@ class LedgerSnapshot:
         return self
 
     def to_dict(self) -> dict[str, int | dict[str, int]]:
-        """The public form, all reasons included."""
+        """Return the public form, with all reasons."""
         dropped = {reason.value: self.dropped.get(reason.value, 0) for reason in DropReason}
         return {"collected": self.collected, "in_flight": self.in_flight, "queued": self.queued,
                 "consumed_unique": self.consumed_unique, "consumed": self.consumed, "resident": self.resident,
@@ -76,7 +75,7 @@ class LedgerSnapshot:
 
 
 class Ledger:
-    """The counters of one worker. Thread-safe: each move is atomic, so every snapshot balances."""
+    """Ledger of one worker. Thread-safe: each move is atomic, so every snapshot balances."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,7 +83,7 @@ class Ledger:
         self._dropped: Counter[str] = Counter()
 
     def collect(self, num_steps: int) -> None:
-        """Steps were made; they are in flight."""
+        """Add collected steps, which are in flight."""
         with self._lock:
             self._places["collected"] += num_steps
             self._places["in_flight"] += num_steps
@@ -96,31 +95,36 @@ class Ledger:
             self._places[target] += num_steps
 
     def drop(self, num_steps: int, source: str, reason: DropReason) -> None:
-        """Give up steps that are in `source`."""
+        """Drop steps that are in `source`."""
         if num_steps:
             with self._lock:
                 self._places[source] -= num_steps
                 self._dropped[reason.value] += num_steps
 
     def drop_all(self, reason: DropReason) -> None:
-        """Give up everything that is queued or in flight here."""
+        """Drop all steps that are queued or in flight here."""
         for place in ("in_flight", "queued"):
             self.drop(self._places[place], place, reason)
 
     def consume(self, num_steps: int) -> None:
-        """Count steps of one pass (not a place: it takes part in no equation)."""
+        """Count the steps of one pass; this moves no steps."""
         with self._lock:
             self._places["consumed"] += num_steps
 
     def restore(self, snapshot: LedgerSnapshot) -> None:
-        """Go on from what another ledger came to."""
+        """Replace all counts by those of a snapshot."""
         places = {field.name: getattr(snapshot, field.name) for field in fields(snapshot)}
         with self._lock:
             self._dropped = Counter(places.pop("dropped"))
             self._places = Counter(places)
 
     def snapshot(self, collected: int | None = None) -> LedgerSnapshot:
-        """The counters now; `collected` replaces the own count by that of the collectors themselves."""
+        """Return the present counts.
+
+        Args:
+            collected: Number of steps that the collection workers themselves have counted, in place of the ledger's own
+                count; None keeps the latter.
+        """
         with self._lock:
             places = dict(self._places)
             if collected is not None:
@@ -129,10 +133,15 @@ class Ledger:
 
 
 def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSnapshot:
-    """The account of the whole tree: the gradient workers' snapshots and that of the update worker.
+    """Return the ledger of the whole tree.
 
-    What gradient workers sent is, on this side, in flight (received, not applied), consumed or dropped. The update
-    worker takes what it receives out of `sent`, so the sum of `sent` is what is still on its way between them.
+    Steps that gradient workers sent are in flight (received but not applied), consumed or dropped in the update
+    worker's ledger. The update worker takes the steps that it receives out of `sent`, so the sum of `sent` over all
+    ledgers is the number of steps in transit between them.
+
+    Args:
+        snapshots: The gradient workers' ledgers.
+        own: The update worker's ledger.
     """
     parts = [own, *snapshots]
     places = {name: sum(getattr(part, name) for part in parts)

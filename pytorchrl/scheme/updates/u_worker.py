@@ -1,4 +1,4 @@
-"""The update worker: the root of the tree, and the thread that makes updates beside the user's own."""
+"""The update worker, which is the root of the tree, and the thread that makes updates in the background."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ logger = get_logger(__name__)
 
 
 class UpdaterThread(threading.Thread):
-    """Makes updates. `step()` makes one in the caller's thread; started as a thread it makes them until closed.
+    """Thread that makes updates until it is stopped. Without a start, `step()` makes one in the caller's thread.
 
     Args:
         strategy: Turns gradients into updates.
-        runtime: Owner of events.
+        runtime: Makes its events.
     """
 
     def __init__(self, strategy: UpdateStrategy, runtime: Runtime) -> None:
@@ -51,7 +51,7 @@ class UpdaterThread(threading.Thread):
         self._strategy, self._runtime = strategy, runtime
         self._closing = runtime.make_event()
         self.pause_point = PausePoint(runtime)
-        # Set after every update and at the end; a waiting user's thread clears it.
+        # Set after every update and at the end; the thread that waits for updates clears it.
         self.progressed = runtime.make_event()
         self.failure: BaseException | None = None
         self.before_step: Callable[[], None] = lambda: None
@@ -60,11 +60,11 @@ class UpdaterThread(threading.Thread):
 
     @property
     def stopped(self) -> bool:
-        """Whether it has been told to end."""
+        """Whether it was told to stop."""
         return self._closing.is_set()
 
     def step(self) -> None:
-        """Make one update; after a failure every call raises it again, for its update was left half done."""
+        """Make one update. After a failure every call raises it again, because its update was left half done."""
         if self.failure is not None:
             raise self.failure
         try:
@@ -88,7 +88,7 @@ class UpdaterThread(threading.Thread):
         self.progressed.set()
 
     def signal_stop(self) -> None:
-        """Make no further update."""
+        """Tell the thread to make no further update."""
         self._closing.set()
 
 
@@ -187,13 +187,13 @@ class UWorker(Worker):
         self._final: LedgerSnapshot | None = None
 
     def ready(self) -> int:
-        """Answer once every worker of the tree is built."""
+        """Wait until every worker of the tree is built; return the index of the local gradient worker."""
         self.grad_workers.wait_ready()
         return self.local_worker.ready()
 
     @property
     def num_rounds(self) -> int:
-        """Updates made or skipped."""
+        """Number of updates made or skipped."""
         return self.statistics.updates + self.statistics.counters.updates_skipped_nan
 
     @property
@@ -220,38 +220,40 @@ class UWorker(Worker):
             self._compare_end(self._replay)
 
     def _compare_end(self, replay: Record) -> None:
-        """After the last update: whether what it came to is the same, and whether there was to be one."""
+        """Raise `ReplayError` if the replay ends in another way than its record, or goes on beyond a recorded error."""
         if replay.failed and self.num_rounds > replay.updates:
-            raise ReplayError(f"the error that ended the run of {replay.path!r} after {replay.updates} updates did not come "
-                              "again; it may have been about time, or the machine")
+            raise ReplayError(
+                f"the error that ended the run of {replay.path!r} after {replay.updates} updates did not occur again; it "
+                "may have depended on time or on the machine")
         if self._replay_is_over and replay.checksum is not None:
             self._pull_weights()
             if self._checksum() != replay.checksum:
-                raise ReplayError(f"the replayed run ends with other parameters than that of {replay.path!r}")
+                raise ReplayError(f"the replayed run ends with other parameters than the run of {replay.path!r}")
 
     def _checksum(self) -> int:
-        """Of all parameters and normalisers, bit for bit."""
+        """Return the checksum of all parameters and normalisers, bit for bit."""
         return self.local_worker.get_weights().checksum
 
     def _write_record(self, failure: BaseException | None = None) -> None:
-        # What led to an error came with no gradient.
+        # The journal of a failed call came with the error, not with a gradient.
         own = self._journal.take()
         assert self._record is not None
         assert own is not None
-        parts = [*self.statistics.take_journal_parts(), getattr(failure, "part", None), self.local_worker.take_part(), (DRIVER, 0, own)]
+        parts = [*self.statistics.take_journal_parts(), getattr(failure, "part", None), self.local_worker.take_part(),
+                 (DRIVER, 0, own)]
         self._record.add(part for part in parts if part is not None)
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates; where they are made by a thread, wait until so many more were made.
+        """Make `updates_per_step` updates; if a thread makes them, wait until that many more were made.
 
         Returns:
-            The algorithm's statistics over the updates since the last call. One that is left out, because its loss or
-            gradient is not finite, counts as one of those that were to be made and has none.
+            The means of the algorithm's statistics over the updates since the last call. An update that is skipped,
+            because its loss or gradient is not finite, counts as one of `updates_per_step` and has no statistics.
 
         Raises:
-            StoppedError: After `stop()`.
+            StoppedError: `stop()` was called before.
             NonFiniteUpdateError: More than five updates in a row were skipped.
-            Exception: Whatever ended a worker or thread.
+            Exception: A worker or thread ended with it.
         """
         if self._final is not None:
             raise StoppedError("this scheme has been stopped; build a new one")
@@ -265,11 +267,12 @@ class UWorker(Worker):
         return self.statistics.take_info()[1]
 
     def drain(self, timeout_s: float) -> None:
-        """Bring to an end whatever is underway in the tree; see `Scheme.drain`.
+        """Finish or drop all work in the tree; see `Scheme.drain`.
 
         Raises:
-            ConfigError: The run is recorded or replayed, and nobody could say between which events this came.
-            Exception: Whatever ended a worker or a thread.
+            ConfigError: The run is recorded or replayed: a record does not contain the time of a drain.
+            WorkerLostError: The update that a thread is making did not end within `timeout_s`.
+            Exception: A worker or thread ended with it.
         """
         if self._journal.is_kept:
             raise ConfigError("a run that is recorded or replayed cannot be drained; leave record and replay out")
@@ -286,26 +289,37 @@ class UWorker(Worker):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether all data that gradients are made from is used up, where collection and learning take turns."""
+        """Whether the next step begins with new data, if collection and learning take turns."""
         return self.strategy.is_between_items
 
     def checkpoint(self, seed: int, timeout_s: float) -> dict[str, Any]:
-        """Everything to go on from, as plain values and tensors; the tree then goes on as one just built with that seed."""
+        """Return the state of the tree as plain values and tensors, and reseed the tree.
+
+        Args:
+            seed: Seed of the rest of this run, and of the run that `restore`s the state.
+            timeout_s: Workers that are not drained within this many seconds are lost.
+        """
         self.drain(timeout_s)
         whole, workers = self.strategy.state()
-        # Before any worker can be lost that has just said what it holds.
+        # Read before a worker can be lost whose state was just saved.
         statistics = self.statistics.state()
         self.strategy.reseed(seed)
         return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
 
     def restore(self, state: Mapping[str, Any], seed: int) -> None:
-        """Go on from what `checkpoint` of another tree gave, with the same seed; nothing has been done yet."""
+        """Restore the state that `checkpoint` of another tree returned, before the first step.
+
+        Args:
+            state: The saved state.
+            seed: The seed that was passed to `checkpoint`.
+        """
         workers = state["workers"]
         self.strategy.restore(WholeState(state["version"], state["algorithm"]), workers)
         self.strategy.reseed(seed)
         first = 1 if self.remote_workers else 0
         self.statistics.restore(state["accounts"], {
-            index: LedgerSnapshot(**own["ledger"]) for index, own in enumerate(workers, start=first) if own is not None})
+            index: LedgerSnapshot(**own["ledger"]) for index, own in enumerate(workers, start=first)
+            if own is not None})
 
     def _await_updates(self) -> dict[str, float]:
         if self.updater.ident is None:
@@ -320,7 +334,7 @@ class UWorker(Worker):
             if self._replay_is_over:
                 if was_over and not self.statistics.new_updates:
                     self._refuse_to_go_on()
-                return self.statistics.take_info()[1]  # fewer were left, or skipped
+                return self.statistics.take_info()[1]  # the record ended, or updates were skipped
             if self.updater.failure is not None:
                 raise self.updater.failure
             if not self.updater.is_alive():
@@ -328,11 +342,11 @@ class UWorker(Worker):
 
     @property
     def actor_version(self) -> int:
-        """Number of updates made."""
+        """The number of updates made, which is the version of the parameters."""
         return self.statistics.updates
 
     def get_weights(self) -> Weights:
-        """A snapshot of the current acting state and its version."""
+        """Return a snapshot of the current acting state and its version."""
         self._pull_weights()
         return self.local_worker.get_weights()
 
@@ -346,23 +360,23 @@ class UWorker(Worker):
             self.strategy.pull_weights(timeout_s)
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
-        """Change a parameter of the algorithm in every worker; it replaces a schedule.
+        """Change a parameter of the algorithm in every worker; the value replaces a schedule.
 
         Raises:
-            ConfigError: Updates are made by a thread, and the run is recorded or replayed: nobody could say between which
-                gradients the change came.
+            ConfigError: A thread makes the updates, and the run is recorded or replayed: the record could not say
+                between which gradients the change was made.
         """
         if self._journal.is_kept:
             if self._in_thread:
                 raise ConfigError(
-                    f"{parameter_name} cannot be changed from outside while a run is recorded or replayed whose central "
-                    "gradients are asynchronous; give it a schedule, or grad_communication='synchronous'")
+                    f"{parameter_name} cannot be changed while a run with asynchronous central gradients is recorded "
+                    "or replayed; use a schedule, or grad_communication='synchronous'")
             self._journal.note("parameter", parameter_name, repr(new_parameter_value))
         self.local_worker.update_algorithm_parameter(parameter_name, new_parameter_value)
         self.strategy.forget_weights()
 
     def stop(self) -> LedgerSnapshot:
-        """End all threads and workers; the final account, in which nothing is in flight or queued. Idempotent."""
+        """End all threads and workers; return the final ledger, in which nothing is in flight or queued. Idempotent."""
         if self._final is not None:
             return self._final
         failure = self.updater.failure
@@ -372,7 +386,7 @@ class UWorker(Worker):
         self.local_worker.interrupt()
         self._runtime.join_thread(self.updater, _STOP_TIMEOUT_S)
         self.strategy.finish(_STOP_TIMEOUT_S)
-        with contextlib.suppress(WorkerLostError):  # the local worker then keeps the last weights it had
+        with contextlib.suppress(WorkerLostError):  # the local worker then keeps its present weights
             self._pull_weights(1.0)
         stopping = [handle.submit(GWorker.stop) for handle in self.remote_workers]
         for index, outcome in enumerate(self._runtime.get_all(stopping, _STOP_TIMEOUT_S), start=1):

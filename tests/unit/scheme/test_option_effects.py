@@ -52,7 +52,7 @@ ELSEWHERE = {
     "grad_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
     "replay_worker_resources": "unit/scheme/test_option_effects.py::test_resources_reach_the_shards",
     "kind": "unit/scheme/test_r2d2_rollouts.py::test_train_takes_it_and_kind_changes_what_is_learned",
-    "replay_debug": "unit/scheme/test_statistics.py::test_debug_adds_what_became_of_items",
+    "replay_debug": "unit/scheme/updates/test_statistics.py::test_debug_adds_what_became_of_items",
     "initial_priority": "unit/scheme/test_initial_priority.py::test_the_other_way_is_the_largest_priority_seen",
     "prioritized": "unit/scheme/test_storage_options.py::test_prioritized_changes_how_it_draws",
     **dict.fromkeys(("alpha", "beta", "epsilon", "stratified"),
@@ -72,7 +72,7 @@ ELSEWHERE = {
     "runtime": "unit/scheme/test_options.py::test_runtime_is_where_workers_run",
     "placement": "unit/runtime/test_ray_runtime.py::test_gradient_workers_are_colocated_with_their_own",
     "address": "integration/test_ray_start.py::test_a_cluster_that_is_not_there",
-    "keep_bad_batches": "unit/scheme/test_nan_policy.py::test_the_worker_that_saw_it_keeps_its_batch",
+    "keep_bad_batches": "unit/scheme/updates/test_nan_policy.py::test_the_worker_that_saw_it_keeps_its_batch",
     "record": "unit/scheme/test_record.py::test_every_pattern_is_repeated_bit_for_bit",
     "replay": "unit/scheme/test_record.py::test_every_pattern_is_repeated_bit_for_bit",
 }

@@ -250,7 +250,7 @@ def test_what_cannot_be_placed_between_two_updates_is_refused(make_scheme, tmp_p
     """Gradients are computed beside the user's call, which would fall into the middle of one."""
     scheme = make_scheme(record=tmp_path / "run", grad_communication=ASYNC)
     scheme.step()
-    with pytest.raises(ConfigError, match="entropy_coef cannot be changed from outside while a run is recorded"):
+    with pytest.raises(ConfigError, match=r"entropy_coef cannot be changed while a run .* is recorded"):
         scheme.update_algorithm_parameter("entropy_coef", 0.1)
 
 
@@ -320,7 +320,7 @@ def test_an_error_that_does_not_come_again_is_told(runs, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(PPO, "compute_gradients", compute)
         assert runs.record()["error"] is not None
-    with pytest.raises(ReplayError, match="after 9 updates did not come again"):
+    with pytest.raises(ReplayError, match="after 9 updates did not occur again"):
         runs.replay()
 
 

@@ -26,7 +26,7 @@ from pytorchrl import (
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 
-PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
+PAGE = Path(__file__).parents[4] / "docs" / "statistics.md"
 TABLES = [re.findall(r"^\| (?!name|elsewhere|---)(.*?) \| (.*) \|$", part, re.MULTILINE) for part in
           re.split(r"^\|---\|---\|$", PAGE.read_text(), flags=re.MULTILINE)[1:]]
 NAMES, LEARNERS_NAMES = ([name for table in tables for names, _ in table for name in re.findall(r"`([^`]+)`", names)]
