@@ -1,6 +1,6 @@
 """The command `pytorchrl`: train, profile, enjoy, plot.
 
-Exit codes: 0 done as asked; 1 failed after training began; 2 refused before; 130 and 143 after Ctrl-C and SIGTERM.
+Exit codes: 0 success; 1 failed after training began; 2 refused before; 130 and 143 after Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
 
 from pytorchrl.cli.output import show, tell
 from pytorchrl.tracebacks import full_tracebacks
 
 _COMMANDS = {
     "train": "train an agent",
-    "profile": "train for some seconds, and say where the time goes",
+    "profile": "train for some seconds, and show where the time goes",
     "enjoy": "play episodes with a trained agent",
     "plot": "draw learning curves",
 }
+Handler = Callable[[int, FrameType | None], object] | int | None
+"""A signal handler, as `signal.signal` takes and returns it."""
 _USAGE = "usage: pytorchrl {train,profile,enjoy,plot} ... | --help | --version"
 
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: Words after the program's name; None takes those of the process.
+        argv: Words after the program's name; None: those of this process.
 
     Returns:
         The exit code.
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = _catch_signals(end_at_once=argv is None and arguments[:1] == ["train"])
     try:
         with warnings.catch_warnings():
-            # Ours are for the user, whatever Python was told to do with those of programs.
+            # Our warnings are for the user, whatever filters Python was given.
             warnings.filterwarnings("always", category=UserWarning, module="pytorchrl")
             warnings.showwarning = _show_warning
             with full_tracebacks() if debug else contextlib.nullcontext():
@@ -54,10 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         return _code_of(ended)
     except BrokenPipeError:
-        # Whoever read standard output has gone. Python would complain once more when it flushes at the end.
+        # The reader of standard output is gone. Python would raise again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # noqa: BLE001 - the outermost place: every error becomes a line and a code
+    except Exception as error:  # noqa: BLE001 - every error becomes a line and an exit code
         return _report(error, debug=debug)
     finally:
         for number, handler in found.items():
@@ -84,7 +85,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(error: Exception, *, debug: bool) -> int:
-    """One line for people on stderr, with `debug` the traceback before it; the code says whether training had begun."""
+    """Write the error as one line to stderr, with `debug` after its traceback, and return the exit code."""
     from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, StartError
 
     if debug:
@@ -97,19 +98,19 @@ def _report(error: Exception, *, debug: bool) -> int:
     return 2 if isinstance(error, (CheckpointError, ConfigError, StartError)) else 1
 
 
-def _show_warning(message: Warning | str, *_args: Any, **_kwargs: Any) -> None:
+def _show_warning(message: Warning | str, *_args: object, **_kwargs: object) -> None:
     tell(f"pytorchrl: warning: {message}")
 
 
-def _catch_signals(*, end_at_once: bool) -> dict[int, Any]:
-    """Let signals end the command; `train` puts in other handlers while there is something to save.
+def _catch_signals(*, end_at_once: bool) -> dict[int, Handler]:
+    """Let signals end the command; `train` installs other handlers while there is something to save.
 
     Args:
-        end_at_once: Whether the process is ours to end, and there is nothing to lose. An exception could be lost, in an
-            import or in native code.
+        end_at_once: Whether to exit without an exception, which an import or native code could swallow. Only for a
+            process of our own with nothing to save.
 
     Returns:
-        The handlers found; none outside the main thread, where the program around us decides.
+        Signal -> previous handler; empty outside the main thread, where the calling program handles signals.
     """
     def end(number: int, frame: FrameType | None) -> None:
         if end_at_once:

@@ -16,7 +16,7 @@ from pytorchrl.video import record_video
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Play; returns the exit code."""
+    """Play episodes and return the exit code."""
     given = _parse(arguments)
     if given.algorithm is not None:
         make_importable()
@@ -55,14 +55,14 @@ def _seed(text: str) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="pytorchrl enjoy", usage="pytorchrl enjoy RUN_DIR [flags]",
                     description="Play whole episodes with a trained agent and print their raw returns.")
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="what --log-dir was when training")
-    parser.add_argument("--episodes", type=_count, default=10, metavar="INT", help="how many [10]")
-    parser.add_argument("--seed", type=_seed, metavar="INT", help="of environments and actions [that of the run]")
-    parser.add_argument("--stochastic", action="store_true", help="draw actions instead of taking the best")
-    parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"which model of the run [{MODEL_NAME}]")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, the --log-dir of training")
+    parser.add_argument("--episodes", type=_count, default=10, metavar="INT", help="number of episodes [10]")
+    parser.add_argument("--seed", type=_seed, metavar="INT", help="seed of environments and actions [that of the run]")
+    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the best")
+    parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"name of the model [{MODEL_NAME}]")
     parser.add_argument("--algorithm", metavar="MODULE:CLASS", help="the class of a run of your own algorithm, which "
                                                                     "is then imported")
-    parser.add_argument("--video", metavar="DIR", help="also write a film of every episode there (extra `video`)")
+    parser.add_argument("--video", metavar="DIR", help="also film every episode into this directory (extra `video`)")
     parser.add_argument("--json", action="store_true", help="print one JSON line, the last")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser.parse(arguments)

@@ -148,7 +148,7 @@ class _Joined(argparse.Action):
         setattr(namespace, self.dest, tuple(item for value in values for item in value))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Return a default as a user types it."""
     if value is None:
         return "none"

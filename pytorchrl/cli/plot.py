@@ -12,7 +12,7 @@ from pytorchrl.plotting import plot_runs
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Draw; returns the exit code."""
+    """Plot the runs and return the exit code."""
     given = _parse(arguments)
     output = Path(given.output) if given.output else Path(given.run_dirs[0]) / "curve.png"
     plot_runs([Path(run_dir) for run_dir in given.run_dirs], output, x=given.x, y=given.y)

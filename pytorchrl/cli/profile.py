@@ -16,12 +16,12 @@ from pytorchrl.learner import Learner
 from pytorchrl.reporting import to_json
 
 _SECONDS = 20.0
-# Workers, compilers and caches warm up for this share of them, and for so many updates at least.
+# Share of the seconds, and least number of updates, in which workers, compilers and caches warm up.
 _WARM_UP, _WARM_UP_UPDATES = 0.25, 2
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train for some seconds and say where the time went; returns the exit code."""
+    """Train for some seconds, show where the time went, and return the exit code."""
     given = parse("profile", "Profile", arguments, _add_flags)
     seconds = vars(given).pop("seconds")
     vars(given).setdefault("progress", False)
@@ -48,7 +48,7 @@ def _seconds(text: str) -> float:
 
 
 def _measure(learner: Learner, seconds: float) -> dict[str, Any]:
-    """Metrics of that many seconds of training, whatever its target is."""
+    """Return the metrics of that many seconds of training, whatever the target is."""
     learner.start()
     scheme, warm = learner.scheme, time.perf_counter() + _WARM_UP * seconds
     while time.perf_counter() < warm or scheme.version < _WARM_UP_UPDATES:
@@ -63,8 +63,8 @@ def _measure(learner: Learner, seconds: float) -> dict[str, Any]:
             "env_steps_per_s": steps / elapsed}
 
 
-def _show(measured: dict[str, Any], learner: Learner, *, as_json: bool) -> None:
-    """A table and a sentence on standard output; with `--json` one line."""
+def _show(measured: profiling.Settings, learner: Learner, *, as_json: bool) -> None:
+    """Print a table and a sentence; with `--json` one line."""
     finding = profiling.explain(measured, profiling.options_of(learner.scheme))
     if as_json:
         names = ("seconds", "env_steps", "env_steps_per_s", "updates", "time_s")

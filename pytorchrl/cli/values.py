@@ -1,4 +1,4 @@
-"""From the text of a flag to a value of an option's type."""
+"""Read the values of flags as values of the options' types."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 from pytorchrl.agent.schedules import FORMS, Schedule, schedule_of
 from pytorchrl.errors import ConfigError
 
+# Hints are `Any`: types and special forms of `typing` have no common type.
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _UNIONS = (typing.Union, types.UnionType)
 _MAPPINGS = (dict, collections.abc.Mapping)
@@ -25,16 +26,16 @@ _LONGEST_JSON = 100_000
 _LONGEST_ECHO = 100
 
 
-def parser_for(hint: Any) -> Callable[[str], Any] | None:
-    """A function that reads a text as `hint`, or None if no text can stand for such a value (a class, a callable).
+def parser_for(hint: Any) -> Callable[[str], object] | None:  # a type or a special form of typing
+    """Return a function that reads a text as `hint`; None if no text can express such a value (a class, a callable).
 
-    It raises `argparse.ArgumentTypeError` with what was expected.
+    The function raises `argparse.ArgumentTypeError`, which states what was expected.
     """
     readers = _readers(hint)
     if not readers:
         return None
 
-    def parse(text: str) -> Any:
+    def parse(text: str) -> object:
         for _, read in readers:
             try:
                 return read(text)
@@ -50,24 +51,24 @@ def parser_for(hint: Any) -> Callable[[str], Any] | None:
 
 
 def form_of(hint: Any) -> str:
-    """What the help shows in place of a value, e.g. `NUMBER|none`."""
+    """Return the placeholder that the help shows for a value, such as `NUMBER|none`."""
     return "|".join(dict.fromkeys(name for name, _ in _readers(hint)))
 
 
 class _NotThisError(ConfigError):
-    """This reader does not apply; another may."""
+    """Error of a reader that does not apply to a text; another reader may."""
 
 
-_Reader = tuple[str, Callable[[str], Any]]
+_Reader = tuple[str, Callable[[str], object]]
 
 
 def _readers(hint: Any) -> list[_Reader]:
-    """Readers for a type in the order to try: the strictest first, plain text last."""
+    """Return the readers for a type in the order to try them: the strictest first, plain text last."""
     if typing.get_origin(hint) in _UNIONS:
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]
         if str in members and any(isinstance(member, enum.EnumMeta) for member in members):
-            # The part reads the text itself, and reports a wrong one together with its other problems.
+            # The part itself reads the text, and reports a wrong one together with its other problems.
             found = [(form, str) if reads in members else (form, reads) for form, reads in found if form != "TEXT"]
         order = ["none", "INT", "NUMBER", "SCHEDULE"]
         return sorted(found, key=lambda reader: order.index(reader[0]) if reader[0] in order else
@@ -109,7 +110,7 @@ def _none(text: str) -> None:
 
 
 def _int(text: str) -> int:
-    """Whole numbers, also as `08` or `1e6`."""
+    """Read a whole number, also as `08` or `1e6`."""
     try:
         return int(text)
     except ValueError:
@@ -128,18 +129,18 @@ def _schedule(text: str) -> Schedule:
     return schedule_of([name, *filter(None, re.split(r"[\[\](),:]", said["numbers"]))])
 
 
-def _tuple(read: Callable[[str], Any], text: str) -> tuple[Any, ...]:
+def _tuple(read: Callable[[str], object], text: str) -> tuple[object, ...]:
     return tuple(read(item) for item in text.replace(" ", "").strip("()[]").split(",") if item)
 
 
-def _literal(choices: tuple[Any, ...], text: str) -> Any:
+def _literal(choices: tuple[object, ...], text: str) -> object:
     for choice in choices:
         if str(choice) == text:
             return choice
     raise ValueError(text)
 
 
-def _mapping(text: str) -> dict[str, Any]:
+def _mapping(text: str) -> dict[str, object]:
     if len(text) > _LONGEST_JSON:
         raise ConfigError(f"a JSON value may have {_LONGEST_JSON} characters, got {len(text)}")
     if not text.lstrip().startswith("{"):

@@ -163,9 +163,9 @@ def test_schemes_with_a_name(preset):
     (MatchingGame, {}, "got MatchingGame from MatchingGame; it has several agents.*policies='shared'"),
     (MatchingGame, {"policies": "together"}, "^policies must be 'shared', 'independent', a mapping"),
     (MatchingGame, {"policies": {"agent_0": "a"}}, "^policies must give a name"),
-    (MatchingGame, {"policies": {"agent_5": "a"}}, "^policies must be about the agents"),
-    (MatchingGame, {"policies": "shared", "frame_stack": 2, "backend": "sync"}, "several agents have no backend, "
-                                                                                "frame_stack"),
+    (MatchingGame, {"policies": {"agent_5": "a"}}, "^policies must map the agents"),
+    (MatchingGame, {"policies": "shared", "frame_stack": 2, "backend": "sync"},
+     "several agents have no option backend, frame_stack"),
     (MatchingGame, {"policies": "shared", "target_kl": 0.1}, "target_kl"),
     ("mpe3.simple_v3", {}, r"mpe3\.simple_v3 cannot be imported.*pip install 'pettingzoo"),
     ("json", {}, "json has no parallel_env"),
@@ -176,12 +176,12 @@ def test_contradictions_are_refused_before_anything_starts(env, options, message
 
 
 def test_sequences_of_several_policies_are_refused():
-    with pytest.raises(ConfigError, match="several policies is for ReplayBuffer and PERBuffer, got SequenceBuffer"):
+    with pytest.raises(ConfigError, match="several policies supports ReplayBuffer and PERBuffer, got SequenceBuffer"):
         train("r2d2", MatchingGame, policies="shared", progress=False)
 
 
 def test_films_are_refused(tmp_path):
     agent = train("ppo", MatchingGame, policies="shared", **{**TINY, "target_steps": 0})
     assert isinstance(agent, pytorchrl.TrainedAgent)
-    with pytest.raises(ConfigError, match="films are of environments of one agent"):
+    with pytest.raises(ConfigError, match="only environments of one agent can be filmed"):
         record_video(agent, tmp_path)
