@@ -2,8 +2,8 @@
 
     python benchmarks/a3c.py [--workers 1,2,4,8,16] [--seconds 20] [--sleep-ms 5] [--runtime ray]
 
-A2C, one environment a worker whose step sleeps, 20 steps a gradient. One worker is the central scheme, which has
-no asynchronous gradients. The ideal is workers / (20 x 5 ms): nobody waits for anybody, and one place applies all updates.
+A2C, one environment a worker whose step sleeps, 20 steps a gradient. One worker is the central scheme, which has no
+asynchronous gradients. The ideal is workers / (20 x 5 ms): nobody waits for anybody, and one place applies all updates.
 
 Every measurement is a process of its own, start-up not counted. Prints one JSON object; asserts nothing.
 """
@@ -45,14 +45,16 @@ def measure(num_workers: int, seconds: float, step_s: float, runtime: str) -> di
     by_worker = Counter(metrics["grads_by_worker"])
     by_worker.subtract(before["grads_by_worker"])
     return {"workers": num_workers, "updates": updates, "updates_per_s": updates / elapsed,
-            "env_steps_per_s": ROLLOUT * updates / elapsed, "share_of_ideal": updates / elapsed * ROLLOUT * step_s / num_workers,
+            "env_steps_per_s": ROLLOUT * updates / elapsed,
+            "share_of_ideal": updates / elapsed * ROLLOUT * step_s / num_workers,
             "grad_lag": metrics["grad_lag"], "gradients_by_worker": dict(by_worker),
             "time_ms": {name: metrics[f"{name}_time_ms"] for name in ("wait", "apply", "push")}}
 
 
 def in_process(num_workers: str, seconds: float, step_s: float, runtime: str) -> dict[str, Any]:
     """One measurement in a process of its own with one thread everywhere."""
-    done = subprocess.run([sys.executable, __file__, "_measure", num_workers, str(seconds), str(step_s), runtime], capture_output=True,
+    done = subprocess.run([sys.executable, __file__, "_measure", num_workers, str(seconds), str(step_s), runtime],
+                          capture_output=True,
                           text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
     if done.returncode:
         return {"workers": int(num_workers), "error": done.stderr.strip().splitlines()[-1:]}
@@ -65,17 +67,20 @@ def main() -> None:
         print(json.dumps(measure(int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), sys.argv[5])))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", default="1,2,4,8,16", help="numbers of gradient workers; the first is what others are compared with")
+    parser.add_argument("--workers", default="1,2,4,8,16",
+                        help="numbers of gradient workers; the first is what others are compared with")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
     parser.add_argument("--sleep-ms", type=float, default=5.0, help="what a step of the environment takes, in ms")
     parser.add_argument("--runtime", choices=["ray", "threads"], default="ray", help="where gradient workers are")
     options = parser.parse_args()
-    found = [in_process(number, options.seconds, options.sleep_ms / 1000, options.runtime) for number in options.workers.split(",")]
+    found = [in_process(number, options.seconds, options.sleep_ms / 1000,
+                        options.runtime) for number in options.workers.split(",")]
     for result in found:
         if "error" not in result and "error" not in found[0]:
             result["speed_up"] = result["updates_per_s"] / found[0]["updates_per_s"]
     print(json.dumps({"task": "a3c", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-                      "runtime": options.runtime, "sleep_ms": options.sleep_ms, "unit": "updates per second", "results": found}, indent=1))
+                      "runtime": options.runtime, "sleep_ms": options.sleep_ms, "unit": "updates per second",
+                      "results": found}, indent=1))
 
 
 if __name__ == "__main__":

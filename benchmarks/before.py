@@ -3,12 +3,13 @@
     git worktree add ../before COMMIT
     python benchmarks/before.py ../before [--seconds 20] [--pairs 3] [--tasks cartpole,sleeping]
 
-`cartpole`: PPO in process with compiled updates, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, MLP 64-64.
-`sleeping`: asynchronous collection on Ray with training, 8 workers with one environment each that sleeps 5 ms a step.
+`cartpole`: PPO in process with compiled updates, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, MLP
+64-64. `sleeping`: asynchronous collection on Ray with training, 8 workers with one environment each that sleeps 5 ms a
+step.
 
-Both trees have a process of their own with one thread; start-up and compilation are not counted. On CartPole the two take
-turns twice a second, for a machine's speed changes from second to second; where workers go on by themselves one runs after
-the other, and each pair in the other order than the last. Prints one JSON object; asserts nothing.
+Both trees have a process of their own with one thread; start-up and compilation are not counted. On CartPole the two
+take turns twice a second, for a machine's speed changes from second to second; where workers go on by themselves one
+runs after the other, and each pair in the other order than the last. Prints one JSON object; asserts nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def cartpole() -> Any:
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
     return Scheme(
         PPO.create_factory(num_epochs=4, num_mini_batch=4, compile=True),
-        OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(128), envs, seed=1)
+        OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(128), envs,
+        seed=1)
 
 
 def sleeping() -> Any:
@@ -51,8 +53,8 @@ def sleeping() -> Any:
         num_col_workers=WORKERS, col_communication="asynchronous", broadcast_interval=WORKERS, seed=1)
 
 
-# Task: its scheme, updates before the clock starts, updates of a whole turn of its workers, and seconds of a turn of the trees;
-# None: one after the other.
+# Task: its scheme, updates before the clock starts, updates of a whole turn of its workers, and seconds of a turn of
+# the trees; None: one after the other.
 TASKS: dict[str, Any] = {"cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleeping, 4 * WORKERS, WORKERS, None)}
 
 
@@ -78,7 +80,8 @@ class Served:
 
     def __init__(self, tree: Path, task: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(tree), "--serve", task], cwd=tree, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, __file__, str(tree), "--serve", task], cwd=tree, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
         package = self._read()
         if not Path(package).is_relative_to(tree):
@@ -133,7 +136,8 @@ def compare(before: Path, task: str, seconds: float, pairs: int) -> dict[str, An
 
     return {"ratio": math.exp(statistics.mean(logs)), "ratio_median": math.exp(statistics.median(logs)),
             "standard_error": float(scipy.stats.sem(logs)), "turns": len(logs),
-            "before": statistics.median(rate[before] for rate in rates), "now": statistics.median(rate[HERE] for rate in rates)}
+            "before": statistics.median(rate[before] for rate in rates),
+            "now": statistics.median(rate[HERE] for rate in rates)}
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 
     python benchmarks/checkpoints.py [--times 5] [--capacity 100000]
 
-PPO in one process; PPO with two collection workers on Ray; DQN with full replay of stacked 84 x 84 pictures. Checkpoints are
-made by a learner, as `checkpoint_every` does; then the newest is resumed in a scheme of its own, to its first update.
+PPO in one process; PPO with two collection workers on Ray; DQN with full replay of stacked 84 x 84 pictures.
+Checkpoints are made by a learner, as `checkpoint_every` does; then the newest is resumed in a scheme of its own, to its
+first update.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """
@@ -56,7 +57,8 @@ def schemes(capacity: int) -> dict[str, Any]:
     dqn = (DQN.create_factory(start_steps=capacity, update_every=100, mini_batch_size=32),
            QActor.create_factory(pictures.observation_space, pictures.action_space),
            ReplayBuffer.create_factory(capacity, rollout_size=100, stacked_frames=4), pictures)
-    return {"ppo": lambda: Scheme(*ppo, seed=1), "ppo, 2 collectors on ray": lambda: Scheme(*ppo, seed=1, num_col_workers=2),
+    return {"ppo": lambda: Scheme(*ppo, seed=1),
+            "ppo, 2 collectors on ray": lambda: Scheme(*ppo, seed=1, num_col_workers=2),
             f"dqn, {capacity} pictures": lambda: Scheme(*dqn, seed=1)}
 
 
@@ -74,7 +76,8 @@ def measure(make: Any, times: int) -> dict[str, Any]:
         with Learner(make(), 10**9, directory, progress=False, tensorboard=False, resume=True) as learner:
             learner.step()
             resumed = time.perf_counter() - start
-    return {"seconds": statistics.median(cost["seconds"] for cost in costs), "bytes": costs[-1]["bytes"], "seconds_to_resume": resumed}
+    return {"seconds": statistics.median(cost["seconds"] for cost in costs), "bytes": costs[-1]["bytes"],
+            "seconds_to_resume": resumed}
 
 
 def main() -> None:

@@ -1,17 +1,19 @@
 """Codecs on real arrays, and whether `auto` finds out which way is faster.
 
-    python benchmarks/codecs.py [--seconds 0.3] [--messages 600] [--only cartpole] [--links unlimited,...] [--namespaces]
+    python benchmarks/codecs.py [--seconds 0.3] [--messages 600] [--only cartpole] [--links unlimited,...]
+    [--namespaces]
 
-Arrays are those of PPO after some updates: gradients, weights and rollouts, on CartPole-v1 (MLP of 64-64) and, if ale-py is
-there, on Space Invaders (Nature CNN, 4 frames of 84 x 84; the policy is hardly trained). Each codec is timed in this process
-on one thread.
+Arrays are those of PPO after some updates: gradients, weights and rollouts, on CartPole-v1 (MLP of 64-64) and, if
+ale-py is there, on Space Invaders (Nature CNN, 4 frames of 84 x 84; the policy is hardly trained). Each codec is timed
+in this process on one thread.
 
-Then messages come from a Ray worker, and weights go there, through the parts that do it in training: without a codec, with it, and
-as `auto` decides, in turns of changing order, a worker each. A message takes from its request until it is decoded, on this
-machine's own "unlimited" link; on slower links the worker sleeps for what the bytes take at their rate. With `--namespaces` (Linux, as root)
-the workers are on a second node of a Ray cluster, in a network namespace of its own, behind a link whose rate the kernel limits
-both ways: then nobody sleeps. `auto_over_best` is the mean time of `auto` over that of the faster of the other two, with
-its standard error over ten parts of the run. `codec_share` is what encoding and decoding take of a message.
+Then messages come from a Ray worker, and weights go there, through the parts that do it in training: without a codec,
+with it, and as `auto` decides, in turns of changing order, a worker each. A message takes from its request until it is
+decoded, on this machine's own "unlimited" link; on slower links the worker sleeps for what the bytes take at their
+rate. With `--namespaces` (Linux, as root) the workers are on a second node of a Ray cluster, in a network namespace of
+its own, behind a link whose rate the kernel limits both ways: then nobody sleeps. `auto_over_best` is the mean time of
+`auto` over that of the faster of the other two, with its standard error over ten parts of the run. `codec_share` is
+what encoding and decoding take of a message.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """
@@ -231,7 +233,8 @@ class Line:
         supervisor = Supervisor([self._handle], lambda index: None, self._runtime,
                                 Supervisor.Options(on_worker_failure="raise", worker_timeout_s=300.0))
         self._requests: Requests[Any] = Requests(
-            self._runtime, supervisor, Journal(), lambda answer: answer[-1], lambda answer: (), lambda index: None, lambda index: None)
+            self._runtime, supervisor, Journal(), lambda answer: answer[-1], lambda answer: (), lambda index: None,
+            lambda index: None)
         self._weight_sync = WeightSync(
             self._runtime, Compression.of("weights",
                                           option) if kind == "weights" else None, self._state, [self._handle])
@@ -305,7 +308,8 @@ def over_link(
 
     return {**{way: {"ms": statistics.mean(line.ms), "encoded_share": line.encoded / number,
                      "codec_share": 1e3 * line.codec_s / sum(line.ms)} for way, line in lines.items()},
-            "link_mb_s": 1e-6 / lines["auto"].link_s if lines["auto"].link_s else None, "probe_ms": 1e3 * lines["auto"].probe_s,
+            "link_mb_s": 1e-6 / lines["auto"].link_s if lines["auto"].link_s else None,
+            "probe_ms": 1e3 * lines["auto"].probe_s,
             "best": best, "auto_over_best": sum(lines["auto"].ms) / sum(lines[best].ms),
             "standard_error": float(scipy.stats.sem(parts))}
 

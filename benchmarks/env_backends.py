@@ -1,8 +1,8 @@
 """Microseconds that one step of a vector of environments takes, by what steps it.
 
-The bare environment, Gymnasium's `SyncVectorEnv`, and `VecEnv` with `backend="sync"`, `"vector"` (where there is a native one) and
-`"auto"` take turns in short blocks, so that a load of the machine falls on all of them alike; the smallest and the median block
-are reported. Prints one line of JSON for each environment and number of environments.
+The bare environment, Gymnasium's `SyncVectorEnv`, and `VecEnv` with `backend="sync"`, `"vector"` (where there is a
+native one) and `"auto"` take turns in short blocks, so that a load of the machine falls on all of them alike; the
+smallest and the median block are reported. Prints one line of JSON for each environment and number of environments.
 
     python benchmarks/env_backends.py --envs CartPole-v1 --sizes 1 4
 """
@@ -27,7 +27,8 @@ Block = Callable[[int], float]
 
 
 def bare(name: str, size: int) -> Block:
-    """Return a function that makes so many steps of `size` single environments, one after the other, and returns its seconds."""
+    """Return a function that makes so many steps of `size` single environments, one after the other, and returns its
+    seconds."""
     envs = [gym.make(name, disable_env_checker=True) for _ in range(size)]
     for index, env in enumerate(envs):
         env.reset(seed=index)
@@ -76,7 +77,8 @@ def ours(name: str, size: int, backend: str) -> Block:
 
 
 def measure(name: str, size: int, num_blocks: int, num_steps: int) -> dict[str, object]:
-    """Return microseconds a vector step, the least and the median of the blocks, for each that steps `size` environments."""
+    """Return microseconds a vector step, the least and the median of the blocks, for each that steps `size`
+    environments."""
     blocks = {"bare": bare(name, size), "gymnasium": gymnasiums(name, size), "sync": ours(name, size, "sync")}
     if gym.spec(name).vector_entry_point is not None:
         blocks["vector"] = ours(name, size, "vector")
@@ -95,7 +97,8 @@ def main() -> None:
     """Measure what the arguments name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", nargs="+", default=list(ENVS), metavar="ID")
-    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), metavar="N", help="numbers of environments")
+    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), metavar="N",
+                        help="numbers of environments")
     parser.add_argument("--blocks", type=int, default=15, help="blocks of each kind; they take turns")
     parser.add_argument("--steps", type=int, default=500, help="vector steps of a block")
     args = parser.parse_args()

@@ -2,16 +2,16 @@
 
     python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin]
 
-IMPALA from pictures (84 x 84 x 4 uint8, Nature CNN; items of two rollouts of 8 x 32 steps), each used once; from vectors
-(CartPole-v1; items of a rollout of 64 x 80) with networks of 256-256, as continuous control has them; and with the smallest usual
-ones, 64-64, and short rollouts of 64 x 20, each used four times, for that learner is faster than any two collectors of this
-environment. 64 environments are stepped at once, so that collecting takes little of the processor that the learner needs.
-Through the queue: collection workers on Ray fill it, the learner's thread empties it. On repeated data: the same learner
-of the same scheme uses its first item without end, while the queue behind it is full and collectors wait. Bare: nothing but
-V-trace's targets, the gradient and the update of such an item in a loop, without the accounts of a scheme and with no
-collector there. The three take turns; each ratio is one pair. Where the queue is empty, it is collection that the learner
-waits for. `--pin` leaves the last core to the learner's thread, as on a machine with enough of them: all other threads and
-processes share the rest.
+IMPALA from pictures (84 x 84 x 4 uint8, Nature CNN; items of two rollouts of 8 x 32 steps), each used once; from
+vectors (CartPole-v1; items of a rollout of 64 x 80) with networks of 256-256, as continuous control has them; and with
+the smallest usual ones, 64-64, and short rollouts of 64 x 20, each used four times, for that learner is faster than any
+two collectors of this environment. 64 environments are stepped at once, so that collecting takes little of the
+processor that the learner needs. Through the queue: collection workers on Ray fill it, the learner's thread empties it.
+On repeated data: the same learner of the same scheme uses its first item without end, while the queue behind it is full
+and collectors wait. Bare: nothing but V-trace's targets, the gradient and the update of such an item in a loop, without
+the accounts of a scheme and with no collector there. The three take turns; each ratio is one pair. Where the queue is
+empty, it is collection that the learner waits for. `--pin` leaves the last core to the learner's thread, as on a
+machine with enough of them: all other threads and processes share the rest.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """
@@ -60,13 +60,15 @@ class Pictures(gym.Env[np.ndarray, np.int64]):
 
 KINDS: dict[str, dict[str, Any]] = {
     "pictures": {"env": Pictures, "num_envs": 8, "rollout": 32, "item": 512, "num_passes": 1},
-    "vectors": {"env": "CartPole-v1", "num_envs": 64, "rollout": 80, "item": 5120, "num_passes": 1, "hidden_sizes": (256, 256)},
+    "vectors": {"env": "CartPole-v1", "num_envs": 64, "rollout": 80, "item": 5120, "num_passes": 1,
+                "hidden_sizes": (256, 256)},
     "small vectors": {"env": "CartPole-v1", "num_envs": 64, "rollout": 20, "item": 1280, "num_passes": 4},
 }
 
 
 def through_queue(
-        num_collectors: int, seconds: float, pin: bool, *, env: Any, num_envs: int, rollout: int, item: int, num_passes: int,
+        num_collectors: int, seconds: float, pin: bool, *, env: Any, num_envs: int, rollout: int, item: int,
+        num_passes: int,
         **network: Any) -> tuple[dict[str, Any], Any]:
     """Updates a second of the learner's thread after a warm-up, how it was fed; and its gradient worker, stopped."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
@@ -129,19 +131,23 @@ def main() -> None:
 
     torch.set_num_threads(1)
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
-    result: dict[str, Any] = {"task": "learner_feed", "cores": os.cpu_count(), "pinned": options.pin, "unit": "updates per second"}
+    result: dict[str, Any] = {"task": "learner_feed", "cores": os.cpu_count(), "pinned": options.pin,
+                              "unit": "updates per second"}
     for name, kind in KINDS.items():
         if options.only not in (None, name):
             continue
         pairs = []
         for _ in range(options.pairs):
             fed, worker = through_queue(options.collectors, options.seconds, options.pin, **kind)
-            repeated, _ = through_queue(options.collectors, options.seconds, options.pin, **{**kind, "num_passes": ALWAYS})
+            repeated, _ = through_queue(options.collectors, options.seconds, options.pin,
+                                        **{**kind, "num_passes": ALWAYS})
             loop = bare(worker, options.seconds)
             pairs.append({**fed, "repeated_updates_per_s": repeated["updates_per_s"], "bare_updates_per_s": loop,
-                          "ratio": fed["updates_per_s"] / repeated["updates_per_s"], "ratio_bare": fed["updates_per_s"] / loop})
+                          "ratio": fed["updates_per_s"] / repeated["updates_per_s"],
+                          "ratio_bare": fed["updates_per_s"] / loop})
             print(name, pairs[-1], file=sys.stderr, flush=True)
-        result[name] = {**{key: statistics.median(pair[key] for pair in pairs) for key in ("ratio", "ratio_bare")}, "pairs": pairs}
+        result[name] = {**{key: statistics.median(pair[key] for pair in pairs) for key in ("ratio", "ratio_bare")},
+                        "pairs": pairs}
     ray.shutdown()
     print(json.dumps(result, indent=1))
 

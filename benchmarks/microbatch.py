@@ -2,10 +2,10 @@
 
     python benchmarks/microbatch.py [--steps 2048] [--microbatch-sizes 0,512,128,32] [--device cpu] [--updates 3]
 
-Observations are 84 x 84 x 4 bytes, as of Atari, the network is the library's own for images; 0 means the whole batch in one
-backward pass. Every size is measured in a process of its own. `peak_mb` is what the update needs beyond what was there
-before it: on a GPU by torch's allocator, on a CPU by the process's resident size, of which Linux keeps the largest.
-`update_s` is the median over the updates after the first. Prints one JSON object; asserts nothing.
+Observations are 84 x 84 x 4 bytes, as of Atari, the network is the library's own for images; 0 means the whole batch in
+one backward pass. Every size is measured in a process of its own. `peak_mb` is what the update needs beyond what was
+there before it: on a GPU by torch's allocator, on a CPU by the process's resident size, of which Linux keeps the
+largest. `update_s` is the median over the updates after the first. Prints one JSON object; asserts nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def measure(steps: int, microbatch_size: int, device: str, updates: int) -> dict
     scheme = Scheme(
         CountedPPO.create_factory(num_epochs=1, num_mini_batch=1),
         OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
-        GAEBuffer.create_factory(steps // NUM_ENVS), envs, seed=1, device=device, microbatch_size=microbatch_size or None)
+        GAEBuffer.create_factory(steps // NUM_ENVS), envs, seed=1, device=device,
+        microbatch_size=microbatch_size or None)
     worker = scheme.start().local_worker
     peaks, seconds = [], []
     for _ in range(updates + 1):
@@ -115,7 +116,8 @@ def main() -> None:
                    "--device", args.device, "--updates", str(args.updates)]
         answer = subprocess.run(command, check=True, capture_output=True, text=True)
         results.append(json.loads(answer.stdout.splitlines()[-1]))
-    print(json.dumps({"steps": args.steps, "device": args.device, "updates": args.updates, "results": results}, indent=1))
+    print(json.dumps({"steps": args.steps, "device": args.device, "updates": args.updates, "results": results},
+                     indent=1))
 
 
 def parse_args() -> argparse.Namespace:

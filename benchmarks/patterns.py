@@ -89,7 +89,8 @@ def run(pattern: str, seed: int, *, runtime: str, max_steps: int, goal: float) -
 
 
 def evaluate(scheme: Scheme) -> float:
-    """Mean return of 20 episodes of the present weights, while nobody learns: steps that come meanwhile are not behind it."""
+    """Mean return of 20 episodes of the present weights, while nobody learns: steps that come meanwhile are not behind
+    it."""
     scheme.drain()
     scheme.start_evaluation(20)
     evaluation = scheme.wait_evaluation(120.0)

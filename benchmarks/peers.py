@@ -5,8 +5,9 @@
 `impala`, `appo` and `dqn` on CartPole-v1 with two collection workers of four environments; `SETTINGS` holds what all
 sides share. Who is given no interpreter is left out. Every measurement is a process of its own; in a round each side
 runs once, one after the other, so that ratios compare the same minutes of the same machine. The rate is that of env
-steps between two points after the warm-up: start-up and compilation are not counted. Then the run goes on to the largest
-of the env-step budgets, or for `--limit` seconds, and tells the mean return of the last 100 training episodes at each.
+steps between two points after the warm-up: start-up and compilation are not counted. Then the run goes on to the
+largest of the env-step budgets, or for `--limit` seconds, and tells the mean return of the last 100 training episodes
+at each.
 
 Prints one JSON object; asserts nothing.
 """
@@ -29,13 +30,17 @@ from typing import Any
 WORKERS, ENVS = 2, 4
 SETTINGS: dict[str, dict[str, Any]] = {
     # RLlib's tuned example for CartPole, its networks aside: a batch is whole rollouts of 50 x 4, 500 steps or more.
-    "impala": {"rollout": 50, "batch": 500, "lr": 5e-4, "gamma": 0.99, "value_coef": 0.05, "entropy_coef": 0.0, "grad_norm": 40.0},
+    "impala": {"rollout": 50, "batch": 500, "lr": 5e-4, "gamma": 0.99, "value_coef": 0.05, "entropy_coef": 0.0,
+               "grad_norm": 40.0},
     # RLlib's tuned example, with sizes that Sample Factory can have too.
-    "appo": {"rollout": 128, "batch": 1024, "mini_batch": 256, "epochs": 2, "lr": 7.5e-4, "gamma": 0.99, "value_coef": 0.05,
+    "appo": {"rollout": 128, "batch": 1024, "mini_batch": 256, "epochs": 2, "lr": 7.5e-4, "gamma": 0.99,
+             "value_coef": 0.05,
              "entropy_coef": 0.01, "grad_norm": 40.0, "clip": 0.4},
     # RLlib's tuned example, its networks and random n-step aside. An update for 8 env steps.
-    "dqn": {"rollout": 16, "batch": 32, "steps_per_update": 8, "lr": 5e-4, "gamma": 0.99, "grad_norm": 40.0, "n_step": 3,
-            "capacity": 50_000, "alpha": 0.6, "beta": 0.4, "epsilon": (1.0, 0.02, 10_000), "starts": 1000, "target_steps": 500},
+    "dqn": {"rollout": 16, "batch": 32, "steps_per_update": 8, "lr": 5e-4, "gamma": 0.99, "grad_norm": 40.0,
+            "n_step": 3,
+            "capacity": 50_000, "alpha": 0.6, "beta": 0.4, "epsilon": (1.0, 0.02, 10_000), "starts": 1000,
+            "target_steps": 500},
 }
 HIDDEN = (64, 64)
 WARM_UP = {"impala": 6000, "appo": 12_000, "dqn": 4000}
@@ -66,7 +71,8 @@ class Clock:
             self.result |= {"env_steps_per_s": (steps - self._first[1]) / elapsed,
                             "learned_per_s": (learned - self._first[2]) / elapsed}
         while self._budgets and steps >= self._budgets[0]:
-            self.result["returns"][str(self._budgets.pop(0))] = None if math.isnan(return_mean) else round(return_mean, 1)
+            self.result["returns"][str(self._budgets.pop(0))] = None if math.isnan(return_mean) else round(return_mean,
+                                                                                                           1)
         self.result["end"] = {"env_steps": steps, "return": None if math.isnan(return_mean) else round(return_mean, 1)}
         if self._first is None:
             return now - self._begun < _LONGEST_WARM_UP_S
@@ -98,17 +104,21 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
                 initial_epsilon=start, final_epsilon=end, epsilon_steps=steps,
                 target_update_interval=s["target_steps"] // s["steps_per_update"]),
             QActor.create_factory(*spaces, hidden_sizes=HIDDEN, activation="tanh", dueling=True),
-            PERBuffer.create_factory(s["capacity"], rollout_size=s["rollout"], n_step=s["n_step"], alpha=s["alpha"], beta=s["beta"]),
+            PERBuffer.create_factory(s["capacity"], rollout_size=s["rollout"], n_step=s["n_step"], alpha=s["alpha"],
+                                     beta=s["beta"]),
             envs, col_communication=ASYNC, queue_size=2, updates_per_step=16, **shared)
     else:
-        common |= {"value_loss_coef": s["value_coef"], "entropy_coef": s["entropy_coef"], "compile": True, "adam_eps": 1e-6}
-        actor = OnPolicyActor.create_factory(*spaces, hidden_sizes=HIDDEN, activation="tanh", policy_gain=1.0)  # as Sample Factory
+        common |= {"value_loss_coef": s["value_coef"], "entropy_coef": s["entropy_coef"], "compile": True,
+                   "adam_eps": 1e-6}
+        # as Sample Factory
+        actor = OnPolicyActor.create_factory(*spaces, hidden_sizes=HIDDEN, activation="tanh", policy_gain=1.0)
         storage = VTraceBuffer.create_factory(s["rollout"])
         if task == "impala":
             scheme = Scheme.impala(IMPALA.create_factory(**common), actor, storage, envs, train_batch_size=s["batch"],
                                    queue_size=1, col_in_flight=1, updates_per_step=4, **shared)
         else:
-            algo = APPO.create_factory(**common, clip_param=s["clip"], num_epochs=s["epochs"], advantage_normalization="none",
+            algo = APPO.create_factory(**common, clip_param=s["clip"], num_epochs=s["epochs"],
+                                       advantage_normalization="none",
                                        num_mini_batch=s["batch"] // s["mini_batch"])
             scheme = Scheme.appo(algo, actor, storage, envs, train_batch_size=s["batch"], queue_size=1, col_in_flight=1,
                                  max_policy_lag=4, on_policy_lag="wait", updates_per_step=8, **shared)
@@ -125,8 +135,10 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     times, lag, updates = metrics["time_s"], metrics["policy_lag"]["mean"], scheme.version
     scheme.stop()
     return {"updates_per_env_step": updates / ledger["collected"], "policy_lag_mean": lag,
-            "time_s": {level: {part: round(seconds, 1) for part, seconds in parts.items()} for level, parts in times.items()},
-            "versions": {"pytorchrl": pytorchrl.__version__, "torch": torch.__version__, "ray": importlib.metadata.version("ray"),
+            "time_s": {level: {part: round(seconds, 1) for part, seconds in parts.items()} for level,
+                       parts in times.items()},
+            "versions": {"pytorchrl": pytorchrl.__version__, "torch": torch.__version__,
+                         "ray": importlib.metadata.version("ray"),
                          "gymnasium": gymnasium.__version__}}
 
 
@@ -144,7 +156,8 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     s = SETTINGS[task]
     network: dict[str, Any] = {"fcnet_hiddens": list(HIDDEN), "fcnet_activation": "tanh"}
-    options: dict[str, Any] = {"lr": s["lr"], "gamma": s["gamma"], "grad_clip": s["grad_norm"], "grad_clip_by": "global_norm",
+    options: dict[str, Any] = {"lr": s["lr"], "gamma": s["gamma"], "grad_clip": s["grad_norm"],
+                               "grad_clip_by": "global_norm",
                                "train_batch_size_per_learner": s["batch"]}
     if task == "dqn":
         start, end, steps = s["epsilon"]
@@ -216,9 +229,11 @@ def sample_factory(task: str, seed: int, clock: Clock) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as folder:
         parser, _ = parse_sf_args(argv=[
-            "--algo=APPO", "--env=cartpole", "--experiment=peers", f"--train_dir={folder}", f"--seed={seed}", "--device=cpu"])
+            "--algo=APPO", "--env=cartpole", "--experiment=peers", f"--train_dir={folder}", f"--seed={seed}",
+            "--device=cpu"])
         config = parse_full_cfg(parser, argv=[
-            "--algo=APPO", "--env=cartpole", "--experiment=peers", f"--train_dir={folder}", f"--seed={seed}", "--device=cpu",
+            "--algo=APPO", "--env=cartpole", "--experiment=peers", f"--train_dir={folder}", f"--seed={seed}",
+            "--device=cpu",
             f"--num_workers={WORKERS}", f"--num_envs_per_worker={ENVS}", f"--rollout={s['rollout']}",
             f"--batch_size={s['mini_batch']}", f"--num_batches_per_epoch={s['batch'] // s['mini_batch']}",
             f"--num_epochs={s['epochs']}", f"--learning_rate={s['lr']}", f"--gamma={s['gamma']}",
@@ -265,14 +280,19 @@ def compare(task: str, pythons: dict[str, str], options: argparse.Namespace) -> 
     result: dict[str, Any] = {}
     for side, found in runs.items():
         rates = [run["env_steps_per_s"] for run in found if "env_steps_per_s" in run]
-        ratios = sorted(mine["env_steps_per_s"] / theirs["env_steps_per_s"] for mine, theirs in zip(runs["ours"], found, strict=True)
+        ratios = sorted(mine["env_steps_per_s"] / theirs["env_steps_per_s"] for mine,
+                        theirs in zip(runs["ours"], found, strict=True)
                         if "env_steps_per_s" in mine and "env_steps_per_s" in theirs)
-        returns = {str(budget): [run["returns"][str(budget)] for run in found if run.get("returns", {}).get(str(budget)) is not None]
+        returns = {str(budget): [run["returns"][str(budget)] for run in found if run.get("returns",
+                                                                                         {}).get(
+                                                                                             str(budget)) is not None]
                    for budget in options.budgets[task]}
         result[side] = {
-            "env_steps_per_s": round(statistics.median(rates)) if rates else None, "returns_by_budget": returns, "runs": found,
+            "env_steps_per_s": round(statistics.median(rates)) if rates else None, "returns_by_budget": returns,
+            "runs": found,
             **({} if side == "ours" else {"ours_to_it": [round(ratio, 2) for ratio in ratios],
-                                          "ours_to_it_median": round(statistics.median(ratios), 2) if ratios else None})}
+                                          "ours_to_it_median": round(statistics.median(ratios),
+                                                                     2) if ratios else None})}
     return result
 
 
@@ -290,17 +310,22 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SETTINGS), help="comma-separated: impala, appo, dqn")
     parser.add_argument("--pairs", type=int, default=3, help="rounds, each with a seed of its own")
     parser.add_argument("--seconds", type=float, default=10.0, help="over which a rate is taken")
-    parser.add_argument("--limit", type=float, default=40.0, help="seconds after the warm-up in which budgets may be reached")
-    parser.add_argument("--scores", help="comma-separated env-step budgets in place of those of each task; 'none' for none")
+    parser.add_argument("--limit", type=float, default=40.0,
+                        help="seconds after the warm-up in which budgets may be reached")
+    parser.add_argument("--scores",
+                        help="comma-separated env-step budgets in place of those of each task; 'none' for none")
     options = parser.parse_args()
-    given = None if options.scores is None else [] if options.scores == "none" else [int(text) for text in options.scores.split(",")]
+    given = None if options.scores is None else [] if options.scores == "none" else [int(text)
+                                                                                     for text in options.scores.split(
+                                                                                         ",")]
     options.budgets = {task: list(budgets) if given is None else given for task, budgets in SCORES.items()}
     pythons = {"ours": sys.executable, "rllib": options.rllib_python, "sample_factory": options.sample_factory_python}
     pythons = {side: python for side, python in pythons.items() if python}
     start = time.perf_counter()
     results = {task: compare(task, pythons, options) for task in options.only.split(",")}
     print(json.dumps({"machine": {"cores": os.cpu_count(), "python": platform.python_version()}, "settings": SETTINGS,
-                      "workers": WORKERS, "envs_a_worker": ENVS, "hidden": HIDDEN, "seconds": round(time.perf_counter() - start),
+                      "workers": WORKERS, "envs_a_worker": ENVS, "hidden": HIDDEN,
+                      "seconds": round(time.perf_counter() - start),
                       "unit": "env steps per second", "results": results}, indent=1))
 
 

@@ -6,8 +6,8 @@ Two collection workers on Ray, of 8 games each, and one learner; the small netwo
 
 - `appo`: 64 steps of each game, train batches of 1024, 3 epochs of 4 parts.
 - `impala`: 20 steps, train batches of 160, each used twice. Its advantages are not normalised: those of a game with few
-  rewards are small, and the entropy bonus has to be smaller than for PPO. The value loss does not: with a fifth of its weight
-  nothing is learned in a million steps.
+  rewards are small, and the entropy bonus has to be smaller than for PPO. The value loss does not: with a fifth of its
+  weight nothing is learned in a million steps.
 - `apex`: prioritised replay in two shards, three-step targets, every step learned from 8 to 12 times.
 
 Progress on stderr; prints one JSON object; asserts nothing.
@@ -34,7 +34,8 @@ from pytorchrl.envs import atari_factory
 
 cloudpickle.register_pickle_by_value(atari_ppo)  # Ray's workers do not find it
 GAME = "ALE/Pong-v5"
-TARGET_STEPS = {"appo": 4_000_000, "impala": 6_000_000, "apex": 240_000}  # the learning rates of the first two fall over them
+# the learning rates of the first two fall over them
+TARGET_STEPS = {"appo": 4_000_000, "impala": 6_000_000, "apex": 240_000}
 EVAL_EVERY = {"appo": 250_000, "impala": 250_000, "apex": 50_000}
 
 
@@ -44,34 +45,43 @@ def make_scheme(system: str, seed: int) -> Scheme:
     workers: dict[str, Any] = {"num_col_workers": 2, "seed": seed}
     if system == "apex":
         actor = QActor.create_factory(
-            train.observation_space, train.action_space, feature_extractor=atari_ppo.SmallCNN, hidden_sizes=(256,), dueling=True)
+            train.observation_space, train.action_space, feature_extractor=atari_ppo.SmallCNN, hidden_sizes=(256,),
+            dueling=True)
         algorithm = DQN.create_factory(
-            lr=2.5e-4, start_steps=5_000, mini_batch_size=32, target_update_interval=1000, epsilon_per_worker=True, max_grad_norm=10.0)
+            lr=2.5e-4, start_steps=5_000, mini_batch_size=32, target_update_interval=1000, epsilon_per_worker=True,
+            max_grad_norm=10.0)
         storage = PERBuffer.create_factory(200_000, rollout_size=10, n_step=3, stacked_frames=4, weight_norm="buffer")
         return Scheme.apex(algorithm, actor, storage, train, test, num_replay_workers=2, min_replay_ratio=8.0,
                            max_replay_ratio=12.0, max_weight_sync_delay=400, **workers)
-    policy = OnPolicyActor.create_factory(train.observation_space, train.action_space, feature_extractor=atari_ppo.SmallCNN)
+    policy = OnPolicyActor.create_factory(train.observation_space, train.action_space,
+                                          feature_extractor=atari_ppo.SmallCNN)
     if system == "appo":
         return Scheme.appo(
-            APPO.create_factory(lr=linear(5e-4, 2e-5), clip_param=0.1, entropy_coef=0.01, num_epochs=3, num_mini_batch=4), policy,
-            VTraceBuffer.create_factory(size=64), train, test, train_batch_size=1024, queue_size=1, col_in_flight=1, **workers)
+            APPO.create_factory(lr=linear(5e-4, 2e-5), clip_param=0.1, entropy_coef=0.01, num_epochs=3,
+                                num_mini_batch=4), policy,
+            VTraceBuffer.create_factory(size=64), train, test, train_batch_size=1024, queue_size=1, col_in_flight=1,
+            **workers)
     return Scheme.impala(
         IMPALA.create_factory(lr=linear(5e-4, 2e-5), entropy_coef=0.002, max_grad_norm=0.5), policy,
-        VTraceBuffer.create_factory(size=20), train, test, train_batch_size=160, num_passes=2, queue_size=2, col_in_flight=1, **workers)
+        VTraceBuffer.create_factory(size=20), train, test, train_batch_size=160, num_passes=2, queue_size=2,
+        col_in_flight=1, **workers)
 
 
 def main() -> None:
     """Parse the command line, train, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("system", choices=sorted(EVAL_EVERY), help="which one")
-    parser.add_argument("--target-steps", type=int, default=None, help=f"env steps, each of four frames (default: {TARGET_STEPS})")
-    parser.add_argument("--until", type=float, default=None, help="end once the last 100 games of training have this mean score")
+    parser.add_argument("--target-steps", type=int, default=None,
+                        help=f"env steps, each of four frames (default: {TARGET_STEPS})")
+    parser.add_argument("--until", type=float, default=None,
+                        help="end once the last 100 games of training have this mean score")
     parser.add_argument("--seed", type=int, default=1, help="of everything")
     parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
     options = parser.parse_args()
     target_steps = TARGET_STEPS[options.system] if options.target_steps is None else options.target_steps
     scheme, curve, start = make_scheme(options.system, options.seed), [], time.perf_counter()
-    with Learner(scheme, target_steps, options.log_dir, eval_every=EVAL_EVERY[options.system], eval_episodes=5) as learner:
+    with Learner(scheme, target_steps, options.log_dir, eval_every=EVAL_EVERY[options.system],
+                 eval_episodes=5) as learner:
         looked = start
         while not learner.done():
             learner.step()
@@ -80,14 +90,16 @@ def main() -> None:
             looked, metrics = time.perf_counter(), learner.get_metrics()
             evaluation = metrics.get("evaluation")
             if evaluation is not None and (not curve or curve[-1]["version"] != evaluation["version"]):
-                curve.append({"version": evaluation["version"], "env_steps": learner.env_steps, "score": evaluation["return_mean"],
+                curve.append({"version": evaluation["version"], "env_steps": learner.env_steps,
+                              "score": evaluation["return_mean"],
                               "training_score": metrics["return_mean"], "minutes": (looked - start) / 60})
                 print(curve[-1], file=sys.stderr, flush=True)
             if options.until is not None and (metrics["return_mean"] or -21.0) >= options.until:
                 break
         steps, updates = learner.env_steps, learner.get_metrics()["updates"]
         final = learner.evaluate(30)
-    print(json.dumps({"task": "pong", "system": options.system, "cores": os.cpu_count(), "seed": options.seed, "env_steps": steps,
+    print(json.dumps({"task": "pong", "system": options.system, "cores": os.cpu_count(), "seed": options.seed,
+                      "env_steps": steps,
                       "updates": updates, "minutes": (time.perf_counter() - start) / 60, "curve": curve,
                       "score": final.return_mean, "score_std": final.return_std}, indent=1))
 

@@ -1,14 +1,16 @@
-"""What telling stragglers to stop gains, and what it costs in score: one of eight collection workers is ten times slower.
+"""What telling stragglers to stop gains, and what it costs in score: one of eight collection workers is ten times
+slower.
 
-    python benchmarks/preemption.py [--runtime threads] [--seconds 20] [--step-ms 10] [--fractions 0.25,0.2,0.1] [--no-scores]
+    python benchmarks/preemption.py [--runtime threads] [--seconds 20] [--step-ms 10] [--fractions 0.25,0.2,0.1]
+    [--no-scores]
 
-Throughput: env steps per second of synchronous rounds with `col_fraction_workers=0.75` and each `fraction_samples`, over
-those of rounds that wait for all. Environments sleep; the slow worker sleeps nine times more. Beside it the ideal: for
-rollouts of T steps of s seconds, a worker k times slower and a least share f, a round has 7 T + n env steps and takes
-max(T, k n) s, with n = max(f T, T / k); without preemption it has 8 T and takes k T s.
+Throughput: env steps per second of synchronous rounds with `col_fraction_workers=0.75` and each `fraction_samples`,
+over those of rounds that wait for all. Environments sleep; the slow worker sleeps nine times more. Beside it the ideal:
+for rollouts of T steps of s seconds, a worker k times slower and a least share f, a round has 7 T + n env steps and
+takes max(T, k n) s, with n = max(f T, T / k); without preemption it has 8 T and takes k T s.
 
-Scores: PPO on CartPole-v1 in the simulated runtime with such steps, three seeds, with and without: mean return of the last
-hundred training episodes after so many env steps, and the virtual seconds that they took.
+Scores: PPO on CartPole-v1 in the simulated runtime with such steps, three seeds, with and without: mean return of the
+last hundred training episodes after so many env steps, and the virtual seconds that they took.
 
 Prints one JSON object; asserts nothing.
 """
@@ -34,13 +36,15 @@ STATISTICS = ("preempted_by_worker", "preempted_steps_share", "episode_length_pr
 
 def preemption(fraction_samples: float | None) -> dict[str, Any]:
     """Settings of a scheme; None: it waits for all."""
-    told = {} if fraction_samples is None else {"col_fraction_workers": FRACTION_WORKERS, "fraction_samples": fraction_samples}
+    told = {} if fraction_samples is None else {"col_fraction_workers": FRACTION_WORKERS,
+                                                "fraction_samples": fraction_samples}
     return {"num_col_workers": NUM_WORKERS, **told}
 
 
 def ideal(fraction_samples: float | None, step_s: float) -> float:
     """Env steps per second if nothing but environments takes time."""
-    steps = NUM_STEPS if fraction_samples is None else max(round(fraction_samples * NUM_STEPS), NUM_STEPS / TIMES_SLOWER)
+    steps = NUM_STEPS if fraction_samples is None else max(round(fraction_samples * NUM_STEPS),
+                                                           NUM_STEPS / TIMES_SLOWER)
     return ((NUM_WORKERS - 1) * NUM_STEPS + steps) / (max(NUM_STEPS, TIMES_SLOWER * steps) * step_s)
 
 
@@ -49,7 +53,8 @@ def throughput(fraction_samples: float | None, seconds: float, step_s: float, ru
     envs = VecEnv.create_factory(SleepEnv, {"step_s": step_s})
     resources = {"col_worker_resources": {"num_cpus": 0}} if runtime == "ray" else {}
     scheme = Scheme(
-        A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
+        A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,
+                                                           hidden_sizes=(16,)),
         GAEBuffer.create_factory(NUM_STEPS), envs, seed=1, runtime=runtime, queue_timeout_s=120.0,
         faults=f"delay col.{NUM_WORKERS} {(TIMES_SLOWER - 1) * step_s}s", **preemption(fraction_samples), **resources)
     while scheme.version < WARM_UP_ROUNDS:
@@ -60,7 +65,8 @@ def throughput(fraction_samples: float | None, seconds: float, step_s: float, ru
     elapsed, metrics = time.perf_counter() - start, scheme.metrics()
     used, rounds = scheme.ledger()["consumed_unique"] - first, scheme.version - rounds
     ledger = scheme.stop()
-    return {"fraction_samples": fraction_samples, "rounds": rounds, "env_steps_per_s": used / elapsed, "ideal": ideal(fraction_samples, step_s),
+    return {"fraction_samples": fraction_samples, "rounds": rounds, "env_steps_per_s": used / elapsed,
+            "ideal": ideal(fraction_samples, step_s),
             "ledger_exact": ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values()),
             "steps_lost": sum(ledger["dropped"].values()), **{name: metrics[name] for name in STATISTICS}}
 
@@ -70,15 +76,18 @@ def score(fraction_samples: float | None, seed: int, env_steps: int) -> dict[str
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
     scheme = Scheme(
         PPO.create_factory(num_epochs=4, num_mini_batch=4, lr=1e-3),
-        OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(32), envs, seed=seed,
-        runtime="simulated", costs={"step": 0.005, f"step@*/CWorker {NUM_WORKERS}": 0.005 * TIMES_SLOWER}, **preemption(fraction_samples))
+        OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(32), envs,
+        seed=seed,
+        runtime="simulated", costs={"step": 0.005, f"step@*/CWorker {NUM_WORKERS}": 0.005 * TIMES_SLOWER},
+        **preemption(fraction_samples))
     returns: list[float] = []
     while scheme.env_steps < env_steps:
         scheme.step()
         returns += [episode.env_return for episode in scheme.episodes()]
     metrics, seconds = scheme.metrics(), scheme.runtime.now() if scheme.runtime is not None else None
     ledger = scheme.stop()
-    return {"fraction_samples": fraction_samples, "seed": seed, "env_steps": ledger["collected"], "return": statistics.fmean(returns[-100:]),
+    return {"fraction_samples": fraction_samples, "seed": seed, "env_steps": ledger["collected"],
+            "return": statistics.fmean(returns[-100:]),
             "virtual_s": seconds, **{name: metrics[name] for name in STATISTICS}}
 
 
@@ -104,8 +113,10 @@ def main() -> None:
             scores.append(score(fraction, seed, options.env_steps))
             print(json.dumps(scores[-1]), file=sys.stderr, flush=True)
     print(json.dumps({
-        "task": "preemption", "machine": {"cores": os.cpu_count(), "python": platform.python_version()}, "runtime": options.runtime,
-        "step_ms": options.step_ms, "workers": NUM_WORKERS, "times_slower": TIMES_SLOWER, "col_fraction_workers": FRACTION_WORKERS,
+        "task": "preemption", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+        "runtime": options.runtime,
+        "step_ms": options.step_ms, "workers": NUM_WORKERS, "times_slower": TIMES_SLOWER,
+        "col_fraction_workers": FRACTION_WORKERS,
         "rollout_steps": NUM_STEPS, "unit": "env steps per second", "throughput": rates, "scores": scores}, indent=1))
 
 

@@ -1,10 +1,12 @@
-"""Gradient workers that average among themselves, on environments that sleep: env steps a second by number, and a lost one.
+"""Gradient workers that average among themselves, on environments that sleep: env steps a second by number, and a lost
+one.
 
     python benchmarks/ranks.py [--ranks 1,2,4,8] [--seconds 20] [--sleep-ms 20] [--kills 3] [--runtime ray]
 
-A2C, one environment a rank whose step sleeps, 20 steps an update of each. One rank is the central scheme, which has nobody
-to average with. Efficiency is steps/s over n times those of one rank. With Ray, ranks of a group are then killed (SIGKILL) one
-after the other, at a random moment of an update; what is measured is the time from there to the next update, by all again.
+A2C, one environment a rank whose step sleeps, 20 steps an update of each. One rank is the central scheme, which has
+nobody to average with. Efficiency is steps/s over n times those of one rank. With Ray, ranks of a group are then killed
+(SIGKILL) one after the other, at a random moment of an update; what is measured is the time from there to the next
+update, by all again.
 
 Every measurement is a process of its own, start-up not counted. Prints one JSON object; asserts nothing.
 """
@@ -35,7 +37,8 @@ def make(num_ranks: int, step_s: float, runtime: str) -> Any:
 
     envs = VecEnv.create_factory(SleepEnv, {"step_s": step_s})
     settings: dict[str, Any] = {} if num_ranks == 1 else {
-        "num_grad_workers": num_ranks, "distribute_gradients": True, "runtime": runtime, "grad_worker_resources": {"num_cpus": 0}}
+        "num_grad_workers": num_ranks, "distribute_gradients": True, "runtime": runtime,
+        "grad_worker_resources": {"num_cpus": 0}}
     return Scheme(A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space),
                   GAEBuffer.create_factory(ROLLOUT), envs, seed=1, **settings)
 
@@ -80,12 +83,14 @@ def losses(num_ranks: int, kills: int, step_s: float) -> dict[str, Any]:
     ledger = scheme.stop()
     is_exact = ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
     return {"ranks": num_ranks, "kills": kills, "until_next_update_s": {
-        "median": statistics.median(found), "max": max(found), "all": found}, "ledger": "exact" if is_exact else "not exact"}
+        "median": statistics.median(found), "max": max(found), "all": found},
+        "ledger": "exact" if is_exact else "not exact"}
 
 
 def in_process(*arguments: object) -> dict[str, Any]:
     """One measurement in a process of its own with one thread everywhere."""
-    done = subprocess.run([sys.executable, __file__, "_measure", *map(str, arguments)], capture_output=True, text=True, check=False,
+    done = subprocess.run([sys.executable, __file__, "_measure", *map(str, arguments)], capture_output=True, text=True,
+                          check=False,
                           env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
     if done.returncode:
         return {"arguments": arguments, "error": done.stderr.strip().splitlines()[-1:]}
@@ -101,21 +106,26 @@ def main() -> None:
         print(json.dumps(result))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default="1,2,4,8", help="numbers of ranks; the first is what others are compared with")
+    parser.add_argument("--ranks", default="1,2,4,8",
+                        help="numbers of ranks; the first is what others are compared with")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
     parser.add_argument("--sleep-ms", type=float, default=20.0, help="what a step of the environment takes, in ms")
-    parser.add_argument("--kills", type=int, default=3, help="ranks that are killed, one after the other, of a group of three; 0: none")
-    parser.add_argument("--runtime", choices=["ray", "threads"], default="ray", help="where ranks are; threads cannot be killed")
+    parser.add_argument("--kills", type=int, default=3,
+                        help="ranks that are killed, one after the other, of a group of three; 0: none")
+    parser.add_argument("--runtime", choices=["ray", "threads"], default="ray",
+                        help="where ranks are; threads cannot be killed")
     options = parser.parse_args()
     step_s = options.sleep_ms / 1000
-    found = [in_process("rate", number, options.seconds, step_s, options.runtime) for number in options.ranks.split(",")]
+    found = [in_process("rate", number, options.seconds, step_s,
+                        options.runtime) for number in options.ranks.split(",")]
     for result in found:
         if "error" not in result and "error" not in found[0]:
             one = found[0]["env_steps_per_s"] / found[0]["ranks"]
             result["efficiency"] = result["env_steps_per_s"] / (result["ranks"] * one)
     lost = in_process("losses", 3, options.kills, step_s, "ray") if options.kills and options.runtime == "ray" else None
     print(json.dumps({"task": "ranks", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
-                      "runtime": options.runtime, "sleep_ms": options.sleep_ms, "unit": "env steps per second", "results": found,
+                      "runtime": options.runtime, "sleep_ms": options.sleep_ms, "unit": "env steps per second",
+                      "results": found,
                       "lost_ranks": lost}, indent=1))
 
 

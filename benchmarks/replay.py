@@ -2,11 +2,11 @@
 
     python benchmarks/replay.py [--runs 3] [--updates 300] [--seconds 120]
 
-PPO on CartPole-v1 with asynchronous collection (4 collection workers), with asynchronous gradients (2 gradient workers), and
-with both while a collection worker is killed. Each is recorded on Ray and replayed in this process, parameters compared
-bit for bit. What recording costs is the ratio of the time of updates with it and without, within one run that changes from
-one to the other ten times a second: a machine's speed may differ more from run to run, and from second to second, than a
-record could cost. Prints one JSON object; asserts nothing.
+PPO on CartPole-v1 with asynchronous collection (4 collection workers), with asynchronous gradients (2 gradient
+workers), and with both while a collection worker is killed. Each is recorded on Ray and replayed in this process,
+parameters compared bit for bit. What recording costs is the ratio of the time of updates with it and without, within
+one run that changes from one to the other ten times a second: a machine's speed may differ more from run to run, and
+from second to second, than a record could cost. Prints one JSON object; asserts nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def record_and_replay(settings: dict[str, Any], seed: int, updates: int, folder:
 
 
 PHASE_S = 0.1
-"""A run with a record keeps it in one half of such phases; what the machine does meanwhile concerns both halves alike."""
+"""A run with a record keeps it in one half of such phases; what the machine does meanwhile concerns both halves
+alike."""
 COINS = random.Random(0).getrandbits(4096)
 
 
@@ -136,7 +137,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="recorded and replayed runs of each scheme")
     parser.add_argument("--updates", type=int, default=300, help="of each of them")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of the run of each scheme that tells what a record costs")
+    parser.add_argument("--seconds", type=float, default=120.0,
+                        help="of the run of each scheme that tells what a record costs")
     options = parser.parse_args()
     import ray  # one for all runs: starting it takes longer than they do
 

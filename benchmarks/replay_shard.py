@@ -2,9 +2,10 @@
 
     python benchmarks/replay_shard.py [--seconds 10] [--size 100000] [--batch 512] [--insert-per-served 1.25]
 
-Rollouts of 84 x 84 x 4 uint8 observations go in, batches of 512 come out and their priorities go back, in turns, so that of
-each transition served 1.25 are inserted. Memory is compared with that of single pictures, 84 x 84 bytes a transition; resident
-memory of the process is looked at every second. Dropped is what was inserted and is neither there nor evicted.
+Rollouts of 84 x 84 x 4 uint8 observations go in, batches of 512 come out and their priorities go back, in turns, so
+that of each transition served 1.25 are inserted. Memory is compared with that of single pictures, 84 x 84 bytes a
+transition; resident memory of the process is looked at every second. Dropped is what was inserted and is neither there
+nor evicted.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """
@@ -64,7 +65,8 @@ def make_rollouts(num_envs: int, num_steps: int, count: int, rng: np.random.Gene
 
 
 class Shard:
-    """A storage, and rollouts to put into it: the same ones again and again, of which each first one is a new beginning."""
+    """A storage, and rollouts to put into it: the same ones again and again, of which each first one is a new
+    beginning."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.rng = np.random.default_rng(0)
@@ -141,7 +143,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     counters = storage.counters
     return {
         **rates, "dropped": counters["inserted"] - counters["resident"] - counters["evicted"],
-        "stale_priorities": counters["stale_priorities"], "filled_per_s": round(filled_rate), "bytes": storage.num_bytes,
+        "stale_priorities": counters["stale_priorities"], "filled_per_s": round(filled_rate),
+        "bytes": storage.num_bytes,
         "bytes_over_single_pictures": round(storage.num_bytes / pictures, 4),
         "peak_memory_growth_over_single_pictures": round(growth / pictures, 4), "drawable": storage.num_items}
 

@@ -2,10 +2,10 @@
 
     python benchmarks/signals.py [--count 50] [--twice 10] [--forms central threads ray] [--kinds SIGINT ...]
 
-Runs `pytorchrl train` as a process of its own, in a session of its own, and sends it signals at a random moment: in every
-other run before training begins, imports and Ray's start-up included, else within some seconds of training. Then: how long it took to exit and with
-what code, which of its processes and files are still there ten seconds later, and whether what it wrote can be read.
-Half of all SIGINT go to the whole process group, as Ctrl-C in a terminal does.
+Runs `pytorchrl train` as a process of its own, in a session of its own, and sends it signals at a random moment: in
+every other run before training begins, imports and Ray's start-up included, else within some seconds of training. Then:
+how long it took to exit and with what code, which of its processes and files are still there ten seconds later, and
+whether what it wrote can be read. Half of all SIGINT go to the whole process group, as Ctrl-C in a terminal does.
 Prints one JSON object; asserts nothing.
 """
 
@@ -39,11 +39,13 @@ KINDS = {
     "SIGINT": (signal.SIGINT,), "SIGTERM": (signal.SIGTERM,), "SIGKILL": (signal.SIGKILL,),
     "SIGINT twice": (signal.SIGINT, signal.SIGINT), "SIGTERM, SIGKILL": (signal.SIGTERM, signal.SIGKILL),
 }
-# Signals come before, or until so long after, training has begun; the second of two within about the time that a clean end takes.
+# Signals come before, or until so long after, training has begun; the second of two within about the time that a clean
+# end takes.
 TRAINING_S, PAUSE_S = 4.0, {"central": 0.4, "threads": 0.6, "ray": 3.0}
 # Whatever is left by then is left; a process that has not ended is killed.
 LEFT_AFTER_S, GIVE_UP_S = 10.0, 60.0
-TRAIN = ("-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--target-steps", "1000000000", "--log-every", "500",
+TRAIN = ("-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--target-steps", "1000000000", "--log-every",
+         "500",
          "--log-dir", "run", "--json")
 
 
@@ -55,7 +57,8 @@ class Run:
         self._shared_before, self._ray_folders = set(Path("/dev/shm").iterdir()), set[Path]()
         for name in ("home", "tmp"):
             (self.folder / name).mkdir()
-        environment = {**os.environ, "HOME": str(self.folder / "home"), "TMPDIR": str(self.folder / "tmp"), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "HOME": str(self.folder / "home"), "TMPDIR": str(self.folder / "tmp"),
+                       "OMP_NUM_THREADS": "1"}
         with open(self.folder / "stderr", "wb") as stderr, open(self.folder / "stdout", "wb") as stdout:
             self.process = subprocess.Popen(
                 [sys.executable, *TRAIN, *FORMS[form]], cwd=self.folder, env=environment, stdout=stdout, stderr=stderr,
@@ -98,7 +101,8 @@ class Run:
         """What it put outside its log directory and did not take away again: temporary files, Ray's, shared memory."""
         left = [*(self.folder / "tmp").iterdir(), *(path for path in self._ray_folders if path.exists()),
                 # Names of Python's semaphores are those of other programs; nothing here makes any.
-                *(path for path in set(Path("/dev/shm").iterdir()) - self._shared_before if not path.name.startswith("sem.mp"))]
+                *(path for path in set(Path("/dev/shm").iterdir()) - self._shared_before
+                  if not path.name.startswith("sem.mp"))]
         return sorted(path.name for path in left)
 
     def flaws(self, kind: str, was_training: bool) -> list[str]:
@@ -242,7 +246,8 @@ def main() -> None:
     parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--start-up", type=float, help="seconds until training begins; not given, they are measured once a form")
+    parser.add_argument("--start-up", type=float,
+                        help="seconds until training begins; not given, they are measured once a form")
     parser.add_argument("--rows", help="file for one JSON line a run")
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would ours
@@ -260,7 +265,8 @@ def main() -> None:
                           rng.uniform(0.0, PAUSE_S[form]), in_training=in_training,
                           to_group=kind.startswith("SIGINT") and number % 4 < 2)
                 rows.append(row)
-                print(f"{form} {kind} {number + 1}: at {row['moment']:.2f} s, code {row['code']} after {row['seconds']:.2f} s, "
+                print(f"{form} {kind} {number + 1}: at {row['moment']:.2f} s, code {row['code']} after "
+                      f"{row['seconds']:.2f} s, "
                       f"left {len(row['processes_left'])} + {len(row['files_left'])}, {row['flaws'] or 'sound'}",
                       file=sys.stderr, flush=True)
                 if options.rows:

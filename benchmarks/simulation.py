@@ -2,8 +2,8 @@
 
     python benchmarks/simulation.py [--col-workers 1000] [--grad-workers 8] [--updates 500]
 
-Starts that many collection workers for each gradient worker, makes updates, stops. Prints one JSON object: seconds, virtual
-seconds, events, what the ledger says; asserts nothing.
+Starts that many collection workers for each gradient worker, makes updates, stops. Prints one JSON object: seconds,
+virtual seconds, events, what the ledger says; asserts nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def simulate(col_workers: int, grad_workers: int, updates: int) -> dict[str, Any
     return {
         "workers_and_threads": num_tasks, "start_s": started - start, "updates": updates, "run_s": trained - started,
         "virtual_s": virtual, "virtual_s_per_s": virtual / (trained - started), "events": runtime.schedule.num_events,
-        "env_steps_per_virtual_s": used / virtual, "policy_lag_mean": lag["mean"], "stop_s": time.perf_counter() - trained,
+        "env_steps_per_virtual_s": used / virtual, "policy_lag_mean": lag["mean"],
+        "stop_s": time.perf_counter() - trained,
         "ledger_exact": ledger["collected"] == places and not ledger["in_flight"] and not ledger["queued"],
         "tasks_left": len(runtime.running),
     }

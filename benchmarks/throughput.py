@@ -4,10 +4,10 @@
     python benchmarks/throughput.py pong [--pairs 3]
     python benchmarks/throughput.py sleeping [--workers 2,8,32] [--niceness 0]
 
-`cartpole`: PPO, CartPole-v1, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, MLP 64-64.
-`pong`: PPO, Pong, 8 x 128, 4 epochs x 4 minibatches of 256, Nature CNN, 4 stacked 84 x 84 frames.
-`sleeping`: asynchronous collection with training where a step sleeps 5 ms; beside workers / 5 ms, and beside as many processes
-that only step the environment, in the same run.
+`cartpole`: PPO, CartPole-v1, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, MLP 64-64. `pong`: PPO, Pong,
+8 x 128, 4 epochs x 4 minibatches of 256, Nature CNN, 4 stacked 84 x 84 frames. `sleeping`: asynchronous collection with
+training where a step sleeps 5 ms; beside workers / 5 ms, and beside as many processes that only step the environment,
+in the same run.
 
 Every measurement is a process of its own, start-up and compilation not counted; both sides of a pair run one after the
 other, so a ratio compares the same minutes of the same machine. Prints one JSON object; asserts nothing.
@@ -66,7 +66,8 @@ def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
 
 
 def bfloat16_pays() -> bool:
-    """Whether Pong's network learns faster in bfloat16 here: not every processor that has its instructions gains by them."""
+    """Whether Pong's network learns faster in bfloat16 here: not every processor that has its instructions gains by
+    them."""
     import numpy as np
     import torch
     from gymnasium.spaces import Box
@@ -104,7 +105,8 @@ def measure(scheme: Any, seconds: float, warm_up_updates: int, multiple: int = 1
               for level, parts in metrics["time_s"].items()}
     stopped = time.perf_counter()
     scheme.stop()
-    return {"env_steps_per_s": used / elapsed, "share_of_time": shares, "policy_lag_mean": metrics["policy_lag"]["mean"],
+    return {"env_steps_per_s": used / elapsed, "share_of_time": shares,
+            "policy_lag_mean": metrics["policy_lag"]["mean"],
             "stop_s": round(time.perf_counter() - stopped, 2)}
 
 
@@ -231,7 +233,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
     parser.add_argument("--schemes", default="central,best", help="comma-separated; 'all' for every one")
     parser.add_argument("--workers", default="2,8,32", help="for sleeping: numbers of workers")
-    parser.add_argument("--niceness", type=int, default=int(os.environ.get("RAY_worker_niceness", "15")),  # noqa: SIM112 - Ray's name
+    parser.add_argument("--niceness", type=int,
+                        default=int(os.environ.get("RAY_worker_niceness", "15")),  # noqa: SIM112 - Ray's name
                         help="of Ray's workers; that of RAY_worker_niceness, else 15 as Ray's own")
     options = parser.parse_args()
     os.environ.update(RAY_worker_niceness=str(options.niceness))

@@ -43,7 +43,8 @@ def push_by_value(worker: Any, runtime: Any, handles: list[Any]) -> None:
 
 
 def rollouts(worker: Any, runtime: Any, handles: list[Any], with_weights: bool) -> dict[str, float]:
-    """Milliseconds of one rollout of every worker, all at once: inside, as the worker says, and until its answer is here."""
+    """Milliseconds of one rollout of every worker, all at once: inside, as the worker says, and until its answer is
+    here."""
     from pytorchrl.scheme.collection.c_worker import CWorker
 
     worker.local_worker.version += 1
@@ -70,7 +71,8 @@ def main() -> None:
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
     width = int((options.megabytes * 1e6 / 4 / 2) ** 0.5)  # two networks, each of one square matrix, about
     scheme = Scheme(
-        PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(width, width)),
+        PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,
+                                                           hidden_sizes=(width, width)),
         GAEBuffer.create_factory(16), envs, seed=1, num_col_workers=options.workers, col_communication=ASYNC,
         col_worker_resources={"num_cpus": 0}, runtime="ray")
     worker = scheme.update_worker.local_worker
@@ -95,8 +97,10 @@ def main() -> None:
     scheme.stop()
     ray.shutdown()
     print(json.dumps({
-        "task": "weights", "cores": os.cpu_count(), "megabytes": size / 1e6, "workers": options.workers, "pushes": options.pushes,
-        "by_reference_ms": statistics.median(pair[0] for pair in pairs), "by_value_ms": statistics.median(pair[1] for pair in pairs),
+        "task": "weights", "cores": os.cpu_count(), "megabytes": size / 1e6, "workers": options.workers,
+        "pushes": options.pushes,
+        "by_reference_ms": statistics.median(pair[0] for pair in pairs),
+        "by_value_ms": statistics.median(pair[1] for pair in pairs),
         "ratio": statistics.median(pair[1] / pair[0] for pair in pairs),
         "rollouts": {("with new weights" if with_weights else "without"): {
             name: statistics.median(one[name] for one in measured) for name in measured[0]}

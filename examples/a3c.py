@@ -40,7 +40,8 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A2C with asynchronous gradient workers, which is A3C.")
     parser.add_argument("--num-grad-workers", type=int, default=2, help="Ray workers that compute gradients, 2 or more")
-    parser.add_argument("--max-grad-lag", type=int, default=None, help="updates behind from which on a gradient counts less")
+    parser.add_argument("--max-grad-lag", type=int, default=None,
+                        help="updates behind from which on a gradient counts less")
     parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
     parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
     parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")

@@ -43,7 +43,8 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Ape-X: replay shards between asynchronous collectors and one learner.")
+    parser = argparse.ArgumentParser(description="Ape-X: replay shards between asynchronous collectors and one "
+                                                 "learner.")
     parser.add_argument("--num-col-workers", type=int, default=2,
                         help="workers that collect: 1 is a thread of this process, 2 or more are Ray workers")
     parser.add_argument("--num-replay-workers", type=int, default=1,

@@ -46,7 +46,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--num-col-workers", type=int, default=2,
                         help="workers that collect: 1 is a thread of this process, 2 or more are Ray workers")
     parser.add_argument("--queue-size", type=int, default=4, help="train batches that may wait for the learner")
-    parser.add_argument("--max-policy-lag", type=int, default=None, help="updates behind from which on data are dropped")
+    parser.add_argument("--max-policy-lag", type=int, default=None,
+                        help="updates behind from which on data are dropped")
     parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
     parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
     parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")

@@ -1,4 +1,5 @@
-"""PPO whose updates use far more steps than one backward pass may: batches are differentiated, and collected, by pieces.
+"""PPO whose updates use far more steps than one backward pass may: batches are differentiated, and collected, by
+pieces.
 
 Each update waits for `train_batch_size` steps; no backward pass sees more than `microbatch_size` of them. Advantages
 are normalised over each microbatch, so that none has to be kept once it has been differentiated.

@@ -1,7 +1,7 @@
 """Several policies in one environment: a speaker who sees the goal, and a listener who has to go there (PettingZoo).
 
-Each has a policy of its own, as they see and do different things; both get the same reward. A random pair gets about -80 an
-episode, this one about -35.
+Each has a policy of its own, as they see and do different things; both get the same reward. A random pair gets about
+-80 an episode, this one about -35.
 
     pip install -e '.[pettingzoo]'    # in the source folder
     python examples/multi_agent.py --algorithm dqn
@@ -31,7 +31,8 @@ def main() -> None:
 
     # "speaker_0" is decided for by the policy "speaker". Agents that share a policy fill one batch together.
     envs = MultiAgentVecEnv.create_factory(
-        "mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, vec_env_size=8, policy_of=lambda agent: agent.split("_")[0])
+        "mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, vec_env_size=8,
+        policy_of=lambda agent: agent.split("_")[0])
 
     # One recipe for all policies here; a mapping from policy to factory gives each its own.
     if args.algorithm == "ppo":
@@ -40,9 +41,11 @@ def main() -> None:
             functools.partial(OnPolicyActor.create_factory, hidden_sizes=(64, 64)), GAEBuffer.create_factory(size=100))
     else:
         agent = multi_agent(
-            envs, DQN.create_factory(lr=1e-3, gamma=0.95, start_steps=1000, epsilon_steps=10_000, update_every=8, mini_batch_size=128,
+            envs, DQN.create_factory(lr=1e-3, gamma=0.95, start_steps=1000, epsilon_steps=10_000, update_every=8,
+                                     mini_batch_size=128,
                                      polyak=0.99, target_update_interval=1),
-            functools.partial(QActor.create_factory, hidden_sizes=(64, 64)), ReplayBuffer.create_factory(50_000, rollout_size=5))
+            functools.partial(QActor.create_factory, hidden_sizes=(64, 64)),
+            ReplayBuffer.create_factory(50_000, rollout_size=5))
 
     scheme = Scheme(*agent, envs, envs, seed=args.seed)
     with Learner(scheme, target_steps=2_000 if args.smoke else 30_000, log_dir=args.log_dir) as learner:
@@ -52,8 +55,10 @@ def main() -> None:
 
     print(f"{learner.env_steps:,} env steps in {learner.seconds:.1f} s, {learner.updates:,} updates")
     for policy, returns in evaluation.policy_returns.items():
-        print(f"{policy}: {metrics[f'agent_steps/{policy}']:,} steps of its agents, mean return {sum(returns) / len(returns):.1f}")
-    print(f"mean return of all agents together in {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
+        print(f"{policy}: {metrics[f'agent_steps/{policy}']:,} steps of its agents, mean return "
+              f"{sum(returns) / len(returns):.1f}")
+    print(f"mean return of all agents together in {len(evaluation.returns)} evaluation episodes: "
+          f"{evaluation.return_mean:.1f}")
 
 
 def parse_args() -> argparse.Namespace:

@@ -1,7 +1,7 @@
 """R2D2: an actor with memory learns from sequences in replay shards, filled by collectors that never wait.
 
-The task shows a cue in its first observation, and asks for it several steps later. Without memory a quarter of the answers
-is right.
+The task shows a cue in its first observation, and asks for it several steps later. Without memory a quarter of the
+answers is right.
 
     python examples/r2d2.py --num-col-workers 4 --num-replay-workers 2
 """
@@ -22,9 +22,11 @@ def main() -> None:
     train_envs = VecEnv.create_factory("pytorchrl/Recall-v0", task, vec_env_size=4)
     test_envs = VecEnv.create_factory("pytorchrl/Recall-v0", task, vec_env_size=5)
     actor = QActor.create_factory(
-        train_envs.observation_space, train_envs.action_space, hidden_sizes=(32,), recurrent_net="gru", recurrent_size=32)
+        train_envs.observation_space, train_envs.action_space, hidden_sizes=(32,), recurrent_net="gru",
+        recurrent_size=32)
     algorithm = R2D2.create_factory(
-        lr=3e-3, adam_eps=1e-5, gamma=0.97, mini_batch_size=32, start_steps=200 if args.smoke else 1000, target_update_interval=25)
+        lr=3e-3, adam_eps=1e-5, gamma=0.97, mini_batch_size=32, start_steps=200 if args.smoke else 1000,
+        target_update_interval=25)
     storage = SequenceBuffer.create_factory(
         10_000, rollout_size=DELAY + 1, length=DELAY + 1, burn_in=0, period=DELAY + 1, n_step=3, weight_norm="buffer")
 
@@ -38,13 +40,15 @@ def main() -> None:
         ledger = scheme.ledger()
 
     print(f"{learner.env_steps:,} env steps in {learner.seconds:.1f} s, {learner.updates:,} updates")
-    print(f"{ledger['resident']:,} steps in replay; each was trained on {ledger['consumed'] / ledger['collected']:.1f} times")
+    print(f"{ledger['resident']:,} steps in replay; each was trained on {ledger['consumed'] / ledger['collected']:.1f} "
+          "times")
     print(f"share of right answers in {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.2f}")
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="R2D2 on a task that needs memory.")
-    parser.add_argument("--num-col-workers", type=int, default=2, help="workers that collect, each with an epsilon of its own")
+    parser.add_argument("--num-col-workers", type=int, default=2,
+                        help="workers that collect, each with an epsilon of its own")
     parser.add_argument("--num-replay-workers", type=int, default=1, help="shards of replay; from 2 on Ray workers")
     parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
     parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")

@@ -38,11 +38,13 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="APPO with decentralised learners and asynchronous collectors (Rapid).")
+    parser = argparse.ArgumentParser(description="APPO with decentralised learners and asynchronous collectors "
+                                                 "(Rapid).")
     parser.add_argument("--num-grad-workers", type=int, default=2, help="Ray workers that learn, 2 or more")
     parser.add_argument("--num-col-workers", type=int, default=1,
                         help="collection workers of each: 1 is a thread of it, 2 or more are Ray workers")
-    parser.add_argument("--central", action="store_true", help="make updates in this process instead of in every learner")
+    parser.add_argument("--central", action="store_true",
+                        help="make updates in this process instead of in every learner")
     parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
     parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
     parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")

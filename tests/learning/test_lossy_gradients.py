@@ -1,7 +1,7 @@
 """PPO learns CartPole from gradients of two workers that each lossy codec has rounded, on the virtual clock.
 
-What counts is the best of the training, not its last policy: without a codec, too, one of five seeds had dropped when it
-ended, and processors round differently.
+What counts is the best of the training, not its last policy: without a codec, too, one of five seeds had dropped when
+it ended, and processors round differently.
 """
 
 from __future__ import annotations

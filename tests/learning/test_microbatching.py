@@ -16,7 +16,8 @@ def test_solves_cartpole(runtime, seed):
     """An update's 256 to 288 steps are four slices or five."""
     torch.set_num_threads(1)
     learner, _ = make_learner(
-        "ppo", "CartPole-v1", preset="microbatch", num_col_workers=2, train_batch_size=1024, num_mini_batch=4, microbatch_size=64,
+        "ppo", "CartPole-v1", preset="microbatch", num_col_workers=2, train_batch_size=1024, num_mini_batch=4,
+        microbatch_size=64,
         target_steps=200_000, runtime=runtime, seed=seed, progress=False)
     with learner:
         learner.train()

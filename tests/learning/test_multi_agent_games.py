@@ -1,7 +1,8 @@
-"""Several policies learn on two of PettingZoo's games, by PPO and by DQN, against an untrained pair that draws its actions.
+"""Several policies learn on two of PettingZoo's games, by PPO and by DQN, against an untrained pair that draws its
+actions.
 
-`simple_speaker_listener`: two policies, of which one sees the goal and the other can move. `simple_spread`: one policy for two
-agents, who share out two landmarks. Returns are sums over both agents.
+`simple_speaker_listener`: two policies, of which one sees the goal and the other can move. `simple_spread`: one policy
+for two agents, who share out two landmarks. Returns are sums over both agents.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from pytorchrl import DQN, PPO, GAEBuffer, Learner, MultiAgentVecEnv, OnPolicyActor, QActor, ReplayBuffer, Scheme, multi_agent
+from pytorchrl import (
+    DQN, PPO, GAEBuffer, Learner, MultiAgentVecEnv, OnPolicyActor, QActor, ReplayBuffer, Scheme, multi_agent,
+)
 
 SPEAKER = "mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, lambda agent: agent.split("_")[0]
 SPREAD = "mpe2.simple_spread_v3", {"N": 2, "max_cycles": 25}, None
@@ -30,9 +33,11 @@ def agent_for(algorithm, envs):
             envs, PPO.create_factory(lr=1e-3, gamma=0.95, num_epochs=8, num_mini_batch=4),
             functools.partial(OnPolicyActor.create_factory, hidden_sizes=(64, 64)), GAEBuffer.create_factory(size=100))
     return multi_agent(
-        envs, DQN.create_factory(lr=1e-3, gamma=0.95, start_steps=1000, epsilon_steps=10_000, update_every=8, mini_batch_size=128,
+        envs, DQN.create_factory(lr=1e-3, gamma=0.95, start_steps=1000, epsilon_steps=10_000, update_every=8,
+                                 mini_batch_size=128,
                                  polyak=0.99, target_update_interval=1),
-        functools.partial(QActor.create_factory, hidden_sizes=(64, 64)), ReplayBuffer.create_factory(50_000, rollout_size=5))
+        functools.partial(QActor.create_factory, hidden_sizes=(64, 64)),
+        ReplayBuffer.create_factory(50_000, rollout_size=5))
 
 
 def random_return(envs, num_episodes=100):
@@ -50,7 +55,8 @@ def random_return(envs, num_episodes=100):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("seed", "settings"), [
     (1, {}), (2, {}), (3, {}), (1, {"num_col_workers": 2, "runtime": "simulated"}),
-    pytest.param(1, {"num_col_workers": 2, "runtime": "ray"}, marks=pytest.mark.ray)], ids=["1", "2", "3", "simulated", "ray"])
+    pytest.param(1, {"num_col_workers": 2, "runtime": "ray"}, marks=pytest.mark.ray)],
+    ids=["1", "2", "3", "simulated", "ray"])
 @pytest.mark.parametrize("run", RUNS)
 def test_policies_learn_together(run, seed, settings):
     pytest.importorskip("mpe2")
@@ -58,8 +64,10 @@ def test_policies_learn_together(run, seed, settings):
     algorithm, (module, kwargs, policy_of), target_steps, share = RUNS[run]
     envs = MultiAgentVecEnv.create_factory(module, kwargs, 8, policy_of=policy_of)
     baseline = random_return(envs)
-    with Learner(Scheme(*agent_for(algorithm, envs), envs, envs, seed=seed, **settings), target_steps=target_steps, progress=False) as learner:
+    with Learner(Scheme(*agent_for(algorithm, envs), envs, envs, seed=seed, **settings), target_steps=target_steps,
+                 progress=False) as learner:
         learner.train()
         result = learner.evaluate(100).return_mean
-    print(f"{run}, seed {seed}: random {baseline:.1f}, after {learner.env_steps} env steps {result:.1f}, {learner.seconds:.0f} s")  # noqa: T201
+    found = f"random {baseline:.1f}, after {learner.env_steps} env steps {result:.1f}, {learner.seconds:.0f} s"
+    print(f"{run}, seed {seed}: {found}")  # noqa: T201
     assert result > share * baseline, (result, baseline)

@@ -12,8 +12,10 @@ from pytorchrl import train
 CHANCE = 0.25
 ARMS_STEPS = 6
 SHARED = {
-    "env_kwargs": {"num_cues": 4, "delay": 6}, "num_envs": 4, "num_steps": 7, "replay_size": 5000, "start_steps": 500, "update_every": 28,
-    "num_updates": 1, "target_update_interval": 25, "n_step": 3, "gamma": 0.97, "lr": 3e-3, "adam_eps": 1e-5, "epsilon_steps": 5000,
+    "env_kwargs": {"num_cues": 4, "delay": 6}, "num_envs": 4, "num_steps": 7, "replay_size": 5000, "start_steps": 500,
+    "update_every": 28,
+    "num_updates": 1, "target_update_interval": 25, "n_step": 3, "gamma": 0.97, "lr": 3e-3, "adam_eps": 1e-5,
+    "epsilon_steps": 5000,
     "final_epsilon": 0.05, "epsilon_per_worker": False, "hidden_sizes": (32,), "progress": False}
 R2D2 = {"length": 7, "burn_in": 0, "period": 7, "mini_batch_size": 32, "recurrent_net": "gru", "recurrent_size": 32}
 DQN = {"mini_batch_size": 224, "polyak": 0.0}
@@ -55,7 +57,10 @@ def test_from_shards(settings):
 
 
 class TwoArms(gym.Env):
-    """One of two actions is the right one, another one each episode; only rewards tell which. Blindly a step brings 1/2."""
+    """One of two actions is the right one, another one each episode; only rewards tell which.
+
+    Blindly a step brings 1/2.
+    """
 
     observation_space, action_space = gym.spaces.Box(0, 1, (1,), np.float32), gym.spaces.Discrete(2)
 
@@ -77,7 +82,8 @@ def test_a_memory_that_is_shown_actions_and_rewards_finds_the_right_arm(is_shown
     torch.set_num_threads(1)
     settings = {name: value for name, value in SHARED.items() if name != "env_kwargs"}
     agent = train("r2d2", TwoArms, target_steps=16_000, seed=1, **{
-        **settings, **R2D2, "num_steps": ARMS_STEPS, "update_every": 4 * ARMS_STEPS, "length": ARMS_STEPS, "period": ARMS_STEPS,
+        **settings, **R2D2, "num_steps": ARMS_STEPS, "update_every": 4 * ARMS_STEPS, "length": ARMS_STEPS,
+        "period": ARMS_STEPS,
         "prev_action_reward": is_shown})
     mean = agent.evaluate(200, seed=100).return_mean
     if is_shown:

@@ -76,7 +76,8 @@ def make_scheme():
 
 @pytest.fixture
 def make_replay_scheme():
-    """A function from options of the synthetic agent, and settings, to a simulated scheme; all are stopped after the test."""
+    """A function from options of the synthetic agent, and settings, to a simulated scheme; all are stopped after the
+    test."""
     schemes = []
 
     def make(agent, **settings):

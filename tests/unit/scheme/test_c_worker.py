@@ -17,7 +17,8 @@ def make():
     envs = VecEnv.create_factory(CountingEnv, None, 2)
     return lambda index: CWorker(
         index, algo_factory=DQN.create_factory(lr=1e-3), actor_factory=QActor.create_factory(
-            envs.observation_space, envs.action_space, hidden_sizes=(4,)), storage_factory=PERBuffer.create_factory(100, rollout_size=5),
+            envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+            storage_factory=PERBuffer.create_factory(100, rollout_size=5),
         train_envs_factory=envs, collects=False)
 
 
@@ -26,7 +27,8 @@ def test_a_snapshot_is_made_once_as_long_as_nothing_changes(make):
     assert worker.get_weights() is worker.get_weights()
 
 
-@pytest.mark.parametrize(("part", "name", "field"), [("algo", "lr", "parameters"), ("storage", "beta", "storage_parameters")])
+@pytest.mark.parametrize(("part", "name", "field"),
+                         [("algo", "lr", "parameters"), ("storage", "beta", "storage_parameters")])
 def test_a_parameter_that_changes_within_a_version_is_in_the_next_snapshot(make, part, name, field):
     worker = make(0)
     before = worker.get_weights()

@@ -16,7 +16,8 @@ def worker(make_scheme):
 
 def state_of(worker):
     """Everything that an update changes."""
-    return worker.actor_version, worker.algo.acting_state()["all"].tolist(), repr(worker.algo.state_dict()["optimizers"])
+    return worker.actor_version, worker.algo.acting_state(
+        )["all"].tolist(), repr(worker.algo.state_dict()["optimizers"])
 
 
 def test_no_update_is_made_before_any_gradient(worker):
@@ -98,6 +99,7 @@ def make_multi_agent():
 
     def make():
         envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of="independent")
-        algo, actor, _ = multi_agent(envs, PPO.create_factory(), OnPolicyActor.create_factory, GAEBuffer.create_factory(8))
+        algo, actor, _ = multi_agent(envs, PPO.create_factory(), OnPolicyActor.create_factory,
+                                     GAEBuffer.create_factory(8))
         return algo(device="cpu", actor=actor(device="cpu", seed=0), seed=0)
     return make

@@ -1,4 +1,5 @@
-"""Every pattern and architecture trains as it did when digests.json was written; see benchmarks/digests.py, which writes it."""
+"""Every pattern and architecture trains as it did when digests.json was written; see benchmarks/digests.py, which
+writes it."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ import pytest
 TOOL = Path(__file__).parents[3] / "benchmarks" / "digests.py"
 STORED = json.loads(Path(__file__).with_name("digests.json").read_text(encoding="utf-8"))
 
-# With the kernels of another processor (ATEN_CPU_CAPABILITY=default), the change differed by up to 1.3e-7 of itself, single
-# parameters by up to 5.1e-7. Another mini-batch, or one update more or less, moves single parameters by about 1e-3.
+# With the kernels of another processor (ATEN_CPU_CAPABILITY=default), the change differed by up to 1.3e-7 of itself,
+# single parameters by up to 5.1e-7. Another mini-batch, or one update more or less, moves single parameters by about
+# 1e-3.
 RELATIVE, ABSOLUTE = 1e-5, 1e-5
 
 

@@ -80,7 +80,8 @@ def _train(make_scheme, num_workers, algorithm, normalization, **settings):
     kind, options = ALGORITHMS[algorithm]
     scheme = make_scheme(
         # Steps that only reset are not valid: workers have different numbers of samples.
-        envs=VecEnv.create_factory(PreparedEnv, {"numbers": numbers}, each, autoreset="next_step"), size=12, hidden=(16,),
+        envs=VecEnv.create_factory(PreparedEnv, {"numbers": numbers}, each, autoreset="next_step"), size=12,
+        hidden=(16,),
         algo=_obedient(kind).create_factory(**options, advantage_normalization=normalization), seed=SEED,
         num_grad_workers=num_workers, **settings)
     start = scheme.acting_state()["all"]

@@ -1,4 +1,5 @@
-"""Every algorithm with every storage, actor and action space: it is refused at construction with what fits, or it trains."""
+"""Every algorithm with every storage, actor and action space: it is refused at construction with what fits, or it
+trains."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from pytorchrl import (
-    A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor, PERBuffer, QActor,
+    A2C, APPO, DDPG, DQN, IMPALA, PPO, R2D2, SAC, TD3, GAEBuffer, MultiAgentVecEnv, OffPolicyActor, OnPolicyActor,
+    PERBuffer, QActor,
     ReplayBuffer, RolloutSequenceBuffer, Scheme, SequenceBuffer, VecEnv, VTraceBuffer, multi_agent,
 )
 from pytorchrl.agent.algorithms import Algorithm
@@ -20,7 +22,8 @@ from pytorchrl.agent.storages import Storage
 from pytorchrl.envs.testing import CountingEnv, MatchingGame
 from pytorchrl.errors import ConfigError
 
-ON_POLICY, REPLAY = {"num_epochs": 1, "num_mini_batch": 1}, {"start_steps": 0, "mini_batch_size": 4, "update_every": 4, "num_updates": 1}
+ON_POLICY, REPLAY = {"num_epochs": 1, "num_mini_batch": 1}, {"start_steps": 0, "mini_batch_size": 4, "update_every": 4,
+                                                             "num_updates": 1}
 ALGORITHMS = {
     **{cls.__name__: cls.create_factory(**ON_POLICY) for cls in (PPO, A2C, IMPALA, APPO)},
     **{cls.__name__: cls.create_factory(**REPLAY) for cls in (DQN, R2D2, DDPG, TD3, SAC)}}
@@ -126,9 +129,11 @@ def suggestions(combination, text):
     needed = re.search(rf"{algorithm} needs (\w+ with \w+=[^,]+), got", text)
     if needed:
         actors = [actor_called(needed[1])]
-    yield [(algorithm, new_storage, new_actor, space) for new_storage in storages or [storage] for new_actor in actors or [actor]
+    yield [(algorithm, new_storage, new_actor,
+            space) for new_storage in storages or [storage] for new_actor in actors or [actor]
            if storages or actors]
-    yield [(name, storage, actor, space) for name in listed(text, r"algorithms for this \w+ and \w+") if name in ALGORITHMS]
+    yield [(name, storage, actor, space) for name in listed(text,
+                                                            r"algorithms for this \w+ and \w+") if name in ALGORITHMS]
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -162,7 +167,8 @@ def test_no_combination_is_left_out():
 def parts(**changed):
     envs = VecEnv.create_factory(CountingEnv)
     actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space)
-    return {"algo_factory": PPO.create_factory(), "actor_factory": actor, "storage_factory": GAEBuffer.create_factory(8),
+    return {"algo_factory": PPO.create_factory(), "actor_factory": actor,
+            "storage_factory": GAEBuffer.create_factory(8),
             "train_envs_factory": envs, **changed}
 
 
@@ -181,11 +187,14 @@ class OwnActor(OnPolicyActor):
 def test_a_subclass_inherits_what_fits_and_is_listed():
     envs = VecEnv.create_factory(CountingEnv)
     own = OwnActor.create_factory(envs.observation_space, envs.action_space)
-    for algorithm, actor, storage in itertools.product((PPO, OwnPPO), (parts()["actor_factory"], own), (GAEBuffer, OwnBuffer)):
+    for algorithm, actor, storage in itertools.product((PPO, OwnPPO), (parts()["actor_factory"], own),
+                                                       (GAEBuffer, OwnBuffer)):
         Scheme(algorithm.create_factory(), actor, storage.create_factory(8), envs)
-    with pytest.raises(ConfigError, match=r"storages for OwnPPO: .*\bOwnBuffer\b.*; algorithms for this OnPolicyActor and V.*: .*\bAPPO\b.*\bIMPALA\b"):
+    with pytest.raises(ConfigError, match=r"storages for OwnPPO: .*\bOwnBuffer\b.*; algorithms for this OnPolicyActor "
+                                          r"and V.*: .*\bAPPO\b.*\bIMPALA\b"):
         Scheme(**parts(algo_factory=OwnPPO.create_factory(), storage_factory=VTraceBuffer.create_factory(8)))
-    with pytest.raises(ConfigError, match=r"algorithms for this OnPolicyActor and OwnBuffer: .*\bA2C\b.*\bOwnPPO\b.*\bPPO\b"):
+    with pytest.raises(ConfigError,
+                       match=r"algorithms for this OnPolicyActor and OwnBuffer: .*\bA2C\b.*\bOwnPPO\b.*\bPPO\b"):
         Scheme(**parts(algo_factory=IMPALA.create_factory(), storage_factory=OwnBuffer.create_factory(8)))
     with pytest.raises(ConfigError, match=r"OwnPPO cannot train QActor; actors for OwnPPO: .*\bOwnActor\b"):
         Scheme(**parts(algo_factory=OwnPPO.create_factory(),
@@ -214,9 +223,12 @@ class UndeclaredStorage(Storage):
 
 @pytest.mark.parametrize(("changed", "text"), [
     ({"algo_factory": Undeclared.create_factory()},
-     r"Undeclared must declare learns_from, .* got None; .* DataKind.ROLLOUTS \(rollouts with advantages\), DataKind.OLDER_ROLLOUTS"),
-    ({"algo_factory": OnlyKind.create_factory()}, "OnlyKind must declare actor_class, the class of actor that it trains, got None"),
-    ({"storage_factory": UndeclaredStorage.create_factory(8)}, r"UndeclaredStorage must declare gives, .* got None; .* DataKind.ROLLOUTS"),
+     r"Undeclared must declare learns_from, .* got None; .* DataKind.ROLLOUTS \(rollouts with advantages\), "
+     r"DataKind.OLDER_ROLLOUTS"),
+    ({"algo_factory": OnlyKind.create_factory()},
+     "OnlyKind must declare actor_class, the class of actor that it trains, got None"),
+    ({"storage_factory": UndeclaredStorage.create_factory(8)},
+     r"UndeclaredStorage must declare gives, .* got None; .* DataKind.ROLLOUTS"),
 ])
 def test_a_class_without_a_declaration_is_refused(changed, text):
     with pytest.raises(ConfigError, match=text):
@@ -226,12 +238,14 @@ def test_a_class_without_a_declaration_is_refused(changed, text):
 def test_the_scheme_checks_the_parts_of_each_policy():
     """Parts of several policies that were not made by `multi_agent`, which checks them too."""
     envs = MultiAgentVecEnv.create_factory(MatchingGame, policy_of=lambda agent: agent)
-    algorithms, actors, storages = multi_agent(envs, PPO.create_factory(), OnPolicyActor.create_factory, GAEBuffer.create_factory(8))
+    algorithms, actors, storages = multi_agent(envs, PPO.create_factory(), OnPolicyActor.create_factory,
+                                               GAEBuffer.create_factory(8))
     Scheme(algorithms, actors, storages, envs)
     wrong = type(algorithms)(algorithms.cls, type(algorithms.options)(
         policies={**algorithms.options.policies, "agent_1": IMPALA.create_factory(num_epochs=4, num_mini_batch=4)},
         agents=algorithms.options.agents, trainable=algorithms.options.trainable))
-    with pytest.raises(ConfigError, match=r"policy 'agent_1': IMPALA learns from .*, but GAEBuffer gives .*; storages for IMPALA: .*VTraceBuffer"):
+    with pytest.raises(ConfigError, match=r"policy 'agent_1': IMPALA learns from .*, but GAEBuffer gives .*; storages "
+                                          r"for IMPALA: .*VTraceBuffer"):
         Scheme(wrong, actors, storages, envs)
 
 
@@ -245,16 +259,20 @@ def scheme_of(algorithm, actor, storage, envs, **settings):
 
 @pytest.mark.parametrize("settings", [{}, {"num_grad_workers": 2, "num_col_workers": 2}], ids=["one process", "on Ray"])
 @pytest.mark.parametrize(("algorithm", "algo", "actor", "storage", "text"), [
-    (PPO, {"compile": True, "num_mini_batch": 1}, {"recurrent_net": "gru"}, GAEBuffer.create_factory(8), "compile=True needs an actor without memory"),
+    (PPO, {"compile": True, "num_mini_batch": 1}, {"recurrent_net": "gru"}, GAEBuffer.create_factory(8),
+     "compile=True needs an actor without memory"),
     (PPO, {}, {}, GAEBuffer.create_factory(8, sequence_length=4), "sequence_length=4 needs an actor with memory"),
     (PPO, {"num_mini_batch": 3}, {"recurrent_net": "lstm"}, GAEBuffer.create_factory(8),
      "2 environments give 2 sequences a rollout, fewer than num_mini_batch=3"),
     (IMPALA, {"mini_batch_size": 3}, {"recurrent_net": "gru"}, VTraceBuffer.create_factory(8, sequence_length=4),
      "mini_batch_size=3 is less than a sequence, which has 4 steps"),
-    (DQN, {}, {}, ReplayBuffer.create_factory(20, rollout_size=11), "size 20 is less than a rollout of 2 environments x rollout_size 11"),
+    (DQN, {}, {}, ReplayBuffer.create_factory(20, rollout_size=11),
+     "size 20 is less than a rollout of 2 environments x rollout_size 11"),
 ], ids=["compile", "sequence_length", "num_mini_batch", "mini_batch_size", "size"])
-def test_contradictions_between_parts_are_refused_when_a_scheme_is_built(algorithm, algo, actor, storage, text, settings, monkeypatch):
-    monkeypatch.setattr("pytorchrl.scheme.scheme.make_runtime", lambda *args, **kwargs: pytest.fail("a runtime was started"))
+def test_contradictions_between_parts_are_refused_when_a_scheme_is_built(algorithm, algo, actor, storage, text,
+                                                                         settings, monkeypatch):
+    monkeypatch.setattr("pytorchrl.scheme.scheme.make_runtime", lambda *args,
+                        **kwargs: pytest.fail("a runtime was started"))
     envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
     with pytest.raises(ConfigError, match=text):
         scheme_of(algorithm, actor, storage, envs, algo=algo, **settings)
@@ -270,8 +288,10 @@ def test_a_target_entropy_from_the_number_of_actions_is_refused_over_a_box():
 
 def test_all_contradictions_are_named_at_once():
     envs = VecEnv.create_factory(CountingEnv, vec_env_size=2)
-    with pytest.raises(ConfigError, match=r"compile=True needs an actor without memory.*; mini_batch_size=3 is less than a sequence"):
-        scheme_of(PPO, {"recurrent_net": "gru"}, GAEBuffer.create_factory(8), envs, algo={"compile": True, "mini_batch_size": 3})
+    with pytest.raises(ConfigError, match=r"compile=True needs an actor without memory.*; mini_batch_size=3 is less "
+                                          r"than a sequence"):
+        scheme_of(PPO, {"recurrent_net": "gru"}, GAEBuffer.create_factory(8), envs,
+                  algo={"compile": True, "mini_batch_size": 3})
 
 
 class OwnMemory(OnPolicyActor):

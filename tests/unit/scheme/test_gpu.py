@@ -1,4 +1,5 @@
-"""Levels of the tree on a GPU: every algorithm learns there, from the same gradients, and what leaves it is in host memory."""
+"""Levels of the tree on a GPU: every algorithm learns there, from the same gradients, and what leaves it is in host
+memory."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from pytorchrl import (
 )
 from pytorchrl.scheme.gradients.microbatch import differentiate
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
+pytestmark = [pytest.mark.gpu,
+              pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")]
 
 GPU = "cuda:0"
 REPLAY = {"start_steps": 20, "mini_batch_size": 8}
@@ -46,14 +48,17 @@ def agent_of(name, **actor):
         algorithm, storage, options = ON_POLICY[name]
         envs = VecEnv.create_factory("Pendulum-v1", vec_env_size=2)
         return (algorithm.create_factory(**options), OnPolicyActor.create_factory(
-            envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True, **actor), storage.create_factory(16), envs)
+            envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True, **actor),
+            storage.create_factory(16), envs)
     envs = VecEnv.create_factory("CartPole-v1" if name in ("dqn", "r2d2") else "Pendulum-v1", vec_env_size=2)
     kind = QActor if name in ("dqn", "r2d2") else OffPolicyActor
-    options = {"r2d2": {"recurrent_net": "lstm", "recurrent_size": 8}, "ddpg": {"policy": "deterministic"}, "td3": {"policy": "deterministic"}}
+    options = {"r2d2": {"recurrent_net": "lstm", "recurrent_size": 8}, "ddpg": {"policy": "deterministic"},
+               "td3": {"policy": "deterministic"}}
     storage = PERBuffer.create_factory(size=400, rollout_size=10) if name != "r2d2" else SequenceBuffer.create_factory(
         size=400, rollout_size=10, length=10, burn_in=2, period=5)
     return (OFF_POLICY[name].create_factory(**REPLAY),
-            kind.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), **options.get(name, {})), storage, envs)
+            kind.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), **options.get(name, {})),
+            storage, envs)
 
 
 @pytest.fixture
@@ -89,7 +94,9 @@ def assert_learned_on(scheme, device):
 
 
 @pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
-@pytest.mark.parametrize("settings", [{}, {"col_communication": ASYNC, "col_device": GPU}, {"num_col_workers": 2, "col_device": GPU}], ids=str)
+@pytest.mark.parametrize("settings",
+                         [{}, {"col_communication": ASYNC, "col_device": GPU},
+                          {"num_col_workers": 2, "col_device": GPU}], ids=str)
 def test_every_algorithm_learns_on_a_gpu(run, name, settings):
     assert_learned_on(run(agent_of(name), device=GPU, **settings), GPU)
 
@@ -113,7 +120,8 @@ def test_gradient_workers_on_a_gpu_serve_a_learner_anywhere(run, settings, devic
 @pytest.mark.parametrize("options", [{"mixed_precision": True}, {"compile": True}], ids=str)
 def test_precision_and_compilation(run, options):
     _, *others = agent_of("ppo")
-    assert_learned_on(run((PPO.create_factory(num_epochs=1, num_mini_batch=2, **options), *others), num_updates=3, device=GPU), GPU)
+    assert_learned_on(run((PPO.create_factory(num_epochs=1, num_mini_batch=2, **options), *others), num_updates=3,
+                          device=GPU), GPU)
 
 
 @pytest.mark.parametrize("microbatch_size", [None, 8])

@@ -154,7 +154,8 @@ def test_a_batch_that_replay_drew_in_host_memory_goes_to_the_device_of_the_algor
             return batch
 
         def compute_gradients(self, batch):
-            seen.extend({leaf.device.type for leaf in (batch.obs["obs"], batch.action, batch.weight, batch.next_obs["obs"])})
+            seen.extend({leaf.device.type for leaf in (batch.obs["obs"], batch.action, batch.weight,
+                                                       batch.next_obs["obs"])})
             return vectors(1), {"loss": 1.0}
     rows = torch.zeros(4)
     batch = ReplayBatch(obs={"obs": rows}, action=rows, ret=rows, discount=rows, next_obs={"obs": rows}, weight=rows,

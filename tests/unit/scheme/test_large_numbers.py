@@ -53,8 +53,10 @@ def train():
         scheme.stop()
 
 
-PPO_PARTS = (PPO.create_factory(num_epochs=1, num_mini_batch=1), OnPolicyActor.create_factory, GAEBuffer.create_factory(40))
-DQN_PARTS = (DQN.create_factory(start_steps=0, mini_batch_size=8), QActor.create_factory, ReplayBuffer.create_factory(200, rollout_size=40))
+PPO_PARTS = (PPO.create_factory(num_epochs=1, num_mini_batch=1), OnPolicyActor.create_factory,
+             GAEBuffer.create_factory(40))
+DQN_PARTS = (DQN.create_factory(start_steps=0, mini_batch_size=8), QActor.create_factory,
+             ReplayBuffer.create_factory(200, rollout_size=40))
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"dtype": np.int64, "low": 0}], ids=["float64", "int64"])
@@ -63,7 +65,8 @@ def test_the_spread_around_a_large_number_is_learned_and_kept(train, parts, kwar
     envs = VecEnv.create_factory(Clock, kwargs, 2)
     actor = train(*parts, envs, actor={"normalize_obs": True}, steps=45)
     moments = actor.obs_moments[0]
-    assert moments.scale.numpy() == pytest.approx([0.5, 0.5], rel=0.15)  # whole numbers from -3 to 3 have a deviation of 2
+    # whole numbers from -3 to 3 have a deviation of 2
+    assert moments.scale.numpy() == pytest.approx([0.5, 0.5], rel=0.15)
     dtype = torch.float64 if not kwargs else torch.int64
     values = torch.tensor([[LARGE - 2, LARGE], [LARGE, LARGE + 2]], dtype=dtype)
     seen = actor.normalise({"obs": values})["obs"]
@@ -84,7 +87,8 @@ def test_moments_of_several_workers_merge_to_those_of_all(train):
 
 
 @pytest.mark.parametrize(("offset", "keep", "dtype"), [
-    (LARGE, None, np.float64), (LARGE, True, np.float64), (LARGE, False, np.float32), (10.0, None, np.float32), (10.0, True, np.float64)])
+    (LARGE, None, np.float64), (LARGE, True, np.float64), (LARGE, False, np.float32), (10.0, None, np.float32),
+    (10.0, True, np.float64)])
 def test_float64_stays_where_float32_would_round_it_or_where_it_is_wanted(train, monkeypatch, offset, keep, dtype):
     envs = VecEnv.create_factory(Clock, {"offset": offset}, 2, keep_float64=keep)
     assert envs.observation_space["obs"].dtype == dtype

@@ -1,4 +1,5 @@
-"""The account under faults: each named scheme, random schedules, and in the end no step that is in no place, or in two."""
+"""The account under faults: each named scheme, random schedules, and in the end no step that is in no place, or in
+two."""
 
 from __future__ import annotations
 
@@ -19,16 +20,20 @@ TWO_COLLECTORS = {"num_col_workers": 2}
 CASES = {
     "a3c, collector": ("a3c", {**TWO_COLLECTORS, "updates_per_step": 3, "faults": KILLED_COLLECTOR}),
     "a3c, gradient worker": ("a3c", {"num_grad_workers": 3, "updates_per_step": 3, "faults": KILLED_LEARNER}),
-    "a3c, both, late ones dropped": ("a3c", {**TWO_COLLECTORS, "num_grad_workers": 3, "updates_per_step": 3, "max_grad_lag": 0,
+    "a3c, both, late ones dropped": ("a3c",
+                                     {**TWO_COLLECTORS, "num_grad_workers": 3, "updates_per_step": 3, "max_grad_lag": 0,
                                              "lag_policy": "drop", "faults": f"{KILLED_COLLECTOR}; {KILLED_LEARNER}"}),
     "ddppo, ranks": ("ddppo", {"num_grad_workers": 3, "faults": LOST_RANKS}),
-    "ddppo, ranks with collectors": ("ddppo", {**TWO_COLLECTORS, "num_grad_workers": 3, "faults": f"{LOST_RANKS}; {KILLED_COLLECTOR}"}),
+    "ddppo, ranks with collectors": ("ddppo", {**TWO_COLLECTORS, "num_grad_workers": 3, "faults": f"{LOST_RANKS}; "
+                                               f"{KILLED_COLLECTOR}"}),
     "rapid, ranks": ("rapid", {"num_grad_workers": 3, "train_batch_size": 10, "faults": LOST_RANKS}),
     "rapid, ranks that use items again": ("rapid", {"num_grad_workers": 3, "num_passes": 2, "minibatch_buffer_size": 2,
                                                     "faults": f"{LOST_RANKS}; {KILLED_COLLECTOR}"}),
     "microbatch, collector": ("microbatch", {"num_col_workers": 3, "train_batch_size": 96, "microbatch_size": 20,
                                              "faults": KILLED_COLLECTOR}),
-    "microbatch, collector, ahead": ("microbatch", {"num_col_workers": 3, "train_batch_size": 96, "microbatch_size": 20, "prefetch": 1,
+    "microbatch, collector, ahead": ("microbatch",
+                                     {"num_col_workers": 3, "train_batch_size": 96, "microbatch_size": 20,
+                                      "prefetch": 1,
                                                     "faults": KILLED_COLLECTOR}),
     "apex, collector": ("apex", {"num_replay_workers": 2, "train_batch_size": 8, "faults": KILLED_COLLECTOR}),
     "apex, shard": ("apex", {"num_replay_workers": 3, "train_batch_size": 8, "faults": KILLED_SHARD}),
@@ -37,36 +42,43 @@ CASES = {
     "apex, slow shard": ("apex", {"num_replay_workers": 2, "train_batch_size": 8, "faults": "delay shard.2 3s p=0.1"}),
     "apex, hung shard": ("apex", {"num_replay_workers": 2, "train_batch_size": 8, "worker_timeout_s": 2.0,
                                   "faults": "hang shard.2 @ add 9"}),
-    "apex, slow adds": ("apex", {"num_replay_workers": 2, "train_batch_size": 8, "add_in_flight": 1, "faults": KILLED_COLLECTOR,
+    "apex, slow adds": ("apex",
+                        {"num_replay_workers": 2, "train_batch_size": 8, "add_in_flight": 1, "faults": KILLED_COLLECTOR,
                                  "costs": {"add": 0.5}}),
-    **{f"{name}, {what}": (name, {"train_batch_size": 10, **settings}) for name in ("impala", "appo") for what, settings in {
+    **{f"{name}, {what}": (name, {"train_batch_size": 10, **settings}) for name in ("impala", "appo") for what,
+       settings in {
         "collector": {"faults": KILLED_COLLECTOR},
         "gradient worker": {"num_grad_workers": 2, "faults": KILLED_LEARNER},
         "full queue": {"queue_size": 1, "costs": SLOW_LEARNER, "faults": TWICE},
         "full queue, oldest dropped": {"queue_size": 1, "queue_policy": "drop_oldest", "costs": SLOW_LEARNER,
                                        "faults": TWICE},
         "full queue, newest dropped": {"queue_size": 1, "queue_policy": "drop_newest", "costs": SLOW_LEARNER},
-        "old data dropped": {"max_policy_lag": 1, "num_passes": 3, "minibatch_buffer_size": 2, "faults": KILLED_COLLECTOR},
+        "old data dropped": {"max_policy_lag": 1, "num_passes": 3, "minibatch_buffer_size": 2,
+                             "faults": KILLED_COLLECTOR},
     }.items()},
 }
 
 
 @pytest.fixture
 def make():
-    """A function from a case to a simulated scheme; microbatching is of real gradients, others of an agent that counts."""
+    """A function from a case to a simulated scheme; microbatching is of real gradients, others of an agent that
+    counts."""
     schemes = []
 
     def make_(name, settings, seed):
         if name == "microbatch":
             envs = VecEnv.create_factory(CountingEnv, None, 2)
-            agent = (A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+            agent = (A2C.create_factory(),
+                     OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
                      VanillaOnPolicyBuffer.create_factory(4), envs)
         else:
             agent = synthetic_agent(4, capacity=200 if name == "apex" else None)
         rng = random.Random(seed)
-        costs = {cost: ("exponential", 10 ** rng.uniform(-4, -1)) for cost in ("step", "message", "grad", "update", "add", "sample")}
+        costs = {cost: ("exponential", 10 ** rng.uniform(-4, -1)) for cost in ("step", "message", "grad", "update",
+                                                                               "add", "sample")}
         schemes.append(getattr(Scheme, name)(*agent, **{
-            "seed": seed, "schedule_seed": seed, "runtime": "simulated", **settings, "costs": costs | settings.get("costs", {})}))
+            "seed": seed, "schedule_seed": seed, "runtime": "simulated", **settings,
+            "costs": costs | settings.get("costs", {})}))
         return schemes[-1]
     yield make_
     for scheme in schemes:
@@ -107,7 +119,8 @@ def test_every_step_is_in_one_place(make, check_ledger, case, monkeypatch):
     # The faults did happen.
     faults = settings.get("faults", "")
     assert bool(total["restarts"]) == ("kill" in faults or "hang" in faults)
-    if name != "a3c" and ("shard" in faults.replace("delay shard", "") or "grad" in faults):  # an unfinished chain was never reported
+    # an unfinished chain was never reported
+    if name != "a3c" and ("shard" in faults.replace("delay shard", "") or "grad" in faults):
         assert total["worker_lost"] > 0
     if "dropped" in case:
         assert total["queue_full"] + total["policy_lag"] + total["gradient_lag"] > 0

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from pytorchrl import (
-    ASYNC, DQN, IMPALA, PPO, SYNC, GAEBuffer, Learner, MultiAgentVecEnv, OnPolicyActor, PERBuffer, QActor, Scheme, VecEnv, VTraceBuffer,
+    ASYNC, DQN, IMPALA, PPO, SYNC, GAEBuffer, Learner, MultiAgentVecEnv, OnPolicyActor, PERBuffer, QActor, Scheme,
+    VecEnv, VTraceBuffer,
     multi_agent,
 )
 from pytorchrl.agent.multi.data import MultiBatch
@@ -42,13 +43,15 @@ def make_multi():
     """A function from parts and settings to a simulated scheme of two policies; it is stopped after the test."""
     schemes = []
 
-    def make(algo=None, storage=None, *, actor=None, env_fn=ComingAndGoing, policy_of=POLICY_OF, num_envs=2, preset=Scheme, test=False,
+    def make(algo=None, storage=None, *, actor=None, env_fn=ComingAndGoing, policy_of=POLICY_OF, num_envs=2,
+             preset=Scheme, test=False,
              env_kwargs=None, **settings):
         envs = MultiAgentVecEnv.create_factory(env_fn, env_kwargs, num_envs, policy_of=policy_of)
         algo = algo or ppo()
         is_replay = getattr(algo, "cls", None) is DQN
         actor = actor or (functools.partial(QActor.create_factory, hidden_sizes=(8,)) if is_replay else SMALL)
-        storage = storage or (PERBuffer.create_factory(60, rollout_size=6) if is_replay else GAEBuffer.create_factory(6))
+        storage = storage or (PERBuffer.create_factory(60,
+                                                       rollout_size=6) if is_replay else GAEBuffer.create_factory(6))
         scheme = preset(*multi_agent(envs, algo, actor, storage), envs, envs if test else None,
                         **{"runtime": "simulated", "seed": 1, **settings})
         schemes.append(scheme)
@@ -97,7 +100,8 @@ def test_statistics_and_episodes_are_by_policy(make_multi):
 
 def test_a_share_of_no_env_step_is_something_to_learn_from(make_multi, check_ledger):
     """Of eight steps of agents in six of the environment, the batch that has the fifth counts for no env step."""
-    scheme = make_multi(ppo(num_epochs=1, num_mini_batch=6), num_envs=1, policy_of="independent", env_kwargs={"lives": ((0, 6), (0, 2))})
+    scheme = make_multi(ppo(num_epochs=1, num_mini_batch=6), num_envs=1, policy_of="independent",
+                        env_kwargs={"lives": ((0, 6), (0, 2))})
     make_updates(scheme, 12)
     metrics = scheme.metrics()
     assert (metrics["grads_applied"], metrics["grads_empty"], metrics["rollouts"]) == (12, 0, 2)
@@ -108,13 +112,16 @@ def test_compressed_rollouts_and_gradients_give_the_same_run(make_multi):
     pytest.importorskip("lz4")
     states = []
     for compress in (False, True):
-        scheme = make_multi(num_col_workers=2, num_grad_workers=2, compress_data_to_send=compress, compress_grads_to_send=compress)
+        scheme = make_multi(num_col_workers=2, num_grad_workers=2, compress_data_to_send=compress,
+                            compress_grads_to_send=compress)
         make_updates(scheme, 4)
         states.append(scheme.acting_state())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-@pytest.mark.parametrize("settings", [{"num_col_workers": 2, "col_communication": ASYNC}, {"num_grad_workers": 2, "grad_communication": ASYNC}])
+@pytest.mark.parametrize("settings",
+                         [{"num_col_workers": 2, "col_communication": ASYNC},
+                          {"num_grad_workers": 2, "grad_communication": ASYNC}])
 def test_a_recorded_run_is_repeated(make_multi, tmp_path, settings):
     path = str(tmp_path / "run.record")
     scheme = make_multi(record=path, runtime="threads", **settings)
@@ -164,7 +171,8 @@ class PreparedGame:
         pass
 
     def _observe(self):
-        return {agent: np.append(self._series.normal(size=3), self._series.integers(2)).astype(np.float32) for agent in self.agents}
+        return {agent: np.append(self._series.normal(size=3),
+                                 self._series.integers(2)).astype(np.float32) for agent in self.agents}
 
 
 class Obedient(PPO):
@@ -187,7 +195,8 @@ def train(make_multi, num_workers, normalization="none", **settings):
     algo = Obedient.create_factory(num_epochs=3, num_mini_batch=1, lr=1e-3, optimizer="sgd", max_grad_norm=None,
                                    advantage_normalization=normalization)
     scheme = make_multi(algo, GAEBuffer.create_factory(12), env_fn=PreparedGame, policy_of=lambda agent: agent,
-                        env_kwargs={"numbers": numbers}, num_envs=each, seed=SEED, num_grad_workers=num_workers, **settings)
+                        env_kwargs={"numbers": numbers}, num_envs=each, seed=SEED, num_grad_workers=num_workers,
+                        **settings)
     make_updates(scheme, 5)
     return scheme.acting_state()
 
@@ -217,7 +226,8 @@ def test_slices_make_the_update_of_the_whole(make_multi):
 
 
 def gradients(vectors, samples, info=None):
-    return Gradients(vectors=vectors, num_samples=10, num_new_samples=0, weights_version=0, worker=1, sequence=1, info=info or {},
+    return Gradients(vectors=vectors, num_samples=10, num_new_samples=0, weights_version=0, worker=1, sequence=1,
+                     info=info or {},
                      ledger=LedgerSnapshot(), samples=samples)
 
 
@@ -238,13 +248,16 @@ def test_a_policy_absent_from_half_of_the_slices_gets_the_gradient_of_its_own_da
     # Half of the slices have no sample of `early`.
     parts = list(GradAccumulator(3).slices(batch, torch.device("cpu")))
     assert len(parts) == 4
-    own = list(GradAccumulator(6).slices(MultiBatch({"early": batch.parts["early"]}, batch.policies, 12), torch.device("cpu")))
-    parts = [dataclasses.replace(part, parts={"shared": part.parts["shared"], **(own[index // 2].parts if index % 2 else {})})
+    own = list(GradAccumulator(6).slices(MultiBatch({"early": batch.parts["early"]}, batch.policies, 12),
+                                         torch.device("cpu")))
+    parts = [dataclasses.replace(part,
+                                 parts={"shared": part.parts["shared"], **(own[index // 2].parts if index % 2 else {})})
              for index, part in enumerate(parts)]
     accumulator = GradAccumulator(3)
     for part in parts:
         vectors, info = worker.algo.compute_gradients(part)
-        accumulator.add(vectors, part.num_samples, info, {policy: part.parts[policy].num_samples if policy in part.parts else 0
+        accumulator.add(vectors, part.num_samples, info,
+                        {policy: part.parts[policy].num_samples if policy in part.parts else 0
                                                           for policy in part.policies})
     assert accumulator.samples == {"early": 12, "shared": 14}
     whole, expected = worker.algo.compute_gradients(batch)
@@ -299,7 +312,8 @@ def test_a_gradient_that_is_not_finite_makes_no_update_of_any_policy(make_multi,
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("num_grad_workers", [1, 2])
 def test_shards_hold_and_draw_by_policy(make_multi, check_ledger, num_shards, num_grad_workers):
-    scheme = make_multi(dqn(), preset=Scheme.apex, num_replay_workers=num_shards, num_grad_workers=num_grad_workers, learning_starts=24)
+    scheme = make_multi(dqn(), preset=Scheme.apex, num_replay_workers=num_shards, num_grad_workers=num_grad_workers,
+                        learning_starts=24)
     make_updates(scheme, 12)
     ledger = check_ledger(scheme)
     assert ledger["resident"] > 0
@@ -320,7 +334,8 @@ def test_shards_say_what_they_have_of_each_policy(make_multi):
     make_updates(scheme, 31)
     (shard,) = (handle.native.worker for handle in scheme.update_worker.local_worker.replay_workers.remote_workers())
     metrics, of_shard = scheme.metrics(), shard._storage
-    found = {policy: {name: metrics[f"shard/1/{name}/{policy}"] for name in SHARDS_NAMES} for policy in ("early", "shared")}
+    found = {policy: {name: metrics[f"shard/1/{name}/{policy}"] for name in SHARDS_NAMES} for policy in ("early",
+                                                                                                         "shared")}
     for policy, own in of_shard.storages.items():
         assert 0 < found[policy]["added"] <= own.counters["inserted"]
         assert 0 < found[policy]["sampled"] <= own.counters["sampled"]
@@ -338,7 +353,8 @@ def test_shards_say_what_they_have_of_each_policy(make_multi):
     for name in ("items", "bytes", "mass", "stale_priorities", "evicted_unused"):
         assert metrics[f"shard/1/{name}"] == pytest.approx(early[name] + shared[name])
     assert metrics["shard/1/min_priority"] == min(early["min_priority"], shared["min_priority"])
-    assert metrics["shard/1/evicted_hits"]["count"] == sum(metrics[f"shard/1/evicted_hits/{policy}"]["count"] for policy in found)
+    assert metrics["shard/1/evicted_hits"]["count"] == sum(metrics[f"shard/1/evicted_hits/{policy}"]["count"]
+                                                           for policy in found)
 
 
 def test_priorities_find_their_policy_in_a_shard(make_multi):
@@ -354,9 +370,11 @@ def test_priorities_find_their_policy_in_a_shard(make_multi):
 
 @pytest.mark.parametrize("settings", [
     {}, {"minibatch_buffer_size": 2, "num_passes": 2}, {"buffer": "circular", "num_passes": 2},
-    {"max_policy_lag": 2, "on_policy_lag": "wait"}, {"replay_proportion": 1.0, "replay_slots": 8}, {"num_grad_workers": 2}])
+    {"max_policy_lag": 2, "on_policy_lag": "wait"}, {"replay_proportion": 1.0, "replay_slots": 8},
+    {"num_grad_workers": 2}])
 def test_a_learner_thread_takes_items_of_all_policies(make_multi, check_ledger, settings):
-    scheme = make_multi(IMPALA.create_factory(), VTraceBuffer.create_factory(6), preset=Scheme.impala, train_batch_size=24, **settings)
+    scheme = make_multi(IMPALA.create_factory(), VTraceBuffer.create_factory(6), preset=Scheme.impala,
+                        train_batch_size=24, **settings)
     make_updates(scheme, 10)
     assert {"loss/early", "loss/shared"} <= set(scheme.step())
     check_ledger(scheme)
@@ -365,7 +383,8 @@ def test_a_learner_thread_takes_items_of_all_policies(make_multi, check_ledger, 
 
 
 def test_schemes_with_a_name_ask_what_all_policies_can_learn_from(make_multi):
-    with pytest.raises(ConfigError, match=r"impala gives rollouts of older policies .*learns from rollouts with advantages"):
+    with pytest.raises(ConfigError,
+                       match=r"impala gives rollouts of older policies .*learns from rollouts with advantages"):
         make_multi(preset=Scheme.impala)
     mixed = {"early": PPO.create_factory(num_epochs=1, num_mini_batch=1), "shared": IMPALA.create_factory()}
     storages = {"early": GAEBuffer.create_factory(6), "shared": VTraceBuffer.create_factory(6)}
@@ -381,7 +400,8 @@ def test_parts_of_one_policy_beside_those_of_several_are_refused(make_multi):
     others = MultiAgentVecEnv.create_factory(MatchingGame)
     algo, actor, storage = multi_agent(envs, ppo(), SMALL, GAEBuffer.create_factory(6))
     single = VecEnv.create_factory(CountingEnv)
-    for parts in ((ppo(), actor, storage, envs), (algo, actor, GAEBuffer.create_factory(6), envs), (algo, actor, storage, single),
+    for parts in ((ppo(), actor, storage, envs), (algo, actor, GAEBuffer.create_factory(6), envs),
+                  (algo, actor, storage, single),
                   (algo, actor, storage, others)):
         with pytest.raises(ConfigError, match="all parts must have the same policies"):
             Scheme(*parts)
@@ -426,13 +446,16 @@ def test_learner_reports_by_policy(make_multi, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "storage", "target"), [
     (PPO.create_factory(lr=3e-3), GAEBuffer.create_factory(32), 8_000),
-    (DQN.create_factory(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),
+    (DQN.create_factory(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0,
+                        target_update_interval=100),
      PERBuffer.create_factory(5000, rollout_size=8), 6_000)], ids=["ppo", "dqn"])
 def test_learns_to_match(make_multi, algo, storage, target):
     """At random an agent gets 8 / 3 of 8."""
     actor = functools.partial((QActor if algo.cls is DQN else OnPolicyActor).create_factory, hidden_sizes=(32,))
-    scheme = make_multi(algo, storage, actor=actor, env_fn=MatchingGame, policy_of=lambda agent: agent, num_envs=8, test=True, runtime="threads")
+    scheme = make_multi(algo, storage, actor=actor, env_fn=MatchingGame, policy_of=lambda agent: agent, num_envs=8,
+                        test=True, runtime="threads")
     with Learner(scheme, target_steps=target, progress=False) as learner:
         learner.train()
         evaluation = learner.evaluate(20)
-    assert {policy: np.mean(returns) > 7 for policy, returns in evaluation.policy_returns.items()} == {"agent_0": True, "agent_1": True}
+    assert {policy: np.mean(returns) > 7 for policy,
+            returns in evaluation.policy_returns.items()} == {"agent_0": True, "agent_1": True}

@@ -47,7 +47,8 @@ def test_a3c_is_an_ordinary_scheme_with_these_settings(named):
 def test_ddppo(named):
     scheme = named("ddppo")
     settings = scheme.settings
-    assert [settings[name] for name in ("num_grad_workers", "num_col_workers", "distribute_gradients", "col_fraction_workers",
+    assert [settings[name] for name in ("num_grad_workers", "num_col_workers", "distribute_gradients",
+                                        "col_fraction_workers",
                                         "fraction_samples", "grad_communication")] == [2, 1, True, 0.6, 0.25, SYNC]
     scheme.step()
     assert scheme.version == 1
@@ -105,14 +106,16 @@ def test_r2d2_is_apex_with_sequences():
     assert differing == {"queue_size", "routing", "kind"}
     assert [scheme.settings[name] for name in ("queue_size", "routing", "kind")] == [4, "by_stream", "sequence"]
     _, actor, _, envs = small_r2d2()
-    with pytest.raises(ConfigError, match=r"r2d2 gives sequences of steps .*, but DQN learns from single .*; algorithms for r2d2: .*R2D2"):
+    with pytest.raises(ConfigError, match=r"r2d2 gives sequences of steps .*, but DQN learns from single .*; "
+                                          r"algorithms for r2d2: .*R2D2"):
         Scheme.r2d2(DQN.create_factory(), actor, PERBuffer.create_factory(1000), envs)
 
 
 @pytest.mark.parametrize("name", ["impala", "appo", "apex", "rapid"])
 def test_on_policy_algorithms_are_refused_where_data_are_old(named, name):
     _, actor, storage, envs = synthetic_agent(4)
-    with pytest.raises(ConfigError, match=f"{name} gives .*, but A2C learns from rollouts with advantages; algorithms for {name}: .*APPO"):
+    with pytest.raises(ConfigError, match=f"{name} gives .*, but A2C learns from rollouts with advantages; algorithms "
+                                          f"for {name}: .*APPO"):
         named(name, (A2C.create_factory(), actor, storage, envs))
 
 
@@ -123,7 +126,8 @@ def test_what_it_fixes_may_be_said_again(named):
 @pytest.mark.parametrize(("name", "settings", "message"), [
     ("a3c", {"num_grad_workers": 1}, "asynchronous gradients need a remote worker, and num_grad_workers=1 means none"),
     ("a3c", {"grad_communication": SYNC}, "a3c means grad_communication='asynchronous', got 'synchronous'"),
-    ("a3c", {"col_communication": ASYNC, "distribute_gradients": True}, "col_communication.*; .*distribute_gradients=False, got True"),
+    ("a3c", {"col_communication": ASYNC, "distribute_gradients": True},
+     "col_communication.*; .*distribute_gradients=False, got True"),
     ("a3c", {"num_grad_workers": 4, "aggregate": 5}, r"aggregate must be 1 ... num_grad_workers \(4\), got 5"),
     ("a3c", {"lag_policy": "drop"}, "lag_policy='drop' needs max_grad_lag, got None"),
     ("a3c", {"updates_per_step": 0}, "updates_per_step must be a whole number >= 1, got 0"),
@@ -138,7 +142,8 @@ def test_what_contradicts_the_name_is_refused(named, name, settings, message):
 
 
 def test_an_unknown_keyword_is_an_error_of_the_call(named):
-    with pytest.raises(ConfigError, match="Scheme has no option 'num_workers'; did you mean 'num_col_workers' or 'num_grad_workers'"):
+    with pytest.raises(ConfigError, match="Scheme has no option 'num_workers'; did you mean 'num_col_workers' or "
+                                          "'num_grad_workers'"):
         named("a3c", num_workers=2)
 
 
@@ -151,7 +156,8 @@ def test_a_part_that_is_no_factory_is_refused_as_by_any_scheme(named):
 @pytest.mark.parametrize(("allowed", "algo", "is_refused"), [
     ((DataKind.TRANSITIONS,), A2C.create_factory(), True),
     ((DataKind.OLDER_ROLLOUTS,), SyntheticAlgorithm.create_factory(), False),
-    ((DataKind.OLDER_ROLLOUTS, DataKind.TRANSITIONS), A2C.create_factory(), True), (tuple(DataKind), A2C.create_factory(), False)])
+    ((DataKind.OLDER_ROLLOUTS, DataKind.TRANSITIONS), A2C.create_factory(), True),
+    (tuple(DataKind), A2C.create_factory(), False)])
 def test_the_algorithm_must_be_able_to_learn_so(allowed, algo, is_refused):
     preset = Preset(name="replay", fixed={}, defaults={}, kinds=allowed)
     if is_refused:
@@ -184,7 +190,8 @@ def test_train_takes_r2d2_for_both():
 
 
 def test_the_command_line_takes_r2d2(capsys):
-    assert main(["train", "r2d2", "--env", "pytorchrl/Recall-v0", "--preset", "r2d2", "--runtime", "simulated", "--target-steps", "400",
+    assert main(["train", "r2d2", "--env", "pytorchrl/Recall-v0", "--preset", "r2d2", "--runtime", "simulated",
+                 "--target-steps", "400",
                  "--start-steps", "100", "--mini-batch-size", "4", "--burn-in", "4", "--json", "--no-progress",
                  "--no-tensorboard"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -195,7 +202,8 @@ def test_the_command_line_takes_r2d2(capsys):
 def test_the_command_line_takes_a_name(capsys, tmp_path):
     flags = ["train", "a2c", "--env", "CartPole-v1", "--preset", "a3c"]
     assert main([*flags, "--runtime", "simulated", "--target-steps", "400", "--num-envs", "1", "--num-steps", "5",
-                 "--updates-per-step", "4", "--json", "--no-progress", "--no-tensorboard", "--log-dir", str(tmp_path / "a")]) == 0
+                 "--updates-per-step", "4", "--json", "--no-progress", "--no-tensorboard", "--log-dir",
+                 str(tmp_path / "a")]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["scheme"]["num_grad_workers"] == 2
     assert summary["updates"] >= 80

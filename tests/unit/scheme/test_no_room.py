@@ -16,7 +16,8 @@ TREE = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC,
 
 @pytest.fixture
 def train(check_ledger):
-    """A function that trains until an error comes; virtual seconds from the fault until then, and the scheme's final account."""
+    """A function that trains until an error comes; virtual seconds from the fault until then, and the scheme's final
+    account."""
     schemes = []
 
     def train_(updates=100, **settings):
@@ -41,7 +42,8 @@ def train(check_ledger):
 def test_a_replacement_without_room_ends_the_run(train, monkeypatch, settings, who):
     monkeypatch.setattr(SimulatedRuntime, "lacks_room",
                         lambda self, handle: "it asks for CPU=9" if handle.native.worker is None else "")
-    with pytest.raises(InsufficientResourcesError, match=rf"{who} has found no room for 5 s: it asks for CPU=9; add a machine") as caught:
+    with pytest.raises(InsufficientResourcesError,
+                       match=rf"{who} has found no room for 5 s: it asks for CPU=9; add a machine") as caught:
         train(**settings)
     assert "worker_timeout_s" in str(caught.value)
 

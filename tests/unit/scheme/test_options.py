@@ -138,7 +138,8 @@ class InstantRuntime(ThreadRuntime):
 
     def outcome(self, future, timeout_s):
         return Outcome(future.worker, Rollout(
-            data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=int(future.worker), sequence=1))
+            data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=int(future.worker),
+            sequence=1))
 
 
 class _FakeFuture:
@@ -156,7 +157,8 @@ def _supervisor(workers, runtime):
 
 
 def _barrier(workers, runtime):
-    return Barrier(workers, runtime, _supervisor(workers, runtime), Journal(), lambda index: None, fraction_workers=0.5, min_steps=3)
+    return Barrier(workers, runtime, _supervisor(workers, runtime), Journal(), lambda index: None, fraction_workers=0.5,
+                   min_steps=3)
 
 
 def test_workers_that_finish_at_the_same_moment_end_a_round_too():
@@ -184,7 +186,8 @@ def test_each_worker_has_that_many_requests(col_in_flight):
     runtime, workers = _fake_workers(2)
     runtime.done = [["0"]]
     steps = []
-    gather = OnArrival(workers, runtime, _supervisor(workers, runtime), Journal(), lambda index: steps.append("refresh"),
+    gather = OnArrival(workers, runtime, _supervisor(workers, runtime), Journal(),
+                       lambda index: steps.append("refresh"),
                        col_in_flight=col_in_flight)
     gather.step(lambda item: steps.append("item"))
     # All requests of worker 0 had come back, and each was asked for again after item and refresh.
@@ -434,8 +437,10 @@ def test_update_algorithm_parameter_reaches_every_worker(make_scheme, settings):
     scheme.step()
     assert torch.equal(scheme.acting_state()["all"], before)  # nothing learns at lr 0
     algorithms = [handle.native.worker.algo for handle in scheme.update_worker.remote_workers]
-    for _ in range(5000):  # an asynchronous worker is told with its next request, which a busy machine may delay for many updates
-        if all(algo.parameters["entropy_coef"] == 0.25 for algo in algorithms) or settings.get("grad_communication") is not ASYNC:
+    # an asynchronous worker is told with its next request, which a busy machine may delay for many updates
+    for _ in range(5000):
+        if all(algo.parameters["entropy_coef"] == 0.25
+               for algo in algorithms) or settings.get("grad_communication") is not ASYNC:
             break
         scheme.step()
     assert [algo.parameters["entropy_coef"] for algo in algorithms] == [0.25] * len(algorithms)
@@ -450,7 +455,8 @@ def test_schedules_follow_collected_steps(make_scheme):
 
 def test_schedules_follow_the_steps_that_updates_have_used_not_those_that_wait(make_scheme):
     """Collection is far ahead of a slow learner, whose items are rollouts of 16 steps."""
-    scheme = make_scheme(algo=A2C.create_factory(lr=linear(1e-2, 0.0)), num_envs=2, size=8, num_col_workers=2, col_communication=ASYNC,
+    scheme = make_scheme(algo=A2C.create_factory(lr=linear(1e-2, 0.0)), num_envs=2, size=8, num_col_workers=2,
+                         col_communication=ASYNC,
                          runtime="simulated", costs={"grad": 1.0})
     scheme.start(160)
     rates = [scheme.step()["lr"] for _ in range(8)]

@@ -1,4 +1,5 @@
-"""Parts of the user's own in schemes: what they measure is reported, workers agree, and their mistakes reach the user."""
+"""Parts of the user's own in schemes: what they measure is reported, workers agree, and their mistakes reach the
+user."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def test_a_term_is_reported_by_name_and_trains_its_head(make_own, settings):
 def test_the_name_is_a_column_of_the_metrics(make_own, tmp_path):
     with Learner(make_own(), target_steps=64, log_dir=tmp_path, progress=False) as learner:
         learner.train()
-    files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".csv", ".jsonl", ".json")]
+    files = [path.read_text() for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".csv", ".jsonl",
+                                                                                                    ".json")]
     assert any("reconstruction" in text for text in files)
 
 
@@ -97,8 +99,11 @@ class Squeezing(PPO):
 def test_a_term_of_one_policy_among_several():
     envs = MultiAgentVecEnv.create_factory(MatchingGame, None, vec_env_size=2, policy_of="independent")
     first, *others = envs.policies
-    agent = multi_agent(envs, {first: Squeezing.create_factory(lr=1e-2), **dict.fromkeys(others, PPO.create_factory(lr=1e-2))},
-                        functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,)), GAEBuffer.create_factory(size=8))
+    agent = multi_agent(envs,
+                        {first: Squeezing.create_factory(lr=1e-2),
+                         **dict.fromkeys(others, PPO.create_factory(lr=1e-2))},
+                        functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,)),
+                        GAEBuffer.create_factory(size=8))
     scheme = Scheme(*agent, envs, runtime="threads", seed=1)
     infos = [scheme.step() for _ in range(40)]
     scheme.stop()
@@ -188,7 +193,8 @@ class WrongLoss(DQN):
 def test_a_mistake_in_a_replay_algorithm_reaches_the_user():
     envs = VecEnv.create_factory(CountingEnv, None, 2)
     scheme = Scheme(
-        WrongLoss.create_factory(start_steps=8), QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+        WrongLoss.create_factory(start_steps=8),
+        QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
         ReplayBuffer.create_factory(64, rollout_size=4), envs, runtime="threads", seed=1, **TWO_WORKERS)
 
     def go_on():

@@ -155,7 +155,8 @@ def test_learns(pattern, make_scheme):
     {}, {"num_grad_workers": 2}, {"num_grad_workers": 2, "grad_communication": ASYNC},
     {"num_grad_workers": 2, "distribute_gradients": True}], ids=["central", "sync", "async", "decentralised"])
 def test_steps_left_out_by_target_kl_are_counted(make_scheme, recorder, check_ledger, settings, normalization):
-    """Each rollout ends after two batches (the first has a KL of rounding errors only); the second half of its steps is never used."""
+    """Each rollout ends after two batches (the first has a KL of rounding errors only); the second half of its steps is
+    never used."""
     scheme = make_scheme(
         recorder.env_fn, num_envs=2, size=8, storage=recorder.storage, **settings,
         algo=PPO.create_factory(

@@ -22,7 +22,8 @@ def make(check_ledger):
     """A function that makes so many updates of a simulated scheme, whose rounds are one update each, and stops it."""
     def make_(updates, env_fn=CountingEnv, storage=GAEBuffer, name=None, **settings):
         envs = VecEnv.create_factory(env_fn, None, NUM_ENVS)
-        agent = (A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+        agent = (A2C.create_factory(),
+                 OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
                  storage.create_factory(NUM_STEPS), envs)
         scheme = (getattr(Scheme, name) if name else Scheme)(
             *agent, **{"runtime": "simulated", "seed": 1, "costs": COSTS} | settings)
@@ -39,7 +40,8 @@ def make(check_ledger):
     return make_
 
 
-@pytest.mark.parametrize("slow", [THIRD_IS_SLOW, {"faults": f"delay col.3 {SLOW_S - STEP_S}s"}], ids=["costs", "delays"])
+@pytest.mark.parametrize("slow", [THIRD_IS_SLOW, {"faults": f"delay col.3 {SLOW_S - STEP_S}s"}],
+                         ids=["costs", "delays"])
 def test_a_worker_that_is_always_slow_is_stopped_in_each_round_and_nobody_else(make, slow):
     """Three make 20 steps in 2 s; by then it has made 2, and it must make 5."""
     metrics, final, seconds = make(6, **SETTINGS, **slow)
@@ -63,7 +65,8 @@ def test_the_share_of_workers_that_ends_a_round_is_rounded_up(make, fraction, nu
 
 
 def test_a_product_that_is_a_whole_number_but_for_rounding_is_not_rounded_up(make):
-    """3 x 0.2 of five workers are three (3.0000000000000004 in floating point): the other two, which are slow, are told to stop."""
+    """3 x 0.2 of five workers are three (3.0000000000000004 in floating point): the other two, which are slow, are told
+    to stop."""
     fraction = 3 * 0.2
     assert math.ceil(5 * fraction) == 4
     costs = {**COSTS, "step@*/CWorker 4": SLOW_S, "step@*/CWorker 5": SLOW_S}
@@ -103,7 +106,8 @@ def test_a_gradient_worker_that_collects_by_itself_is_its_own_worker_0(make):
 def test_counts_of_a_gradient_worker_that_is_replaced_stay(make):
     metrics, *_ = make(8, **SETTINGS, num_grad_workers=2, **THIRD_IS_SLOW, faults="kill grad.2 @ grad 4")
     assert metrics["workers_restarted"] == 1
-    assert metrics["preempted_by_worker"]["GWorker 1/CWorker 3"] == 9  # a round was made again when the other one was lost
+    # a round was made again when the other one was lost
+    assert metrics["preempted_by_worker"]["GWorker 1/CWorker 3"] == 9
     assert metrics["preempted_by_worker"]["GWorker 2/CWorker 3"] == 8
 
 

@@ -30,13 +30,17 @@ def make_r2d2():
     schemes, Watched.seen = [], []
 
     def make(size=2000, env_kwargs=None, storage=None, algo=None, num_envs=2, **settings):
-        envs = VecEnv.create_factory(CountingEnv, {"episode_length": 14, "truncate": True, **(env_kwargs or {})}, num_envs)
+        envs = VecEnv.create_factory(CountingEnv, {"episode_length": 14, "truncate": True, **(env_kwargs or {})},
+                                     num_envs)
         schemes.append(Scheme(
-            Watched.create_factory(**{"start_steps": 100, "mini_batch_size": 8, "update_every": 16, "num_updates": 1, "lr": 1e-3,
+            Watched.create_factory(**{"start_steps": 100, "mini_batch_size": 8, "update_every": 16, "num_updates": 1,
+                                      "lr": 1e-3,
                                       **(algo or {})}),
-            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,), recurrent_net="gru", recurrent_size=5),
+            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,), recurrent_net="gru",
+                                  recurrent_size=5),
             SequenceBuffer.create_factory(size, **{
-                "rollout_size": 4, "length": LENGTH, "burn_in": BURN_IN, "period": 2, "n_step": N_STEP, **(storage or {})}),
+                "rollout_size": 4, "length": LENGTH, "burn_in": BURN_IN, "period": 2, "n_step": N_STEP,
+                **(storage or {})}),
             envs, **{"seed": 1, "runtime": "simulated", **settings}))
         return schemes[-1]
     yield make
@@ -69,13 +73,16 @@ def check_sequences(episode_length=14):
             ahead = batch.next_row[:count, b] - batch.burn_in - torch.arange(count)
             assert obs[batch.next_row[:count, b].numpy(), b, 2].tolist() == [
                 min(steps[0] + batch.burn_in - first + t + int(m), episode_length) for t, m in enumerate(ahead)]
-            assert ahead.tolist() == [min(N_STEP, episode_length - (steps[0] + batch.burn_in - first + t)) for t in range(count)]
+            assert ahead.tolist() == [min(N_STEP,
+                                          episode_length - (steps[0] + batch.burn_in - first + t))
+                                          for t in range(count)]
 
 
 PLACES = {
     "with-the-learner": {}, "collected-beside": {"num_col_workers": 3, "col_communication": ASYNC},
     "own-thread": {"col_communication": ASYNC, "grad_communication": ASYNC},
-    "in-rounds": {"num_col_workers": 3}, "parallel": {"num_grad_workers": 2}, "one-shard": {**SHARDS, "num_replay_workers": 1},
+    "in-rounds": {"num_col_workers": 3}, "parallel": {"num_grad_workers": 2},
+    "one-shard": {**SHARDS, "num_replay_workers": 1},
     "shards": SHARDS, "gorila": {**SHARDS, "num_grad_workers": 2}, "threads": {**SHARDS, "runtime": "threads"}}
 
 
@@ -131,7 +138,8 @@ def test_stored_states_are_those_of_a_fresh_unroll(make_r2d2):
 
 @pytest.mark.parametrize(("faults", "num_lost"), [
     ("kill shard.1 @ sample 5", 1), ("kill col.2 @ step 30", 1), ("kill shard.2 @ add 12; kill col.1 @ step 50", 2),
-    ("kill shard.* p=0.005; kill col.* p=0.003", 2), ("hang shard.1 @ priorities 3", 1), ("delay shard.2 0.5s p=0.3", 0)])
+    ("kill shard.* p=0.005; kill col.* p=0.003", 2), ("hang shard.1 @ priorities 3", 1),
+    ("delay shard.2 0.5s p=0.3", 0)])
 def test_the_account_holds_under_losses_and_no_sequence_is_torn(make_r2d2, check_ledger, faults, num_lost):
     scheme = make_r2d2(faults=faults, worker_timeout_s=1.0, costs={"grad": 0.1, "step": 0.02}, **SHARDS)
     make_updates(scheme, 10)
@@ -140,14 +148,16 @@ def test_the_account_holds_under_losses_and_no_sequence_is_torn(make_r2d2, check
         scheme.step()
         check_ledger(scheme)
         assert scheme.version < 300
-    assert (check_ledger(scheme)["dropped"]["worker_lost"] > 0) == ("@" in faults and "shard" in faults) or "p=" in faults
+    assert (check_ledger(scheme)["dropped"]["worker_lost"] > 0) == ("@" in faults
+                                                                    and "shard" in faults) or "p=" in faults
     check_sequences()
     storages = [handle.native.worker for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
     final = scheme.stop()
     places = sum(final[name] for name in ("in_flight", "queued", "consumed_unique", "resident", "evicted"))
     assert final["collected"] == places + sum(final["dropped"].values())
     assert "@" not in faults or final["resident"] == sum(
-        worker._storage.counters["resident"] for worker in storages if worker is not None and worker._storage is not None)
+        worker._storage.counters["resident"] for worker in storages if worker is not None
+        and worker._storage is not None)
 
 
 def test_shards_that_stay_take_over_from_one_that_is_gone(make_r2d2, check_ledger):
@@ -194,7 +204,8 @@ def test_each_collectors_rollouts_stay_in_one_shard(make_r2d2):
     scheme = make_r2d2(**SHARDS)
     assert scheme.settings["routing"] == "by_stream"
     make_updates(scheme, 20)
-    sources = [set(handle.native.worker._storage._episodes) for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
+    sources = [set(handle.native.worker._storage._episodes)
+               for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
     assert sources == [{(2, 0)}, {(1, 0), (3, 0)}]
 
 
@@ -213,5 +224,6 @@ def test_replay_in_which_no_sequence_is_ever_complete_is_refused(make_r2d2, sett
 def test_parts_that_do_not_fit_are_refused_before_anything_starts():
     envs = VecEnv.create_factory(CountingEnv)
     actor = QActor.create_factory(envs.observation_space, envs.action_space)
-    with pytest.raises(ConfigError, match="R2D2 needs QActor with recurrent_net='gru' or 'lstm', got recurrent_net=None"):
+    with pytest.raises(ConfigError,
+                       match="R2D2 needs QActor with recurrent_net='gru' or 'lstm', got recurrent_net=None"):
         Scheme(R2D2.create_factory(), actor, SequenceBuffer.create_factory(1000, rollout_size=10), envs)

@@ -1,4 +1,5 @@
-"""R2D2 from whole rollouts in replay: what it learns from beside what was collected, the account, how it is asked for."""
+"""R2D2 from whole rollouts in replay: what it learns from beside what was collected, the account, how it is asked
+for."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from pytorchrl.scheme.replay.r_worker import RWorker
 STEPS, ENVS, N_STEP = 6, 2, 3
 SHARDS = {"num_col_workers": 3, "num_replay_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC}
 PLACES = {
-    "with-the-learner": {}, "in-rounds": {"num_col_workers": 3}, "own-thread": {"col_communication": ASYNC, "grad_communication": ASYNC},
+    "with-the-learner": {}, "in-rounds": {"num_col_workers": 3},
+    "own-thread": {"col_communication": ASYNC, "grad_communication": ASYNC},
     "one-shard": {**SHARDS, "num_replay_workers": 1}, "shards": SHARDS, "by-stream": {**SHARDS, "routing": "by_stream"},
     "least-loaded": {**SHARDS, "routing": "least_loaded"}, "gorila": {**SHARDS, "num_grad_workers": 2},
     "threads": {**SHARDS, "runtime": "threads"}}
@@ -51,8 +53,10 @@ def key_of(row):
 def make_agent(size=600, storage=RolloutSequenceBuffer, envs=None, **algo):
     envs = VecEnv.create_factory(CountingEnv, {"episode_length": 10, "truncate": True}, ENVS) if envs is None else envs
     options = {"length": 5, "burn_in": 3, "period": 2} if storage is SequenceBuffer else {}
-    return (Watched.create_factory(**{"start_steps": 60, "mini_batch_size": 5, "update_every": 16, "num_updates": 1, "lr": 1e-3} | algo),
-            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,), recurrent_net="gru", recurrent_size=5),
+    return (Watched.create_factory(**{"start_steps": 60, "mini_batch_size": 5, "update_every": 16, "num_updates": 1,
+                                      "lr": 1e-3} | algo),
+            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,), recurrent_net="gru",
+                                  recurrent_size=5),
             storage.create_factory(size, rollout_size=STEPS, n_step=N_STEP, **options), envs)
 
 
@@ -81,7 +85,8 @@ def check_batches(collected):
         assert num_sequences == 6  # of three rollouts: two would be four sequences, and five are wanted
         for begin in range(0, num_sequences, ENVS):
             rollout = collected[key_of(batch.obs["obs"][0, begin])]
-            finals = {tuple(index): obs for index, obs in zip(rollout.final_index.tolist(), rollout.final_obs["obs"], strict=True)}
+            finals = {tuple(index): obs for index,
+                      obs in zip(rollout.final_index.tolist(), rollout.final_obs["obs"], strict=True)}
             for e in range(ENVS):
                 rows = []
                 for t in range(STEPS):
@@ -181,18 +186,22 @@ def test_the_account_holds_under_losses(make, check_ledger, collected, faults, n
 def test_the_named_schemes_take_it():
     for make_named, routing in ((Scheme.r2d2, "by_stream"), (Scheme.apex, "round_robin")):
         scheme = make_named(*make_agent(), kind="batch", size=240, num_replay_workers=2, runtime="simulated", seed=1)
-        assert [scheme.settings[name] for name in ("kind", "routing", "train_batch_size", "learning_starts", "size")] == [
+        assert [scheme.settings[name] for name in ("kind", "routing", "train_batch_size", "learning_starts",
+                                                   "size")] == [
             "batch", routing, 5, 60, 240]
         make_updates(scheme, 3)
-        shards = [handle.native.worker._storage for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
+        shards = [handle.native.worker._storage
+                  for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
         assert [(type(storage), storage.options.size) for storage in shards] == [(RolloutSequenceBuffer, 120)] * 2
         scheme.stop()
 
 
 def test_train_takes_it_and_kind_changes_what_is_learned():
     def run(**settings):
-        agent = train("r2d2", "pytorchrl/Recall-v0", preset="r2d2", num_replay_workers=2, runtime="simulated", seed=1, progress=False,
-                      num_steps=16, mini_batch_size=8, start_steps=200, max_replay_ratio=2.0, target_steps=800, **settings)
+        agent = train("r2d2", "pytorchrl/Recall-v0", preset="r2d2", num_replay_workers=2, runtime="simulated", seed=1,
+                      progress=False,
+                      num_steps=16, mini_batch_size=8, start_steps=200, max_replay_ratio=2.0, target_steps=800,
+                      **settings)
         assert agent.summary["updates"] > 3
         return agent.agent.storage.cls, agent.acting_state["q"].tolist()
     (storage, weights), again, (other, others) = run(kind="batch"), run(kind="batch"), run()
@@ -202,19 +211,23 @@ def test_train_takes_it_and_kind_changes_what_is_learned():
 
 
 def test_a_preset_leaves_out_what_whole_rollouts_have_not():
-    sequences, rollouts = (compose("r2d2", "pytorchrl/Recall-v0", {"kind": kind})[0].storage for kind in ("sequence", "batch"))
+    sequences, rollouts = (compose("r2d2", "pytorchrl/Recall-v0",
+                                   {"kind": kind})[0].storage for kind in ("sequence", "batch"))
     assert (sequences.cls, rollouts.cls) == (SequenceBuffer, RolloutSequenceBuffer)
     assert (sequences.options.length, sequences.options.rollout_size, rollouts.options.rollout_size) == (16, 8, 16)
     assert (rollouts.options.size, rollouts.options.n_step) == (sequences.options.size, sequences.options.n_step)
-    with pytest.raises(ConfigError, match="length, priority_epsilon would be ignored: whole rollouts are drawn uniformly; leave out kind"):
+    with pytest.raises(ConfigError, match="length, priority_epsilon would be ignored: whole rollouts are drawn "
+                                          "uniformly; leave out kind"):
         compose("r2d2", "pytorchrl/Recall-v0", {"kind": "batch", "length": 7, "priority_epsilon": 0.1})
 
 
 def test_it_learns_to_recall():
     """Without memory, half of the answers are right."""
     envs = VecEnv.create_factory("pytorchrl/Recall-v0", {"num_cues": 2, "delay": 2}, vec_env_size=4)
-    agent = (R2D2.create_factory(lr=1e-2, adam_eps=1e-5, gamma=0.9, mini_batch_size=32, start_steps=200, target_update_interval=10),
-             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,), recurrent_net="gru", recurrent_size=16),
+    agent = (R2D2.create_factory(lr=1e-2, adam_eps=1e-5, gamma=0.9, mini_batch_size=32, start_steps=200,
+                                 target_update_interval=10),
+             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,), recurrent_net="gru",
+                                   recurrent_size=16),
              RolloutSequenceBuffer.create_factory(4000, rollout_size=9, n_step=2), envs)
     scheme = Scheme.r2d2(*agent, envs, num_replay_workers=2, max_replay_ratio=8.0, runtime="simulated", seed=1)
     make_updates(scheme, 120)
@@ -225,10 +238,13 @@ def test_it_learns_to_recall():
 
 
 @pytest.mark.parametrize(("storage", "settings", "text"), [
-    (SequenceBuffer, {"kind": "batch"}, "kind='batch' needs one of .*: .*RolloutSequenceBuffer.*VTraceBuffer.*; got SequenceBuffer"),
-    (RolloutSequenceBuffer, {"kind": "sequence"}, "kind='sequence' needs .* SequenceBuffer.*; got RolloutSequenceBuffer, .* kind='batch'"),
+    (SequenceBuffer, {"kind": "batch"},
+     "kind='batch' needs one of .*: .*RolloutSequenceBuffer.*VTraceBuffer.*; got SequenceBuffer"),
+    (RolloutSequenceBuffer, {"kind": "sequence"},
+     "kind='sequence' needs .* SequenceBuffer.*; got RolloutSequenceBuffer, .* kind='batch'"),
     (RolloutSequenceBuffer, {"alpha": 0.5}, "alpha would be ignored: RolloutSequenceBuffer has no such option"),
-    (RolloutSequenceBuffer, {"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer; RolloutSequenceBuffer cannot"),
+    (RolloutSequenceBuffer, {"prioritized": True},
+     "prioritized=True is for ReplayBuffer and PERBuffer; RolloutSequenceBuffer cannot"),
     (RolloutSequenceBuffer, {"initial_priority": "worker"}, "initial_priority='worker' is for single transitions"),
     (RolloutSequenceBuffer, {"size": 20}, "a shard must hold a rollout of 12 steps, size 20 over 2 shards is 10 each"),
     (RolloutSequenceBuffer, {"size": 40}, "learning_starts 60 exceeds size 40"),
@@ -240,6 +256,7 @@ def test_what_would_be_ignored_or_cannot_work_is_refused(make, storage, settings
 
 def test_algorithms_of_single_transitions_are_refused():
     parts = make_agent()
-    with pytest.raises(ConfigError, match=r"DQN learns from single .*, but RolloutSequenceBuffer gives sequences .*; storages for DQN: "):
+    with pytest.raises(ConfigError, match=r"DQN learns from single .*, but RolloutSequenceBuffer gives sequences .*; "
+                                          r"storages for DQN: "):
         Scheme(DQN.create_factory(), *parts[1:])
     assert not PERBuffer.draws_rollouts

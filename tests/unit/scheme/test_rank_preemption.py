@@ -14,7 +14,8 @@ COSTS = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0, "step@GW
 
 @pytest.fixture
 def run(check_ledger):
-    """A function that runs three ranks, of which the third is ten times slower; lengths of rollouts by rank, and more."""
+    """A function that runs three ranks, of which the third is ten times slower; lengths of rollouts by rank, and
+    more."""
     def run_(updates=5, name="ddppo", **settings):
         lengths = {}
 
@@ -23,7 +24,8 @@ def run(check_ledger):
                 lengths.setdefault(id(self), []).extend(rollout.num_steps for rollout in rollouts)
                 super().insert_data_slice(rollouts)
         envs = VecEnv.create_factory(CountingEnv, None, 2)
-        agent = (A2C.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
+        agent = (A2C.create_factory(),
+                 OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(4,)),
                  Watched.create_factory(20), envs)
         scheme = getattr(Scheme, name)(*agent, **{
             "num_grad_workers": 3, "runtime": "simulated", "costs": COSTS, "seed": 1} | settings)
@@ -50,7 +52,9 @@ def test_a_slow_rank_is_stopped(run):
     assert seconds == pytest.approx(5 * 5.0)
 
 
-@pytest.mark.parametrize(("settings", "least"), [({"fraction_samples": 0.5}, 10), ({"col_fraction_workers": 1.0, "fraction_samples": 0.25}, 20)])
+@pytest.mark.parametrize(("settings", "least"),
+                         [({"fraction_samples": 0.5}, 10),
+                          ({"col_fraction_workers": 1.0, "fraction_samples": 0.25}, 20)])
 def test_options(run, settings, least):
     by_rank, *_ = run(**settings)
     assert by_rank[2] == [least] * 5

@@ -1,4 +1,7 @@
-"""Steps that stay in a gradient worker's replay: where they are booked, and when learning begins. Counted, not learned from."""
+"""Steps that stay in a gradient worker's replay: where they are booked, and when learning begins.
+
+Counted, not learned from.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +73,8 @@ def test_a_lost_gradient_worker_takes_its_replay_along(make_replay_scheme, check
     ("num_passes", 2), ("minibatch_buffer_size", 3), ("ramp", True), ("buffer", "circular"), ("microbatch_size", 2)])
 def test_replay_is_not_also_used_as_rollouts_are(make_replay_scheme, name, value):
     """A rollout that is given twice would be in it twice."""
-    with pytest.raises(ConfigError, match=f"{name}={value} is for rollouts that are used and forgotten; SyntheticReplay keeps"):
+    with pytest.raises(ConfigError,
+                       match=f"{name}={value} is for rollouts that are used and forgotten; SyntheticReplay keeps"):
         make_replay_scheme({"capacity": 10}, col_communication=ASYNC, **{name: value})
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytorchrl import APPO, ASYNC, IMPALA, SYNC, MultiAgentVecEnv, OnPolicyActor, Scheme, VecEnv, VTraceBuffer, multi_agent, train
+from pytorchrl import (
+    APPO, ASYNC, IMPALA, SYNC, MultiAgentVecEnv, OnPolicyActor, Scheme, VecEnv, VTraceBuffer, multi_agent, train,
+)
 from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
 from pytorchrl.envs.testing import ComingAndGoing, CountingEnv
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
 
-LEVEL = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC, "num_replay_workers": 2, "train_batch_size": 8,
+LEVEL = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC, "num_replay_workers": 2,
+         "train_batch_size": 8,
          "size": 400}
 
 
@@ -29,8 +32,10 @@ def make_impala():
     def make(algo=None, **settings):
         envs = VecEnv.create_factory(CountingEnv, None, 2)
         schemes.append(Scheme(
-            algo or IMPALA.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
-            VTraceBuffer.create_factory(8), envs, **{"runtime": "simulated", "seed": 1, **LEVEL, "train_batch_size": 32, **settings}))
+            algo or IMPALA.create_factory(),
+            OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
+            VTraceBuffer.create_factory(8), envs,
+            **{"runtime": "simulated", "seed": 1, **LEVEL, "train_batch_size": 32, **settings}))
         return schemes[-1]
     yield make
     for scheme in schemes:
@@ -43,15 +48,18 @@ def make_updates(scheme, count):
 
 
 def shards_of(scheme):
-    return [handle.native.worker._storage for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
+    return [handle.native.worker._storage
+            for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
 
 
 @pytest.mark.parametrize("settings", [
     {}, {"num_replay_workers": 1}, {"num_col_workers": 1}, {"grad_communication": SYNC}, {"num_grad_workers": 2},
-    {"num_grad_workers": 2, "grad_communication": SYNC}, {"num_grad_workers": 2, "grad_communication": SYNC, "distribute_gradients": True},
+    {"num_grad_workers": 2, "grad_communication": SYNC},
+    {"num_grad_workers": 2, "grad_communication": SYNC, "distribute_gradients": True},
     {"runtime": "threads"},
     {"runtime": "threads", "num_replay_workers": 1, "num_col_workers": 1}],
-    ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "parallel", "ranks", "threads", "threads-all-local"])
+    ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "parallel", "ranks", "threads",
+         "threads-all-local"])
 def test_updates_are_made_of_rollouts_that_are_drawn(make_level, check_ledger, settings):
     scheme = make_level({"num_epochs": 2}, **settings)
     make_updates(scheme, 40)
@@ -87,13 +95,15 @@ def test_the_oldest_rollouts_go_out_whole(make_level, check_ledger, num_shards):
     scheme.drain()
     ledger = check_ledger(scheme)
     stored = [storage.counters for storage in shards_of(scheme)]
-    assert (ledger["resident"], ledger["evicted"]) == tuple(sum(each[name] for each in stored) for name in ("resident", "evicted"))
+    assert (ledger["resident"],
+            ledger["evicted"]) == tuple(sum(each[name] for each in stored) for name in ("resident", "evicted"))
     held = [kept.data.reward for storage in shards_of(scheme) for kept in storage._kept]
     assert len(held) == ledger["resident"] // 4
 
 
 @pytest.mark.parametrize("faults", [
-    "kill shard.1 @ sample 5", "kill col.2 @ step 9", "delay shard.2 0.1s p=0.1", "kill shard.* p=0.01; kill col.* p=0.005"])
+    "kill shard.1 @ sample 5", "kill col.2 @ step 9", "delay shard.2 0.1s p=0.1",
+    "kill shard.* p=0.01; kill col.* p=0.005"])
 def test_the_account_holds_under_faults(make_level, check_ledger, faults):
     scheme = make_level({"num_epochs": 2}, faults=faults)
     for _ in range(12):
@@ -151,7 +161,8 @@ def test_shards_hold_rollouts_and_the_learner_its_own_storage(make_impala):
 
 
 @pytest.mark.parametrize(("algo", "settings"), [
-    (IMPALA.create_factory(lr=0.05), {}), (APPO.create_factory(num_epochs=2, num_mini_batch=2, lr=0.05), {"num_replay_workers": 1})],
+    (IMPALA.create_factory(lr=0.05), {}),
+    (APPO.create_factory(num_epochs=2, num_mini_batch=2, lr=0.05), {"num_replay_workers": 1})],
     ids=["impala", "appo"])
 def test_vtrace_sees_the_log_probabilities_of_the_policy_that_acted(make_impala, monkeypatch, algo, settings):
     acted, seen = {}, []
@@ -183,10 +194,13 @@ def test_vtrace_sees_the_log_probabilities_of_the_policy_that_acted(make_impala,
 
 
 def test_several_policies(check_ledger):
-    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2, policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
-    agent = multi_agent(envs, IMPALA.create_factory(), lambda *spaces: OnPolicyActor.create_factory(*spaces, hidden_sizes=(8,)),
+    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2,
+                                           policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
+    agent = multi_agent(envs, IMPALA.create_factory(),
+                        lambda *spaces: OnPolicyActor.create_factory(*spaces, hidden_sizes=(8,)),
                         VTraceBuffer.create_factory(6))
-    scheme = Scheme.apex(*agent, envs, kind="batch", size=100, train_batch_size=20, num_replay_workers=2, runtime="simulated", seed=1)
+    scheme = Scheme.apex(*agent, envs, kind="batch", size=100, train_batch_size=20, num_replay_workers=2,
+                         runtime="simulated", seed=1)
     make_updates(scheme, 10)
     assert check_ledger(scheme)["consumed"] == 24 * scheme.version  # two rollouts of twelve env steps
     assert sum(check_ledger(scheme)[name] for name in ("resident", "evicted")) % 12 == 0
@@ -195,16 +209,19 @@ def test_several_policies(check_ledger):
 
 def test_the_preset_and_the_command_line_reach_it():
     settings = {"runtime": "simulated", "seed": 1, "num_envs": 2, "num_steps": 8, "progress": False}
-    agent = train("impala", "CartPole-v1", preset="apex", kind="batch", replay_size=400, target_steps=600, train_batch_size=64, **settings)
+    agent = train("impala", "CartPole-v1", preset="apex", kind="batch", replay_size=400, target_steps=600,
+                  train_batch_size=64, **settings)
     assert agent.summary["updates"] > 3
-    with pytest.raises(ConfigError, match=r"apex gives rollouts of older .* but A2C learns from rollouts with advantages; algorithms for apex: .*APPO"):
+    with pytest.raises(ConfigError, match=r"apex gives rollouts of older .* but A2C learns from rollouts with "
+                                          r"advantages; algorithms for apex: .*APPO"):
         train("a2c", "CartPole-v1", preset="apex", kind="batch", target_steps=10, **settings)
 
 
 @pytest.mark.parametrize(("settings", "text"), [
     ({"kind": "rollout"}, "kind must be one of transition, sequence, batch, or None, got 'rollout'"),
     ({"kind": "transition"}, "kind='transition' needs one of these storages: .*ReplayBuffer.*; got SyntheticStorage"),
-    ({"kind": "sequence"}, "kind='sequence' needs one of these storages: .*SequenceBuffer.*; got SyntheticStorage, which is for kind='batch'"),
+    ({"kind": "sequence"}, "kind='sequence' needs one of these storages: .*SequenceBuffer.*; got SyntheticStorage, "
+                           "which is for kind='batch'"),
     ({"size": None}, "replay of whole rollouts needs size, the env steps that all shards keep together"),
     ({"size": 0}, "size must be a whole number >= 1, got 0"),
     ({"size": 400.0}, r"size must be a whole number >= 1, got 400\.0"),
@@ -212,11 +229,14 @@ def test_the_preset_and_the_command_line_reach_it():
     ({"size": 6, "train_batch_size": 1}, "a shard must hold a rollout of 4 steps, size 6 over 2 shards is 3 each"),
     ({"alpha": 0.5}, "alpha would be ignored: SyntheticStorage has no such option"),
     ({"stratified": True}, "stratified would be ignored"),
-    ({"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer; SyntheticStorage cannot be made the other"),
+    ({"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer; SyntheticStorage cannot be made the "
+                            "other"),
     ({"initial_priority": "worker"}, "initial_priority='worker' needs a storage with priorities"),
-    ({"microbatch_size": 4}, "microbatch_size=4 is for rollouts that are used and forgotten; replay keeps and draws them"),
+    ({"microbatch_size": 4}, "microbatch_size=4 is for rollouts that are used and forgotten; replay keeps and draws "
+                             "them"),
     ({"learning_starts": 500}, "learning_starts 500 exceeds size 400"),
-    ({"num_replay_workers": None, "size": None, "kind": "batch"}, "kind=batch is for a replay level; give num_replay_workers"),
+    ({"num_replay_workers": None, "size": None, "kind": "batch"},
+     "kind=batch is for a replay level; give num_replay_workers"),
     ({"replay_debug": 1}, "replay_debug must be True or False, got 1"),
     ({"num_replay_workers": None, "size": None, "replay_debug": True}, "replay_debug=True is for a replay level"),
 ])
@@ -227,7 +247,8 @@ def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, t
 
 @pytest.mark.parametrize("kind", ["sequence", "batch"])
 def test_another_kind_than_the_storages_is_refused(make_replay_scheme, kind):
-    with pytest.raises(ConfigError, match=f"kind='{kind}' needs one of these storages: .*; got SyntheticReplay, which is for kind='transition'"):
+    with pytest.raises(ConfigError, match=f"kind='{kind}' needs one of these storages: .*; got SyntheticReplay, which "
+                                          "is for kind='transition'"):
         make_replay_scheme({"size": 4, "capacity": 400}, **{**LEVEL, "size": None}, kind=kind)
 
 

@@ -1,4 +1,5 @@
-"""Schemes with replay shards between collection and gradients: whole, of an agent that counts; which settings are refused."""
+"""Schemes with replay shards between collection and gradients: whole, of an agent that counts; which settings are
+refused."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ import pytest
 from pytorchrl import ASYNC, PPO
 from pytorchrl.errors import ConfigError, InjectedFault
 
-APEX = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC, "num_replay_workers": 2, "train_batch_size": 8}
+APEX = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC, "num_replay_workers": 2,
+        "train_batch_size": 8}
 
 
 @pytest.fixture
 def make_level(make_replay_scheme):
     """A function from settings to a scheme of the synthetic agent with replay shards."""
-    return lambda agent=None, **settings: make_replay_scheme({"size": 4, "capacity": 400} | (agent or {}), **(APEX | settings))
+    return lambda agent=None, **settings: make_replay_scheme({"size": 4, "capacity": 400} | (agent or {}),
+                                                             **(APEX | settings))
 
 
 def make_updates(scheme, count):
@@ -22,7 +25,8 @@ def make_updates(scheme, count):
 
 
 @pytest.mark.parametrize("settings", [
-    {}, {"num_replay_workers": 1}, {"num_col_workers": 1}, {"grad_communication": "synchronous"}, {"num_grad_workers": 2},
+    {}, {"num_replay_workers": 1}, {"num_col_workers": 1}, {"grad_communication": "synchronous"},
+    {"num_grad_workers": 2},
     {"num_grad_workers": 2, "grad_communication": "synchronous"}, {"runtime": "threads"},
     {"runtime": "threads", "num_replay_workers": 1, "num_col_workers": 1}],
     ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "parallel", "threads", "threads-all-local"])
@@ -70,7 +74,8 @@ def test_a_lost_shard_is_replaced_and_its_steps_are_booked(make_level, check_led
     assert check_ledger(scheme)["dropped"]["worker_lost"] > 0
 
 
-@pytest.mark.parametrize("faults", ["kill col.2 @ step 9", "delay shard.2 0.5s p=0.3", "kill shard.* p=0.01; kill col.* p=0.005"])
+@pytest.mark.parametrize("faults",
+                         ["kill col.2 @ step 9", "delay shard.2 0.5s p=0.3", "kill shard.* p=0.01; kill col.* p=0.005"])
 def test_the_account_holds_under_faults(make_level, check_ledger, faults):
     scheme = make_level(faults=faults)
     for _ in range(12):
@@ -112,7 +117,8 @@ def test_the_same_schedule_twice_is_the_same_run(make_level):
     ({"train_batch_size": 512}, "size 400 over 2 shards is 200 each, less than train_batch_size 512"),
     ({"learning_starts": 20000}, "learning_starts 20000 exceeds size 400"),
     ({"record": "run.jsonl"}, "a run with num_replay_workers cannot be recorded"),
-    ({"num_replay_workers": 1, "replay_worker_resources": {"num_cpus": 1}}, "replay_worker_resources is for remote shards"),
+    ({"num_replay_workers": 1, "replay_worker_resources": {"num_cpus": 1}},
+     "replay_worker_resources is for remote shards"),
 ])
 def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, text):
     with pytest.raises(ConfigError, match=text):
@@ -120,7 +126,8 @@ def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, t
 
 
 def test_a_storage_of_rollouts_needs_an_algorithm_that_corrects_for_their_age(make_scheme):
-    with pytest.raises(ConfigError, match=r"replay cannot use the rollouts with advantages that GAEBuffer gives: .*; storages whose data may "
+    with pytest.raises(ConfigError, match=r"replay cannot use the rollouts with advantages that GAEBuffer gives: .*; "
+                                          r"storages whose data may "
                                           r"be older: .*\bPERBuffer, .*VTraceBuffer"):
         make_scheme(algo=PPO.create_factory(), num_replay_workers=2, col_communication=ASYNC)
 

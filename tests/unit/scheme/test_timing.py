@@ -22,7 +22,8 @@ def run():
     schemes = []
 
     def run_(updates=20, agent=None, **settings):
-        scheme = Scheme(*synthetic_agent(4, **(agent or {})), **{"seed": 1, "runtime": "simulated", "costs": COSTS} | settings)
+        scheme = Scheme(*synthetic_agent(4, **(agent or {})),
+                        **{"seed": 1, "runtime": "simulated", "costs": COSTS} | settings)
         schemes.append(scheme)
         while scheme.version < updates:
             scheme.step()
@@ -95,7 +96,8 @@ def test_idle_is_what_is_left():
     found = with_idle(total, {"update": 10.0, "gradients": 6.0})
     assert found["update"] == {"wait": 3.0, "decode": 0.0, "apply": 0.5, "push": 0.0, "idle": 6.5}
     assert found["gradients"]["idle"] == 0.0
-    assert {level: tuple(parts) for level, parts in found.items()} == {level: (*parts, "idle") for level, parts in PARTS.items()}
+    assert {level: tuple(parts) for level, parts in found.items()} == {level: (*parts, "idle") for level,
+                                                                       parts in PARTS.items()}
 
 
 @pytest.mark.parametrize("agent", [{}, {"capacity": 40}], ids=["rollouts", "replay"])
@@ -140,7 +142,8 @@ def test_the_way_of_gradients_counts_both_requests_of_an_update(make_scheme):
 @pytest.mark.parametrize(("prefetch", "awaited"), [(0, 4), (1, 1)])  # of the four rounds of an update
 def test_rounds_that_were_asked_for_ahead_tell_nothing_of_the_way(make_scheme, prefetch, awaited):
     scheme = make_scheme(
-        CountingEnv, {"episode_length": 10**6}, num_envs=2, size=4, algo=A2C.create_factory(advantage_normalization="none"),
+        CountingEnv, {"episode_length": 10**6}, num_envs=2, size=4,
+        algo=A2C.create_factory(advantage_normalization="none"),
         runtime="simulated", costs=COSTS, num_col_workers=2, train_batch_size=64, microbatch_size=16, prefetch=prefetch)
     for _ in range(5):
         scheme.step()
@@ -172,7 +175,8 @@ def test_rollouts_bring_what_they_took(make_scheme):
         envs.observation_space, envs.action_space, hidden_sizes=(8,)), storage_factory=GAEBuffer.create_factory(5),
         train_envs_factory=envs, runtime=Ticking())
     first = worker.collect()
-    # One tick for each step of 5, for the reset, for the values of the rollout, for packing it; the rest is between them.
+    # One tick for each step of 5, for the reset, for the values of the rollout, for packing it; the rest is between
+    # them.
     assert first.timings == {"environment": 6, "inference": 6, "encode": 1, "store": 9}
     again = worker.collect(worker.get_weights())
     assert again.timings == {"decode": 2, "environment": 5, "inference": 6, "encode": 1, "store": 9}

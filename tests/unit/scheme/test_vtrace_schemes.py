@@ -66,7 +66,8 @@ def test_ranks_that_apply_updates_themselves_agree_on_the_slow_policy_and_the_we
 
 
 def test_central_updates_move_the_slow_policy(make_scheme):
-    scheme = make_scheme(algo=APPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-2, **SLOW), storage=VTraceBuffer)
+    scheme = make_scheme(algo=APPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-2, **SLOW),
+                         storage=VTraceBuffer)
     start = scheme.acting_state()["all"]
     for number in range(1, 5):
         scheme.step()

@@ -24,7 +24,8 @@ def test_built_in_algorithms_are_registered_in_order():
     dqn = registration_of("dqn")
     assert (dqn.algorithm, dqn.storage, dqn.prioritized_storage, dqn.actor) == (DQN, ReplayBuffer, PERBuffer, QActor)
     assert (dqn.label, dqn.reference) == ("dqn", "dqn")
-    assert registration_of(DQN) == registration_of("pytorchrl.agent.algorithms.dqn:DQN") == imported_registration("dqn") == dqn
+    assert registration_of(
+        DQN) == registration_of("pytorchrl.agent.algorithms.dqn:DQN") == imported_registration("dqn") == dqn
 
 
 def test_a_class_without_a_name_shares_the_parts_of_its_nearest_base():

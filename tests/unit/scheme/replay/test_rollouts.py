@@ -1,4 +1,5 @@
-"""Replay of whole rollouts, and the versions of what a shard holds, each beside a plain list of everything that came."""
+"""Replay of whole rollouts, and the versions of what a shard holds, each beside a plain list of everything that
+came."""
 
 from __future__ import annotations
 
@@ -21,15 +22,18 @@ def rollout(number, num_steps=5, num_envs=2, num_invalid=0):
     valid.view(-1)[:num_invalid] = False
     no = torch.zeros(num_steps, num_envs, dtype=torch.bool)
     return RolloutData(
-        obs={"obs": torch.full((num_steps + 1, num_envs, 3), float(number))}, done=torch.zeros(num_steps + 1, num_envs, dtype=torch.bool),
-        rhs={}, mask=None, action=torch.zeros(num_steps, num_envs, dtype=torch.int64), reward=torch.full((num_steps, num_envs), float(number)),
+        obs={"obs": torch.full((num_steps + 1, num_envs, 3), float(number))},
+        done=torch.zeros(num_steps + 1, num_envs, dtype=torch.bool),
+        rhs={}, mask=None, action=torch.zeros(num_steps, num_envs, dtype=torch.int64),
+        reward=torch.full((num_steps, num_envs), float(number)),
         terminated=no, truncated=no, valid=valid, final_index=torch.zeros(0, 2, dtype=torch.int64), final_obs={},
         other={"logp": torch.full((num_steps, num_envs), -float(number))})
 
 
 @pytest.fixture
 def make():
-    return lambda size, seed=0: RolloutReplay.create_factory(size)(actor=None, algorithm=None, num_envs=2, seed=seed, device="cpu")
+    return lambda size, seed=0: RolloutReplay.create_factory(size)(actor=None, algorithm=None, num_envs=2, seed=seed,
+                                                                   device="cpu")
 
 
 def numbers(batch):
@@ -60,14 +64,16 @@ def test_it_holds_the_newest_whole_rollouts(make, seed):
         counters = storage.counters
         total, resident = sum(s for _, s in came), sum(s for _, s in held)
         unused = sum(s for n, s in came if n not in drawn and n not in dict(held))
-        assert counters == {"inserted": total, "resident": resident, "evicted": total - resident, "evicted_unused": unused,
+        assert counters == {"inserted": total, "resident": resident, "evicted": total - resident,
+                            "evicted_unused": unused,
                             "sampled": sampled}
         assert resident <= size
         assert (storage.num_items, storage.mass) == (len(held), float(len(held)))
         assert storage.num_rows_added == total
         assert storage.num_bytes == sum(
             tensor.nbytes for kept in storage._kept for tensor in (
-                *kept.data.obs.values(), kept.data.done, kept.data.action, kept.data.reward, kept.data.terminated, kept.data.truncated,
+                *kept.data.obs.values(), kept.data.done, kept.data.action, kept.data.reward, kept.data.terminated,
+                kept.data.truncated,
                 kept.data.valid, kept.data.final_index, *kept.data.other.values()))
     storage.reset()
     assert storage.counters["resident"] == storage.num_items == storage.num_bytes == 0

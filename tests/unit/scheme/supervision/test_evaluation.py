@@ -38,7 +38,8 @@ class OwnLength(gym.Env):
 
 @pytest.fixture
 def evaluate(monkeypatch):
-    """A function that evaluates a recurrent agent in environments of `LENGTHS`; also returns what its actor was given."""
+    """A function that evaluates a recurrent agent in environments of `LENGTHS`; also returns what its actor was
+    given."""
     def evaluate_(num_episodes, autoreset):
         seen, act = [], PPO.acting_step
 
@@ -47,7 +48,8 @@ def evaluate(monkeypatch):
             seen.append((done.copy(), {name: state.copy() for name, state in found.rhs.items()}))
             return found
         envs = VecEnv.create_factory(OwnLength, vec_env_size=len(LENGTHS), backend="sync", autoreset=autoreset)
-        actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru", hidden_sizes=(8,))
+        actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru",
+                                             hidden_sizes=(8,))
         algo = PPO.create_factory()
         torch.manual_seed(0)
         state = {name: tensor.numpy() for name, tensor in algo(actor=actor(seed=1), seed=1).acting_state().items()}
@@ -65,7 +67,8 @@ def test_short_episodes_count_no_more_than_each_environment_owes(evaluate, num_e
     expected = [length for length, count in zip(LENGTHS, owed, strict=True) for _ in range(count)]
     assert sorted(evaluation.lengths) == sorted(expected)
     assert sorted(evaluation.returns) == sorted(
-        length * (number + 1.0) for number, (length, count) in enumerate(zip(LENGTHS, owed, strict=True)) for _ in range(count))
+        length * (number + 1.0) for number,
+        (length, count) in enumerate(zip(LENGTHS, owed, strict=True)) for _ in range(count))
 
 
 @pytest.mark.parametrize(("autoreset", "pause"), [("same_step", 0), ("next_step", 1)])
