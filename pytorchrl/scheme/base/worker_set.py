@@ -87,7 +87,7 @@ class WorkerSet(Generic[W]):
                                         ) if "no answer" in str(outcome.error) else StartError(str(outcome.error))
             outcome.unwrap()
         self._starting = []
-        if self._remote and self._local.encoder is not None and self._local.encoder.is_adaptive:
+        if self._remote and self._local.encoder is not None and self._local.encoder.needs_link:
             self._links_s = measure_links(self._runtime, self._remote)
             for place in range(len(self._remote)):
                 self._tell_link(place)

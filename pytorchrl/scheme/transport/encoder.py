@@ -195,7 +195,7 @@ class Encoder:
         self._fallbacks, self._squares, self._is_looked_at = 0, (0.0, 0.0), False
 
     @property
-    def is_adaptive(self) -> bool:
+    def needs_link(self) -> bool:
         """Whether it needs the speed of the link."""
         return self._adaptive is not None
 

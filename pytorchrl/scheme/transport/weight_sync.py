@@ -32,7 +32,7 @@ class WeightSync:
         self._runtime, self._parameters, self._workers = runtime, parameters, workers
         self._is_lossless = compression is None or compression.codec.is_lossless
         self._encoder = Encoder(compression, runtime.now, num_readers=len(workers))
-        self._needs_link = self._encoder.is_adaptive
+        self._needs_link = self._encoder.needs_link
         self._version: int | None = None
         self._reference: Any = None
         self._sent = Sent()
