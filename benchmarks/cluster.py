@@ -97,7 +97,7 @@ def places(scheme: Scheme) -> dict[str, Any]:
 def supervisor_of(scheme: Scheme) -> Any:
     """That of the outermost level with remote workers."""
     root: Any = scheme.update_worker
-    return root.strategy.supervisor if root.remote_workers else root.local_worker.collector._gather._supervisor
+    return root.strategy.supervisor if root.remote_workers else root.local_worker.collector.supervisor
 
 
 def rate(scheme: Scheme, seconds: float) -> float:

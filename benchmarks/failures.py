@@ -156,7 +156,7 @@ def hit(scheme: Scheme, level: Any, index: int, number: int, noticed: Noticed) -
     handle, before = level.remote_workers[index], len(noticed.at)
     pid = pid_of(handle)
     # A hung worker is one that has missed a deadline, which follows the longest rollout so far.
-    deadline_s = level.collector._gather._supervisor.deadline_s(index) if number == signal.SIGSTOP else 0.0
+    deadline_s = level.collector.supervisor.deadline_s(index) if number == signal.SIGSTOP else 0.0
     start = time.time()
     os.kill(pid, number)
     while level.remote_workers[index] is handle:

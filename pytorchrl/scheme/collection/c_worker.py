@@ -62,7 +62,8 @@ class CWorker(Worker):
 
     def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Any],  # noqa: PLR0913
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: EnvFactory,
-                 collects: bool = True, initial_weights: Weights | None = None, device: str | None = None, seed: int = 0,
+                 collects: bool = True, initial_weights: Weights | None = None, device: str | None = None,
+                 seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
                  compress_data_to_send: Compression | None = None, num_siblings: int = 1, num_parents: int = 1,
                  initial_priority: str = "max", runtime: Runtime | None = None, journal: Journal | None = None) -> None:
@@ -115,10 +116,13 @@ class CWorker(Worker):
             if self._snapshot is None or self._snapshot.version != self.version:
                 state = {key: value.numpy() for key, value in self.algo.acting_state().items()}
                 learning = self.learning_state() if self._finds_errors else {}
-                self._snapshot = Weights(self.version, state, dict(self.algo.parameters), learning, dict(self.storage.parameters))
-            elif (self._snapshot.parameters, self._snapshot.storage_parameters) != (self.algo.parameters, self.storage.parameters):
+                self._snapshot = Weights(self.version, state, dict(self.algo.parameters), learning,
+                                         dict(self.storage.parameters))
+            elif (self._snapshot.parameters, self._snapshot.storage_parameters) != (self.algo.parameters,
+                                                                                    self.storage.parameters):
                 self._snapshot = replace(  # schedules move within a version
-                    self._snapshot, parameters=dict(self.algo.parameters), storage_parameters=dict(self.storage.parameters))
+                    self._snapshot, parameters=dict(self.algo.parameters),
+                    storage_parameters=dict(self.storage.parameters))
             return self._snapshot
 
     def learning_state(self) -> dict[str, np.ndarray]:
@@ -206,7 +210,8 @@ class CWorker(Worker):
         return Rollout(
             data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
             worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
-            moments=moments, agent_steps=agent_steps, timings={**watch.seconds, "store": max(0.0, rest)}, num_steps=num_steps,
+            moments=moments, agent_steps=agent_steps, timings={**watch.seconds, "store": max(0.0, rest)},
+            num_steps=num_steps,
             size=size, preempted=preempted, sent=sent, traffic={WEIGHTS: self.take_weights_traffic()},
             envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
 
@@ -243,7 +248,7 @@ class CWorker(Worker):
         watch.add("environment", stepping_s)
         return episodes, not storage.full
 
-    def begin_anew(self, seed: int) -> None:
+    def reseed(self, seed: int) -> None:
         """Go on as a worker that was just built with this seed would: with new environments and other draws.
 
         Parameters and data stay. Environments are built, not only reset, for they may remember what they were through.
@@ -302,4 +307,5 @@ def _but_for_draws(state: Any, own: Any) -> Any:
     """An algorithm's state with what another one draws by: workers that drew alike would all see the same."""
     if not isinstance(state, Mapping) or not isinstance(own, Mapping):
         return state
-    return {name: own[name] if name in _DRAWS else _but_for_draws(value, own.get(name)) for name, value in state.items()}
+    return {name: own[name] if name in _DRAWS else _but_for_draws(value, own.get(name)) for name,
+            value in state.items()}

@@ -9,6 +9,7 @@ from typing import Any
 
 from pytorchrl.agent.options import Factory, option
 from pytorchrl.agent.options import Options as BaseOptions
+from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import ASYNC, CENTRAL, PARALLEL, Communication, Execution, check_count
 from pytorchrl.scheme.base.worker_set import WorkerSet
@@ -19,6 +20,8 @@ from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.tracebacks import brief_errors
 
 INITIAL_PRIORITIES = ("max", "worker")
+# Seconds for workers to build new environments.
+_RESEED_TIMEOUT_S = 60.0
 
 
 class CWorkerSet(WorkerSet[CWorker]):
@@ -53,15 +56,19 @@ class CWorkerSet(WorkerSet[CWorker]):
         """Options of the collection workers of each gradient worker."""
 
         num_col_workers: int = option(
-            1, low=1, help="Collection workers of each gradient worker; 1 collects in the gradient worker's process, 2 or more are remote.")
+            1, low=1, help="Collection workers of each gradient worker; 1 collects in the gradient worker's process, 2 "
+            "or more are remote.")
         compress_data_to_send: bool | str = option(
-            False, help="Codec of rollouts: False, True (\"lz4\"), \"lz4\", \"zstd\", or \"auto\", which uses lz4 while that saves time.")
+            False, help="Codec of rollouts: False, True (\"lz4\"), \"lz4\", \"zstd\", or \"auto\", which uses lz4 "
+            "while that saves time.")
         col_worker_resources: Mapping[str, float] = option(
             default_factory=lambda: dict(DEFAULT_RESOURCES),
-            help="Ray resources of each remote collection worker. The default includes a share of a GPU only for workers that "
+            help="Ray resources of each remote collection worker. The default includes a share of a GPU only for "
+            "workers that "
             "compute on one, and shrinks to what is available.")
         col_device: str | None = option(
-            None, help="Device of collection workers with an actor of their own: \"cpu\", \"cuda\" (the GPU that Ray assigned to the "
+            None, help="Device of collection workers with an actor of their own: \"cpu\", \"cuda\" (the GPU that Ray "
+            "assigned to the "
             "worker) or \"cuda:N\"; None: the CPU.")
         col_num_threads: int | None = option(
             None, low=1, help="PyTorch threads of each collection worker in a process of its own; None: num_threads.")
@@ -76,13 +83,16 @@ class CWorkerSet(WorkerSet[CWorker]):
         """Options of collection workers that feed replay shards."""
 
         initial_priority: str = option(
-            "max", choices=INITIAL_PRIORITIES, help="First priority of a transition in a storage with priorities: \"max\", the largest "
+            "max", choices=INITIAL_PRIORITIES, help="First priority of a transition in a storage with priorities: "
+            "\"max\", the largest "
             "so far, or \"worker\", its TD error under the weights that collected it.")
 
-    def __init__(self, num_workers: int, index_parent: int, local_device: str | None = None, *, algo_factory: Factory[Any],  # noqa: PLR0913
+    def __init__(self, num_workers: int, index_parent: int, local_device: str | None = None, *,  # noqa: PLR0913
+                 algo_factory: Factory[Any],
                  actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: Factory[Any],
                  worker_resources: Mapping[str, float] = DEFAULT_RESOURCES,
-                 compress_data_to_send: Wanted = False, seed: int = 0, num_threads: int | None = 1, num_parents: int = 1,
+                 compress_data_to_send: Wanted = False, seed: int = 0, num_threads: int | None = 1,
+                 num_parents: int = 1,
                  col_execution: Execution | str = CENTRAL,
                  col_communication: Communication | str = "synchronous", runtime: Runtime | None = None,
                  initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0,
@@ -106,7 +116,8 @@ class CWorkerSet(WorkerSet[CWorker]):
         super().__init__(
             CWorker, params, {} if twin else worker_resources, num_remote, runtime=self.runtime,
             name=f"GWorker {index_parent}/CWorker ", first_index=0 if twin else 1, first_incarnation=first_incarnation,
-            local_params={"device": local_device, "owned_data": False, "incarnation": first_incarnation, "journal": journal,
+            local_params={"device": local_device, "owned_data": False, "incarnation": first_incarnation,
+                          "journal": journal,
                           "collects": collects and not parallel and not asynchronous},
             remote_params={"device": col_device, **({} if twin else {"num_threads": num_threads})})
 
@@ -114,8 +125,8 @@ class CWorkerSet(WorkerSet[CWorker]):
         """Close all collection workers, and kill them; wait at most `timeout_s` seconds for their answers.
 
         Returns:
-            The env steps that the workers counted themselves, or None if one did not answer and its count is lost; and the
-            env steps that no rollout has delivered.
+            The env steps that the workers counted themselves, or None if one did not answer and its count is lost; and
+            the env steps that no rollout has delivered.
         """
         outcomes = self.runtime.get_all([handle.submit(CWorker.close) for handle in self.remote_workers()], timeout_s)
         counts = [self.local_worker().close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
@@ -123,6 +134,13 @@ class CWorkerSet(WorkerSet[CWorker]):
             self.runtime.kill(handle)
         made = sum(steps for steps, _ in counts) if len(counts) == 1 + len(outcomes) else None
         return made, sum(undelivered for _, undelivered in counts)
+
+    def reseed_remote(self, seed: int) -> None:
+        """Reseed all remote workers, see `CWorker.reseed`; a lost worker is replaced later, by a new one anyway."""
+        calls = [handle.submit(CWorker.reseed, seed) for handle in self.remote_workers()]
+        for outcome in self.runtime.get_all(calls, _RESEED_TIMEOUT_S):
+            if not isinstance(outcome.error, WorkerLostError):
+                outcome.unwrap()
 
     @classmethod
     @brief_errors

@@ -10,9 +10,15 @@ from typing import Any
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
-from pytorchrl.scheme.base.worker import Communication, Execution, check_count, check_fraction
+from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, check_count, check_fraction
 from pytorchrl.scheme.base.worker_set import WorkerSet
+from pytorchrl.scheme.collection.collector_thread import CollectorThread
+from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.gradients.microbatch import GradAccumulator
+from pytorchrl.scheme.gradients.sample_queue import SampleQueue
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, Compression, Wanted
 from pytorchrl.tracebacks import brief_errors
 
@@ -49,13 +55,16 @@ class GWorkerSet(WorkerSet[GWorker]):
             1, low=1, help="Gradient workers; 1 computes in the update worker's process, 2 or more are remote.")
         grad_worker_resources: Mapping[str, float] = option(
             default_factory=lambda: dict(DEFAULT_RESOURCES),
-            help="Ray resources of each remote gradient worker. The default includes a share of a GPU only for workers that "
+            help="Ray resources of each remote gradient worker. The default includes a share of a GPU only for workers "
+            "that "
             "compute on one, and shrinks to what is available.")
         grad_device: str | None = option(
-            None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (the GPU that Ray assigned to the worker) or \"cuda:N\"; "
+            None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (the GPU that Ray assigned to the worker) "
+            "or \"cuda:N\"; "
             "None: \"cuda\" if device is a GPU and the workers run on Ray, else device.")
         compress_grads_to_send: bool | str = option(
-            False, help="Codec of gradients: False, True (\"lz4\"), \"lz4\", \"zstd\", the lossy \"fp16\", \"bf16\", \"int8\" and "
+            False, help="Codec of gradients: False, True (\"lz4\"), \"lz4\", \"zstd\", the lossy \"fp16\", \"bf16\", "
+            "\"int8\" and "
             "\"topk\", \"auto\" (bf16 while that saves time) or \"auto:<name>\".")
 
         def __post_init__(self) -> None:
@@ -77,8 +86,10 @@ class GWorkerSet(WorkerSet[GWorker]):
         runtime = runtime or ThreadRuntime()
         params = {
             "col_workers_factory": col_workers_factory, "col_communication": Communication(col_communication),
-            "compress_grads_to_send": False if compression is None else compression, "col_execution": Execution(col_execution),
-            "col_fraction_workers": col_fraction_workers, "runtime": runtime, **(worker_options or {}),
+            "compress_grads_to_send": False if compression is None else compression,
+            "col_execution": Execution(col_execution),
+            "col_fraction_workers": col_fraction_workers, "runtime": runtime, **_from_keywords(
+                Communication(col_communication), col_fraction_workers, dict(worker_options or {})),
         }
         super().__init__(
             GWorker, params, grad_worker_resources, num_remote, runtime=runtime, name="GWorker ",
@@ -117,3 +128,41 @@ class GWorkerSet(WorkerSet[GWorker]):
             col_fraction_workers=check_fraction("col_fraction_workers", col_fraction_workers),
             grad_worker_resources=grad_worker_resources, compress_grads_to_send=compress_grads_to_send,
             num_threads=num_threads, grad_device=grad_device, worker_options=worker_options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rounds(CollectorThread.Options, Barrier.Options, GWorker.Options, GradAccumulator.CollectOptions):
+    """Options of synchronous collection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stream(CollectorThread.Options, OnArrival.Options, SampleQueue.Options, GWorker.Options,
+              GradAccumulator.Options):
+    """Options of asynchronous collection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Replay(CollectorThread.Options, OnArrival.Options, RWorkerSet.Options, GWorker.Options):
+    """Options of asynchronous collection with replay shards."""
+
+
+def _from_keywords(communication: Communication, fraction_workers: float, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments of `GWorker` for flat keywords; each kind of collection takes those that it has."""
+    replay = dict(given.pop("replay_options", None) or {})
+    if shards := replay.pop("options", None):
+        replay |= {name: getattr(shards, name) for name in RWorkerSet.Options.__dataclass_fields__}
+    given |= replay
+    kind: type[BaseOptions] = _Stream if communication is ASYNC else _Rounds
+    if "replay_workers_factory" in given:
+        kind = _Replay
+        given["train_batch_size"] = given.pop("batch_size", None)
+    if kind is _Rounds:
+        given["col_fraction_workers"] = fraction_workers
+    elif kind is _Replay:
+        given.pop("num_passes", None)
+    names = set(kind.__dataclass_fields__)
+    supervision = Supervisor.Options(**{name: given[name]
+                                        for name in Supervisor.Options.__dataclass_fields__ if name in given})
+    return {"collection": kind(**{name: value for name, value in given.items() if name in names}),
+            "supervision": supervision,
+            **{name: given[name] for name in ("compress_weights_to_send", "replay_workers_factory") if name in given}}

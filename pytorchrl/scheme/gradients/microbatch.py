@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from pytorchrl.agent.data import map_tensors
-from pytorchrl.agent.multi.data import MultiBatch, samples_by_policy
+from pytorchrl.agent.data import map_tensors, weights_of_gradients
+from pytorchrl.agent.multi.data import MultiBatch
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError
@@ -41,7 +41,7 @@ class GradAccumulator:
     Attributes:
         num_samples: Valid samples behind what was added.
         num_parts: Gradients added, those without a sample included.
-        samples: Of several policies, policy -> valid samples behind what was added.
+        samples: Policy -> valid samples behind the added gradients.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,10 @@ class GradAccumulator:
         """Options for batches that are too large for one backward pass."""
 
         microbatch_size: int | None = option(
-            None, low=1, help="Most env steps of one backward pass; a larger batch is differentiated in slices, with the same result. "
-            "With train_batch_size and synchronous collection, data are also collected in microbatches, and each is discarded "
+            None, low=1, help="Most env steps of one backward pass; a larger batch is differentiated in slices, with "
+            "the same result. "
+            "With train_batch_size and synchronous collection, data are also collected in microbatches, and each is "
+            "discarded "
             "after its gradient if the algorithm uses it only once. None: no limit.")
 
     @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,8 @@ class GradAccumulator:
         """Options for train batches that are also collected in microbatches."""
 
         norm_over: str = option(
-            "batch", choices=NORM_OVER, help="Data over which an algorithm normalizes, e.g. advantages, if a train batch is collected in "
+            "batch", choices=NORM_OVER, help="Data over which an algorithm normalizes, e.g. advantages, if a train "
+            "batch is collected in "
             "microbatches: \"batch\" keeps the whole train batch in host memory, \"microbatch\" does not.")
 
         def __post_init__(self) -> None:
@@ -81,12 +84,12 @@ class GradAccumulator:
     def slices(self, batch: Any, device: torch.device) -> Iterator[Any]:
         """Parts of a batch on `device`, one after the other, of sizes that differ by at most one.
 
-        Rows (B, ...) are cut into parts of up to `microbatch_size` rows. Sequences (L, B, ...) stay whole: as many as fit
-        into `microbatch_size` steps, at least one.
+        Rows (B, ...) are cut into parts of up to `microbatch_size` rows. Sequences (L, B, ...) stay whole: as many as
+        fit into `microbatch_size` steps, at least one.
 
         Args:
-            batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`; it is only read. Of a `MultiBatch` each
-                policy's is cut into as many slices as its env steps make.
+            batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`; it is only read. Of a
+                `MultiBatch` each policy's is cut into as many slices as its env steps make.
             device: Where the parts are wanted. The batch may lie elsewhere: one part at a time is moved.
         """
         if isinstance(batch, MultiBatch):
@@ -107,17 +110,18 @@ class GradAccumulator:
         """Add what one part gave; it is copied.
 
         Args:
-            gradients: One (P,) gradient per group, on any device. Kept in float32 or better. Of several policies one a policy,
-                None where it has none.
+            gradients: One (P,) gradient per group, on any device. Kept in float32 or better. Of several policies one a
+                policy, None where it has none.
             num_samples: Valid samples behind it, n; a part without any counts for nothing.
             info: Statistics, of which `info` will be the mean.
-            samples: Of several policies, policy -> valid samples, each with a gradient of its own; `num_samples` is then
-                that of env steps.
+            samples: Of several policies, policy -> valid samples, each with a gradient of its own; `num_samples` is
+                then that of env steps.
         """
         self.num_parts += 1
         self.num_samples += num_samples
-        weights = list(samples.values()) if samples else [num_samples] * len(gradients)
-        for policy, count in (samples or {}).items():
+        samples = {"": num_samples} if samples is None else samples
+        weights = weights_of_gradients(samples, len(gradients))
+        for policy, count in samples.items():
             self.samples[policy] = self.samples.get(policy, 0) + count
         if not self._gradients:
             self._gradients, self._weights = [None] * len(gradients), [0] * len(gradients)
@@ -125,7 +129,7 @@ class GradAccumulator:
             if gradient is not None and weight:
                 self._add(index, gradient, weight)
         for name, value in (info or {}).items():
-            weight = (samples or {}).get(name.rpartition("/")[2], num_samples)
+            weight = samples.get(name.rpartition("/")[2], num_samples)
             if weight:
                 before, self._info_weights[name] = self._info.get(name, 0.0), self._info_weights.get(name, 0) + weight
                 self._info[name] = before + (value - before) * (weight / self._info_weights[name])
@@ -146,7 +150,7 @@ class GradAccumulator:
         Raises:
             RuntimeError: There was no sample at all.
         """
-        if not self.samples and not any(self._weights):
+        if self.samples.keys() <= {""} and not any(self._weights):
             raise RuntimeError("no gradient was added that has a sample behind it")
         return self._gradients
 
@@ -181,7 +185,8 @@ def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: 
         batch: What its loss needs, on any device.
         microbatch_size: Most env steps of a backward pass; None: no limit.
         counters: Of `backward_passes` and `microbatch_steps`, which go on.
-        is_part: Whether the batch is itself a microbatch of an update, which its caller has logged; else its slices are logged.
+        is_part: Whether the batch is itself a microbatch of an update, which its caller has logged; else its slices are
+            logged.
     """
     counters["microbatch_steps"] = batch.num_samples
     if microbatch_size is None:
@@ -195,15 +200,14 @@ def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: 
         if not is_part:
             log_microbatch(number, _count_samples(accumulator) + _count_samples(part), _count_samples(batch))
         gradients, info = algo.compute_gradients(part)
-        accumulator.add(gradients, part.num_samples, info, samples_by_policy(part))
+        accumulator.add(gradients, part.num_samples, info, part.samples)
     counters["backward_passes"] += accumulator.num_parts
     return accumulator.result(), decided(algo, accumulator.info())
 
 
 def _count_samples(batch: Any) -> int:
     """Return the number of samples in a batch or an accumulator, summed over policies."""
-    samples = batch.samples if isinstance(batch, GradAccumulator) else samples_by_policy(batch)
-    return sum(samples.values()) if samples else batch.num_samples
+    return sum(batch.samples.values())
 
 
 def decided(algo: Any, info: dict[str, float]) -> dict[str, float]:
@@ -255,7 +259,8 @@ def why_all_is_kept(options: Any, norm_over: str) -> str:
     if (size := getattr(options, "mini_batch_size", None)) is not None:
         return f"mini_batch_size={size} cuts the train batch into parts drawn from it"
     if epochs * parts > 1:
-        return f"num_epochs={epochs} and num_mini_batch={parts} use the train batch more than once, or in parts drawn from it"
+        return (f"num_epochs={epochs} and num_mini_batch={parts} use the train batch more than once, or in parts drawn "
+                "from it")
     normalization = getattr(options, "advantage_normalization", "none")
     if normalization != "none" and norm_over == "batch":
         return f"advantage_normalization={normalization!r} needs the whole train batch with norm_over='batch'"
@@ -268,8 +273,8 @@ def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None
     Args:
         rollout: Env steps of a full rollout.
         wanted: Least number of env steps of a train batch; None: one round of rollouts.
-        rounds: With synchronous collection, the rollouts of a round, and the least env steps of a microbatch if a larger train
-            batch is split into microbatches; None: rollouts arrive one by one.
+        rounds: With synchronous collection, the rollouts of a round, and the least env steps of a microbatch if a
+            larger train batch is split into microbatches; None: rollouts arrive one by one.
     """
     per_round, microbatch = rounds or (1, None)
     together = -(-(microbatch or 1) // (rollout * per_round)) if wanted else 1  # rounds of a microbatch
@@ -290,4 +295,5 @@ def warn_of_batch_norm(actor: Any) -> None:
     """Warn of layers that normalise over what goes through them at once."""
     if any(isinstance(module, _BatchNorm) for module in actor.modules()):
         warnings.warn("the actor has batch normalisation layers, which normalise over each slice of microbatch_size "
-                      "env steps, not over the batch; use layer normalisation, or leave microbatch_size out", stacklevel=2)
+                      "env steps, not over the batch; use layer normalisation, or leave microbatch_size out",
+                      stacklevel=2)

@@ -1,10 +1,12 @@
-"""What lies between the two threads of a gradient worker: the queue, and the buffer from which items are used."""
+"""The queue of train batches between asynchronous collection and its learner."""
 
 from __future__ import annotations
 
 import math
 import queue
+import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pytorchrl.agent.options import option
@@ -12,10 +14,10 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.base.options import QueueOptions
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
-from pytorchrl.scheme.gradients.minibatch_buffer import CircularBuffer, Item, MinibatchBuffer, TrainBatches
+from pytorchrl.scheme.gradients.train_batch import TrainBatch, TrainBatchBuilder
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 
 QUEUE_POLICIES = ("block", "drop_oldest", "drop_newest")
 STARVED_POLICIES = ("raise", "warn", "wait")
@@ -23,49 +25,154 @@ LAG_POLICIES = ("drop", "wait")
 BUFFERS = ("ring", "circular")
 
 
-class _OldestFirst:
-    """A view of the queue that returns the item of the oldest version; its one reader must block writers meanwhile."""
+class RingBuffer:
+    """A ring of slots, each with a train batch and its number of uses left.
 
-    def __init__(self, items: queue.Queue[Item]) -> None:
-        self._items = items
-        self.empty = items.empty
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Item:
-        """Return the item made with the oldest weights; among several, the one that arrived first."""
-        items = [self._items.get(block, timeout), *(self._items.get_nowait() for _ in range(self._items.qsize()))]
-        oldest = min(items, key=lambda item: item.version)
-        for item in items:
-            if item is not oldest:
-                self._items.put_nowait(item)
-        return oldest
-
-
-class Feed:
-    """Items on their way from the collecting thread, which calls `put`, to the learning one, which calls `take`.
-
-    What becomes of an item depends on who comes first. Each change is a turn of its thread in the journal, and what a
-    thread does next follows from what it found in its turns, so that a replayed run repeats it.
+    `get` goes around the slots. A slot with uses left gives its train batch; an empty one is filled from the queue, or
+    skipped if the queue is empty. So each train batch is used at up to `size` different moments.
 
     Args:
-        worker: The local collection worker, whose version counts.
-        runtime: Owner of queue and events.
-        ledger: The GWorker's account.
-        closing: Set once the collector is to end.
-        queue_size: Bound of the queue, in items.
-        train_batch_size: Steps of an item, at least, see `Rollout.size`; None makes an item of whatever arrives at once.
-        queue_policy: Where the queue is full: "block" waits, "drop_oldest" and "drop_newest" give an item up.
-        minibatch_buffer_size: Items held at once.
-        num_passes: Uses of an item; each is one update for every epoch and mini-batch of the algorithm.
-        ramp: Whether the first items get 1, 2, ... uses; None: if `minibatch_buffer_size` > 1.
-        buffer: "ring" or "circular".
-        replay_proportion, replay_slots: Old rollouts for each new one, and rollouts kept for that; see `TrainBatches`.
-        max_policy_lag: Updates by which a rollout may be old at its first use, and an item at a later one; None: any.
-        on_policy_lag: "drop" gives up what is older; "wait" also asks no worker for what would be.
+        fetch: Returns the next train batch of the queue; None if the queue is empty.
+        size: Number of slots.
+        num_passes: Uses of a train batch.
+        init_passes: Uses of the first train batch; each later one has one use more, up to `num_passes`. From 1 on, the
+            slots become empty one after the other, so that new train batches are needed at equal intervals.
+    """
+
+    def __init__(self, fetch: Callable[[], TrainBatch | None], size: int, num_passes: int, init_passes: int) -> None:
+        self._fetch = fetch
+        self._num_passes, self._passes = num_passes, init_passes
+        self._slots: list[TrainBatch | None] = [None] * size
+        self._left = [0] * size
+        self._current = 0
+
+    @property
+    def uses_left(self) -> int:
+        """Number of uses left, over all slots."""
+        return sum(self._left)
+
+    def get(self) -> tuple[TrainBatch, bool]:
+        """Return the train batch to use next, and whether this is its last use.
+
+        Raises:
+            queue.Empty: All slots and the queue are empty.
+        """
+        for offset in range(len(self._slots)):
+            slot = (self._current + offset) % len(self._slots)
+            if self._left[slot] or self._fill(slot):
+                break
+        else:
+            raise queue.Empty
+        batch = self._slots[slot]
+        assert batch is not None
+        self._left[slot] -= 1
+        self._current = (slot + 1) % len(self._slots)
+        batch.uses += 1
+        if not self._left[slot]:
+            self._slots[slot] = None
+        return batch, not self._left[slot]
+
+    def _fill(self, slot: int) -> bool:
+        """Fill a slot from the queue; return whether the queue had a train batch."""
+        self._slots[slot] = self._fetch()
+        if self._slots[slot] is None:
+            return False
+        self._left[slot] = self._passes
+        self._passes = min(self._passes + 1, self._num_passes)
+        return True
+
+    def clear(self) -> None:
+        """Empty all slots."""
+        self._slots = [None] * len(self._slots)
+        self._left = [0] * len(self._left)
+
+    def discard(self, batch: TrainBatch) -> int:
+        """Remove a train batch; return the number of its uses left."""
+        for slot, kept in enumerate(self._slots):
+            if kept is batch:
+                left, self._left[slot], self._slots[slot] = self._left[slot], 0, None
+                return left
+        return 0
+
+
+class CircularBuffer:
+    """Keeps the newest train batches and draws the next one to use uniformly.
+
+    Args:
+        size: Number of train batches that it keeps.
+        num_passes: Uses of a train batch, unless newer ones replace it before.
+        seed: Seed of the draws.
+    """
+
+    def __init__(self, size: int, num_passes: int, seed: int) -> None:
+        self._size, self._num_passes = size, num_passes
+        self._rng = random.Random(f"circular buffer {seed}")
+        self._left: dict[TrainBatch, int] = {}  # oldest first
+        self._last: TrainBatch | None = None
+
+    @property
+    def uses_left(self) -> int:
+        """Number of uses left, over all train batches."""
+        return sum(self._left.values())
+
+    def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
+        """Add a train batch; return the oldest one and its uses left if it was removed for it."""
+        removed = None
+        if len(self._left) == self._size:
+            oldest = next(iter(self._left))
+            removed = oldest, self._left.pop(oldest)
+        self._left[batch] = self._num_passes
+        return removed
+
+    def get(self) -> tuple[TrainBatch, bool]:
+        """Return a train batch drawn from those with uses left, and whether this is its last use.
+
+        The train batch that was drawn last is drawn again only if there is no other.
+
+        Raises:
+            queue.Empty: It is empty.
+        """
+        batches = list(self._left)
+        if not batches:
+            raise queue.Empty
+        batch = self._rng.choice([batch for batch in batches if batch is not self._last] or batches)
+        self._last = batch
+        batch.uses += 1
+        self._left[batch] -= 1
+        is_last = not self._left[batch]
+        if is_last:
+            del self._left[batch]
+        return batch, is_last
+
+    def clear(self) -> None:
+        """Remove all train batches."""
+        self._left.clear()
+
+    def discard(self, batch: TrainBatch) -> int:
+        """Remove a train batch; return the number of its uses left."""
+        return self._left.pop(batch, 0)
+
+
+class SampleQueue:
+    """The train batches between two threads: the collector thread calls `put`, the learner's thread calls `take`.
+
+    Which train batches are dropped depends on the order in which the threads run. Each change is noted in the journal
+    as a turn of its thread, and what a thread does next follows from what it found in its turns, so a replayed run
+    repeats it.
+
+    Args:
+        worker: The local collection worker, whose version is that of the learner.
+        runtime: Owner of the queue and of events.
+        ledger: The gradient worker's ledger.
+        closing: Event that is set once collection is to end.
+        options: Checked options.
+        train_batch_size: Least number of steps of a train batch, see `Rollout.size`; None: the rollouts that arrive
+            together.
 
     Attributes:
-        queue: The bounded queue of items.
-        dropped_items: Items given up before use.
-        passes_cancelled: Later uses of items given up.
+        queue: The bounded queue of train batches.
+        num_dropped: Number of train batches dropped before their first use.
+        passes_cancelled: Number of later uses that were cancelled.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -73,29 +180,35 @@ class Feed:
         """Options of the train batches between asynchronous collection and its learner."""
 
         queue_policy: str = option(
-            "block", choices=QUEUE_POLICIES, help="Reaction to a full queue: \"block\" makes collection wait, \"drop_oldest\" and "
+            "block", choices=QUEUE_POLICIES, help="Reaction to a full queue: \"block\" makes collection wait, "
+            "\"drop_oldest\" and "
             "\"drop_newest\" drop a train batch.")
         on_starved: str = option(
-            "raise", choices=STARVED_POLICIES, help="Reaction of an asynchronous learner without data for queue_timeout_s: \"raise\" "
+            "raise", choices=STARVED_POLICIES, help="Reaction of an asynchronous learner without data for "
+            "queue_timeout_s: \"raise\" "
             "an error, \"warn\" once and go on waiting, or \"wait\".")
         minibatch_buffer_size: int = option(
             1, low=1, help="Train batches that an asynchronous learner uses in turn, each num_passes times.")
         num_passes: int = option(
             1, low=1, help="Uses of a train batch; each makes one update per epoch and mini-batch of the algorithm.")
         ramp: bool | None = option(
-            None, help="Whether the first train batches are used 1, 2, ... times, so that new ones are needed at equal intervals; "
+            None, help="Whether the first train batches are used 1, 2, ... times, so that new ones are needed at equal "
+            "intervals; "
             "None: if minibatch_buffer_size > 1.")
         buffer: str = option(
-            "ring", choices=BUFFERS, help="\"ring\" uses train batches in turn; \"circular\" keeps the newest minibatch_buffer_size "
+            "ring", choices=BUFFERS, help="\"ring\" uses train batches in turn; \"circular\" keeps the newest "
+            "minibatch_buffer_size "
             "train batches and draws from them.")
         replay_proportion: float = option(
             0.0, low=0.0, help="Old rollouts mixed into train batches per new rollout.")
         replay_slots: int = option(0, low=0, help="Newest rollouts that are kept for replay_proportion.")
         max_policy_lag: int | None = option(
-            None, low=0, help="Largest age, in updates, of a rollout's weights at its first use by an asynchronous learner, and of a "
+            None, low=0, help="Largest age, in updates, of a rollout's weights at its first use by an asynchronous "
+            "learner, and of a "
             "train batch's weights at later uses; None: any.")
         on_policy_lag: str = option(
-            "drop", choices=LAG_POLICIES, help="Reaction to max_policy_lag: \"drop\" drops rollouts that are older, \"wait\" also "
+            "drop", choices=LAG_POLICIES, help="Reaction to max_policy_lag: \"drop\" drops rollouts that are older, "
+            "\"wait\" also "
             "delays requests for rollouts that would be older.")
 
         def __post_init__(self) -> None:
@@ -104,107 +217,134 @@ class Feed:
             is_circular, waits = self.buffer == "circular", self.on_policy_lag == "wait"
             problems = [text for wrong, text in (
                 ((self.replay_proportion > 0) != bool(self.replay_slots),
-                 f"replay_proportion={self.replay_proportion} and replay_slots={self.replay_slots!r} go together; give both or none"),
-                (self.ramp is not None and is_circular, f"ramp={self.ramp} is for buffer='ring'; buffer='circular' would ignore it"),
+                 f"replay_proportion={self.replay_proportion} and replay_slots={self.replay_slots!r} go together; give "
+                 "both or none"),
+                (self.ramp is not None and is_circular, f"ramp={self.ramp} is for buffer='ring'; buffer='circular' "
+                 "would ignore it"),
                 (waits and self.max_policy_lag is None, "on_policy_lag='wait' needs max_policy_lag, got None"),
                 (waits and is_circular,
-                 "on_policy_lag='wait' counts future uses, which buffer='circular' does not know; give on_policy_lag='drop'"),
+                 "on_policy_lag='wait' counts future uses, which buffer='circular' does not know; give "
+                 "on_policy_lag='drop'"),
             ) if wrong]
             if problems:
                 raise ConfigError("; ".join(problems))
 
-    def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event, *,  # noqa: PLR0913
-                 queue_size: int = 16, train_batch_size: int | None = None, queue_policy: str = "block",
-                 minibatch_buffer_size: int = 1, num_passes: int = 1, ramp: bool | None = None, buffer: str = "ring",
-                 replay_proportion: float = 0.0, replay_slots: int = 0, max_policy_lag: int | None = None,
-                 on_policy_lag: str = "drop") -> None:
+    def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
+                 options: SampleQueue.Options,
+                 train_batch_size: int | None = None) -> None:
         self._worker, self._journal, self._ledger, self._closing = worker, worker.journal, ledger, closing
-        self.queue: queue.Queue[Item] = runtime.make_queue(queue_size)
-        self._arrived, self._room = runtime.make_event(), runtime.make_event()
-        seed = worker.storage.generator.initial_seed()  # another for each place in the tree
-        self._batches = TrainBatches(train_batch_size, replay_proportion, replay_slots, seed)
-        self._queue_policy, self._num_passes, self._max_lag = queue_policy, num_passes, max_policy_lag
-        if ramp is None:
-            ramp = minibatch_buffer_size > 1
-        self._buffer: MinibatchBuffer | CircularBuffer
-        if buffer == "circular":
-            self._buffer = CircularBuffer(minibatch_buffer_size, num_passes, seed)
+        self._options = options
+        self.queue: queue.Queue[TrainBatch] = runtime.make_queue(options.queue_size)
+        self._arrived, self._freed = runtime.make_event(), runtime.make_event()
+        seed = worker.storage.generator.initial_seed()  # differs by place in the worker tree
+        self._builder = TrainBatchBuilder(train_batch_size, options.replay_proportion, options.replay_slots, seed)
+        size, ramp = options.minibatch_buffer_size, options.ramp
+        self._buffer: RingBuffer | CircularBuffer
+        if options.buffer == "circular":
+            self._buffer = CircularBuffer(size, options.num_passes, seed)
         else:
-            source = _OldestFirst(self.queue) if on_policy_lag == "wait" else self.queue
-            self._buffer = MinibatchBuffer(source, minibatch_buffer_size, 0.0, num_passes, 1 if ramp else num_passes)
-        self.dropped_items = self.passes_cancelled = 0
+            is_ramped = size > 1 if ramp is None else ramp
+            self._buffer = RingBuffer(self._fetch, size, options.num_passes, 1 if is_ramped else options.num_passes)
+        self.num_dropped = self.passes_cancelled = 0
         self._levels: list[int] = []
         self._updates_per_use = getattr(worker.algo, "num_epochs", 1) * getattr(worker.algo, "num_mini_batch", 1)
-        self._in_use_since: int | None = None  # version; None: the learner waits
-        rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + replay_proportion)
-        self._items_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0
+        self._in_use_since: int | None = None  # version at the last `take`; None: the learner waits
+        rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + options.replay_proportion)
+        self._batches_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0
 
-    # The collecting thread
+    # Called by the collector thread
+
+    @property
+    def delays_requests(self) -> bool:
+        """Whether a rollout is only requested once `may_request` allows it."""
+        return self._options.on_policy_lag == "wait"
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Queue the items that these rollouts complete; wait for room where the policy says so, unless it closes."""
+        """Queue the train batches that these rollouts complete; if `queue_policy` is "block", wait for room."""
+        # Booked before the learner can use them.
+        self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
         with self._journal.reading():
             version = self._worker.version
-        for item in self._batches.add(rollouts, version):
-            self._put(item)
+        for batch in self._builder.add(rollouts, version):
+            self._put(batch)
 
-    def _put(self, item: Item) -> None:
-        while self._queue_policy == "block" and self.queue.full() and not self._closing.is_set():
-            self._room.clear()
+    def _put(self, batch: TrainBatch) -> None:
+        while self._options.queue_policy == "block" and self.queue.full() and not self._closing.is_set():
+            self._freed.clear()
             if self.queue.full():
-                self._room.wait(POLL_INTERVAL_S)
-        if self._closing.is_set():  # it stays queued, and is given up with all that is
+                self._freed.wait(POLL_INTERVAL_S)
+        if self._closing.is_set():  # its steps stay queued in the ledger until everything queued is dropped
             return
         with self._journal.reading():
             if not self.queue.full():
-                self.queue.put_nowait(item)
-            elif self._queue_policy == "drop_oldest":
+                self.queue.put_nowait(batch)
+            elif self._options.queue_policy == "drop_oldest":
                 self._drop(self.queue.get_nowait())
-                self.queue.put_nowait(item)
+                self.queue.put_nowait(batch)
             else:
-                self._drop(item)
+                self._drop(batch)
         self._arrived.set()
 
-    def _drop(self, item: Item) -> None:
-        self.dropped_items += 1
-        self._ledger.drop(item.num_new_steps, "queued", DropReason.QUEUE_FULL)
+    def _drop(self, batch: TrainBatch) -> None:
+        self.num_dropped += 1
+        self._ledger.drop(batch.num_new_steps, "queued", DropReason.QUEUE_FULL)
 
     def clear(self) -> None:
-        """Give up everything, used or not; its steps stay queued in the ledger. For a learner that takes nothing meanwhile."""
+        """Discard everything, while the learner takes nothing; the steps stay queued in the ledger."""
         with self._journal.lock:
             while not self.queue.empty():
                 self.queue.get_nowait()
-                self.dropped_items += 1
+                self.num_dropped += 1
             self.passes_cancelled += self._buffer.uses_left
             self._buffer.clear()
-            self._batches.clear()
+            self._builder.clear()
             self._in_use_since = None
-        self._room.set()
+        self._freed.set()
 
-    def may_ask(self, num_asked: int) -> bool:
-        """Whether a rollout asked for now would not be too old at its first use, behind `num_asked` that were asked for.
+    def poll(self) -> None:
+        """Do nothing."""
 
-        It counts the updates still owed to whatever is ahead of it.
+    def begin_drain(self) -> None:
+        """Discard everything, which makes room."""
+        self.clear()
+
+    def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
+        """Do nothing: the steps of rollouts that arrive during a drain stay in flight in the ledger."""
+
+    def end_drain(self, deadline: float) -> None:
+        """Discard everything."""
+        self.clear()
+
+    def may_request(self, num_in_flight: int) -> bool:
+        """Return whether a rollout requested now would be within `max_policy_lag` at its first use.
+
+        Counts the updates that the learner will make before: with all train batches ahead of the rollout, those of the
+        `num_in_flight` rollouts that were requested earlier included.
         """
-        if self._max_lag is None:
+        if self._options.max_policy_lag is None:
             return True
         with self._journal.lock:
-            # Its own item is not ahead of it.
-            items = math.floor(self._batches.share_open + num_asked * self._items_per_rollout + 1e-9) + self.queue.qsize()
-            owed = (items * self._num_passes + self._buffer.uses_left) * self._updates_per_use
+            # The rollout's own train batch is not ahead of it.
+            coming = self._builder.pending_share + num_in_flight * self._batches_per_rollout
+            ahead = math.floor(coming + 1e-9) + self.queue.qsize()
+            updates = (ahead * self._options.num_passes + self._buffer.uses_left) * self._updates_per_use
             if self._in_use_since is not None:
-                owed += max(0, self._updates_per_use - (self._worker.version - self._in_use_since))
-        return owed <= self._max_lag
+                updates += max(0, self._updates_per_use - (self._worker.version - self._in_use_since))
+        return updates <= self._options.max_policy_lag
 
-    # The learning thread
+    # Called by the learner's thread
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is anything to take."""
-        return self._buffer.is_ready or not self.queue.empty()
+        """Whether `take` would return at once."""
+        return self._buffer.uses_left > 0 or not self.queue.empty()
 
-    def take(self, timeout_s: float) -> Item:
-        """The item to use next; raises `queue.Empty` if there is none within `timeout_s`, or it closes."""
+    def take(self, timeout_s: float) -> TrainBatch:
+        """Return the train batch to use next.
+
+        Raises:
+            queue.Empty: There was none within `timeout_s`, or collection is closing.
+        """
         self._arrived.clear()
         if not self.is_ready:
             self._in_use_since = None
@@ -212,53 +352,74 @@ class Feed:
             if not self.is_ready:
                 raise queue.Empty
         with self._journal.writing():
-            if self._closing.is_set():  # turns are not noted any more
+            if self._closing.is_set():  # the journal notes no more turns
                 raise queue.Empty
-            item = self._next()
+            batch = self._next()
             self._in_use_since = self._worker.version
-        self._room.set()
-        return item
+        self._freed.set()
+        return batch
 
-    def _next(self) -> Item:
+    def _next(self) -> TrainBatch:
         while True:
             if isinstance(self._buffer, CircularBuffer):
                 self._move_to(self._buffer)
-            item, _ = self._buffer.get()
+            batch, _ = self._buffer.get()
             self._levels.append(self.queue.qsize())
-            if self._max_lag is None or self._admit(item, self._worker.version - self._max_lag):
-                return item
+            max_lag = self._options.max_policy_lag
+            if max_lag is None or self._admit(batch, self._worker.version - max_lag):
+                return batch
+
+    def _fetch(self) -> TrainBatch | None:
+        """Return the next train batch of the queue; None if the queue is empty.
+
+        With `on_policy_lag="wait"`, return the one of the oldest version; among several, the one that arrived first.
+        """
+        if self.queue.empty():
+            return None
+        if self._options.on_policy_lag != "wait":
+            return self.queue.get_nowait()
+        batches = [self.queue.get_nowait() for _ in range(self.queue.qsize())]
+        oldest = min(batches, key=lambda batch: batch.version)
+        for batch in batches:
+            if batch is not oldest:
+                self.queue.put_nowait(batch)
+        return oldest
 
     def _move_to(self, buffer: CircularBuffer) -> None:
-        """Everything that is queued; what has to go for it was used, or not."""
+        """Move all train batches of the queue to the buffer, which removes the oldest ones."""
         while not self.queue.empty():
-            replaced = buffer.add(self.queue.get_nowait())
-            if replaced is not None and replaced[0].uses:
-                self.passes_cancelled += replaced[1]
-            elif replaced is not None:
-                self._drop(replaced[0])
+            removed = buffer.add(self.queue.get_nowait())
+            if removed is not None and removed[0].uses:
+                self.passes_cancelled += removed[1]
+            elif removed is not None:
+                self._drop(removed[0])
 
-    def _admit(self, item: Item, oldest_version: int) -> bool:
-        """Whether an item may be used now: at its first use without what is too old, later as a whole or not at all."""
-        if item.uses > 1:
-            if item.version >= oldest_version:
+    def _admit(self, batch: TrainBatch, oldest_version: int) -> bool:
+        """Return whether a train batch may be used; before its first use, remove rollouts that are too old."""
+        if batch.uses > 1:
+            if batch.version >= oldest_version:
                 return True
-            self.passes_cancelled += 1 + self._buffer.discard(item)
+            self.passes_cancelled += 1 + self._buffer.discard(batch)
             return False
-        kept = [part for part in item.parts if part.rollout.weights_version >= oldest_version]
-        new_steps = item.num_new_steps
-        item.parts = kept
-        self._ledger.drop(new_steps - item.num_new_steps, "queued", DropReason.POLICY_LAG)
-        if not kept:
-            self._buffer.discard(item)
-            self.dropped_items += 1
-        return bool(kept)
+        new_steps = batch.num_new_steps
+        batch.rollouts = [queued for queued in batch.rollouts if queued.rollout.weights_version >= oldest_version]
+        self._ledger.drop(new_steps - batch.num_new_steps, "queued", DropReason.POLICY_LAG)
+        if not batch.rollouts:
+            self._buffer.discard(batch)
+            self.num_dropped += 1
+        return bool(batch.rollouts)
 
-    def discard(self, item: Item) -> None:
-        """Give up the later uses of an item."""
+    def discard(self, batch: TrainBatch) -> None:
+        """Cancel the later uses of a train batch."""
         with self._journal.lock:
-            self.passes_cancelled += self._buffer.discard(item)
+            self.passes_cancelled += self._buffer.discard(batch)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Items in the queue after each `take` since the last call."""
+        """Return the number of queued train batches at each `take` since the last call."""
         levels, self._levels = tuple(self._levels), []
         return levels
+
+    def counters(self) -> dict[str, int]:
+        """Return totals and current numbers of train batches, by the name of the metric."""
+        return {"queued_items": self.queue.qsize(), "draws_in_flight": 0, "dropped_items": self.num_dropped,
+                "passes_cancelled": self.passes_cancelled}

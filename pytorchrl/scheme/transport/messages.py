@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pytorchrl.agent.data import Episode
+from pytorchrl.agent.data import Episode, weights_of_gradients
 from pytorchrl.agent.moments import Moments as Moments
 from pytorchrl.runtime import WorkersPart
 from pytorchrl.scheme.ledger import LedgerSnapshot
@@ -156,15 +156,21 @@ class Gradients:
     queue_levels: tuple[int, ...] = ()
     """Items in the queue (with shards: waiting batches) after each one taken since the last message."""
     samples: dict[str, int] = field(default_factory=dict)
-    """With several policies: policy -> valid samples behind its vector, in the order of `vectors`; its weight in a
-    mean."""
+    """Policy -> valid samples behind its vectors, in the order of `vectors`; their weight in a mean. The policy of an
+    agent with only one is called `""`; if not given, its samples are `num_samples`."""
+
     checksum: int | None = None
     """Checksum of the worker's parameters after an update that it applied itself, if it was requested."""
+
+    def __post_init__(self) -> None:
+        """Fill in the samples of an agent with one policy."""
+        if not self.samples:
+            object.__setattr__(self, "samples", {"": self.num_samples})
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to learn from: no sample, or none of a policy that learns."""
-        has_samples = any(self.samples.values()) if self.samples else self.num_samples > 0
+        has_samples = any(self.samples.values())
         return not has_samples or (self.vectors is not None and all(vector is None for vector in self.vectors))
 
     def weight_of(self, statistic: str) -> int:
@@ -173,4 +179,4 @@ class Gradients:
 
     def weights(self, num_vectors: int) -> list[int]:
         """Return the samples behind each vector."""
-        return list(self.samples.values()) or [self.num_samples] * num_vectors
+        return weights_of_gradients(self.samples, num_vectors)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, DeadlockError, ReplayError
-from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.transport.messages import Gradients, Moments
-from pytorchrl.scheme.transport.requests import ENDS_OF_POLLS
+from pytorchrl.scheme.transport.requests import ENDS_OF_POLLS, POLL_INTERVAL_S
 from pytorchrl.scheme.updates.averaging import mean_gradients, mean_info
 from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import PendingMoments, book, discard_empty

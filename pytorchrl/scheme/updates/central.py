@@ -26,7 +26,7 @@ class CentralUpdates:
 
     def step(self) -> None:
         """Make one update, not counting batches without any sample to learn from; a drain ends the wait without one."""
-        while not self._step() and not self._local.collector.is_held:
+        while not self._step() and not self._local.is_draining:
             pass
 
     def _step(self) -> bool:
@@ -49,7 +49,7 @@ class CentralUpdates:
 
     def prepare_drain(self) -> None:
         """See `UpdateStrategy`."""
-        self._local.hold(self._num_drains + 1)
+        self._local.announce_drain(self._num_drains + 1)
 
     def drain(self, timeout_s: float) -> None:
         """See `UpdateStrategy`."""
@@ -71,7 +71,7 @@ class CentralUpdates:
 
     def reseed(self, seed: int) -> None:
         """See `UpdateStrategy`."""
-        self._local.begin_anew(seed)
+        self._local.reseed(seed)
 
     def send_requests(self) -> None:
         """Do nothing: between two steps the local worker has no requests."""

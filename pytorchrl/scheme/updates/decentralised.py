@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 from pytorchrl.errors import NoWorkersLeft, RankLostError, RanksDifferError, WorkerLostError
 from pytorchrl.runtime import Future
-from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.gradients.rank import Candidate, Meeting
+from pytorchrl.scheme.gradients.process_group import Candidate, Meeting
 from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.transport.messages import Gradients, Parameters, WholeState
+from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.scheme.updates.averaging import mean_info
 from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import WorkerState, book, discard_empty

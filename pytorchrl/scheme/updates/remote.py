@@ -8,7 +8,6 @@ from typing import Any, Concatenate, TypeVar
 
 from pytorchrl.errors import WorkerLostError
 from pytorchrl.runtime import Handle, Journal, Runtime
-from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.ledger import DropReason
 from pytorchrl.scheme.recording.record import checksum_of
@@ -16,7 +15,7 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression
 from pytorchrl.scheme.transport.messages import Gradients, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
-from pytorchrl.scheme.transport.requests import Requests
+from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 from pytorchrl.scheme.transport.weight_sync import WeightSync
 from pytorchrl.scheme.updates.statistics import Statistics
 from pytorchrl.scheme.updates.strategy import WorkerState, discard_empty
@@ -144,7 +143,7 @@ class RemoteUpdates:
         try:
             for index, handle in enumerate(self._workers):
                 if index not in self.supervisor.gone:
-                    handle.signal(GWorker.hold, self._num_drains)
+                    handle.signal(GWorker.announce_drain, self._num_drains)
                     # The level below gets most of the time, so that the worker itself can still answer.
                     self.in_flight.add(index, handle.submit(GWorker.drain, self._num_drains, 0.8 * timeout_s))
             while len(self.in_flight) and self._runtime.now() < deadline:
@@ -181,7 +180,7 @@ class RemoteUpdates:
 
     def reseed(self, seed: int) -> None:
         """See `UpdateStrategy`."""
-        self._call_all(GWorker.begin_anew, dict.fromkeys(range(len(self._workers)), (seed,)))
+        self._call_all(GWorker.reseed, dict.fromkeys(range(len(self._workers)), (seed,)))
 
     def _call_all(self, method: Callable[Concatenate[GWorker, ...], R],
                   arguments: Mapping[int, tuple[object, ...]]) -> list[R | None]:

@@ -41,7 +41,7 @@ class UpdateStrategy(Protocol):
         """Restore a saved state, before the first step."""
 
     def reseed(self, seed: int) -> None:
-        """Reseed the tree after a drain; see `GWorker.begin_anew`."""
+        """Reseed the tree after a drain; see `GWorker.reseed`."""
 
     def forget_weights(self) -> None:
         """Send all weights again, because a parameter was changed between two updates."""

@@ -14,7 +14,6 @@ from pytorchrl.errors import ConfigError, ReplayError, StoppedError, WorkerLostE
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.base.worker import ASYNC, PARALLEL, Communication, Execution, Worker
-from pytorchrl.scheme.collection.strategies import POLL_INTERVAL_S
 from pytorchrl.scheme.gradients.g_worker import GWorker
 from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
 from pytorchrl.scheme.ledger import LedgerSnapshot
@@ -22,6 +21,7 @@ from pytorchrl.scheme.recording.record import DRIVER, Record, RecordWriter, chec
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Wanted
 from pytorchrl.scheme.transport.messages import Weights, WholeState
+from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 from pytorchrl.scheme.updates.central import CentralUpdates
 from pytorchrl.scheme.updates.decentralised import DecentralisedUpdates

@@ -403,7 +403,7 @@ def test_a_lost_worker_leaves_no_hole(check_ledger):
     scheme.stop()
 
 
-@pytest.mark.parametrize("moment", ["state", "begin_anew"])
+@pytest.mark.parametrize("moment", ["state", "reseed"])
 def test_a_worker_that_is_lost_while_a_checkpoint_is_made(check_ledger, monkeypatch, moment):
     """Asked for its state it is in none; after that it is in all of it, though it is lost to the run that goes on."""
     agent = synthetic_agent(size=4)

@@ -11,7 +11,8 @@ import torch
 from pytorchrl import ASYNC, VecEnv
 from pytorchrl.envs.testing import CountingEnv, FaultyEnv, RaisingEnv
 from pytorchrl.errors import EnvError, NonFiniteDataError
-from pytorchrl.scheme.gradients.worker_stats import Report
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats
+from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Rollout
 
 SCHEMES = {
@@ -82,12 +83,12 @@ def test_the_same_seed_repeats_a_run_with_faults(make_scheme):
 
 
 def test_restarts_of_a_rollout_that_is_dropped_are_in_the_next_total():
-    report = Report(time.monotonic)
+    stats = WorkerStats(time.monotonic)
     for worker, incarnation, total in ((1, 0, 2), (1, 0, 5), (2, 0, 1), (1, 1, 1)):
-        report.add_rollout(Rollout(data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=worker,
+        stats.add_rollout(Rollout(data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=worker,
                                    sequence=1, incarnation=incarnation, envs_restarted=total), 0, 0)
-        report = Report(time.monotonic, report)
-    assert report.counters["envs_restarted"] == 7
+        fields = stats.take([], 0.0, Traffic())
+    assert fields["counters"]["envs_restarted"] == 7
 
 
 def test_numbers_that_are_not_finite_are_never_restarted(make_scheme):

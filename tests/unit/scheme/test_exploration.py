@@ -45,18 +45,18 @@ class Watch:
             self.watch_chains()
         self.schedule.after_event = self.look
         for worker in self.grad_workers():
-            if isinstance(worker.collector._gather, OnArrival):
+            if isinstance(worker.collector.strategy, OnArrival):
                 self.watch_requests(worker)
 
     def watch_requests(self, worker):
-        gather, interval = worker.collector._gather, self.settings["broadcast_interval"]
-        right = gather._request
+        strategy, interval = worker.collector.strategy, self.settings["broadcast_interval"]
+        right = strategy._request
 
         def request(index):
-            lag = worker.actor_version - gather._versions[index]
+            lag = worker.actor_version - worker.collector.weight_versions()[index]
             self.note(lag < interval or self.settings["max_weight_sync_delay"], "a collector was asked with weights", lag, "updates old, interval", interval)
             right(index)
-        gather._request = request
+        strategy._request = request
 
     def look(self):
         """Called after every event, by whoever runs; the first thing that does not hold is kept for the driver."""

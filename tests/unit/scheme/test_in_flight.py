@@ -12,6 +12,7 @@ import pytest
 
 from pytorchrl import ASYNC, Scheme
 from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.scheme.gradients.replay_source import ReplayDestination
 
 SEEDS = range(12)
 
@@ -141,21 +142,21 @@ def test_asynchronous_replay(make, dice, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_weights_of_collectors_that_fill_replay(make, dice, seed):
+def test_weights_of_collectors_that_fill_replay(make, dice, seed, monkeypatch):
     """With updates between any two rollouts, each worker makes so many steps with the same weights and not one more."""
     rng = dice(seed)
     workers, in_flight, rollout, delay = rng.choice((1, 2, 3)), rng.choice((1, 2, 3)), rng.choice((4, 6)), rng.choice((4, 10, 30))
     scheme = make(synthetic_agent(rollout, capacity=200), seed, {"grad": 0.1, "step": 0.1}, num_col_workers=workers,
                   col_communication=ASYNC, grad_communication=ASYNC, col_in_flight=in_flight, num_replay_workers=2,
                   train_batch_size=8, max_weight_sync_delay=delay)
-    collector = Look(scheme, not_resident).root.local_worker.collector
-    versions, deliver = {}, collector._deliver
+    Look(scheme, not_resident)
+    versions, put = {}, ReplayDestination.put
 
-    def watch(rollouts):
+    def watch(destination, rollouts):
         for found in rollouts:
             versions.setdefault(found.worker, []).append(found.weights_version)
-        deliver(rollouts)
-    collector._deliver = watch
+        put(destination, rollouts)
+    monkeypatch.setattr(ReplayDestination, "put", watch)
     while min(map(len, versions.values()), default=0) < 40:
         scheme.step()
     most = math.ceil(delay / rollout) + (in_flight - 1 if workers > 1 else 0)

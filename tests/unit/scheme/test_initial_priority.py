@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import time
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ from pytorchrl.agent.synthetic import SyntheticAlgorithm, synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.gradients.worker_stats import decode
 from pytorchrl.scheme.replay.r_worker import RWorker
+from pytorchrl.scheme.transport.receive import receive
 
 ALPHA, EPSILON, GAMMA, N_STEP = 0.7, 0.01, 0.9, 3
 
@@ -49,7 +49,7 @@ def added(monkeypatch):
     @functools.wraps(add)
     def watched_add(worker, rollout, version):
         state = add(worker, rollout, version)
-        rollout = dataclasses.replace(rollout, data=decode(rollout))
+        rollout = receive(rollout, time.monotonic)[0]
         num_steps, num_envs = np.asarray(rollout.data.reward).shape
         ring = worker._storage.ring
         rows = (ring.total - num_steps * num_envs + np.arange(num_steps * num_envs)) % ring.capacity

@@ -12,6 +12,7 @@ import pytest
 from pytorchrl import ASYNC, PPO
 from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
 from pytorchrl.errors import LearnerStarvedError
+from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 
 FAST = {"start": 0, "message": 0, "step": 0.001, "grad": 0, "update": 0}
 SLOW_LEARNER = FAST | {"grad": 1.0}
@@ -91,7 +92,7 @@ def test_a_full_queue_holds_collectors_back(learner, train):
 
 def test_a_starved_learner_raises(learner):
     scheme = learner(size=5, costs=FAST | {"step": 1.0}, queue_timeout_s=1.0)
-    with pytest.raises(LearnerStarvedError, match=r"^no item for 1.0 s: 2 of 2 collectors alive, 4 requests in flight; raise"):
+    with pytest.raises(LearnerStarvedError, match=r"^no train batch for 1.0 s: 2 of 2 collection workers alive, 4 requests in flight; raise"):
         scheme.step()
     assert scheme.runtime.now() < 2.0
     assert issubclass(LearnerStarvedError, TimeoutError)
@@ -102,8 +103,8 @@ def test_a_starved_learner_goes_on_waiting(learner, caplog, on_starved, warnings
     scheme = learner(size=5, costs=FAST | {"step": 1.0}, queue_timeout_s=1.0, on_starved=on_starved)
     scheme.step()
     assert scheme.runtime.now() >= 5.0
-    assert [record.getMessage() for record in caplog.records if "no item for" in record.getMessage()] == warnings * [
-        "GWorker 0 goes on waiting: no item for 1.0 s: 2 of 2 collectors alive, 4 requests in flight"]
+    assert [record.getMessage() for record in caplog.records if "no train batch for" in record.getMessage()] == warnings * [
+        "GWorker 0 goes on waiting: no train batch for 1.0 s: 2 of 2 collection workers alive, 4 requests in flight"]
 
 
 # Several uses
@@ -239,28 +240,28 @@ def test_a_straggler_is_dropped_all_the_same(learner, train):
 def test_waiting_asks_everyone_once_before_anyone_twice(learner, train):
     scheme = learner(num_col_workers=4, train_batch_size=400, max_policy_lag=3, on_policy_lag="wait", costs=FAST)
     scheme.start()
-    gather, asked = scheme.update_worker.local_worker.collector._gather, []
+    gather, asked = scheme.update_worker.local_worker.collector.strategy, []
     right = gather._request
     gather._request = lambda index: (asked.append(index), right(index))
     train(scheme, 3)
     assert asked[:8] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
-def test_the_queue_serves_the_oldest_version_first(learner, train):
+def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
     """With items of one rollout, a slow worker's come before those that were queued earlier with newer weights."""
     settings = {"num_col_workers": 3, "costs": FAST | {"step@*/CWorker 1": 0.003, "grad": 0.06}, "max_policy_lag": 8}
     scheme = learner(on_policy_lag="wait", **settings)
     scheme.start()
-    feed, taken = scheme.update_worker.local_worker.collector.feed, []
-    right = feed._buffer._queue.get
+    right, taken = SampleQueue.take, []
 
-    def get(block=True, timeout=None):
-        waiting = [item.version for item in feed.queue.queue]
-        item = right(block, timeout)
-        assert item.version == min(waiting)
-        taken.append(item.version != waiting[0])
-        return item
-    feed._buffer._queue.get = get
+    def take(samples, timeout_s):
+        waiting = [batch.version for batch in samples.queue.queue]
+        batch = right(samples, timeout_s)
+        if waiting:  # else the collector thread may have added some since
+            assert batch.version == min(waiting)
+            taken.append(batch.version != waiting[0])
+        return batch
+    monkeypatch.setattr(SampleQueue, "take", take)
     train(scheme, 80)
     assert any(taken)
 

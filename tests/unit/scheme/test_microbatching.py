@@ -276,11 +276,11 @@ def test_microbatches_are_forgotten_where_nothing_needs_them(train, watch):
 def test_nothing_of_a_microbatch_is_held_while_the_next_is_collected(make_scheme, monkeypatch):
     worker = (scheme := make_scheme(algo=ALGORITHMS["a2c"], train_batch_size=100, microbatch_size=16)).start().local_worker
     held = []
-    monkeypatch.setattr(worker.collector, "get", lambda right=worker.collector.get: (
-        held.append((worker.storage.counters["resident"], worker._batch, worker._item)), right())[1])
+    monkeypatch.setattr(worker.collector.rounds, "collect", lambda right=worker.collector.rounds.collect: (
+        held.append((worker.storage.counters["resident"], worker._batch, worker.batch_source.size)), right())[1])
     scheme.step()
     assert len(held) > 5
-    assert set(held) == {(0, None, None)}
+    assert set(held) == {(0, None, 0)}
 
 
 @pytest.mark.parametrize(("options", "norm_over", "is_kept"), [

@@ -41,8 +41,9 @@ def test_normalisers_learn_every_rollout_once_even_if_target_kl_cuts_each_short(
 def test_ledger_check_finds_a_rollout_booked_twice(make_scheme, monkeypatch):
     scheme = make_scheme(num_col_workers=2)
     collector = scheme.start().local_worker.collector
-    deliver = collector._deliver
-    monkeypatch.setattr(collector, "_deliver", lambda rollouts: (deliver(rollouts), collector._ledger.collect(7)))
+    collect = collector.rounds.collect
+    monkeypatch.setattr(collector.rounds, "collect", lambda: (collect(),
+                                                              scheme.update_worker.local_worker.ledger.collect(7))[0])
     for _ in range(6):
         scheme.step()
     scheme.stop()
@@ -144,7 +145,7 @@ def test_only_the_worker_that_delivered_is_given_new_weights(make_scheme, one_ba
     scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, algo=one_batch, col_in_flight=1, queue_size=1)
     for _ in range(12):
         scheme.step()
-    pushes = scheme.update_worker.local_worker.collector.weight_pushes
+    pushes = scheme.update_worker.local_worker.collector.counters()["weight_pushes"]
     scheme.stop()
     assert len([index for index in received if index > 0]) in (pushes, pushes - 1, pushes - 2, pushes + 1, pushes + 2)
 

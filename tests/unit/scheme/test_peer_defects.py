@@ -156,7 +156,7 @@ def test_torchrl_0_14_1_only_logs_what_ends_its_collector_thread(make_scheme):
 
     def fail(*args):
         raise ZeroDivisionError("in the thread")
-    scheme.update_worker.local_worker.collector._gather.step = fail
+    scheme.update_worker.local_worker.collector.strategy.step = fail
     error = raises_within(5, ZeroDivisionError, scheme, "in the thread")
     assert any(frame.name == "fail" for frame in traceback.extract_tb(error.__traceback__))
 

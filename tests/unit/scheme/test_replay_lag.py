@@ -12,7 +12,7 @@ from pytorchrl import ASYNC, DQN, R2D2, SYNC, MultiAgentVecEnv, PERBuffer, QActo
 from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import ComingAndGoing, CountingEnv
-from pytorchrl.scheme.gradients.worker_stats import Report
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.replay.r_worker import RWorker
 from pytorchrl.scheme.replay.rollouts import RolloutBatch
 from pytorchrl.scheme.replay.shards import Shards
@@ -72,7 +72,7 @@ def numbers(batch):
 @pytest.mark.parametrize("kind", AGENTS)
 def test_lag_is_that_of_the_rollouts_behind_each_draw(monkeypatch, kind):
     made, batches, draws = [], [], []
-    add, get, add_draw = RWorker._add, Shards.get, Report.add_draw
+    add, get, add_draw = RWorker._add, Shards.get, WorkerStats.add_draw
 
     def add_numbered(self, rollout, version):
         made.append((rollout.weights_version, version))
@@ -82,12 +82,12 @@ def test_lag_is_that_of_the_rollouts_behind_each_draw(monkeypatch, kind):
         batches.append(get(self, *args))
         return batches[-1]
 
-    def draw_noted(self, shards, version):
+    def draw_noted(self, headers, versions, version):
         draws.append((numbers(batches[-1]), version))
-        assert shards.versions.tolist() == [list(made[number]) for number in draws[-1][0]]
-        add_draw(self, shards, version)
+        assert versions.tolist() == [list(made[number]) for number in draws[-1][0]]
+        add_draw(self, headers, versions, version)
 
-    for cls, name, method in ((RWorker, "_add", add_numbered), (Shards, "get", get_noted), (Report, "add_draw", draw_noted)):
+    for cls, name, method in ((RWorker, "_add", add_numbered), (Shards, "get", get_noted), (WorkerStats, "add_draw", draw_noted)):
         monkeypatch.setattr(cls, name, method)
     agent, settings = AGENTS[kind]()
     scheme = Scheme(*agent, **SETTINGS, **settings)

@@ -15,7 +15,7 @@ from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.codecs import register_codec
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.transport.encoder import Compression
-from pytorchrl.scheme.gradients.worker_stats import Report
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.transport.messages import Rollout, Weights
 from pytorchrl.scheme.transport.weight_sync import WeightSync
 
@@ -100,7 +100,7 @@ def test_a_replaced_gradient_worker_starts_with_nothing_kept(make_scheme):
     kept = {}
     settings = {**GRADS, "runtime": "simulated", "compress_grads_to_send": "topk", "faults": "kill grad.2 @ grad 3"}
     scheme = make_scheme(**settings, algo=A2C.create_factory())
-    pack = Report.pack
+    pack = WorkerStats.pack
 
     def spy(self, vectors, encoder):
         before = {place: array.copy() for place, array in encoder.kept.items()}
@@ -108,7 +108,7 @@ def test_a_replaced_gradient_worker_starts_with_nothing_kept(make_scheme):
         kept.setdefault(encoder, []).append(bool(before))
         return packed
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Report, "pack", spy)
+        patch.setattr(WorkerStats, "pack", spy)
         _, metrics = after(scheme, 8)
     assert metrics["workers_restarted"] == 1
     assert len(kept) == 3

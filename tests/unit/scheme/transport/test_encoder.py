@@ -11,7 +11,7 @@ import torch
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.transport.codecs import Packed, decode_array, get_codec
 from pytorchrl.scheme.transport.encoder import Compression, Encoder, Sent, Traffic, metrics_of
-from pytorchrl.scheme.gradients.worker_stats import Report
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 
 LOSSY = ("fp16", "bf16", "int8", "topk")
 GRADS = {"num_grad_workers": 2, "hidden": (64, 64)}
@@ -81,24 +81,24 @@ def test_a_gradient_that_is_not_finite_changes_nothing_that_is_kept(name, bad):
 
 
 def test_each_vector_keeps_its_own_and_missing_ones_are_passed():
-    report, encoder = Report(time.monotonic), encoder_of("topk")
+    stats, encoder = WorkerStats(time.monotonic), encoder_of("topk")
     first, second = (torch.from_numpy(gradient) for gradient in gradients(2))
-    report.pack([first, None, second], encoder)
+    stats.pack([first, None, second], encoder)
     assert sorted(encoder.kept) == [0, 2]
     kept = {place: array.copy() for place, array in encoder.kept.items()}
     assert not np.array_equal(kept[0], kept[2])
-    packed = report.pack([None, first, None], encoder)
+    packed = stats.pack([None, first, None], encoder)
     assert [type(vector) for vector in packed] == [type(None), Packed, type(None)]
     assert all(np.array_equal(encoder.kept[place], array) for place, array in kept.items())
-    assert report.counters["bytes_raw"] == report.traffic["grads"].raw == 3 * 4 * 2000
-    assert report.counters["bytes_sent"] == report.traffic["grads"].sent == 3 * 8 * 200
+    assert stats.counters["bytes_raw"] == stats.traffic["grads"].raw == 3 * 4 * 2000
+    assert stats.counters["bytes_sent"] == stats.traffic["grads"].sent == 3 * 8 * 200
 
 
 def test_what_is_sent_as_it_is_belongs_to_the_message():
     """The algorithm goes on using its gradient's memory."""
     gradient = torch.ones(300)
     for name in (False, "topk", "lz4"):
-        (vector,) = Report(time.monotonic).pack([gradient], encoder_of(name))
+        (vector,) = WorkerStats(time.monotonic).pack([gradient], encoder_of(name))
         before = decode_array(vector).copy()
         gradient += 1
         assert np.array_equal(decode_array(vector), before)

@@ -13,7 +13,7 @@ from pytorchrl import errors
 from pytorchrl.agent.data import Episode
 from pytorchrl.scheme import ASYNC, CENTRAL, Communication, Evaluation, Execution, LedgerError, LedgerSnapshot
 from pytorchrl.scheme.transport.encoder import Sent
-from pytorchrl.scheme.gradients.rank import Candidate, Meeting
+from pytorchrl.scheme.gradients.process_group import Candidate, Meeting
 from pytorchrl.scheme.transport.messages import Gradients, Rollout, Weights, WholeState
 
 _MESSAGES = [

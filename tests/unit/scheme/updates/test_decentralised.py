@@ -13,9 +13,8 @@ from pytorchrl import DQN, PPO, SAC, GAEBuffer, OffPolicyActor, OnPolicyActor, P
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import NoWorkersLeft, RankLostError, RanksDifferError, WorkerLostError
 from pytorchrl.runtime import ThreadRuntime
-from pytorchrl.scheme.gradients.all_reduce import GradientGroup
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.gradients.rank import Meeting, Rank, propose_address
+from pytorchrl.scheme.gradients.process_group import GradientGroup, Meeting, ProcessGroup, propose_address
 from pytorchrl.scheme.updates.decentralised import DecentralisedUpdates
 
 REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
@@ -171,7 +170,7 @@ def test_one_that_dies_while_it_collects_costs_the_others_nothing(make, check_le
 
 def break_off_once(monkeypatch, worker_index, number):
     """Let a rank believe that its connections broke right after a mean that all ranks have completed."""
-    right, calls = Rank.mean, []
+    right, calls = ProcessGroup.mean, []
 
     def mean(self, *args, **kwargs):
         result = right(self, *args, **kwargs)
@@ -180,11 +179,11 @@ def break_off_once(monkeypatch, worker_index, number):
             if len(calls) == number:
                 raise RankLostError("planted")
         return result
-    monkeypatch.setattr(Rank, "mean", mean)
+    monkeypatch.setattr(ProcessGroup, "mean", mean)
     join = GWorker.join_group
 
     def join_group(self, *args, **kwargs):
-        self._rank.watched = self.index_worker == worker_index
+        self._group.watched = self.index_worker == worker_index
         join(self, *args, **kwargs)
     monkeypatch.setattr(GWorker, "join_group", join_group)
 
@@ -211,7 +210,7 @@ def test_what_one_rank_has_applied_holds_for_all(make, check_ledger, monkeypatch
 
 def test_what_no_rank_has_applied_is_given_up(make, check_ledger, monkeypatch):
     """All broke off: the sixth update is made anew, from other data."""
-    right, failed = Rank.mean, set()
+    right, failed = ProcessGroup.mean, set()
 
     def mean(self, *args, **kwargs):
         result = right(self, *args, **kwargs)
@@ -220,7 +219,7 @@ def test_what_no_rank_has_applied_is_given_up(make, check_ledger, monkeypatch):
             failed.add(id(self))
             raise RankLostError("planted")
         return result
-    monkeypatch.setattr(Rank, "mean", mean)
+    monkeypatch.setattr(ProcessGroup, "mean", mean)
     scheme = make(num_grad_workers=3)
     train(scheme, 6, check_ledger)
     assert scheme.version == 6
@@ -235,7 +234,7 @@ def test_ranks_that_break_off_again_and_again_end_the_run(make, monkeypatch):
 
     def mean(self, *args, **kwargs):
         raise RankLostError("the network is down")
-    monkeypatch.setattr(Rank, "mean", mean)
+    monkeypatch.setattr(ProcessGroup, "mean", mean)
     with pytest.raises(WorkerLostError, match=r"broke up 3 times in a row, although none was lost.*network is down"):
         scheme.step()
 
@@ -327,7 +326,7 @@ def test_what_is_not_acted_with_is_compared_too(make, monkeypatch):
 def in_threads(size, body):
     """What `body(rank, place)` gives in each of `size` threads whose ranks have met; errors are given as values."""
     runtime, found = ThreadRuntime(), queue.Queue()
-    ranks = [Rank() for _ in range(size)]
+    ranks = [ProcessGroup() for _ in range(size)]
     address, port = propose_address()
 
     def run(place):
@@ -356,7 +355,7 @@ def test_all_are_let_go_when_one_leaves():
     def body(rank, place):
         if place == 3:
             rank.leave(1)
-        return rank.mean([torch.ones(4)], [1], [4], tells=False)
+        return rank.mean([torch.ones(4)], [1], [4], shares=False)
     assert all(isinstance(value, RankLostError) for value in in_threads(4, body))
 
 
@@ -365,10 +364,10 @@ def test_a_signal_ends_a_wait():
     def body(rank, place):
         if place == 0:
             threading.Timer(0.2, rank.leave, [1]).start()
-            return rank.mean([torch.ones(4)], [1], [4], tells=False)
+            return rank.mean([torch.ones(4)], [1], [4], shares=False)
         left.wait(60)
-        rank.mean([torch.ones(4)], [1], [4], tells=False)
-        return rank.mean([torch.ones(4)], [1], [4], tells=False)
+        rank.mean([torch.ones(4)], [1], [4], shares=False)
+        return rank.mean([torch.ones(4)], [1], [4], shares=False)
     left = threading.Event()
     threading.Timer(1.0, left.set).start()
     assert all(isinstance(value, RankLostError) for value in in_threads(2, body))
@@ -395,7 +394,7 @@ class Alone:
 def test_signals_are_for_one_generation(monkeypatch):
     groups = []
     monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: groups.append(Alone()) or groups[-1])
-    rank = Rank()
+    rank = ProcessGroup()
     rank.join(ThreadRuntime(), Meeting(2, "", 0, 1, 1.0), 0)
     rank.leave(1)  # late
     assert not groups[0].closed
@@ -427,14 +426,14 @@ def test_parameters_changed_here_stay_when_weights_are_pulled_from_a_rank(make):
 
 def test_moments_are_told_once_also_if_the_exchange_breaks_off(monkeypatch):
     monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: Alone())
-    rank = Rank()
+    rank = ProcessGroup()
     rank.join(ThreadRuntime(), Meeting(1, "", 0, 1, 1.0), 0)
-    rank.hold([{"x": (1, 2.0, 3.0)}])
-    rank.mean([torch.ones(1)], [1], [1], tells=False)
-    assert rank.told(False) == ()  # no rank has come to the end of its item
-    rank.mean([torch.ones(1)], [1], [1], tells=True)
+    rank.store([{"x": (1, 2.0, 3.0)}])
+    rank.mean([torch.ones(1)], [1], [1], shares=False)
+    assert rank.shared(False) == ()  # no rank has come to the end of its item
+    rank.mean([torch.ones(1)], [1], [1], shares=True)
     with monkeypatch.context() as patch:
         patch.setattr(GradientGroup, "gather_objects", lambda self, value: (_ for _ in ()).throw(RankLostError("broken")))
         with pytest.raises(RankLostError):
-            rank.told(True)
-    assert rank.tell_all() == ()
+            rank.shared(True)
+    assert rank.share() == ()

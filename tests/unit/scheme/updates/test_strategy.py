@@ -9,7 +9,7 @@ import torch
 
 from pytorchrl import ASYNC, PPO, GAEBuffer
 from pytorchrl.errors import CollectionError
-from pytorchrl.scheme.gradients.all_reduce import GradientGroup
+from pytorchrl.scheme.gradients.process_group import GradientGroup
 from pytorchrl.scheme.updates import statistics
 
 

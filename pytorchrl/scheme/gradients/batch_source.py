@@ -1,0 +1,362 @@
+"""Where a gradient worker's batches come from: synchronous rounds, a queue, or replay shards."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from pytorchrl.agent.data import Batch
+from pytorchrl.errors import LearnerStarvedError, StoppedError
+from pytorchrl.runtime import Runtime
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.collector_thread import CollectorThread, DrainingError
+from pytorchrl.scheme.gradients.process_group import MomentsOfData, ProcessGroup
+from pytorchrl.scheme.gradients.replay_source import ReplaySource
+from pytorchrl.scheme.gradients.sample_queue import SampleQueue
+from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
+from pytorchrl.scheme.ledger import DropReason, Ledger
+from pytorchrl.scheme.timing import Times
+from pytorchrl.scheme.transport.codecs import is_made_of
+from pytorchrl.scheme.transport.encoder import DATA
+from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.scheme.transport.receive import receive
+from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
+from pytorchrl.terminal import get_logger
+
+logger = get_logger(__name__)
+
+
+class TrainBatchSource(Protocol):
+    """One way to get train batches."""
+
+    def take(self) -> TrainBatch:
+        """Wait for the next train batch; `uses` counts how often it was taken, this time included."""
+
+    def cancel_uses(self, batch: TrainBatch) -> None:
+        """Cancel the later uses of a train batch."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Return totals and current numbers by name."""
+
+    def take_times(self) -> Times:
+        """Return the times of operations since the last call."""
+
+    def take_levels(self) -> tuple[int, ...]:
+        """Return the number of waiting batches whenever one was taken since the last call."""
+
+
+class RoundSource:
+    """Synchronous collection in the learner's own thread: rounds of rollouts, or several rounds as one train batch.
+
+    Rollouts that were put into the queue by hand are used first.
+
+    Args:
+        collector: Collects the rounds.
+        by_hand: The queue for use by hand.
+        ledger: The gradient worker's ledger.
+        stats: The gradient worker's statistics.
+        goal: Least number of steps of a train batch, see `Rollout.size`; None: one round.
+        microbatch: Least number of steps by which a train batch grows; None: `goal`.
+    """
+
+    def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
+                 goal: int | None = None,
+                 microbatch: int | None = None) -> None:
+        self._collector, self._by_hand, self._ledger, self.stats = collector, by_hand, ledger, stats
+        self._goal, self._step = goal, microbatch or goal or 0
+        self._num_taken = 0
+
+    @timed("wait")
+    def take(self) -> TrainBatch:
+        """Collect the next train batch.
+
+        Raises:
+            StoppedError: Collection was stopped.
+            CollectionError: A round took too long.
+        """
+        batch, kept = self._take_round(), list[QueuedRollout]()
+        next_check = self._step
+        while self._goal is not None:
+            newest, batch.rollouts = batch.rollouts, [*kept, *batch.rollouts]
+            if batch.size >= next_check:
+                if batch.size >= self._goal:
+                    break
+                next_check = batch.size + self._step
+            # The local worker's next rollout overwrites the rows of this one.
+            kept += [queued._replace(rollout=_copied(queued.rollout)) for queued in newest]
+            batch = self._take_round()
+        return batch
+
+    def _take_round(self) -> TrainBatch:
+        rounds, rollouts = self._collector.rounds, list[Rollout]()
+        assert rounds is not None, "collection is asynchronous"
+        while not rollouts:  # a round may hold no valid step
+            if self._collector.stopped:
+                raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
+            if self._by_hand.is_ready:
+                return self._by_hand.take(0.0)
+            rollouts = rounds.collect()
+        self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
+        self._num_taken += 1
+        version = self._collector.local_worker.version
+        return TrainBatch([QueuedRollout(rollout, version) for rollout in rollouts], uses=1)
+
+    def cancel_uses(self, batch: TrainBatch) -> None:
+        """Do nothing: each train batch is used once."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the counters of the queue for use by hand."""
+        return self._by_hand.counters()
+
+    def take_times(self) -> Times:
+        """Return no times: the wait for a round is part of the worker's own."""
+        return {}
+
+    def take_levels(self) -> tuple[int, ...]:
+        """Return 0 for each round, and the levels of the queue for use by hand."""
+        rounds, self._num_taken = (0,) * self._num_taken, 0
+        return rounds + self._by_hand.take_levels()
+
+
+class QueueSource:
+    """Asynchronous collection: train batches of a sample queue, which the collector thread fills.
+
+    Args:
+        collector: The collector thread.
+        samples: The sample queue.
+        runtime: Owner of the clock.
+        stats: The gradient worker's statistics.
+        timeout_s: Seconds without data after which the learner reacts as `on_starved` says.
+        on_starved: "raise", "warn" (once) or "wait".
+    """
+
+    def __init__(self, collector: CollectorThread, samples: SampleQueue, runtime: Runtime, stats: WorkerStats,
+                 timeout_s: float,
+                 on_starved: str) -> None:
+        self._collector, self._samples, self._runtime, self.stats = collector, samples, runtime, stats
+        self._timeout_s, self._on_starved = timeout_s, on_starved
+
+    @timed("wait")
+    def take(self) -> TrainBatch:
+        """Wait for the next train batch, and start collection if it does not run.
+
+        Raises:
+            StoppedError: Collection was stopped.
+            DrainingError: The worker is to be drained.
+            LearnerStarvedError: No data came within the timeout, and `on_starved` is "raise".
+            Exception: The error that ended the collector thread.
+        """
+        self._collector.ensure_started()
+        deadline = self._runtime.now() + self._timeout_s
+        while True:
+            if self._collector.stopped:
+                raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
+            if self._collector.is_draining:
+                raise DrainingError(f"GWorker {self._collector.index_worker} is to be drained")
+            try:
+                return self._samples.take(POLL_INTERVAL_S)
+            except queue.Empty:
+                pass
+            # Exact, because a dead thread never puts again. Raised outside the handler, so that the error keeps its
+            # cause.
+            if self._collector.failure is not None and not self._samples.is_ready:
+                raise self._collector.failure
+            if self._runtime.now() >= deadline and self._on_starved != "wait":
+                deadline = float("inf")
+                self._starve()
+
+    def _starve(self) -> None:
+        counters = self._collector.counters()
+        text = (f"no train batch for {self._timeout_s:.1f} s: {counters['workers'] - counters['workers_missing']} of "
+                f"{counters['workers']} collection workers alive, {counters['requests_in_flight']} requests in flight")
+        if self._on_starved == "raise":
+            raise LearnerStarvedError(f"{text}; raise queue_timeout_s if a rollout takes longer")
+        logger.warning("GWorker %d goes on waiting: %s", self._collector.index_worker, text)
+
+    def cancel_uses(self, batch: TrainBatch) -> None:
+        """Cancel the later uses of a train batch."""
+        self._samples.discard(batch)
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the counters of the sample queue."""
+        return self._samples.counters()
+
+    def take_times(self) -> Times:
+        """Return no times: the wait for a train batch is part of the worker's own."""
+        return {}
+
+    def take_levels(self) -> tuple[int, ...]:
+        """Return the number of queued train batches whenever one was taken since the last call."""
+        return self._samples.take_levels()
+
+
+class BatchSource:
+    """Takes train batches, stores them, and makes the batches of which gradients are computed.
+
+    Args:
+        worker: The local collection worker, whose storage is filled and whose algorithm makes the batches.
+        source: Where train batches come from.
+        ledger: The gradient worker's ledger.
+        stats: The gradient worker's statistics.
+        group: The group of ranks, which may normalize their data together.
+        is_streamed: Whether a train batch is one microbatch of an update, which is normalized by itself, if at all.
+
+    Attributes:
+        is_loaded: Whether a train batch is stored of which no batches have been made.
+    """
+
+    def __init__(self, worker: CWorker, source: TrainBatchSource, ledger: Ledger, stats: WorkerStats,
+                 group: ProcessGroup, *,
+                 is_streamed: bool = False) -> None:
+        self._worker, self._source, self._ledger, self.stats, self._group = worker, source, ledger, stats, group
+        self._algo, self._storage, self._is_streamed = worker.algo, worker.storage, is_streamed
+        self._batches: Iterator[Batch] | None = None
+        self.is_loaded = False
+        self._current: TrainBatch | None = None
+        self._unused_steps = 0  # env steps of the current train batch that no gradient has used
+        self._drawn_steps = 0  # env steps of the current train batch that batches of this pass have drawn
+        self._evicted = 0  # env steps evicted from replay so far
+
+    @property
+    def size(self) -> int:
+        """Number of steps of the current train batch, see `Rollout.size`; 0 without one."""
+        return 0 if self._current is None else self._current.size
+
+    @timed("copy")
+    def next(self) -> Batch:
+        """Return the next batch; load train batches until there is one: replay gives none before learning starts."""
+        if isinstance(self._source, ReplaySource) and self._storage.gives.is_kept:
+            return cast("Batch", self._source.draw())
+        batch = None if self._batches is None else next(self._batches, None)
+        while batch is None:
+            if not self.is_loaded:
+                self.load()
+            batch = next(self.start_pass(None), None)
+        assert self._current is not None
+        before, self._drawn_steps = self._drawn_steps, self._drawn_steps + batch.num_new_samples
+        batch.num_new_samples = self._current.count_new(before, self._drawn_steps)
+        return batch
+
+    @timed("copy")
+    def load(self) -> None:
+        """Wait for the next train batch and store it."""
+        current = self._current = self._source.take()
+        self._unused_steps = self._drawn_steps = 0
+        if current.uses == 1:
+            for queued in current.rollouts:
+                if not queued.is_old:
+                    self.stats.add_rollout(replace(queued.rollout, data=None), queued.version_queued,
+                                           self._worker.version)
+            self._unused_steps = current.num_new_steps
+            with self.stats.watch.part("decode"):  # later uses find tensors
+                current.rollouts = [queued._replace(rollout=self._receive(queued.rollout))
+                                    for queued in current.rollouts]
+        self._storage.insert_from([queued.rollout.data for queued in current.rollouts],
+                                  [queued.rollout.source for queued in current.rollouts])
+        self._storage.before_gradients()
+        self.is_loaded = True
+        if self._storage.gives.is_kept:
+            self._book_as_resident()
+
+    def _receive(self, rollout: Rollout) -> Rollout:
+        received, traffic = receive(rollout, self.stats.watch.now)
+        self.stats.traffic[DATA] += traffic
+        return received
+
+    def _book_as_resident(self) -> None:
+        """Book the train batch as resident in replay, and what the storage evicted for it as evicted."""
+        evicted = self._storage.counters["evicted"]
+        self._ledger.move(self._unused_steps, "queued", "resident")
+        self._unused_steps = 0
+        self._ledger.move(evicted - self._evicted, "resident", "evicted")
+        self._evicted = evicted
+
+    @timed("copy")
+    def start_pass(self, advantage_moments: Sequence[MomentsOfData] | None) -> Iterator[Batch]:
+        """Begin to make batches of the stored train batch.
+
+        Args:
+            advantage_moments: Moments of the advantages of all gradient workers, which normalize together; None: each
+                by itself, or the ranks of the group together.
+        """
+        if self._is_streamed:
+            advantage_moments = None
+        elif self._group.is_member and self._algo.advantage_normalization == "batch":
+            with self.stats.watch.part("average"):
+                advantage_moments = self._group.gather_moments(self._storage.advantage_moments())
+        if advantage_moments is not None:
+            self._storage.normalize_by(advantage_moments)
+        self._batches = self._algo.batches(self._storage)
+        self.is_loaded = False
+        return self._batches
+
+    def used(self, num_new_steps: int) -> None:
+        """Note that a gradient has used steps of the current train batch for the first time."""
+        self._unused_steps -= num_new_steps
+
+    def end_pass(self) -> None:
+        """Make no further batches of the current train batch in this pass."""
+        self._batches = None
+
+    def release(self) -> None:
+        """Discard the current train batch, with all references to it, so that the next one can take its memory."""
+        self._batches = self._current = None
+        self._storage.reset()
+
+    def cancel_uses(self) -> None:
+        """Use the current train batch in no later pass."""
+        if self._current is not None:
+            self._source.cancel_uses(self._current)
+
+    def skip_remaining(self, reason: DropReason) -> None:
+        """Discard the rest of the current train batch; its unused steps are dropped in the ledger.
+
+        Before its first batch was made, only its later passes are cancelled.
+        """
+        self.cancel_uses()
+        if self._batches is not None:
+            self._batches = None
+            self._drop_unused(reason)
+
+    def abandon(self, reason: DropReason) -> None:
+        """Discard the current train batch, if batches were made of it; drop its unused steps in the ledger."""
+        if not self.is_loaded:
+            self.cancel_uses()
+            self._batches = None
+            self._drop_unused(reason)
+
+    def _drop_unused(self, reason: DropReason) -> None:
+        self._ledger.drop(self._unused_steps, "queued", reason)
+        self._unused_steps = 0
+
+    def clear(self) -> None:
+        """Forget the current train batch; the ledger does not change."""
+        self._batches = self._current = None
+        self.is_loaded, self._unused_steps = False, 0
+
+    def restored(self) -> None:
+        """Take over the counts of a storage that was restored from a checkpoint."""
+        self._evicted = self._storage.counters.get("evicted", 0)
+
+    def counters(self) -> Mapping[str, int]:
+        """Return the counters of the source, and that of the storage."""
+        stale = self._storage.counters.get("stale_priorities", 0) if self._storage.gives.is_kept else 0
+        return {"stale_priorities": stale, **self._source.counters()}
+
+    def take_times(self) -> Times:
+        """Return the times of the source since the last call."""
+        return self._source.take_times()
+
+    def take_levels(self) -> tuple[int, ...]:
+        """Return the number of waiting batches whenever one was taken since the last call."""
+        return self._source.take_levels()
+
+
+def _copied(rollout: Rollout) -> Rollout:
+    """Return a rollout with memory of its own; data of other processes already have theirs."""
+    return replace(rollout, data=rollout.data.map(Tensor.clone)) if is_made_of(rollout.data, Tensor) else rollout

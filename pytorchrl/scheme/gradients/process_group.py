@@ -1,0 +1,214 @@
+"""The group of gradient workers that average their gradients among themselves."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from pytorchrl.errors import CallOrderError
+from pytorchrl.runtime import Collective, Runtime
+from pytorchrl.scheme.ledger import LedgerSnapshot
+from pytorchrl.scheme.transport.messages import Moments
+
+T = TypeVar("T")
+
+Vectors = list[Tensor | None]
+"""One flat gradient per optimized group; with several policies one per policy, None for a policy without a gradient."""
+MomentsOfData = Moments | dict[str, Moments]
+"""Moments of a worker's samples; with several policies a mapping from policy to moments."""
+
+
+class GradientGroup:
+    """Ranks that average their gradients after every batch, and then each apply the same update.
+
+    Args:
+        ranks: The connection between the ranks.
+
+    Attributes:
+        num_raised: Number of ranks that raised their hand at the last mean.
+    """
+
+    def __init__(self, ranks: Collective) -> None:
+        self._ranks = ranks
+        self.num_raised = 0
+
+    def mean(self, gradients: Sequence[Tensor | None], weights: Sequence[int],
+             sizes: Sequence[int] | None = None, raises_hand: bool = False) -> Vectors:
+        """Return the mean of each gradient over all ranks, weighted by samples: sum(n * g) / sum(n).
+
+        Args:
+            gradients: Flat float32 vectors, which are not changed; None for a gradient that this rank does not have.
+            weights: n, the number of valid samples behind each gradient of this rank.
+            sizes: Number of scalars of each gradient; None: the sizes of the gradients, none of which is missing.
+            raises_hand: Whether this rank counts in `num_raised`, by which ranks agree on something.
+
+        Returns:
+            New vectors, bit-identical on all ranks; None for a gradient that no rank has.
+        """
+        sizes = sizes or [0 if gradient is None else gradient.numel() for gradient in gradients]
+        counted = [0 if gradient is None else weight for gradient, weight in zip(gradients, weights, strict=True)]
+        weighted = [torch.zeros(size) if gradient is None else gradient.cpu() * weight
+                    for gradient, weight, size in zip(gradients, counted, sizes, strict=True)]
+        total = self._ranks.sum(torch.cat([*weighted, torch.tensor([*counted, int(raises_hand)], dtype=torch.float32)]))
+        sums, (*counts, raised) = torch.split(total[:-len(counted) - 1],
+                                              list(sizes)), total[-len(counted) - 1:].tolist()
+        self.num_raised = int(raised)
+        return [vector / count if count else None for vector, count in zip(sums, counts, strict=True)]
+
+    def gather_moments(self, moments: MomentsOfData) -> list[MomentsOfData]:
+        """Return the moments of every rank's samples, in the order of the ranks."""
+        if isinstance(moments, Mapping):
+            columns = [self._gather_moments(own) for own in moments.values()]
+            return [dict(zip(moments, row, strict=True)) for row in zip(*columns, strict=True)]
+        return list(self._gather_moments(moments))
+
+    def _gather_moments(self, moments: Moments) -> list[Moments]:
+        count, mean, squares = (float(value) for value in moments)
+        found = self._ranks.gather(torch.tensor([count, mean, squares], dtype=torch.float64))
+        return [(own[0], own[1], own[2]) for own in (tensor.tolist() for tensor in found)]
+
+    def gather_objects(self, value: T) -> list[T]:
+        """Return every rank's value, in the order of the ranks; values may be of any type and size."""
+        data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = [int(size) for size in self._ranks.gather(torch.tensor([len(data)]))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[:len(data)] = data
+        found = self._ranks.gather(padded)
+        return [pickle.loads(own[:size].numpy().tobytes()) for own, size in zip(found, sizes, strict=True)]
+
+    def close(self) -> None:
+        """Leave the group; may be called by any thread, and again."""
+        self._ranks.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where ranks connect to form a group."""
+
+    generation: int
+    """Number of the group, from 1."""
+    address: str
+    port: int
+    size: int
+    """Number of ranks."""
+    timeout_s: float
+    """Seconds without an answer after which an exchange fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A gradient worker that may become a rank of the next group."""
+
+    version: int
+    """Number of updates applied to its parameters."""
+    incarnation: int
+    ledger: LedgerSnapshot
+    address: str
+    """Address at which it could host the meeting."""
+    port: int
+
+
+def propose_address() -> tuple[str, int]:
+    """Return an address of this host and a TCP port that is free now."""
+    with socket.socket() as probe, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        probe.bind(("", 0))
+        try:
+            # sends nothing; selects the address by which other hosts reach this one
+            route.connect(("10.255.255.255", 1))
+            address = route.getsockname()[0]
+        except OSError:  # without a network, all ranks are on this host
+            address = "127.0.0.1"
+        return address, probe.getsockname()[1]
+
+
+class ProcessGroup:
+    """A gradient worker's membership in a group of ranks, and moments that the other ranks do not know yet.
+
+    Groups are numbered by generation, so a signal to leave one has no effect on later groups, even if it arrives late
+    or before the group is joined.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # another thread may call `leave`
+        self._group: GradientGroup | None = None
+        self._generation, self._left = 0, 0.0
+        self._unshared: list[dict[str, Moments]] = []
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the worker has joined a group, which may be broken."""
+        return self._group is not None
+
+    def join(self, runtime: Runtime, meeting: Meeting, place: int) -> None:
+        """Join a group as rank `place`.
+
+        Raises:
+            RankLostError: Not all ranks came.
+        """
+        group = GradientGroup(runtime.join_ranks(
+            meeting.address, meeting.port, place, meeting.size, meeting.timeout_s, meeting.generation))
+        with self._lock:
+            self._group, self._generation = group, meeting.generation
+            is_over = self._generation <= self._left
+        if is_over:
+            group.close()
+
+    def leave(self, generation: float = math.inf) -> None:
+        """Leave all groups up to this generation, one that is not joined yet included; a running exchange fails."""
+        with self._lock:
+            self._left = max(self._left, generation)
+            group = self._group if self._generation <= self._left else None
+        if group is not None:
+            group.close()
+
+    def mean(self, gradients: Vectors, weights: Sequence[int], sizes: Sequence[int], shares: bool) -> Vectors:
+        """Return the mean over all ranks, see `GradientGroup.mean`; if any rank `shares`, all call `shared` next."""
+        return self._joined().mean(gradients, weights, sizes, shares)
+
+    def _joined(self) -> GradientGroup:
+        if self._group is None:
+            raise CallOrderError("distribute_gradients=True averages among the ranks of a group; call join_group() "
+                                 "first")
+        return self._group
+
+    def gather_moments(self, moments: MomentsOfData) -> list[MomentsOfData]:
+        """Return the moments of every rank's samples, in the order of the ranks."""
+        return self._joined().gather_moments(moments)
+
+    def has_unshared(self, moments: Sequence[dict[str, Moments]]) -> bool:
+        """Return whether this rank has moments of rollouts, those given included, that others do not know."""
+        return bool(self._unshared or moments)
+
+    def store(self, moments: Sequence[dict[str, Moments]]) -> None:
+        """Keep moments of rollouts until they are shared."""
+        self._unshared += moments
+
+    def discard(self) -> None:
+        """Discard the moments that were not shared, because their data was discarded."""
+        self._unshared = []
+
+    def shared(self, shares: bool) -> tuple[dict[str, Moments], ...]:
+        """Exchange moments after a mean if any rank raised its hand.
+
+        Args:
+            shares: Whether this rank sends its own.
+
+        Returns:
+            The moments of all ranks that sent any, in the order of the ranks.
+        """
+        return self.share(shares) if self._joined().num_raised else ()
+
+    def share(self, shares: bool = True) -> tuple[dict[str, Moments], ...]:
+        """Exchange moments with all ranks, which must call this at the same point; see `shared`."""
+        group, own = self._joined(), list[dict[str, Moments]]()
+        if shares:  # only once, even if the exchange fails: other ranks may have received them
+            own, self._unshared = self._unshared, []
+        return tuple(moments for found in group.gather_objects(own) for moments in found)

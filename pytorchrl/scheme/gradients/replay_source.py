@@ -1,0 +1,146 @@
+"""Replay shards, as a gradient worker and its collector thread use them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pytorchrl.runtime import Runtime
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.collector_thread import CollectorThread
+from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats
+from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+from pytorchrl.scheme.replay.shards import Shards
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.timing import Times
+from pytorchrl.scheme.transport.messages import Rollout
+
+
+def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection: CollectorThread.Options,
+                supervision: Supervisor.Options) -> Shards:
+    """Return the connection to replay shards.
+
+    Args:
+        workers: The shards.
+        ledger: The gradient worker's ledger.
+        worker: The local collection worker, whose storage and algorithm decide what is drawn.
+        collection: Options of collection with replay.
+        supervision: Options for lost shards.
+    """
+    storage, num_envs = worker.storage, worker.num_envs
+    options = collection if isinstance(collection, RWorkerSet.Options) else RWorkerSet.Options()
+    draws_rollouts = storage.draws_rollouts or not storage.gives.is_kept
+    rollout = storage.rollout_size * num_envs
+    batch_size = getattr(collection, "train_batch_size", None) or (
+        getattr(worker.algo.options, "mini_batch_size", None) if storage.gives.is_kept else None) or rollout
+    learning_starts = options.learning_starts
+    if learning_starts is None:  # else the first batches would be the same few rollouts again and again
+        learning_starts = getattr(worker.algo.options, "start_steps", 0) if storage.gives.is_kept else batch_size
+    if not storage.gives.is_kept:  # the last rollout may be drawn for one of its steps
+        batch_steps = batch_size + rollout - 1
+    elif storage.draws_rollouts:  # or for one of its sequences
+        batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
+    else:  # sequences are padded
+        batch_steps = batch_size * getattr(storage.options, "length", 1)
+    return Shards(
+        workers, ledger, replace(options, learning_starts=learning_starts), supervision, batch_size=batch_size,
+        batch_steps=batch_steps, num_passes=getattr(worker.algo.options, "num_epochs", 1) if draws_rollouts else 1,
+        timeout_s=collection.queue_timeout_s, seed=storage.generator.initial_seed(), version=lambda: worker.version)
+
+
+class ReplaySource:
+    """Replay shards: batches that they draw, or train batches of rollouts that they draw.
+
+    Args:
+        collector: The collector thread, which adds rollouts to the shards.
+        shards: The shards.
+        worker: The local collection worker.
+        stats: The gradient worker's statistics.
+    """
+
+    def __init__(self, collector: CollectorThread, shards: Shards, worker: CWorker, stats: WorkerStats) -> None:
+        self._collector, self._shards, self._worker, self.stats = collector, shards, worker, stats
+
+    def draw(self) -> Any:
+        """Wait for the next draw.
+
+        Raises:
+            LearnerStarvedError: No draw came in time.
+            Exception: The error that ended the collector thread or a shard.
+        """
+        with self.stats.watch.part("wait"):
+            self._collector.ensure_started()
+            batch = self._shards.get(lambda: self._collector.stopped, self._collector.error,
+                                     self._worker.storage.parameters)
+        self.stats.add_draw(self._shards.take_headers(), self._shards.versions, self._worker.version)
+        return batch
+
+    def take(self) -> TrainBatch:
+        """Wait for the next draw of rollouts. All of them are old: they were counted when replay received them."""
+        return TrainBatch([QueuedRollout(rollout, 0, is_old=True) for rollout in self.draw().messages()])
+
+    def cancel_uses(self, batch: TrainBatch) -> None:
+        """Do nothing: each draw is used once."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Return totals and current numbers of shards and draws."""
+        shards, states = self._shards, self._shards.states
+        return {"restarts": shards.restarts, "workers": len(states), "workers_missing": shards.num_missing,
+                "queued_items": shards.num_waiting, "draws_in_flight": shards.num_pending,
+                "replay_items_dropped": shards.items_dropped,
+                "stale_priorities": sum(state.contents["stale_priorities"] for state in states)}
+
+    def take_times(self) -> Times:
+        """Return the times of draws and of messages to shards since the last call."""
+        return self._shards.watch.take()
+
+    def take_levels(self) -> tuple[int, ...]:
+        """Return the number of waiting draws whenever one was taken since the last call."""
+        return self._shards.take_levels()
+
+
+class ReplayDestination:
+    """Passes rollouts from collection to replay shards; see `Destination`.
+
+    Attributes:
+        queue: A queue that nothing uses.
+        delays_requests: False.
+    """
+
+    def __init__(self, shards: Shards, runtime: Runtime, closing: threading.Event) -> None:
+        self._shards, self._runtime, self._closing = shards, runtime, closing
+        self.queue: queue.Queue[TrainBatch] = runtime.make_queue(1)
+        self.delays_requests = False
+
+    def put(self, rollouts: list[Rollout]) -> None:
+        """Add rollouts to the shards; wait while no shard has room, or while collection is ahead of learning."""
+        for rollout in rollouts:
+            self._shards.add(rollout, self._closing.is_set)
+
+    def may_request(self, num_in_flight: int) -> bool:
+        """Return True."""
+        return True
+
+    def poll(self) -> None:
+        """Take the confirmations of the shards that have arrived."""
+        self._shards.poll(0.0)
+
+    def begin_drain(self) -> None:
+        """Let collection stop waiting for learning."""
+        self._shards.is_draining = True
+
+    def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
+        """Add rollouts that arrive before the deadline."""
+        for rollout in rollouts:
+            if rollout.num_env_steps:
+                self._shards.add(rollout, lambda: self._closing.is_set() or self._runtime.now() > deadline)
+
+    def end_drain(self, deadline: float) -> None:
+        """Wait until the shards have confirmed everything."""
+        self._shards.drain(deadline)
+        self._shards.is_draining = False

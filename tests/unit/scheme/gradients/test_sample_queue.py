@@ -1,0 +1,234 @@
+"""The sample queue and its buffers by themselves: which train batch comes when, against tables worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pytorchrl.errors import ConfigError
+from pytorchrl.runtime import Journal, ThreadRuntime
+from pytorchrl.scheme.gradients.sample_queue import CircularBuffer, RingBuffer, SampleQueue
+from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
+from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.transport.messages import Rollout
+
+STEPS = 4
+
+
+def make_rollout(number, num_steps=50):
+    return Rollout(data=None, num_env_steps=num_steps, size=num_steps, collected_steps=0, weights_version=number,
+                   worker=1,
+                   sequence=number)
+
+
+def make_batch(number, num_steps=50):
+    return TrainBatch([QueuedRollout(make_rollout(number, num_steps), number)])
+
+
+class Endless:
+    """A queue that is empty after `num_batches`, or never."""
+
+    def __init__(self, num_batches=None):
+        self.batches = itertools.islice(map(make_batch, itertools.count()), num_batches)
+
+    def get(self):
+        return next(self.batches, None)
+
+
+def emitted(buffer, count):
+    """What `get` gives, as in the tables."""
+    return " ".join(f"{batch.version}{'*' * is_last}" for batch, is_last in (buffer.get() for _ in range(count)))
+
+
+@pytest.mark.parametrize(("size", "passes", "ramp", "items"), [
+    (1, 4, False, "0 0 0 0* 1 1 1 1* 2"),
+    (3, 2, False, "0 1 2 0* 1* 2* 3 4 5 3* 4* 5*"),
+    (3, 4, False, "0 1 2 0 1 2 0 1 2 0* 1* 2* 3 4 5"),
+    (2, 3, True, "0* 1 2 1* 2 3 2* 3 4 3* 4 5 4*"),
+    (3, 4, True, "0* 1 2 3 1* 2 3 4 2* 3 4 5 3* 4 5 6 4* 5 6 7"),
+    (4, 2, True, "0* 1 2 3 4 1* 2* 3* 4* 5 6 7 8 5*"),
+])
+def test_the_order_of_items(size, passes, ramp, items):
+    buffer = RingBuffer(Endless().get, size, passes, 1 if ramp else passes)
+    assert emitted(buffer, len(items.split())) == items
+
+
+def test_from_the_ramp_on_new_items_come_at_equal_intervals():
+    buffer = RingBuffer(Endless().get, 3, 4, 1)
+    first_uses = [number for number in range(100) if buffer.get()[0].uses == 1]
+    assert set(map(int.__sub__, first_uses[4:], first_uses[3:])) == {4}
+
+
+def test_with_an_empty_queue_other_slots_serve():
+    source = []
+    buffer = RingBuffer(lambda: source.pop() if source else None, 2, 3, 3)
+    source.append(make_batch(0))
+    assert emitted(buffer, 2) == "0 0"
+    source.append(make_batch(1))
+    assert emitted(buffer, 4) == "1 0* 1 1*"
+    with pytest.raises(queue.Empty):
+        buffer.get()
+
+
+@pytest.mark.parametrize(("size", "ramp", "updates"), [(1, False, 40), (3, True, 34)])
+def test_uses_of_ten_items(size, ramp, updates):
+    buffer = RingBuffer(Endless(10).get, size, 4, 1 if ramp else 4)
+    used = [buffer.get()[0] for _ in range(updates)]
+    assert len(set(used)) == 10
+    with pytest.raises(queue.Empty):
+        buffer.get()
+
+
+def test_an_empty_queue_is_asked_once_for_each_slot():
+    asked = []
+    with pytest.raises(queue.Empty):
+        RingBuffer(lambda: asked.append(None), 3, 1, 1).get()
+    assert len(asked) == 3
+
+
+def test_a_discarded_item_is_not_used_again():
+    buffer = RingBuffer(Endless().get, 2, 3, 3)
+    item, _ = buffer.get()
+    assert (buffer.discard(item), buffer.discard(item), buffer.uses_left) == (2, 0, 0)
+    assert emitted(buffer, 6) == "1 2 1 2 1* 2*"
+    circular = CircularBuffer(2, 3, 1)
+    circular.add(item)
+    assert (circular.get()[0], circular.discard(item), circular.discard(item)) == (item, 2, 0)
+    with pytest.raises(queue.Empty):
+        circular.get()
+
+
+def test_a_circular_buffer_draws_uniformly_but_never_twice_in_a_row():
+    buffer, drawn = CircularBuffer(4, 10_000, 5), []
+    items = [make_batch(number) for number in range(4)]
+    for item in items:
+        assert buffer.add(item) is None
+    drawn = [buffer.get()[0] for _ in range(6000)]
+    assert all(a is not b for a, b in itertools.pairwise(drawn))
+    pairs = {(a, b): 0 for a in items for b in items if a is not b}
+    for pair in itertools.pairwise(drawn):
+        pairs[pair] += 1
+    assert min(pairs.values()) > 400  # 500 each, standard deviation 21
+    again = CircularBuffer(4, 10_000, 5)
+    for item in items:
+        again.add(item)
+    assert [again.get()[0] for _ in range(6000)] == drawn
+
+
+def test_a_circular_buffer_uses_items_up_and_replaces_the_oldest():
+    buffer = CircularBuffer(2, 2, 1)
+    first, second, third = make_batch(0), make_batch(1), make_batch(2)
+    assert buffer.add(first) is None
+    assert buffer.get() == (first, False)
+    assert buffer.add(second) is None
+    assert buffer.add(third) == (first, 1)  # the oldest, used once
+    assert buffer.uses_left == 4
+    uses = [buffer.get() for _ in range(4)]
+    assert [item for item, released in uses if released] == [uses[2][0], uses[3][0]]
+    assert {item.uses for item in (second, third)} == {2}
+    with pytest.raises(queue.Empty):
+        buffer.get()
+
+
+@pytest.fixture
+def make():
+    """A function from settings to (the worker whose version counts, a queue with one train batch of version 0)."""
+    def make_(**settings):
+        worker = SimpleNamespace(version=0, journal=Journal(), num_envs=1, algo=object(),
+                                 storage=SimpleNamespace(generator=torch.Generator(),
+                                                         options=SimpleNamespace(size=STEPS)))
+        ledger = Ledger()
+        samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueue.Options(**settings))
+        ledger.collect(STEPS)
+        samples.put([make_rollout(0, STEPS)])
+        return worker, samples
+    return make_
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_an_item_is_used_first_up_to_the_limit_of_its_lag(make, version):
+    worker, samples = make(max_policy_lag=2)
+    worker.version = version
+    if version <= 2:
+        assert samples.take(0.0).version == 0
+    else:
+        with pytest.raises(queue.Empty):
+            samples.take(0.0)
+    assert samples.num_dropped == int(version > 2)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 3])
+def test_an_item_is_used_again_up_to_the_limit_of_its_lag(make, version):
+    worker, samples = make(max_policy_lag=2, num_passes=3)
+    assert samples.take(0.0).uses == 1
+    worker.version = version
+    if version <= 2:
+        assert samples.take(0.0).uses == 2
+        assert samples.passes_cancelled == 0
+    else:
+        with pytest.raises(queue.Empty):
+            samples.take(0.0)
+        assert samples.passes_cancelled == 2
+
+
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"replay_slots": 4}, "replay_proportion=0.0 and replay_slots=4 go together"),
+    ({"buffer": "circular", "ramp": True}, "ramp=True is for buffer='ring'"),
+    ({"on_policy_lag": "wait"}, "on_policy_lag='wait' needs max_policy_lag, got None"),
+    ({"on_policy_lag": "wait", "max_policy_lag": 2, "buffer": "circular"}, "counts future uses"),
+    ({"queue_policy": "drop_all"}, "queue_policy must be one of"), ({"queue_size": 0}, "queue_size must be .*1, got 0"),
+])
+def test_options_that_contradict_each_other_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        SampleQueue.Options(**settings)
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [1, 2]), ("drop_newest", [0, 1])])
+def test_a_full_queue_drops_train_batches_and_books_their_steps(make, policy, kept):
+    worker, samples = make(queue_size=2, queue_policy=policy)
+    ledger = Ledger()
+    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueue.Options(queue_size=2,
+                                                                                                  queue_policy=policy))
+    ledger.collect(3 * STEPS)
+    for number in range(3):
+        samples.put([make_rollout(number, STEPS)])
+    assert samples.counters() == {"queued_items": 2, "draws_in_flight": 0, "dropped_items": 1, "passes_cancelled": 0}
+    assert ledger.snapshot().dropped == {"queue_full": STEPS}
+    assert ledger.snapshot().queued == 2 * STEPS
+    assert [samples.take(0.0).version for _ in range(2)] == kept
+    assert samples.take_levels() == (1, 0)
+
+
+def test_updates_that_come_before_a_rollout_decide_whether_it_is_requested(make):
+    """Two epochs of three mini-batches make six updates a use."""
+    worker, _ = make()
+    worker.algo = SimpleNamespace(num_epochs=2, num_mini_batch=3)
+    ledger = Ledger()
+    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueue.Options(
+        max_policy_lag=12, on_policy_lag="wait", num_passes=2))
+    # 0, 12 and 24 updates come before
+    assert [samples.may_request(number) for number in range(3)] == [True, True, False]
+    ledger.collect(STEPS)
+    samples.put([make_rollout(0, STEPS)])
+    assert [samples.may_request(number) for number in range(2)] == [True, False]
+    assert samples.take(0.0).uses == 1
+    assert samples.may_request(0)  # 6 updates of the current use, and 6 of the next
+    worker.version = 4
+    assert samples.may_request(0)
+    assert not samples.may_request(1)
+
+
+def test_clearing_cancels_everything_and_leaves_the_steps_queued(make):
+    _, samples = make(num_passes=3, queue_size=4)
+    samples.take(0.0)
+    samples.put([make_rollout(1, STEPS)])
+    samples.clear()
+    assert not samples.is_ready
+    assert (samples.num_dropped, samples.passes_cancelled) == (1, 2)
+    with pytest.raises(queue.Empty):
+        samples.take(0.0)

@@ -1,0 +1,60 @@
+"""Train batches: which rollouts they are made of."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch, TrainBatchBuilder
+from pytorchrl.scheme.transport.messages import Rollout
+
+
+def make_rollout(number, num_steps=50, num_resets=0):
+    return Rollout(data=None, num_env_steps=num_steps - num_resets, size=num_steps, collected_steps=0,
+                   weights_version=number,
+                   worker=1, sequence=number)
+
+
+@pytest.mark.parametrize(("rollout", "expected"), [(50, 500), (60, 540), (512, 512)])
+def test_a_train_batch_has_whole_rollouts_and_enough_of_them(rollout, expected):
+    batches = TrainBatchBuilder(500)
+    items = [item for number in range(60) for item in batches.add([make_rollout(number, rollout)], 3)]
+    assert {item.num_steps for item in items} == {expected}
+    versions = [part.rollout.weights_version for item in items for part in item.rollouts]
+    assert versions == list(range(len(versions)))  # each once, in order, with its own
+    assert batches.pending_share == (60 * rollout - len(items) * expected) / 500
+
+
+def test_resets_take_no_further_rollout_into_a_train_batch():
+    """Steps in which environments are reset fill it, and are no env steps."""
+    items = list(TrainBatchBuilder(100).add([make_rollout(number, num_resets=number) for number in range(6)], 3))
+    assert [(item.size, item.num_steps) for item in items] == [(100, 99), (100, 95), (100, 91)]
+
+
+def test_without_a_size_what_arrives_together_is_an_item():
+    (item,) = TrainBatchBuilder().add([make_rollout(1), make_rollout(2)], 4)
+    assert [(part.rollout.weights_version, part.version_queued) for part in item.rollouts] == [(1, 4), (2, 4)]
+
+
+@pytest.mark.parametrize(("proportion", "kinds"), [(0.5, "NNRNNRNNRNNR"), (2.0, "NRRNRRNRRNRR"), (1.0, "NRNRNRNRNRNR"),
+                                                   (0.3, "NNNNRNNNRNNNR")])
+def test_old_rollouts_are_mixed_in(proportion, kinds):
+    """Counted from when as many are kept as make a train batch, two here."""
+    batches = TrainBatchBuilder(100, proportion, 4, seed=3)
+    parts = [part for number in range(200) for item in batches.add([make_rollout(number)], 0) for part in item.rollouts]
+    assert [part.is_old for part in parts[:2]] == [False, False]
+    assert "".join("NR"[part.is_old] for part in parts[2:2 + len(kinds)]) == kinds
+    newest, drawn = -1, set()
+    for part in parts:
+        number = part.rollout.weights_version
+        if part.is_old:
+            assert newest - 4 <= number < newest  # kept when the newest came, which it was not itself
+            drawn.add(newest - number)
+        else:
+            assert number == newest + 1
+            newest = number
+    assert drawn == {1, 2, 3, 4}
+
+
+def test_the_steps_of_old_rollouts_are_not_new():
+    item = TrainBatch([QueuedRollout(make_rollout(0, 30), 1), QueuedRollout(make_rollout(4, 20), 1, is_old=True)])
+    assert (item.num_steps, item.num_new_steps, item.version) == (50, 30, 0)
