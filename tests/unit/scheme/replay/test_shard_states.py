@@ -1,0 +1,29 @@
+"""The states of shards as both threads know them."""
+
+from __future__ import annotations
+
+import threading
+
+from pytorchrl.errors import WorkerLostError
+from pytorchrl.scheme.replay.shard_states import ShardState, ShardStates
+
+
+def test_only_a_newer_state_of_the_present_incarnation_counts():
+    states = ShardStates(2, threading.Event())
+    states.update(0, 0, ShardState(answers=2, mass=2.0))
+    states.update(0, 0, ShardState(answers=1, mass=1.0))
+    states.update(1, 1, ShardState(answers=9, mass=9.0))
+    assert [state.mass for state in states.current] == [2.0, 0.0]
+
+
+def test_a_suspended_shard_has_no_mass_whatever_it_still_answers():
+    states, error = ShardStates(1, threading.Event()), WorkerLostError("hangs")
+    states.update(0, 0, ShardState(answers=1, mass=1.0))
+    states.suspend(0, 0, error)
+    states.update(0, 0, ShardState(answers=2, mass=2.0))
+    assert states.current[0].mass == 0.0
+    assert list(states.lost) == [(0, 0, error)]
+    states.reset(0)
+    states.update(0, 1, ShardState(answers=1, mass=3.0))
+    assert states.current[0].mass == 3.0
+    assert states.incarnation(0) == 1
