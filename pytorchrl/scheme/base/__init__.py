@@ -1,1 +1,1 @@
-"""What all levels of the worker tree share."""
+"""Parts that all levels of the worker tree share."""

@@ -1,4 +1,4 @@
-"""What shards keep, by the agent's storage; options of a replay storage that a scheme may be given too, and which then win."""
+"""Storages of replay shards, and options of a replay storage that a scheme accepts, too, where they take precedence."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pytorchrl.scheme.replay.rollouts import RolloutReplay
 
 _DRAWN = {DataKind.TRANSITIONS: "transition", DataKind.SEQUENCES: "sequence", DataKind.OLDER_ROLLOUTS: "batch"}
 KINDS = tuple(_DRAWN.values())
-"""What is drawn from shards: single transitions, sequences of steps, or whole rollouts."""
+"""Data that shards are sampled for: single transitions, sequences of steps, or whole rollouts."""
 STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
-"""Those of the storage's own that are taken over as they are."""
+"""Options of the storage that are passed on unchanged."""
 
 
 def kind_of(factory: Factory[Any]) -> str | None:
@@ -58,7 +58,7 @@ def check_kind(kind: str | None, storage: Factory[Any], size: int | None) -> str
 
 
 def kept_by_shards(factory: Factory[Any], size: int | None) -> Factory[Any]:
-    """What shards are made of: the agent's own storage, or, where that keeps nothing, replay of whole rollouts."""
+    """Return the storage of shards: the agent's own, or replay of whole rollouts if that keeps no data."""
     return factory if given_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 
