@@ -1,0 +1,59 @@
+"""When a run is done, and what is due before."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from pytorchrl.targets import Due, Target
+
+
+def target_of(steps, communication="synchronous", **options):
+    settings = {"col_communication": communication, "grad_communication": communication}
+    algorithm = SimpleNamespace(options=SimpleNamespace(**options))
+    return Target(SimpleNamespace(settings=settings, algo_factory=algorithm), steps)
+
+
+def ledger(collected, consumed_unique, consumed, nan=0):
+    return {"collected": collected, "consumed_unique": consumed_unique, "consumed": consumed, "dropped": {"nan": nan}}
+
+
+def test_a_run_that_takes_turns_ends_when_its_last_rollout_is_used_up():
+    target = target_of(100, num_epochs=2)
+    assert not target.is_reached(90, ledger(90, 90, 180), 0)
+    assert not target.is_reached(100, ledger(100, 100, 150), 0)
+    assert target.is_reached(100, ledger(100, 100, 200), 0)
+    assert target.is_reached(100, ledger(100, 100, 150), 50)  # passes of skipped updates
+    assert not target.is_reached(100, ledger(100, 80, 160, nan=20), 0)
+
+
+def test_a_further_rollout_ends_it_as_well():
+    target = target_of(100, target_kl=0.1, num_epochs=4)
+    target.count(100)
+    assert not target.is_reached(100, ledger(100, 100, 99), 0)
+    target.count(120)
+    assert target.is_reached(120, ledger(120, 100, 99), 0)
+
+
+@pytest.mark.parametrize(("steps", "communication"), [(0, "synchronous"), (100, "asynchronous")])
+def test_other_runs_end_at_the_target(steps, communication):
+    assert target_of(steps, communication).is_reached(steps, ledger(steps, 0, 0), 0)
+
+
+def test_what_is_due_first():
+    due = Due(1000, None, 150, 400)
+    assert (due.record, due.evaluation, due.checkpoint, due.first) == (5, 150, 400, 5)
+    due.after_record(149)
+    assert (due.recorded_steps, due.record, due.first) == (149, 154, 150)
+    due.after_evaluation(310)
+    due.after_checkpoint(810)
+    due.after_record(900)
+    assert (due.evaluation, due.checkpoint, due.record, due.first) == (450, 1200, 905, 450)
+    assert Due(1000, 5000, None, None).first == 1000
+
+
+def test_a_resumed_run_continues_its_plan():
+    due = Due(1000, 100, 150, 400)
+    due.resume(400, 330)
+    assert (due.recorded_steps, due.record, due.evaluation, due.checkpoint, due.first) == (330, 430, 450, 800, 430)
