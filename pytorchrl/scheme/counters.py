@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Kind(Enum):
-    """How the values of a counter are merged."""
+    """Rule by which the values of a counter are merged."""
 
     TOTAL = "total"
     """A count since a worker began: the sum over all workers, including those that were replaced."""
@@ -20,7 +20,7 @@ class Kind(Enum):
     """The largest value of all workers."""
 
 
-def counter(kind: Kind, help: str) -> Any:  # typed as the field that it declares
+def counter(kind: Kind, help: str) -> int:
     """Declare one counter: its kind, and what it counts in one sentence."""
     return field(default=0, metadata={"kind": kind, "help": help})
 

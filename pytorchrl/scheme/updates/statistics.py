@@ -87,7 +87,7 @@ class Statistics:
         # The following hold what arrived with gradients.
         self._workers: dict[tuple[int, int], WorkerCounters] = {}  # by gradient worker and incarnation
         self._traffic: dict[tuple[int, int], Mapping[str, Traffic]] = {}
-        self._shards: dict[int, tuple[Mapping[str, Any], ...]] = {}  # by gradient worker
+        self._shards: dict[int, tuple[Mapping[str, object], ...]] = {}  # by gradient worker
         self._grads_by_worker: Counter[int] = Counter()
         self._queue_levels = WindowStat("queue", 50)
         self._episodes: list[Episode] = []
@@ -208,7 +208,7 @@ class Statistics:
 
     # Checkpoints
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the state for a checkpoint, without the ledgers of live gradient workers, which save their own."""
         with self._lock:
             counts = {name: getattr(self.counters, name) for name in _SAVED_COUNTS}
@@ -332,7 +332,7 @@ class Statistics:
                 workers.full_episode_steps / workers.full_episodes if workers.full_episodes else None,
         }
 
-    def _named_shards(self) -> list[tuple[str, Mapping[str, Any]]]:
+    def _named_shards(self) -> list[tuple[str, Mapping[str, object]]]:
         """Return shards by index, or by gradient worker and index if several gradient workers have some."""
         places = [(worker, index, shard) for worker, shards in sorted(self._shards.items())
                   for index, shard in enumerate(shards, start=1)]
