@@ -254,6 +254,6 @@ def test_a_checked_constructor_keeps_its_signature_and_its_other_errors():
         Owner(1, 2)
     with pytest.raises(TypeError, match="its own"):
         Owner(1, second=3)
-    # codespell:ignore secnd
-    assert message_of(Owner, 1, secnd=2) == "Owner has no option 'secnd'; did you mean 'second'?"
+    shown = message_of(Owner, 1, secnd=2)  # codespell:ignore secnd
+    assert shown == "Owner has no option 'secnd'; did you mean 'second'?"  # codespell:ignore secnd
     assert message_of(Owner) == "Owner needs first"

@@ -13,8 +13,7 @@ import torch
 
 from pytorchrl import (
     ASYNC, DQN, IMPALA, PPO, SYNC, GAEBuffer, Learner, MultiAgentVecEnv, OnPolicyActor, PERBuffer, QActor, Scheme,
-    VecEnv, VTraceBuffer,
-    multi_agent,
+    VecEnv, VTraceBuffer, multi_agent,
 )
 from pytorchrl.agent.multi.data import MultiBatch
 from pytorchrl.agent.seeding import Stream, derive_seed
@@ -44,15 +43,13 @@ def make_multi():
     schemes = []
 
     def make(algo=None, storage=None, *, actor=None, env_fn=ComingAndGoing, policy_of=POLICY_OF, num_envs=2,
-             preset=Scheme, test=False,
-             env_kwargs=None, **settings):
+             preset=Scheme, test=False, env_kwargs=None, **settings):
         envs = MultiAgentVecEnv.create_factory(env_fn, env_kwargs, num_envs, policy_of=policy_of)
         algo = algo or ppo()
         is_replay = getattr(algo, "cls", None) is DQN
         actor = actor or (functools.partial(QActor.create_factory, hidden_sizes=(8,)) if is_replay else SMALL)
-        storage = storage or (PERBuffer.create_factory(60,
-                                                       rollout_size=6) if is_replay else GAEBuffer.create_factory(6))
-        scheme = preset(*multi_agent(envs, algo, actor, storage), envs, envs if test else None,
+        default = PERBuffer.create_factory(60, rollout_size=6) if is_replay else GAEBuffer.create_factory(6)
+        scheme = preset(*multi_agent(envs, algo, actor, storage or default), envs, envs if test else None,
                         **{"runtime": "simulated", "seed": 1, **settings})
         schemes.append(scheme)
         return scheme
@@ -119,9 +116,8 @@ def test_compressed_rollouts_and_gradients_give_the_same_run(make_multi):
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-@pytest.mark.parametrize("settings",
-                         [{"num_col_workers": 2, "col_communication": ASYNC},
-                          {"num_grad_workers": 2, "grad_communication": ASYNC}])
+@pytest.mark.parametrize("settings", [
+    {"num_col_workers": 2, "col_communication": ASYNC}, {"num_grad_workers": 2, "grad_communication": ASYNC}])
 def test_a_recorded_run_is_repeated(make_multi, tmp_path, settings):
     path = str(tmp_path / "run.record")
     scheme = make_multi(record=path, runtime="threads", **settings)
@@ -171,8 +167,8 @@ class PreparedGame:
         pass
 
     def _observe(self):
-        return {agent: np.append(self._series.normal(size=3),
-                                 self._series.integers(2)).astype(np.float32) for agent in self.agents}
+        return {agent: np.append(self._series.normal(size=3), self._series.integers(2)).astype(np.float32)
+                for agent in self.agents}
 
 
 class Obedient(PPO):
@@ -227,8 +223,7 @@ def test_slices_make_the_update_of_the_whole(make_multi):
 
 def gradients(vectors, samples, info=None):
     return Gradients(vectors=vectors, num_samples=10, num_new_samples=0, weights_version=0, worker=1, sequence=1,
-                     info=info or {},
-                     ledger=LedgerSnapshot(), samples=samples)
+                     info=info or {}, ledger=LedgerSnapshot(), samples=samples)
 
 
 def test_means_are_over_those_that_have_the_policy():
@@ -250,8 +245,8 @@ def test_a_policy_absent_from_half_of_the_slices_gets_the_gradient_of_its_own_da
     assert len(parts) == 4
     own = list(GradAccumulator(6).slices(MultiBatch({"early": batch.parts["early"]}, batch.policies, 12),
                                          torch.device("cpu")))
-    parts = [dataclasses.replace(part,
-                                 parts={"shared": part.parts["shared"], **(own[index // 2].parts if index % 2 else {})})
+    parts = [dataclasses.replace(
+        part, parts={"shared": part.parts["shared"], **(own[index // 2].parts if index % 2 else {})})
              for index, part in enumerate(parts)]
     accumulator = GradAccumulator(3)
     for part in parts:
@@ -334,8 +329,8 @@ def test_shards_say_what_they_have_of_each_policy(make_multi):
     make_updates(scheme, 31)
     (shard,) = (handle.native.worker for handle in scheme.update_worker.local_worker.replay_workers.remote_workers())
     metrics, of_shard = scheme.metrics(), shard._storage
-    found = {policy: {name: metrics[f"shard/1/{name}/{policy}"] for name in SHARDS_NAMES} for policy in ("early",
-                                                                                                         "shared")}
+    found = {policy: {name: metrics[f"shard/1/{name}/{policy}"] for name in SHARDS_NAMES}
+             for policy in ("early", "shared")}
     for policy, own in of_shard.storages.items():
         assert 0 < found[policy]["added"] <= own.counters["inserted"]
         assert 0 < found[policy]["sampled"] <= own.counters["sampled"]
@@ -370,8 +365,8 @@ def test_priorities_find_their_policy_in_a_shard(make_multi):
 
 @pytest.mark.parametrize("settings", [
     {}, {"minibatch_buffer_size": 2, "num_passes": 2}, {"buffer": "circular", "num_passes": 2},
-    {"max_policy_lag": 2, "on_policy_lag": "wait"}, {"replay_proportion": 1.0, "replay_slots": 8},
-    {"num_grad_workers": 2}])
+    {"max_policy_lag": 2, "on_policy_lag": "wait"}, {"replay_proportion": 1.0, "replay_slots": 8}, {"num_grad_workers": 2},
+])
 def test_a_learner_thread_takes_items_of_all_policies(make_multi, check_ledger, settings):
     scheme = make_multi(IMPALA.create_factory(), VTraceBuffer.create_factory(6), preset=Scheme.impala,
                         train_batch_size=24, **settings)
@@ -401,8 +396,7 @@ def test_parts_of_one_policy_beside_those_of_several_are_refused(make_multi):
     algo, actor, storage = multi_agent(envs, ppo(), SMALL, GAEBuffer.create_factory(6))
     single = VecEnv.create_factory(CountingEnv)
     for parts in ((ppo(), actor, storage, envs), (algo, actor, GAEBuffer.create_factory(6), envs),
-                  (algo, actor, storage, single),
-                  (algo, actor, storage, others)):
+                  (algo, actor, storage, single), (algo, actor, storage, others)):
         with pytest.raises(ConfigError, match="all parts must have the same policies"):
             Scheme(*parts)
 
@@ -431,23 +425,20 @@ def test_learner_reports_by_policy(make_multi, tmp_path):
     scheme = make_multi(test=True, runtime="threads")
     with Learner(scheme, target_steps=100, log_dir=tmp_path, progress=False) as learner:
         learner.train()
-        evaluation = learner.evaluate(3)
-        metrics, status = learner.get_metrics(), learner._status()
+        evaluation, metrics, status = learner.evaluate(3), learner.get_metrics(), learner._status()
     assert evaluation.policy_returns == {"early": (21.0,) * 3, "shared": (562.0,) * 3}
     assert evaluation.return_mean == 21.0 + 2 * 562.0
     assert metrics["policies"] == {"early": {"return_mean": 21.0}, "shared": {"return_mean": 562.0}}
     assert metrics["scheme"]["agent_steps/early"] == metrics["env_steps"]
     assert learner.summary()["policy_return_means"] == {"early": 21.0, "shared": 562.0}
     assert "return 1145.0 (early 21.0, shared 562.0)" in progress_text(status)
-    saved = torch.load(tmp_path / "model.pt", weights_only=True)["acting_state"]
-    assert set(saved) == {"early/all", "shared/all"}
+    assert set(torch.load(tmp_path / "model.pt", weights_only=True)["acting_state"]) == {"early/all", "shared/all"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algo", "storage", "target"), [
     (PPO.create_factory(lr=3e-3), GAEBuffer.create_factory(32), 8_000),
-    (DQN.create_factory(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0,
-                        target_update_interval=100),
+    (dqn(start_steps=500, epsilon_steps=3000, lr=2e-3, mini_batch_size=64, gamma=0.0, target_update_interval=100),
      PERBuffer.create_factory(5000, rollout_size=8), 6_000)], ids=["ppo", "dqn"])
 def test_learns_to_match(make_multi, algo, storage, target):
     """At random an agent gets 8 / 3 of 8."""
@@ -456,6 +447,5 @@ def test_learns_to_match(make_multi, algo, storage, target):
                         test=True, runtime="threads")
     with Learner(scheme, target_steps=target, progress=False) as learner:
         learner.train()
-        evaluation = learner.evaluate(20)
-    assert {policy: np.mean(returns) > 7 for policy,
-            returns in evaluation.policy_returns.items()} == {"agent_0": True, "agent_1": True}
+        found = learner.evaluate(20).policy_returns
+    assert {policy: np.mean(returns) > 7 for policy, returns in found.items()} == {"agent_0": True, "agent_1": True}
