@@ -206,15 +206,18 @@ class BatchSource:
         group: The group of ranks, which may normalize their data together.
         is_streamed: Whether a train batch is one microbatch of an update, which is normalized by itself, if at all.
 
+        is_local: Whether the local worker collects, whose rollouts are tensors of this process.
+
     Attributes:
         is_loaded: Whether a train batch is stored of which no batches have been made.
     """
 
     def __init__(self, worker: CWorker, source: TrainBatchSource, ledger: Ledger, stats: WorkerStats,
                  group: ProcessGroup, *,
-                 is_streamed: bool = False) -> None:
+                 is_streamed: bool = False, is_local: bool = False) -> None:
         self._worker, self._source, self._ledger, self.stats, self._group = worker, source, ledger, stats, group
         self._algo, self._storage, self._is_streamed = worker.algo, worker.storage, is_streamed
+        self._is_local = is_local
         self._batches: Iterator[Batch] | None = None
         self.is_loaded = False
         self._current: TrainBatch | None = None
@@ -264,6 +267,8 @@ class BatchSource:
             self._book_as_resident()
 
     def _receive(self, rollout: Rollout) -> Rollout:
+        if self._is_local:
+            return rollout
         received, traffic = receive(rollout, self.stats.watch.now)
         self.stats.traffic[DATA] += traffic
         return received

@@ -183,7 +183,8 @@ class GWorker(Worker):
         self.inqueue = self.collector.queue
         self.batch_source = BatchSource(self.local_worker, self._train_batches(collection, samples), self.ledger,
                                         self.stats, self._group,
-                                   is_streamed=self._is_streamed)
+                                   is_streamed=self._is_streamed,
+                                        is_local=not self.remote_workers)
         self._batch: Batch | None = None  # taken by get_data(), for get_grads()
         self._collected_before = 0  # env steps in the restored ledger
         self._preparing = 0  # number of the running prepare()

@@ -1,0 +1,138 @@
+"""Trace a rollout, a gradient and new weights through a live scheme: files, functions, returns to a file already left.
+
+    python benchmarks/message_ways.py
+    python benchmarks/message_ways.py --tree ../before
+
+A call counts if one of its arguments, or its result, is the message or contains it; a rollout counts as long as it
+has its data. Methods of the message and of a train batch do not count, nor do wrappers that only time a call, the
+runtime and the agent, except its storage, which is one room. Prints JSON: by message, the files in the order of
+the first visit, the number of functions, and how often the way comes back to a file that it had left. Counts do
+not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+HERE = Path(__file__).resolve().parents[1]
+ROOMS = ("pytorchrl/scheme/", "pytorchrl/agent/storages/", "pytorchrl/agent/synthetic.py")
+CONTAINERS = ("Item", "Part", "TrainBatch", "QueuedRollout")
+# Enough for the first message of each kind to be used.
+UPDATES = 8
+ASYNC = {"col_communication": "asynchronous"}
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rollout, parallel and asynchronous": ("Rollout", {"num_col_workers": 2, **ASYNC}),
+    "rollout, parallel and synchronous": ("Rollout", {"num_col_workers": 2}),
+    "rollout, central and synchronous": ("Rollout", {}),
+    "gradient, parallel and synchronous": ("Gradients", {"num_grad_workers": 2}),
+    "weights, parallel and asynchronous": ("Weights", {"num_col_workers": 2, **ASYNC}),
+}
+
+
+class Tracer:
+    """Notes the calls that carry one message; the first message that is seen is the one.
+
+    Args:
+        kind: Name of the message's class.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._key: tuple[Any, ...] | None = None
+        self._kept: dict[int, Any] = {}  # data of the message by identity; kept, so that no identity is used twice
+        self._lock = threading.Lock()
+        self.visits: list[tuple[str, str]] = []
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Note a call or a return; the profile function of all threads."""
+        name = frame.f_code.co_filename
+        room = next((name[name.index(room):] for room in ROOMS if room in name), None)
+        if room is None or event not in ("call", "return") or frame.f_code.co_name.startswith("<"):
+            return
+        code = frame.f_code
+        values = [frame.f_locals.get(name) for name in code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]]
+        is_method = code.co_varnames[:1] == ("self",) and type(values[0]).__name__ in (self._kind, *CONTAINERS)
+        if is_method or code.co_name == "call":
+            return
+        with self._lock:
+            if any(self._carries(value) for value in (values if event == "call" else [argument])):
+                room = "storage" if room.startswith("pytorchrl/agent/") else room
+                self.visits.append((room, code.co_qualname if sys.version_info >= (3, 11) else code.co_name))
+
+    def _carries(self, value: Any, depth: int = 3) -> bool:
+        if id(value) in self._kept:
+            return True
+        if type(value).__name__ == self._kind:
+            return self._is_it(value)
+        if depth and isinstance(value, (list, tuple)) and len(value) < 100:
+            return any(self._carries(part, depth - 1) for part in value)
+        parts = [getattr(value, name, None) for name in ("parts", "rollouts", "rollout", "value")] \
+            if depth and type(value).__name__ in (*CONTAINERS, "Outcome") else []
+        return any(self._carries(part, depth - 1) for part in parts if part is not None)
+
+    def _is_it(self, message: Any) -> bool:
+        if self._kind == "Rollout" and message.data is None:
+            return False
+        key = tuple(getattr(message, name, None) for name in ("worker", "incarnation", "sequence", "version"))
+        if self._key is None:
+            self._key = key
+        if key != self._key:
+            return False
+        for part in ([message.data] if self._kind == "Rollout" else []):
+            self._kept[id(part)] = part
+        return True
+
+    def result(self) -> dict[str, Any]:
+        """Return the files, the number of functions, and the number of returns to a file already left."""
+        files: list[str] = []
+        returns, last = 0, None
+        for room, _ in self.visits:
+            if room != last:
+                returns += room in files
+                files.extend([] if room in files else [room])
+            last = room
+        return {"files": files, "num_files": len(files), "functions": len(set(self.visits)), "returns": returns}
+
+
+def trace(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the way of one message through a scheme in the simulated runtime."""
+    from pytorchrl import Scheme
+    from pytorchrl.agent.synthetic import synthetic_agent
+
+    scheme = Scheme(*synthetic_agent(size=4), runtime="simulated", seed=1, **settings)
+    tracer = Tracer(kind)
+    threading.setprofile(tracer)
+    try:
+        sys.setprofile(tracer)
+        for _ in range(UPDATES):
+            scheme.step()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type] # None ends it
+        scheme.stop()
+    return tracer.result()
+
+
+def main() -> None:
+    """Print the ways through this tree or another."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", type=Path, help="root of another tree; its benchmarks are not used")
+    tree = parser.parse_args().tree
+    if tree is not None:
+        environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}
+        raise SystemExit(subprocess.run([sys.executable, __file__], env=environment, check=False).returncode)
+    print(json.dumps({name: trace(*way) for name, way in WAYS.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    if str(HERE) not in os.environ.get("PYTHONPATH", "").split(os.pathsep) and "PYTHONPATH" not in os.environ:
+        sys.path.insert(0, str(HERE))
+    main()
