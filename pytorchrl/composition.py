@@ -32,7 +32,7 @@ from pytorchrl.learner import Learner
 from pytorchrl.scheme_options import default_of, scheme_options
 
 EnvSource = str | Callable[..., object]
-"""What `train` takes as an environment: an id, or a function that makes one."""
+"""An environment of `train`: an id, or a function that makes one environment."""
 
 # The names of options in `train`, where the part itself has another name, or uses the same name for something else.
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
