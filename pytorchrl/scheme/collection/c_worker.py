@@ -126,7 +126,7 @@ class CWorker(Worker):
             return self._snapshot
 
     def learning_state(self) -> dict[str, np.ndarray]:
-        """What computing gradients needs beyond the acting state."""
+        """Return the arrays that computing gradients needs beyond the acting state."""
         return {name: value.numpy() for name, value in self.algo.learning_state().items()}
 
     def set_weights(self, weights: Weights | Mapping[str, Any]) -> None:
@@ -153,7 +153,7 @@ class CWorker(Worker):
             self._snapshot = None
 
     def take_weights_traffic(self) -> Traffic:
-        """What it has decoded of weights since the last call."""
+        """Return the totals of weights decoded since the last call."""
         traffic, self._weights_traffic = self._weights_traffic, Traffic()
         return traffic
 

@@ -282,7 +282,7 @@ def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None
 
 
 class Used(NamedTuple):
-    """What is behind a gradient."""
+    """The data behind a gradient."""
 
     num_samples: int
     num_new_samples: int
