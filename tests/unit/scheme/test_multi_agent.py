@@ -265,9 +265,8 @@ def test_a_policy_absent_from_half_of_the_slices_gets_the_gradient_of_its_own_da
 class OnlyFirstEpisode(ComingAndGoing):
     """After the first episode `agent_0` never comes again."""
 
-    def _there(self):
-        agents = super()._there()
-        return [agent for agent in agents if agent != "agent_0"] if self._episode > 0 else agents
+    def _present(self):
+        return [agent for agent in super()._present() if agent != "agent_0" or self._episode == 0]
 
 
 @pytest.mark.parametrize("settings", [
