@@ -32,7 +32,6 @@ LONG_FILES = {
     "tests/unit/scheme/recording/test_record.py",
     "tests/unit/scheme/test_checkpoint.py",
     "tests/unit/scheme/test_microbatching.py",
-    "tests/unit/scheme/test_multi_agent.py",
     "tests/unit/scheme/test_options.py",
     "tests/unit/scheme/test_peer_defects.py",
 }
@@ -64,7 +63,7 @@ UNTYPED_KEYWORDS = {
 # Each use of `Any` in an annotation; of these at most a third of the 1,271 is to be left.
 MOST_ANY = 549
 # Docstrings that open with What, Whose, Who, Those or How; none is to be left.
-MOST_HEADLESS_DOCSTRINGS = 17
+MOST_HEADLESS_DOCSTRINGS = 14
 
 
 def name_of(path):
