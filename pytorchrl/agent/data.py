@@ -28,6 +28,9 @@ Arrays = dict[str, np.ndarray]
 State = dict[str, Any]
 """A saved state: tensors, arrays, plain values and containers of them, in a layout of the class that saved it."""
 
+Parameters = Mapping[str, Any]
+"""Name -> current value of an updatable option: a float, or in a compiled loss a tensor ()."""
+
 
 class DataKind(Enum):
     """The kind of data that an algorithm learns from and a storage provides; both must be the same.
@@ -214,8 +217,7 @@ def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list
     """Return the number of valid samples behind each gradient of a batch: the weight of the gradient in a mean.
 
     Every policy has the same number of gradients: an agent of one policy has one for each group of its algorithm, an
-    agent of
-    several policies has one for each policy.
+    agent of several policies has one for each policy.
 
     Args:
         samples: Policy -> number of valid samples, as from `Batch.samples`.
@@ -337,9 +339,9 @@ class ReplayBatch(OnePolicyBatch):
 class SequenceBatch(OnePolicyBatch):
     """Sequences drawn from replay for one gradient. W = burn-in steps, L = trained steps, n = `n_step` of the storage.
 
-    A sequence has W + L + n observations: W burn-in observations, which prepare the memory; L trained ones, in rows W
-    to W + L - 1; and n from which targets bootstrap. A burn-in is shorter only at the start of an episode, marked by
-    `done`. Rows before the start, and rows after the last observation of an episode, repeat the nearest row.
+    A sequence has W + L + n observations: those before its trained steps warm the memory up, those after them are what
+    targets bootstrap from. Its trained steps are at rows W to W + L - 1. A shorter warm-up begins with an episode,
+    `done`; rows before that, and rows after an episode's last observation, repeat what is next to them.
 
     `SequenceBuffer` draws sequences of one episode each. A sequence of `RolloutSequenceBuffer`, whose W is 0, may
     contain several episodes; the true last observation of an episode is a row between its last step and the next

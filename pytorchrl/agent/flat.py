@@ -1,4 +1,4 @@
-"""All parameters of a group as one vector: what travels, is averaged, clipped and stepped is one contiguous tensor."""
+"""All parameters of a group as one vector, so that they are sent, averaged, clipped and updated as one tensor."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pytorchrl.errors import WeightsError
 
 
 class FlatParameters:
-    """Makes parameters views into one vector, and their gradients views into another.
+    """One vector of parameters and one of gradients; the parameters of modules become views of these vectors.
 
-    The parameters keep their identity, names and shapes; writing to either side is seen on the other. Gradients exist
-    from the start and are accumulated in place: clear them with `zero_grad()` of this class, never with
-    `module.zero_grad()`, which would cut the views off.
+    The parameters keep their identity, names and shapes, and share memory with the vector. Gradients exist from the
+    start and are accumulated in place: clear them with `zero_grad()` of this class, not with `module.zero_grad()`,
+    which would replace the views.
     """
 
     data: Tensor
-    """(P,) float32, all parameters one after the other, each in row-major order."""
+    """(P,) float32, the concatenated parameters, each in row-major order."""
     grad: Tensor
-    """(P,) float32, their gradients in the same order."""
+    """(P,) float32, the gradients in the same order."""
 
     def __init__(self, params: Iterable[nn.Parameter] | Mapping[str, nn.Parameter]) -> None:
-        """Move the parameters into one vector, in the given order; one that is given twice is kept once.
+        """Move the parameters into one vector, in the given order; a parameter that occurs twice is stored once.
 
         Args:
             params: Parameters on one device, float32; a mapping such as `dict(module.named_parameters())` names them.
 
         Raises:
-            WeightsError: There is none, or one is not float32 or lies on another device than the first.
+            WeightsError: There are no parameters, or they are not all float32 on one device.
         """
         if not isinstance(params, Mapping):
             params = {str(index): param for index, param in enumerate(params)}
@@ -55,28 +55,29 @@ class FlatParameters:
 
     @property
     def names(self) -> list[str]:
-        """Names in the order of the vector."""
+        """Names of the parameters, in the order of the vector."""
         return list(self._params)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape, in the order of the vector."""
+        """Name -> shape of the parameters, in the order of the vector."""
         return {name: tuple(param.shape) for name, param in self._params.items()}
 
     @property
     def params(self) -> list[nn.Parameter]:
-        """The parameters in the order of the vector."""
+        """The parameters, in the order of the vector."""
         return list(self._params.values())
 
     def __len__(self) -> int:
-        """Number of scalars, P."""
+        """Return P, the number of scalars."""
         return self.data.numel()
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Name -> view of `vector` (P,) with the shape of that parameter."""
+        """Return name -> view of `vector` (P,) with the shape of that parameter."""
         self.check(vector)
-        parts = torch.split(vector, [param.numel() for param in self._params.values()])
-        return {name: part.view(param.shape) for (name, param), part in zip(self._params.items(), parts, strict=True)}
+        pieces = torch.split(vector, [param.numel() for param in self._params.values()])
+        return {name: piece.view(param.shape) for (name, param),
+                piece in zip(self._params.items(), pieces, strict=True)}
 
     def check(self, vector: Tensor) -> None:
         """Raise `WeightsError` unless `vector` has the shape (P,)."""
@@ -86,10 +87,10 @@ class FlatParameters:
                 f"with {len(self)} scalars; sender and receiver need the same network")
 
     def load_(self, vector: Tensor) -> None:
-        """Copy `vector` (P,), of any device, over all parameters.
+        """Copy `vector` (P,), on any device, into the parameters.
 
         Raises:
-            WeightsError: It has another shape; nothing was changed.
+            WeightsError: The vector has another shape; nothing was changed.
         """
         self.check(vector)
         self.data.copy_(vector)

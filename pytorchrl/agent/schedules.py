@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pytorchrl.errors import ConfigError
 
@@ -34,7 +34,7 @@ class Schedule(ABC):
         """Return the numbers that define the schedule; the last one is its final value."""
 
     @abstractmethod
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[str | float]:
         """Return the schedule as plain values, beginning with its name; `schedule_of` is the inverse."""
 
 
@@ -60,12 +60,11 @@ class Ramp(Schedule):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse ends that are not finite, an exponential schedule from or to 0, and a length below one step."""
+        """Refuse ends that are not finite, an exponential schedule with an end of 0, and a length below one step."""
         ends = [_number(value, f"the ends of a {self.shape} schedule") for value in (self.start, self.end)]
         if self.shape == "exponential" and min(ends) <= 0.0:
             raise ConfigError(f"the ends of an exponential schedule must be > 0, got {self.start!r} to {self.end!r}; "
-                              "use linear "
-                              "or cosine to reach 0")
+                              "use linear or cosine to reach 0")
         object.__setattr__(self, "start", ends[0])
         object.__setattr__(self, "end", ends[1])
         if self.steps is not None:
@@ -84,7 +83,7 @@ class Ramp(Schedule):
         """See `Schedule`."""
         return self.start, self.end
 
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[str | float]:
         """See `Schedule`."""
         return [self.shape, self.start, self.end, *([] if self.steps is None else [self.steps])]
 
@@ -99,8 +98,7 @@ class Piecewise(Schedule):
         """Refuse points that are not pairs, env steps that do not increase from 0, and values that are not finite."""
         if len(self.points) < 2 or not all(isinstance(point, Sequence) and len(point) == 2 for point in self.points):
             raise ConfigError("a piecewise schedule needs two or more points (env_step, value), such as (0, 1e-3), "
-                              "(1000000, 1e-4), "
-                              f"got {self.points!r}")
+                              f"(1000000, 1e-4), got {self.points!r}")
         what = "the values of a piecewise schedule"
         points = tuple((_whole(step, 0), _number(value, what)) for step, value in self.points)
         steps = [step for step, _ in points]
@@ -125,7 +123,7 @@ class Piecewise(Schedule):
         """See `Schedule`."""
         return tuple(value for _, value in self.points)
 
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[str | float]:
         """See `Schedule`."""
         return ["piecewise", *(number for point in self.points for number in point)]
 
@@ -159,10 +157,10 @@ class Computed(Schedule):
 
     def __repr__(self) -> str:
         """Return the function's module and name; for a callable object, those of its class."""
-        named: Any = self.function
-        if not hasattr(named, "__qualname__") or getattr(named, "__module__", None) is None:
-            named = type(named)
-        return f"{named.__module__}.{named.__qualname__}"
+        function: object = self.function
+        if not hasattr(function, "__qualname__") or getattr(function, "__module__", None) is None:
+            function = type(function)
+        return f"{function.__module__}.{getattr(function, '__qualname__')}"  # noqa: B009 - not every object has it
 
     def value(self, env_steps: int, target_steps: int) -> float:
         """See `Schedule`.
@@ -189,13 +187,13 @@ class Computed(Schedule):
         """Return an empty tuple: each value is checked when it is computed."""
         return ()
 
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[str | float]:
         """Return the function's name, since the function itself is not a plain value."""
         return [self.NAME, repr(self)]
 
 
 def linear(start: float, end: float, steps: int | None = None) -> Schedule:
-    """Return a schedule that moves linearly from `start` to `end` in `steps` env steps; None: by the target steps."""
+    """Return a schedule that moves linearly from `start` to `end`; `steps=None` means up to the experiment's target."""
     return Ramp("linear", start, end, steps)
 
 
@@ -205,9 +203,9 @@ def cosine(start: float, end: float, steps: int | None = None) -> Schedule:
 
 
 def exponential(start: float, end: float, steps: int | None = None) -> Schedule:
-    """Return a schedule that moves from `start` to `end`, both above 0, by a constant factor each step.
+    """Return a schedule that moves from `start` to `end`, both above 0, by a constant factor in each step.
 
-    See `linear`.
+    See `linear` for `steps`.
     """
     return Ramp("exponential", start, end, steps)
 
@@ -217,10 +215,10 @@ def piecewise(*points: Sequence[float]) -> Schedule:
 
     The value is constant after the last point.
     """
-    return Piecewise(tuple(points))  # type: ignore[arg-type] # checked there
+    return Piecewise(tuple(points))  # type: ignore[arg-type] # `Piecewise` checks the points
 
 
-def schedule_of(parts: Sequence[Any]) -> Schedule:
+def schedule_of(parts: Sequence[str | float]) -> Schedule:
     """Return the schedule with these `Schedule.parts()`; numbers may be strings.
 
     Raises:
@@ -233,13 +231,13 @@ def schedule_of(parts: Sequence[Any]) -> Schedule:
     except ValueError:
         raise ConfigError(f"a schedule is made of numbers, as in {FORMS}, got {shown}") from None
     if name in _SHAPES and len(values) in (2, 3):
-        return Ramp(name, values[0], values[1], _whole(values[2], 1) if len(values) == 3 else None)
+        return Ramp(str(name), values[0], values[1], _whole(values[2], 1) if len(values) == 3 else None)
     if name == "piecewise" and len(values) % 2 == 0:
         return piecewise(*zip(values[::2], values[1::2], strict=True))
     raise ConfigError(f"a schedule is written {FORMS}, got {shown}")
 
 
-def as_schedule(value: Any, option: str, low: float | None, high: float | None, exclusive: bool) -> Any:
+def as_schedule(value: object, option: str, low: float | None, high: float | None, exclusive: bool) -> object:
     """Convert a function or a list of points to a schedule; return any other value unchanged.
 
     Args:
@@ -278,13 +276,13 @@ def bounds_text(low: float | None, high: float | None, exclusive: bool) -> str:
     return " and ".join(bounds + ([f"<= {high}"] if high is not None else []))
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: object, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise ConfigError(f"{what} must be finite numbers, got {value!r}")
     return float(value)
 
 
-def _whole(value: Any, low: int) -> int:
+def _whole(value: object, low: int) -> int:
     """Return a whole number of env steps, which may be written as 1e6."""
     number = _number(value, "env steps of a schedule")
     if not number.is_integer() or number < low:

@@ -1,4 +1,4 @@
-"""The seed tree: one seed of the experiment gives every generator of every worker its own stream."""
+"""The seed tree, which derives from the experiment's seed a separate stream for each generator of each worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GLOBAL_DRAWS = threading.RLock()
 
 
 class Stream(IntEnum):
-    """Purpose of a generator; a part of its path in the seed tree."""
+    """The purpose of a generator, which is part of its position in the seed tree."""
 
     ENV = 0
     ACTING = 1
@@ -24,7 +24,7 @@ class Stream(IntEnum):
     INIT = 4
     EVALUATION = 5
     PART = 6
-    """The part of an experiment after a checkpoint, which has seeds of its own."""
+    """The continuation of an experiment from a checkpoint, with a seed of its own."""
 
 
 def check_seed(seed: object) -> int:
@@ -35,19 +35,20 @@ def check_seed(seed: object) -> int:
 
 
 def derive_seed(seed: int, stream: Stream, *path: int) -> int:
-    """Return the 63-bit seed of one stream of one worker.
+    """Return a 63-bit seed for one stream of one worker.
 
     Args:
         seed: The experiment's seed.
-        stream: What it is for.
-        path: Place in the worker tree: gradient worker, collection worker, incarnation, environment, as far as known.
+        stream: The purpose of the stream.
+        path: Position in the worker tree: indices of gradient worker, collection worker, incarnation and environment,
+            as many of these as apply.
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(int(stream), *path))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Generator:
-    """A torch generator of its own, so that the global one stays untouched."""
+    """Return a new torch generator, so that torch's global generator is not used."""
     return torch.Generator(device=device).manual_seed(seed)
 
 

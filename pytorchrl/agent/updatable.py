@@ -12,16 +12,17 @@ from pytorchrl.errors import ConfigError, WeightsError
 
 
 class Updatable:
-    """A part of an agent, some of whose options are declared `updatable`."""
+    """A part of an agent with options that may change during training, which are declared `updatable`."""
 
     options: Any
+    """Checked options, an instance of the class's own `Options`."""
     schedules: Mapping[str, Schedule] = MappingProxyType({})
-    """Name -> schedule, of those parameters that change with env steps."""
+    """Name -> schedule, for each parameter that changes with env steps."""
     parameters: Mapping[str, float] = MappingProxyType({})
-    """Name -> value in force; an option that is None has none."""
+    """Name -> current value; an option that is None is missing."""
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
-        """Set each scheduled parameter to its value after `env_steps` of the whole experiment; returns those set."""
+        """Set each scheduled parameter to its value after `env_steps` of the whole experiment; return these values."""
         values = {name: schedule.value(env_steps, target_steps) for name, schedule in self.schedules.items()}
         if values:
             self.parameters = {**self.parameters, **values}
@@ -29,32 +30,32 @@ class Updatable:
 
     @property
     def updatable(self) -> list[str]:
-        """Names of options that may change while training."""
+        """Names of the options that may change during training."""
         return [field.name for field in dataclasses.fields(self.options) if field.metadata.get("updatable")]
 
     def _start_parameters(self) -> None:
-        """Begin with what the options say."""
+        """Set all parameters to the values of the options."""
         for name in self.updatable:
             self._set_parameter(name, getattr(self.options, name))
 
-    def _update_option(self, name: str, value: Any) -> None:
+    def _update_option(self, name: str, value: object) -> None:
         """Set an option; a number ends its schedule, a `Schedule` or a list of points (env step, value) starts one.
 
         Raises:
-            KeyError: There is no such option, or it is fixed.
+            KeyError: There is no such option, or it cannot change.
             ConfigError: The value is not allowed, or is a function; nothing was changed.
         """
         names = self.updatable
         if name not in names:
             raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can {', '.join(names) or 'nothing'}")
         options = dataclasses.replace(self.options, **{name: value})
-        value = getattr(options, name)
-        refuse_function(value)
+        checked = getattr(options, name)
+        refuse_function(checked)
         self.options = options
-        self._set_parameter(name, value)
+        self._set_parameter(name, checked)
 
     def _set_parameter(self, name: str, value: float | Schedule | None) -> None:
-        # New dictionaries, so that a thread that reads the old ones never sees half a change.
+        # New dictionaries, so that a thread that reads the old ones never sees a partial change.
         schedules = {other: schedule for other, schedule in self.schedules.items() if other != name}
         parameters = {other: number for other, number in self.parameters.items() if other != name}
         if isinstance(value, Schedule):
@@ -63,18 +64,19 @@ class Updatable:
             parameters[name] = float(value)
         self.schedules, self.parameters = schedules, parameters
 
-    def _schedules_state(self) -> dict[str, Any]:
-        """Return the schedules as plain values; `_load_schedules` reads them."""
+    def schedules_state(self) -> dict[str, list[str | float]]:
+        """Return the schedules as plain values, for `load_schedules`."""
         return {name: schedule.parts() for name, schedule in self.schedules.items()}
 
-    def _load_schedules(self, state: Mapping[str, Any]) -> None:
-        """Follow the schedules of a state.
+    def load_schedules(self, state: Mapping[str, Sequence[str | float]]) -> None:
+        """Restore a `schedules_state()`.
 
-        Raises `WeightsError` where one is a function that the options do not have.
+        Raises:
+            WeightsError: A schedule is a function that the options do not contain.
         """
         self.schedules = {name: self._restored(name, parts) for name, parts in state.items()}
 
-    def _restored(self, name: str, parts: Sequence[Any]) -> Schedule:
+    def _restored(self, name: str, parts: Sequence[str | float]) -> Schedule:
         own = getattr(self.options, name, None)
         if isinstance(own, Computed) and own.parts() == list(parts):
             return own
@@ -84,11 +86,10 @@ class Updatable:
         return schedule_of(parts)
 
 
-def refuse_function(value: Any) -> None:
-    """Raise `ConfigError` for a function that is to become a schedule while training."""
+def refuse_function(value: object) -> None:
+    """Raise `ConfigError` if `value` is a function; during training, a function cannot become a schedule."""
     if isinstance(value, Computed):
         raise ConfigError(
-            f"{value.option} cannot become a function while training, for no checkpoint or record could keep "
-            f"{value!r}; give a "
-            "schedule made of numbers, such as linear(1e-3, 0.0) or [(0, 1e-3), (1000000, 0.0)], or the function as "
-            "option from the start")
+            f"{value.option} cannot become a function while training, because checkpoints and records cannot store "
+            f"{value!r}; give a schedule made of numbers, such as linear(1e-3, 0.0) or [(0, 1e-3), (1000000, 0.0)], "
+            "or set the function as option from the start")

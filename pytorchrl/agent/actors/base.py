@@ -259,8 +259,7 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
         if state[name].shape != (size,):
             raise CheckpointError(
                 f"checkpoint {path!r} contains {math.prod(state[name].shape)} parameters, this actor has {size}; build "
-                "it "
-                "with the spaces and options that the model was trained with")
+                "it with the spaces and options that the model was trained with")
     with torch.no_grad():
         for name, parameters in networks.items():
             nn.utils.vector_to_parameters(state[name].to(parameters[0].device), parameters)
@@ -269,6 +268,5 @@ def load_checkpoint(actor: Loadable, path: str) -> None:
             if not isinstance(value, Tensor) or value.shape != buffer.shape:
                 raise CheckpointError(
                     f"checkpoint {path!r} has no {name} of shape {tuple(buffer.shape)}; give the actor the "
-                    "normalize_obs and "
-                    "normalize_reward of the training")
+                    "normalize_obs and normalize_reward of the training")
             buffer.copy_(value)

@@ -81,8 +81,7 @@ class OffPolicyActor(ReplayActor):
             if self.log_std_bound != "clip" and not is_gaussian:
                 raise ConfigError(
                     f"log_std_bound={self.log_std_bound!r} needs policy='stochastic' and a Box of actions, because no "
-                    "other "
-                    "policy has a standard deviation; leave it out")
+                    "other policy has a standard deviation; leave it out")
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:

@@ -28,8 +28,7 @@ _EXTRACTORS = ("auto", "mlp", *_IMAGE_EXTRACTORS)
 
 EXTRACTOR_HELP = (
     "auto (cnn for images of 36 pixels or more, impala from 16, else mlp), mlp, cnn, impala or fixup; or a callable "
-    "from a "
-    "space (a dictionary of spaces if there are several leaves) to a module with out_features.")
+    "from a space (a dictionary of spaces if there are several leaves) to a module with out_features.")
 """Help text of the option `feature_extractor`."""
 NORMALIZE_OBS_HELP = "Normalise observations except images by their running mean and standard deviation."
 """Help text of the option `normalize_obs`."""
@@ -163,12 +162,11 @@ def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
         assert isinstance(space, gym.spaces.Box)
         warnings.warn(
             f"leaf {leaf!r} has the shape of an image, {space.shape}, and goes into fully connected layers over "
-            f"{math.prod(space.shape)} "
-            "numbers: for feature_extractor='auto' an image is (H, W, C) with 1, 3 or 4 channels or (C, H, W), has 16 "
-            "x 16 pixels or more, "
+            f"{math.prod(space.shape)} numbers: for feature_extractor='auto' an image is (H, W, C) with 1, 3 or 4 "
+            "channels or (C, H, W), has 16 x 16 pixels or more, "
             f"and consists of unsigned bytes, or of floats with bounds of 0 and 1; got {space.dtype} from "
-            f"{space.low.min()} to "
-            f"{space.high.max()}; give feature_extractor='cnn' or 'impala' for an image (C, H, W), else 'mlp'",
+            f"{space.low.min()} to {space.high.max()}; give feature_extractor='cnn' or 'impala' for an image (C, H, "
+            "W), else 'mlp'",
             stacklevel=2)
 
 

@@ -1,4 +1,4 @@
-"""Algorithms: from batches to gradients, from gradients to better weights."""
+"""Algorithms, which compute gradients from batches and update weights by gradients."""
 
 from pytorchrl.agent.algorithms.a2c import A2C
 from pytorchrl.agent.algorithms.appo import APPO

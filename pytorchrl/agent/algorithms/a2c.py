@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
+from pytorchrl.agent.algorithms.on_policy import ADVANTAGE_NORMALIZATION_HELP, NUM_MINI_BATCH_HELP, OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.optimizers import OPTIMIZER_HELP, OPTIMIZERS
 from pytorchrl.agent.algorithms.registry import algorithm
-from pytorchrl.agent.data import Batch, Evaluated
+from pytorchrl.agent.data import Batch, Evaluated, Parameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GAEBuffer
@@ -20,24 +19,24 @@ from pytorchrl.agent.storages import GAEBuffer
 
 @algorithm("a2c", storage=GAEBuffer)
 class A2C(OnPolicyAlgorithm):
-    """Policy gradient with a value baseline; one optimiser over the whole actor.
+    """Policy gradient with a value baseline; one optimiser updates the whole actor.
 
     loss = -mean log pi(a|o) A + value_loss_coef * mean (V - R)^2 / 2 - entropy_coef * H.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(OnPolicyAlgorithm.Options):
-        """Options of `A2C`; other defaults than those of `OnPolicyAlgorithm`."""
+        """Options of `A2C`, with defaults that differ from those of `OnPolicyAlgorithm`."""
 
         lr: float | Schedule = option(7e-4, help="Learning rate.", low=0.0, updatable=True)
         optimizer: str | Callable[..., Optimizer] = option("rmsprop_tf", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
         num_epochs: int = option(1, help="Passes over each rollout.", low=1)
-        num_mini_batch: int = option(1, help="Parts of a pass, one update each.", low=1)
+        num_mini_batch: int = option(1, help=NUM_MINI_BATCH_HELP, low=1)
         advantage_normalization: str = option(
-            "none", help="Over which samples advantages are normalised.", choices=("minibatch", "batch", "none"))
+            "none", help=ADVANTAGE_NORMALIZATION_HELP, choices=("minibatch", "batch", "none"))
 
     def terms(
-        self, evaluated: Evaluated, batch: Batch, parameters: Mapping[str, Any],
+        self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """See `OnPolicyAlgorithm`."""
         return {

@@ -1,4 +1,4 @@
-"""Asynchronous PPO, and IMPACT (Luo et al. 2020), its form with a slow policy. B = samples of a batch."""
+"""Asynchronous PPO, and IMPACT (Luo et al. 2020), its variant with a slow policy. B = samples of a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from pytorchrl.agent.algorithms.base import copy_tensors
 from pytorchrl.agent.algorithms.ppo import PPO
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.vtrace import VTraceAlgorithm
-from pytorchrl.agent.data import Batch, Evaluated, Obs
+from pytorchrl.agent.data import Batch, Evaluated, Obs, Parameters, State
 from pytorchrl.agent.options import option
 from pytorchrl.agent.storages import VTraceBuffer
 from pytorchrl.errors import ConfigError, WeightsError
@@ -30,9 +29,10 @@ _SLOW_INTERVAL, _IS_CLIP, _KL_TARGET = 2, 2.0, 0.01
 class APPO(VTraceAlgorithm, PPO):
     """PPO's loss with the advantages A and targets v of a `VTraceBuffer`, plus kl_coef * KL.
 
-    The ratio is pi / mu, where mu is the policy that acted, and KL is that of mu from pi, estimated from its samples.
-    With `target_network` there is a slow policy, a copy of pi taken every `target_update_interval` updates: V-trace
-    learns about it, the ratio is clip(mu / slow, 0, is_clip) * pi / mu, and KL is exactly that of slow from pi.
+    The ratio is pi / mu, where mu is the policy that acted, and KL is the divergence KL(mu || pi), estimated from
+    samples of mu. With `target_network`, there is a slow policy, a copy of pi made every `target_update_interval`
+    updates: it is the target policy of V-trace, the ratio is clip(mu / slow, 0, is_clip) * pi / mu, and KL is KL(slow
+    || pi), computed exactly.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -40,38 +40,38 @@ class APPO(VTraceAlgorithm, PPO):
         """Options of `APPO`."""
 
         kl_coef: float = option(
-            0.0, help="Weight of the KL divergence at the start; it adapts to kl_target. 0 is off.", low=0.0)
+            0.0, help="Initial weight of the KL divergence, which adapts to kl_target; 0 switches it off.", low=0.0)
         kl_target: float = option(
-            _KL_TARGET, help="KL divergence wished for: kl_coef grows by half above twice this, halves below half of "
-            "it.", low=0.0, exclusive=True)
-        target_network: bool = option(False, help="Whether V-trace and the ratio refer to a slow policy (IMPACT).")
+            _KL_TARGET, help="Target of the KL divergence: kl_coef is multiplied by 1.5 above twice the target, by 0.5 "
+                             "below half of it.", low=0.0, exclusive=True)
+        target_network: bool = option(False, help="Use a slow policy for V-trace and the ratio (IMPACT).")
         target_update_interval: int = option(
-            _SLOW_INTERVAL, help="Updates after which the slow policy becomes the present one.", low=1)
+            _SLOW_INTERVAL, help="Updates between two copies of the current policy to the slow one.", low=1)
         is_clip: float = option(
-            _IS_CLIP, help="Largest weight of a sample, by the slow policy over the one that acted.", low=0.0,
-            exclusive=True)
+            _IS_CLIP, help="Largest importance weight of a sample, the ratio of the policy that acted to the slow one.",
+            low=0.0, exclusive=True)
 
         def __post_init__(self) -> None:
             super().__post_init__()
             problems = [text for wrong, text in (
                 (not self.kl_coef and self.kl_target != _KL_TARGET,
-                 f"kl_target={self.kl_target} needs kl_coef > 0: without it there is no KL term"),
+                 f"kl_target={self.kl_target} needs kl_coef > 0, because otherwise there is no KL term"),
                 (not self.target_network and self.target_update_interval != _SLOW_INTERVAL,
                  f"target_update_interval={self.target_update_interval} needs target_network=True"),
                 (not self.target_network and self.is_clip != _IS_CLIP,
                  f"is_clip={self.is_clip} needs target_network=True"),
                 (self.target_network and self.compile,
-                 "compile=True cannot hold the slow policy of target_network=True; leave one out"),
+                 "compile=True does not support the slow policy of target_network=True; leave one out"),
                 (self.target_network and self.kl_coef and self.target_update_interval == 1,
-                 f"kl_coef={self.kl_coef} needs target_update_interval >= 2: a slow policy that is copied at every "
-                 "update is always the present one"),
+                 f"kl_coef={self.kl_coef} needs target_update_interval >= 2, because a slow policy that is copied at "
+                 "every update is always the current one"),
             ) if wrong]
             if problems:
                 raise ConfigError("; ".join(problems))
 
-    def __init__(self, options: Any, **context: Any) -> None:
-        """Use `create_factory`; `context` as of `OnPolicyAlgorithm`."""
-        super().__init__(options, **context)
+    def __init__(self, options: APPO.Options, *, actor: OnPolicyActor, seed: int, device: str = "cpu") -> None:
+        """Build the algorithm; see `Algorithm` for the arguments."""
+        super().__init__(options, actor=actor, seed=seed, device=device)
         self.kl_coef: float = options.kl_coef
         self._interval: int = options.target_update_interval if options.target_network else 1
         self._num_updates = 0
@@ -82,23 +82,23 @@ class APPO(VTraceAlgorithm, PPO):
     # Learning
 
     def terms(
-        self, evaluated: Evaluated, batch: Batch, parameters: Mapping[str, Any],
+        self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `PPO`; `kl` is a term of the loss where it has a weight, else a measure."""
+        """See `PPO`; `kl` is a term of the loss if `kl_coef` is not 0, else a measure."""
         slow_kl = None
         if self._slow is not None:
             with torch.no_grad(), self._precision():
                 slow_logp, _, slow_params, _ = self._slow.evaluate_actions(
                     batch.obs, batch.rhs, batch.done, batch.action, batch.mask)
             slow_kl = self.actor.distribution.kl(slow_params, evaluated.dist_params, batch.mask)
-            # clip(mu / slow, 0, is_clip) * pi / mu is pi over this:
+            # clip(mu / slow, 0, is_clip) * pi / mu = pi / reference
             reference = torch.maximum(slow_logp, batch.logp - math.log(self.options.is_clip))
             batch = dataclasses.replace(batch, logp=reference)
         terms, measures = super().terms(evaluated, batch, parameters)
         if not self.options.kl_coef:
             return terms, measures if slow_kl is None else {**measures, "kl": slow_kl.detach()}
         del measures["kl"]
-        if slow_kl is None:  # once more, with gradient
+        if slow_kl is None:  # the measure of PPO, now with gradient
             log_ratio = evaluated.logp - batch.logp
             if batch.valid is not None:
                 log_ratio = torch.where(batch.valid, log_ratio, 0.0)
@@ -106,7 +106,7 @@ class APPO(VTraceAlgorithm, PPO):
         return {**terms, "kl": slow_kl}, measures
 
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
-        """See `OnPolicyAlgorithm`. The weight of `kl` adapts, so it is not among `parameters`."""
+        """See `OnPolicyAlgorithm`. The weight of `kl` adapts, so it is not one of the `parameters`."""
         weights = super().loss_weights(parameters)
         return {**weights, "kl": self.kl_coef} if self.options.kl_coef else weights
 
@@ -120,7 +120,7 @@ class APPO(VTraceAlgorithm, PPO):
         return logp, self.actor.get_value(obs, rhs, done)[0]["value"]
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """See `PPO`. Where KL has a weight, its mean follows the gradient: it is averaged over workers alike."""
+        """See `PPO`. If `kl_coef` is not 0, the last vector is the mean of KL, to be averaged over workers too."""
         gradients, info = super().compute_gradients(batch)
         if self.options.kl_coef:
             self._gradients = gradients = [*gradients, gradients[0].new_tensor([info["kl"]])]
@@ -128,31 +128,31 @@ class APPO(VTraceAlgorithm, PPO):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """See `Algorithm`; KL follows."""
+        """See `Algorithm`; if `kl_coef` is not 0, the last vector contains KL."""
         return [*super().gradient_sizes, 1] if self.options.kl_coef else super().gradient_sizes
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """See `Algorithm`; then the weight of KL adapts and the slow policy is copied, if it is time.
+        """Update the weights; then, every `target_update_interval` updates, adapt `kl_coef` and copy the slow policy.
 
         Returns:
-            As of `Algorithm`, and `kl_coef` for the next update if KL has a weight.
+            The values of `Algorithm`, and `kl_coef` for the next update if it is not 0.
         """
         gradients = self.last_gradients() if gradients is None else gradients
         info = super().apply_gradients(gradients[:len(self.groups)])
         self._num_updates += 1
-        is_time = self._num_updates % self._interval == 0
+        is_due = self._num_updates % self._interval == 0
         if self.options.kl_coef:
-            if is_time:  # when the slow policy is farthest
+            if is_due:  # before the copy, when the divergence from the slow policy is largest
                 self._adapt(float(gradients[-1]))
             info["kl_coef"] = self.kl_coef
-        if self._slow is not None and is_time:
+        if self._slow is not None and is_due:
             self._slow.load_state_dict(self.actor.state_dict())
         return info
 
     # States
 
     def learning_state(self) -> dict[str, Tensor]:
-        """See `Algorithm`: the weight of KL, and the slow policy."""
+        """Return the weight of KL and the slow policy; see `Algorithm`."""
         slow = {} if self._slow is None else self._slow.state_dict()
         weight = {"kl_coef": torch.tensor(self.kl_coef, dtype=torch.float64)} if self.options.kl_coef else {}
         return {**weight, **{f"slow.{name}": tensor.detach().cpu().clone() for name, tensor in slow.items()}}
@@ -160,18 +160,19 @@ class APPO(VTraceAlgorithm, PPO):
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
         """See `Algorithm`."""
         if self.learning_state().keys() != state.keys():
-            raise WeightsError("the state is of an algorithm with another target_network or kl_coef; give both the same")
+            raise WeightsError("the state is from an algorithm with another target_network or kl_coef; give both the "
+                               "same")
         if self.options.kl_coef:
             self.kl_coef = float(state["kl_coef"])
         if self._slow is not None:
             slow = {f"slow.{name}": tensor for name, tensor in self._slow.state_dict().items()}
             copy_tensors(slow, {name: state[name] for name in slow}, "gradient state")
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Algorithm`; with the number of updates, by which the slow policy is copied."""
+    def state_dict(self) -> State:
+        """See `Algorithm`; the state also has the number of updates, which decides when the slow policy is copied."""
         return {**super().state_dict(), "num_updates": self._num_updates}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """See `Algorithm`."""
         super().load_state_dict(state)
         self._num_updates = state["num_updates"]

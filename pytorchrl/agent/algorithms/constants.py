@@ -1,4 +1,4 @@
-"""Numbers that a loss takes as a tensor."""
+"""Numbers that a loss receives as a tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Constants:
-    """A tensor of numbers, made anew only when they have changed: making one takes as long as a small layer."""
+    """A cached tensor of numbers, which is rebuilt only if they change, because that takes as long as a small layer."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -15,7 +15,7 @@ class Constants:
         self._tensor = torch.empty(0, device=device)
 
     def of(self, *numbers: float) -> Tensor:
-        """(n,) float32; only to be read."""
+        """Return the numbers as a tensor (n,) float32, which must not be changed."""
         if numbers != self._numbers:
             self._numbers, self._tensor = numbers, torch.tensor(numbers, device=self._device)
         return self._tensor

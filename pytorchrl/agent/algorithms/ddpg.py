@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium as gym
 import torch
@@ -14,7 +14,7 @@ from pytorchrl.agent.actors.off_policy_actor import OffPolicyActor, critic_score
 from pytorchrl.agent.algorithms.noise import NOISES, OrnsteinUhlenbeck
 from pytorchrl.agent.algorithms.registry import algorithm
 from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
-from pytorchrl.agent.data import Obs, ReplayBatch
+from pytorchrl.agent.data import Obs, ReplayBatch, State
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
@@ -24,11 +24,12 @@ _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
 
 @algorithm("ddpg", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class DDPG(ReplayAlgorithm):
-    """Learns Q of the policy's own actions, and moves the policy up Q.
+    """Deterministic policy gradient: critics learn Q of the policy's actions, and the policy maximises Q.
 
-    With mu' and Q' the target networks, and R, DISC of n steps from the storage: y = R + DISC * min_j Q'_j(o', mu'(o'));
-    L_q = 1/2 sum_j mean w (Q_j - y)^2; L_pi = -mean Q_1(o, mu(o)), by the policy alone. The paper has one critic
-    (`num_critics=1`). Noise is added when acting, in units of half the range of an action.
+    With the target networks mu' and Q', and the n-step return R and discount DISC from the storage:
+    y = R + DISC * min_j Q'_j(o', mu'(o')); L_q = 1/2 sum_j mean w (Q_j - y)^2; L_pi = -mean Q_1(o, mu(o)), minimised
+    over the policy alone. The paper has one critic (`num_critics=1`). Noise is added when acting, in units of half the
+    range of an action.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -37,15 +38,17 @@ class DDPG(ReplayAlgorithm):
 
         lr_q: float | Schedule = option(1e-3, help="Learning rate of the critics.", low=0.0, updatable=True)
         lr_pi: float | Schedule = option(1e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
-        noise: str = option("gaussian", help="Noise on actions: gaussian, ou (drifting) or none.", choices=NOISES)
+        noise: str = option(
+            "gaussian", help="Noise on actions: gaussian, ou (Ornstein-Uhlenbeck) or none.", choices=NOISES)
         noise_std: float | Schedule = option(
-            0.1, help="Standard deviation of Gaussian noise, in halves of the range.", low=0.0, updatable=True)
-        ou_theta: float = option(0.15, help="Pull of drifting noise back to 0.", low=0.0)
-        ou_sigma: float = option(0.2, help="Push of drifting noise.", low=0.0)
-        ou_dt: float = option(1.0, help="Time step of drifting noise.", low=0.0, exclusive=True)
+            0.1, help="Standard deviation of Gaussian noise, in units of half the range of an action.", low=0.0,
+            updatable=True)
+        ou_theta: float = option(0.15, help="Theta of Ornstein-Uhlenbeck noise, its rate of return to 0.", low=0.0)
+        ou_sigma: float = option(0.2, help="Sigma of Ornstein-Uhlenbeck noise, its scale.", low=0.0)
+        ou_dt: float = option(1.0, help="Time step of Ornstein-Uhlenbeck noise.", low=0.0, exclusive=True)
 
         def __post_init__(self) -> None:
-            """Refuse settings of noise that is not there."""
+            """Refuse options of another kind of noise."""
             super().__post_init__()
             if self.noise != "ou":
                 self._refuse_changed(_OU_OPTIONS, f"noise='ou', got noise={self.noise!r}")
@@ -53,13 +56,14 @@ class DDPG(ReplayAlgorithm):
                 self._refuse_changed(("noise_std",), f"noise='gaussian', got noise={self.noise!r}")
 
     actor_class: ClassVar[type[nn.Module]] = OffPolicyActor
-    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ReplayAlgorithm.actor_options, "policy": ("deterministic",)}
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**ReplayAlgorithm.actor_options,
+                                                                 "policy": ("deterministic",)}
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = (gym.spaces.Box,)
     target_groups: ClassVar[tuple[str, ...]] = ("q", "pi")
     actor: OffPolicyActor
 
-    def __init__(self, options: Any, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:
-        """Use `create_factory`; arguments as of `Algorithm`."""
+    def __init__(self, options: DDPG.Options, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:
+        """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
         self._drift = OrnsteinUhlenbeck(options.ou_theta, options.ou_sigma, options.ou_dt)
 
@@ -79,7 +83,11 @@ class DDPG(ReplayAlgorithm):
     # Learning
 
     def target_actions(self, next_obs: Obs) -> Tensor:
-        """(B, D) actions that targets are made with; observations normalised."""
+        """Return the actions (B, D) at the next observations, from which targets are computed.
+
+        Args:
+            next_obs: Leaf -> (B, ...), normalised.
+        """
         return torch.tanh(self.targets["pi"](next_obs))
 
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
@@ -97,11 +105,11 @@ class DDPG(ReplayAlgorithm):
 
     # States
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Algorithm`; with the state of drifting noise."""
+    def state_dict(self) -> State:
+        """See `Algorithm`; the state also has that of Ornstein-Uhlenbeck noise."""
         return {**super().state_dict(), "noise": self._drift.state.cpu().clone()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """See `Algorithm`."""
         super().load_state_dict(state)
         self._drift.state = state["noise"].to(self.device, copy=True)
@@ -109,10 +117,11 @@ class DDPG(ReplayAlgorithm):
 
 @algorithm("td3", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class TD3(DDPG):
-    """DDPG with a smaller overestimation: two critics, delayed policy, and noise on the target's actions.
+    """DDPG with less overestimation of values: two critics, delayed policy updates, and noise on the target's actions.
 
-    a' = clip(mu'(o') + clip(e, -c, c), -1, 1), e ~ N(0, target_noise^2) for each sample and dimension. Policy and
-    target networks move at every `policy_delay`-th update (target networks at each `target_update_interval`-th of those).
+    a' = clip(mu'(o') + clip(e, -c, c), -1, 1), e ~ N(0, target_noise^2) for each sample and dimension. The policy is
+    updated at every `policy_delay`-th update, and the target networks at every `target_update_interval`-th of these
+    updates.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -121,10 +130,14 @@ class TD3(DDPG):
 
         lr_q: float | Schedule = option(3e-4, help="Learning rate of the critics.", low=0.0, updatable=True)
         lr_pi: float | Schedule = option(3e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
-        policy_delay: int = option(2, help="Updates of the critics for one of policy and targets.", low=1)
+        policy_delay: int = option(
+            2, help="Updates of the critics for each update of policy and target networks.", low=1)
         target_noise: float = option(
-            0.2, help="Standard deviation of noise on the target's actions, in halves of the range.", low=0.0)
-        noise_clip: float = option(0.5, help="Largest such noise.", low=0.0)
+            0.2, help="Standard deviation of the noise on the target's actions, in units of half the range of an "
+                      "action.",
+            low=0.0)
+        noise_clip: float = option(
+            0.5, help="Largest noise on the target's actions, in units of half the range of an action.", low=0.0)
 
     def target_actions(self, next_obs: Obs) -> Tensor:
         """See `DDPG`."""
@@ -133,7 +146,7 @@ class TD3(DDPG):
         return (action + noise.clamp_(-clip, clip)).clamp_(-1.0, 1.0)
 
     def is_due(self, group: str) -> bool:
-        """See `Algorithm`: the policy is only at every `policy_delay`-th update."""
+        """Return whether the group is updated: the policy at every `policy_delay`-th update, critics always."""
         delay: int = self.options.policy_delay
         return group != "pi" or (self.num_updates_made + 1) % delay == 0
 

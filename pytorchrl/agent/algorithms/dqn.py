@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.actors.q_actor import QActor, best_action
 from pytorchrl.agent.algorithms.registry import algorithm
-from pytorchrl.agent.algorithms.replay import ReplayAlgorithm
+from pytorchrl.agent.algorithms.replay import (
+    NUM_UPDATES_HELP,
+    POLYAK_HELP,
+    TARGET_UPDATE_INTERVAL_HELP,
+    UPDATE_EVERY_HELP,
+    ReplayAlgorithm,
+)
 from pytorchrl.agent.contracts import check_per_sample
 from pytorchrl.agent.data import Obs, ReplayBatch
 from pytorchrl.agent.options import option
@@ -21,29 +27,39 @@ from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.agent.updatable import refuse_function
 from pytorchrl.errors import ConfigError
 
+EPSILON_PER_WORKER_HELP = "Give each collector a constant epsilon of its own, from 0.4 for the first one downwards."
 _EPSILON = "epsilon"
 
 
 def ladder_epsilon(index: int, num_collectors: int) -> float:
-    """Epsilon of collector `index` of N, 0.4^(1 + 7 i / (N - 1)): Horgan et al. 2018 (Ape-X), section 4; 0.4 if N = 1.
+    """Return epsilon of collector i of N, 0.4^(1 + 7 i / (N - 1)): Horgan et al. 2018 (Ape-X), section 4; 0.4 if N = 1.
+
+    Args:
+        index: i, from 0 to N - 1.
+        num_collectors: N.
 
     Raises:
-        ConfigError: There is no such collector.
+        ConfigError: The index is not in this range.
     """
     if not 0 <= index < num_collectors:
         raise ConfigError(f"the index of a collector must be from 0 to {num_collectors - 1}, got {index}")
     return float(0.4 ** (1 + 7 * index / max(1, num_collectors - 1)))
 
 
+def _is_probability(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
 @algorithm("dqn", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class DQN(ReplayAlgorithm):
-    """Learns Q of the best actions, and acts by it, at random with probability epsilon.
+    """Q-learning: the actor learns Q of the best actions, and chooses them, or with probability epsilon random ones.
 
-    With a* = argmax_a Q(o', a) (double) or argmax_a Q_target(o', a), and R, DISC of n steps from the storage:
-    delta = R + DISC * Q_target(o', a*) - Q(o, a); the loss is the mean of w * l(delta), w from the storage.
+    With a* = argmax_a Q(o', a) (double) or argmax_a Q_target(o', a), and the n-step return R and discount DISC from the
+    storage: delta = R + DISC * Q_target(o', a*) - Q(o, a); the loss is the mean of w * l(delta), with weights w from
+    the storage.
 
-    Epsilon follows env steps of the whole experiment (`follow_schedules`) as the parameter `epsilon`, which
-    `update_algorithm_parameter` can set.
+    Epsilon is the parameter `epsilon`, which follows the env steps of the whole experiment (`follow_schedules`);
+    `update_algorithm_parameter` can set it.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -52,24 +68,27 @@ class DQN(ReplayAlgorithm):
 
         lr: float | Schedule = option(1e-4, help="Learning rate.", low=0.0, updatable=True)
         double: bool = option(True, help="Choose the target's action by the online network.")
-        loss: str = option("huber", help="Of a TD error: huber (quadratic up to 1) or mse.", choices=("huber", "mse"))
-        initial_epsilon: float = option(1.0, help="Probability of a random action at first.", low=0.0, high=1.0)
-        final_epsilon: float = option(0.05, help="And after epsilon_steps.", low=0.0, high=1.0)
-        epsilon_steps: int = option(100_000, help="Env steps of the whole experiment in between.", low=1)
+        loss: str = option(
+            "huber", help="Loss of a TD error: huber (quadratic up to 1) or mse.", choices=("huber", "mse"))
+        initial_epsilon: float = option(
+            1.0, help="Initial probability of a random action.", low=0.0, high=1.0)
+        final_epsilon: float = option(
+            0.05, help="Probability of a random action after epsilon_steps.", low=0.0, high=1.0)
+        epsilon_steps: int = option(
+            100_000, help="Env steps of the whole experiment over which epsilon changes linearly.", low=1)
         test_epsilon: float = option(0.0, help="Probability of a random action in evaluation.", low=0.0, high=1.0)
-        epsilon_per_worker: bool = option(
-            False, help="Give each collector an epsilon of its own that stays, from 0.4 downwards.")
-        update_every: int = option(4, help="Env steps between two stages of updates.", low=1)
-        num_updates: int = option(1, help="Updates of a stage.", low=1)
+        epsilon_per_worker: bool = option(False, help=EPSILON_PER_WORKER_HELP)
+        update_every: int = option(4, help=UPDATE_EVERY_HELP, low=1)
+        num_updates: int = option(1, help=NUM_UPDATES_HELP, low=1)
         mini_batch_size: int = option(32, help="Transitions of a batch.", low=1)
-        polyak: float = option(
-            0.0, help="Share that the target network keeps of itself when it moves; 0 copies.", low=0.0, high=1.0)
-        target_update_interval: int = option(1000, help="Updates between two moves of the target network.", low=1)
+        polyak: float = option(0.0, help=POLYAK_HELP, low=0.0, high=1.0)
+        target_update_interval: int = option(1000, help=TARGET_UPDATE_INTERVAL_HELP, low=1)
         max_grad_norm: float | None = option(
-            10.0, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
+            10.0, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
+            updatable=True)
 
         def __post_init__(self) -> None:
-            """Refuse settings of an epsilon that nobody acts by."""
+            """Refuse options of the common epsilon if each collector has its own."""
             super().__post_init__()
             if self.epsilon_per_worker:
                 self._refuse_changed(("initial_epsilon", "final_epsilon", "epsilon_steps"), "epsilon_per_worker=False")
@@ -78,36 +97,37 @@ class DQN(ReplayAlgorithm):
     target_groups: ClassVar[tuple[str, ...]] = ("q",)
     actor: QActor
 
-    def __init__(self, options: Any, *, actor: QActor, seed: int, device: str = "cpu") -> None:
-        """Use `create_factory`; arguments as of `Algorithm`."""
+    def __init__(self, options: DQN.Options, *, actor: QActor, seed: int, device: str = "cpu") -> None:
+        """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
         self._set_parameter(_EPSILON, linear(options.initial_epsilon, options.final_epsilon, options.epsilon_steps))
-        self._own_epsilon: float | None = ladder_epsilon(0, 1) if options.epsilon_per_worker else None
+        self._ladder_epsilon: float | None = ladder_epsilon(0, 1) if options.epsilon_per_worker else None
         self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """See `Algorithm`: with `epsilon_per_worker` each has an epsilon of its own.
+        """Become collector `index`; with `epsilon_per_worker`, take its constant epsilon. See `Algorithm`.
 
         Raises:
             ConfigError: There is no such collector.
         """
         epsilon = ladder_epsilon(index, num_collectors)
         if self.options.epsilon_per_worker:
-            self._own_epsilon = epsilon
+            self._ladder_epsilon = epsilon
 
-    def update_algorithm_parameter(self, name: str, value: Any) -> None:
-        """See `Algorithm`; `epsilon` can be set too, to a number, a `Schedule` or a list of points (env step, value)."""
+    def update_algorithm_parameter(self, name: str, value: object) -> None:
+        """Set an option or `epsilon`, to a number, a `Schedule` or a list of points (env step, value)."""
         if name != _EPSILON:
             super().update_algorithm_parameter(name, value)
             return
-        if self._own_epsilon is not None:
-            raise KeyError("epsilon is fixed: with epsilon_per_worker=True each collector has one of its own")
-        value = as_schedule(value, _EPSILON, 0.0, 1.0, exclusive=False)
-        refuse_function(value)
-        numbers = value.values if isinstance(value, Schedule) else [value]
-        if not all(isinstance(number, (int, float)) and not isinstance(number, bool) and 0 <= number <= 1 for number in numbers):
-            raise ConfigError(f"epsilon must be a number from 0 to 1, or a schedule of them, got {value!r}")
-        self._set_parameter(_EPSILON, value)
+        if self._ladder_epsilon is not None:
+            raise KeyError("epsilon is fixed, because with epsilon_per_worker=True each collector has its own")
+        epsilon = as_schedule(value, _EPSILON, 0.0, 1.0, exclusive=False)
+        refuse_function(epsilon)
+        numbers = epsilon.values if isinstance(epsilon, Schedule) else (epsilon,)
+        if not all(_is_probability(number) for number in numbers):
+            raise ConfigError(f"epsilon must be a number from 0 to 1, or a schedule of such numbers, got {epsilon!r}")
+        assert isinstance(epsilon, (Schedule, int, float))
+        self._set_parameter(_EPSILON, epsilon)
 
     # Acting
 
@@ -116,7 +136,10 @@ class DQN(ReplayAlgorithm):
         return self._explore(len(done), deterministic, mask, lambda: self._greedy(obs, deterministic, mask))
 
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
-        """Actions (E,): those of `greedy`, which is asked if need be, each with probability epsilon a random one instead."""
+        """Return the actions (E,) of `greedy`, each replaced with probability epsilon by a random action.
+
+        `greedy` is called only if its result is used.
+        """
         epsilon = self._epsilon(deterministic)
         if epsilon == 0:
             return greedy()
@@ -130,7 +153,7 @@ class DQN(ReplayAlgorithm):
         if deterministic:
             epsilon: float = self.options.test_epsilon
             return epsilon
-        return self.parameters[_EPSILON] if self._own_epsilon is None else self._own_epsilon
+        return self.parameters[_EPSILON] if self._ladder_epsilon is None else self._ladder_epsilon
 
     def _greedy(self, obs: Obs, deterministic: bool, mask: Tensor | None) -> Tensor:
         return self.actor.act(obs, mask, None if deterministic else self.generator)
@@ -140,8 +163,8 @@ class DQN(ReplayAlgorithm):
     def target_values(self, batch: ReplayBatch) -> Tensor:
         """Return the targets for the values of the batch's actions, (B,) float32; called without gradient.
 
-        A subclass may define other targets. `batch.ret` and `batch.discount` cover up to n steps, `self.targets["q"]` is
-        the target network, and `actor.normalise` converts observations to inputs of the networks.
+        A subclass may define other targets. `batch.ret` and `batch.discount` cover up to n steps, `self.targets["q"]`
+        is the target network, and `actor.normalise` converts observations to inputs of the networks.
         """
         actor, generator = self.actor, self.update_generator
         next_obs = actor.normalise(batch.next_obs)

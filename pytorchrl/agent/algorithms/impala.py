@@ -23,24 +23,27 @@ class IMPALA(VTraceAlgorithm, A2C):
 
     loss = -mean log pi(a|o) A + value_loss_coef * mean (V - v)^2 / 2 - entropy_coef * H.
 
-    The paper sums its loss over T * B = 640 samples where this takes the mean: its clipping at 40 and RMSProp with
-    epsilon 0.01 are max_grad_norm 40 / 640 and rmsprop_eps 0.01 / 640^2 here; its first mean square, 1, would be 1 / 640^2, which
-    is no option: the first thousand updates of "rmsprop_tf" are smaller than the paper's.
+    The loss of the paper is the sum over T * B = 640 samples, the loss here is the mean. The paper's clipping at 40 and
+    RMSProp with epsilon 0.01 therefore correspond to max_grad_norm 40 / 640 and rmsprop_eps 0.01 / 640^2. The initial
+    mean square of the paper, 1, would correspond to 1 / 640^2, for which there is no option; the first thousand updates
+    of "rmsprop_tf" are smaller than those of the paper.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(A2C.Options):
-        """Options of `IMPALA`; other defaults than those of `A2C`."""
+        """Options of `IMPALA`, with defaults that differ from those of `A2C`."""
 
         lr: float | Schedule = option(5e-4, help="Learning rate.", low=0.0, updatable=True)
         optimizer: str | Callable[..., Optimizer] = option("adam", help=OPTIMIZER_HELP, choices=OPTIMIZERS)
         max_grad_norm: float | None = option(
-            40.0, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
+            40.0, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
+            updatable=True)
 
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.advantage_normalization != "none":
                 raise ConfigError(
-                    f'IMPALA needs advantage_normalization="none", got "{self.advantage_normalization}": a mean taken '
-                    "from advantages of an older policy pushes the present one away from it without limit; APPO's "
-                    "clipping bounds that")
+                    f'IMPALA needs advantage_normalization="none", got "{self.advantage_normalization}", because '
+                    'subtracting '
+                    "the mean from advantages of an older policy pushes the current policy away from it without limit; "
+                    "use APPO, whose clipping bounds this")

@@ -1,4 +1,4 @@
-"""Exploration noise on actions in [-1, 1], one state an environment. E = environments, D = numbers of an action."""
+"""Exploration noise for actions in [-1, 1]. E = environments, D = dimensions of an action."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 NOISES = ("gaussian", "ou", "none")
-"""Kinds of noise."""
+"""Values of the option `noise`."""
 
 
 class OrnsteinUhlenbeck:
-    """Noise that drifts: x <- x - theta x dt + sigma sqrt(dt) N(0, 1), zero at episode starts (Lillicrap et al. 2016).
+    """Ornstein-Uhlenbeck noise, x <- x - theta x dt + sigma sqrt(dt) N(0, 1): Lillicrap et al. 2016 (DDPG).
+
+    At the start of an episode, x is 0.
 
     Attributes:
-        state: (E, D), or empty before the first draw.
+        state: (E, D) x of each environment, or empty before the first draw.
     """
 
     def __init__(self, theta: float, sigma: float, dt: float) -> None:
@@ -23,7 +25,7 @@ class OrnsteinUhlenbeck:
         self.state = torch.zeros(0)
 
     def draw(self, num_envs: int, size: int, done: Tensor, generator: torch.Generator) -> Tensor:
-        """The next (E, D); where `done` (E,), an episode starts."""
+        """Return the next noise (E, D); `done` (E,) is true where an episode starts."""
         if self.state.shape != (num_envs, size):
             self.state = torch.zeros(num_envs, size, device=done.device)
         start = self.state.masked_fill(done.unsqueeze(-1), 0.0)

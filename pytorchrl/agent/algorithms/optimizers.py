@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pytorchrl.agent.data import State
 from pytorchrl.errors import ConfigError
 
+V = TypeVar("V")
+
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
-OPTIMIZER_HELP = "Optimiser; in Python also a class of torch.optim, or a function of params and lr that returns an optimiser."
+OPTIMIZER_HELP = (
+    "Optimiser; in Python also a class of torch.optim, or a function of params and lr that returns an optimiser.")
 _ADAM_BETAS = 0.9, 0.999
 
 
@@ -25,10 +29,10 @@ class VectorOptimizer(Protocol):
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
         """Update `params` (P,) in place by `scale * gradient`, without changing `gradient` (P,)."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return a copy of the optimiser's state: CPU tensors and plain values."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore the `state_dict()` of an optimiser of the same kind and size."""
 
 
@@ -49,7 +53,8 @@ class OptimizerSettings:
 
 
 OPTIONS_OF = MappingProxyType({
-    "adam_eps": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",), "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
+    "adam_eps": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",),
+    "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
     "rmsprop_decay": ("rmsprop", "rmsprop_tf")})
 """Option of an algorithm, named like the field of `OptimizerSettings` -> optimisers that use it."""
 
@@ -65,21 +70,21 @@ def check_optimizer(make: Callable[..., Optimizer]) -> None:
     try:
         TorchOptimizer(make, like).step(like, torch.ones(2), 0.1, 1.0)
     except Exception as error:
-        raise ConfigError(f"optimizer must be one of {list(OPTIMIZERS)}, a class of torch.optim, or a function of params and lr that "
-                          f"makes an optimiser, such as functools.partial(torch.optim.NAdam, betas=(0.9, 0.99)); {make!r} "
-                          f"fails with {error!r}") from error
+        raise ConfigError(f"optimizer must be one of {list(OPTIMIZERS)}, a class of torch.optim, or a function of "
+                          "params and lr that makes an optimiser, such as functools.partial(torch.optim.NAdam, "
+                          f"betas=(0.9, 0.99)); {make!r} fails with {error!r}") from error
 
 
 class FlatOptimizer:
     """Adam, AdamW, SGD or RMSProp on one vector, in a few in-place operations; the moments are plain tensors."""
 
     def __init__(self, name: str, like: Tensor, settings: OptimizerSettings) -> None:
-        """Make the moments for vectors like `like` (P,).
+        """Allocate the moments for vectors like `like` (P,).
 
         Args:
-            name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "sgd" (with momentum, if it has any), "rmsprop"
-                (epsilon outside the root, first mean square 0), or "rmsprop_tf" (TensorFlow's: epsilon inside the root, first
-                mean square 1).
+            name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "sgd" (with momentum, unless it is 0),
+                "rmsprop" (epsilon outside the root, initial mean square 0), or "rmsprop_tf" (TensorFlow's: epsilon
+                inside the root, initial mean square 1).
             like: (P,) float32.
             settings: Settings of all optimisers; those of other ones are ignored.
         """
@@ -126,7 +131,7 @@ class FlatOptimizer:
         state = {name: moment.cpu().clone() for name, moment in self.moments.items()}
         return {**state, "num_steps": torch.tensor(self.num_steps)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """See `VectorOptimizer`."""
         for name, moment in self.moments.items():
             moment.copy_(state[name])
@@ -140,7 +145,7 @@ class TorchOptimizer:
     """
 
     def __init__(self, make: Callable[..., Optimizer], like: Tensor) -> None:
-        """Make the optimiser for vectors like `like` (P,).
+        """Build the optimiser for vectors like `like` (P,).
 
         Args:
             make: Function that returns the optimiser, called with a list of one parameter and `lr`.
@@ -150,7 +155,7 @@ class TorchOptimizer:
         self._gradient = torch.empty_like(like)
         self._optimizer = make([self._param], lr=1e-3)
         if not isinstance(self._optimizer, Optimizer):
-            raise TypeError(f"it gives {self._optimizer!r}")
+            raise TypeError(f"it returns {self._optimizer!r}")
 
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
         """See `VectorOptimizer`."""
@@ -160,19 +165,19 @@ class TorchOptimizer:
             group["lr"] = lr
         self._optimizer.step()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return a copy of torch's own `state_dict`."""
         return _on_cpu(self._optimizer.state_dict())
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """See `VectorOptimizer`."""
         self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy, because torch keeps references to some values
 
 
-def _on_cpu(value: Any) -> Any:
+def _on_cpu(value: V) -> V:
     """Return a copy of nested dictionaries and lists, with their tensors on the CPU."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().clone()
+        return value.detach().cpu().clone()  # type: ignore[return-value] # of the same type
     if isinstance(value, dict):
-        return {name: _on_cpu(item) for name, item in value.items()}
-    return [_on_cpu(item) for item in value] if isinstance(value, list) else value
+        return {name: _on_cpu(item) for name, item in value.items()}  # type: ignore[return-value]
+    return [_on_cpu(item) for item in value] if isinstance(value, list) else value  # type: ignore[return-value]

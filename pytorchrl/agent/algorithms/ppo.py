@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.algorithms.on_policy import OnPolicyAlgorithm
 from pytorchrl.agent.algorithms.registry import algorithm
-from pytorchrl.agent.data import Batch, Evaluated
+from pytorchrl.agent.data import Batch, Evaluated, Parameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import GAEBuffer
 from pytorchrl.errors import ConfigError
 
 _KL_TOLERANCE = 1.5
-"""An epoch's remaining batches are left out once KL exceeds this multiple of `target_kl`."""
+"""The remaining batches of a rollout are skipped once the KL divergence exceeds this multiple of `target_kl`."""
 
 
 @algorithm("ppo", storage=GAEBuffer)
@@ -35,15 +35,17 @@ class PPO(OnPolicyAlgorithm):
 
         clip_param: float | Schedule = option(
             0.2, help="How far the probability ratio may move from 1.", low=0.0, exclusive=True, updatable=True)
-        use_clipped_value_loss: bool = option(False, help="Whether the value moves at most clip_param_vf a rollout.")
+        use_clipped_value_loss: bool = option(
+            False, help="Clip the change of a value during the updates from one rollout to clip_param_vf.")
         clip_param_vf: float | None = option(
-            None, help="Limit of a value's move; None takes clip_param.", low=0.0, exclusive=True, updatable=True)
+            None, help="Largest change of a value; None means clip_param.", low=0.0, exclusive=True, updatable=True)
         target_kl: float | None = option(
-            None, help="Leave out a rollout's remaining batches once KL is above 1.5 times this.", low=0.0,
-            exclusive=True, updatable=True)
-        recompute_advantages: bool = option(False, help="Compute values and advantages anew before each epoch.")
+            None, help="Skip the remaining batches of a rollout once the KL divergence exceeds 1.5 times this value.",
+            low=0.0, exclusive=True, updatable=True)
+        recompute_advantages: bool = option(False, help="Recompute values and advantages before each epoch.")
         dual_clip: float | None = option(
-            None, help="Bound of the loss for negative advantages, in multiples of them.", low=1.0, exclusive=True)
+            None, help="Bound of the loss for negative advantages, as a multiple of the advantage.", low=1.0,
+            exclusive=True)
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -52,20 +54,20 @@ class PPO(OnPolicyAlgorithm):
             if self.recompute_advantages and self.advantage_normalization == "batch":
                 raise ConfigError(
                     'recompute_advantages=True needs advantage_normalization "minibatch" or "none", got "batch", whose '
-                    "moments are taken once, before the first epoch")
+                    "moments are computed once, before the first epoch")
 
-    def __init__(self, options: Any, **context: Any) -> None:
-        """Use `create_factory`; `context` as of `OnPolicyAlgorithm`."""
-        super().__init__(options, **context)
+    def __init__(self, options: PPO.Options, *, actor: OnPolicyActor, seed: int, device: str = "cpu") -> None:
+        """Build the algorithm; see `Algorithm` for the arguments."""
+        super().__init__(options, actor=actor, seed=seed, device=device)
         self.recompute_advantages = options.recompute_advantages
 
     def terms(
-        self, evaluated: Evaluated, batch: Batch, parameters: Mapping[str, Any],
+        self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `OnPolicyAlgorithm`. The measures are `kl` and `clip_fraction`, which is 1 for samples whose ratio was clipped."""
+        """See `OnPolicyAlgorithm`. The measures are `kl` and `clip_fraction`, 1 for samples with a clipped ratio."""
         clip, advantage, value = parameters["clip_param"], batch.advantage, evaluated.value
         log_ratio = evaluated.logp - batch.logp
-        if batch.valid is not None:  # before exp: infinity times a masked zero would be NaN in the gradient
+        if batch.valid is not None:  # before exp, because infinity times a masked zero would be NaN in the gradient
             log_ratio = torch.where(batch.valid, log_ratio, 0.0)
         ratio = log_ratio.exp()
         surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
@@ -85,12 +87,12 @@ class PPO(OnPolicyAlgorithm):
         return terms, {"kl": kl, "clip_fraction": is_clipped}
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """As of `OnPolicyAlgorithm`; with `target_kl`, `info["skip_remaining"]` is 1.0 where KL is above its limit."""
+        """See `OnPolicyAlgorithm`. With `target_kl`, `info["skip_remaining"]` is 1.0 if KL is too large."""
         gradients, info = super().compute_gradients(batch)
         if "target_kl" in self.parameters:
             info["skip_remaining"] = float(self.skip_remaining(info))
         return gradients, info
 
     def skip_remaining(self, info: Mapping[str, float]) -> bool:
-        """Whether a rollout's remaining batches are to be left out, by `info["kl"]` averaged over all workers."""
+        """Return whether to skip the remaining batches of a rollout, by `info["kl"]`, the mean over all workers."""
         return info["kl"] > _KL_TOLERANCE * self.parameters.get("target_kl", float("inf"))

@@ -1,10 +1,10 @@
-"""Recurrent replay distributed DQN: Kapturowski et al. 2019. B = sequences, W = warm-up, L = trained steps, n = n-step."""
+"""Recurrent replay distributed DQN: Kapturowski et al. 2019. B = sequences, W = burn-in, L = trained steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,28 +14,28 @@ from pytorchrl.agent.actors.distributions import check_mask
 from pytorchrl.agent.actors.memory import MEMORIES
 from pytorchrl.agent.actors.q_actor import best_action
 from pytorchrl.agent.actors.replay_actor import DiscreteQNet
-from pytorchrl.agent.algorithms.dqn import DQN
+from pytorchrl.agent.algorithms.dqn import DQN, EPSILON_PER_WORKER_HELP
 from pytorchrl.agent.algorithms.registry import algorithm
-from pytorchrl.agent.algorithms.replay import START
+from pytorchrl.agent.algorithms.replay import START, TARGET_UPDATE_INTERVAL_HELP
 from pytorchrl.agent.data import ActingStep, Arrays, DataKind, Obs, SequenceBatch
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import RolloutSequenceBuffer, SequenceBuffer
 
 RESCALING_EPS = 1e-3
-"""Of value rescaling: Kapturowski et al. 2019, section 2.3."""
+"""Epsilon of value rescaling: Kapturowski et al. 2019, section 2.3."""
 
 
 def rescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
-    """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x, of Pohlen et al. 2018, section 3.2: large values become small ones."""
+    """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x, a compression: Pohlen et al. 2018, section 3.2."""
     return x / ((x.abs() + 1).sqrt() + 1) + eps * x
 
 
 def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
-    """The inverse of `rescale`: sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1).
+    """Return the inverse of `rescale`: sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1).
 
-    With s the root, the inner bracket is 1 + y where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1): so written nothing
-    cancels where |x| is small. The whole is sign(x) y (y + 2).
+    With s for the root, the inner bracket is 1 + y, where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1), which is
+    free of cancellation for small |x|. The result is sign(x) y (y + 2).
     """
     root = (1 + 4 * eps * (x.abs() + 1 + eps)).sqrt()
     y = 2 * x * (1 - 2 * eps / (root + 1 + 2 * eps)) / (root + 1)
@@ -44,40 +44,43 @@ def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
 
 @algorithm("r2d2", storage=SequenceBuffer, rollout_storage=RolloutSequenceBuffer)
 class R2D2(DQN):
-    """DQN with memory, from sequences that begin with the memory's state as it was stored when acting.
+    """DQN with memory, trained on sequences that begin with the memory's state that was stored when acting.
 
-    The first W steps of a sequence run without gradient, through the network and its target, each from the stored state.
-    Of the L steps after them, with a* = argmax_a Q(o_{t+m}, a) (double) and R, DISC, m of n steps from the storage:
-    delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t); the loss is the sum of w * delta^2 / 2 over valid steps,
-    divided by their number.
+    The network and its target both process the first W steps of a sequence, the burn-in, from the stored state and
+    without gradient. For the L steps after them, with a* = argmax_a Q(o_{t+m}, a) (double), and the return R, discount
+    DISC and number m <= n of steps from the storage: delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t).
+    The loss is the sum of w * delta^2 / 2 over the valid steps, divided by their number.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(DQN.Options):
         """Options of R2D2; dueling networks and the memory are options of its actor, sequences of its storage."""
 
-        adam_eps: float = option(1e-3, help="Epsilon outside Adam's root.", low=0.0, exclusive=True)
-        gamma: float = option(0.997, help="Discount.", low=0.0, high=1.0)
+        adam_eps: float = option(
+            1e-3, help="Epsilon of Adam and AdamW, outside the square root.", low=0.0, exclusive=True)
+        gamma: float = option(0.997, help="Discount of rewards.", low=0.0, high=1.0)
         lr: float | Schedule = option(1e-4, help="Learning rate.", low=0.0, updatable=True)
         loss: str = option(
-            "mse", help="Of a TD error: mse (half its square) or huber (the same up to 1, linear beyond).", choices=("huber", "mse"))
-        epsilon_per_worker: bool = option(
-            True, help="Give each collector an epsilon of its own that stays, from 0.4 downwards.")
+            "mse", help="Loss of a TD error: mse (half its square) or huber (the same up to 1, linear beyond).",
+            choices=("huber", "mse"))
+        epsilon_per_worker: bool = option(True, help=EPSILON_PER_WORKER_HELP)
         mini_batch_size: int = option(64, help="Sequences of a batch.", low=1)
-        target_update_interval: int = option(2500, help="Updates between two moves of the target network.", low=1)
-        value_rescaling: bool = option(True, help="Learn h(Q), which grows like a root, in place of clipping rewards.")
+        target_update_interval: int = option(2500, help=TARGET_UPDATE_INTERVAL_HELP, low=1)
+        value_rescaling: bool = option(
+            True, help="Learn h(Q), which grows like a square root, instead of clipping rewards.")
         max_grad_norm: float | None = option(
-            80.0, help="Largest global norm of a gradient, None for no limit.", low=0.0, exclusive=True, updatable=True)
+            80.0, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
+            updatable=True)
 
     learns_from = DataKind.SEQUENCES
-    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {**DQN.actor_options, "recurrent_net": tuple(MEMORIES)}
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**DQN.actor_options, "recurrent_net": tuple(MEMORIES)}
 
     # Acting
 
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """See `Algorithm`; the memory sees every observation, whoever chooses the action."""
+        """See `Algorithm`; the memory processes each observation, even if the action is random."""
         with torch.inference_mode():
             allowed = None if mask is None else self._on_device(mask)
             if allowed is not None:
@@ -91,8 +94,8 @@ class R2D2(DQN):
             else:
                 action = self._explore(len(done), deterministic, allowed, lambda: best_action(scores, allowed))
             states = self.actor.with_action(states, action)
-            taken = action.cpu().numpy()
-        return ActingStep(taken, taken, {name: state.cpu().numpy() for name, state in states.items()}, {})
+            chosen = action.cpu().numpy()
+        return ActingStep(chosen, chosen, {name: state.cpu().numpy() for name, state in states.items()}, {})
 
     def _on_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -102,14 +105,15 @@ class R2D2(DQN):
     def losses(  # type: ignore[override] # its batches are sequences
         self, batch: SequenceBatch,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """See `ReplayAlgorithm`; errors are (L, B), 0 where there is no step."""
-        actor, length, warm, rest = self.actor, len(batch.action), slice(0, batch.burn_in), slice(batch.burn_in, None)
+        """See `ReplayAlgorithm`; the errors are (L, B), and 0 for steps that are not valid."""
+        actor, length = self.actor, len(batch.action)
+        burn_in, rest = slice(0, batch.burn_in), slice(batch.burn_in, None)
         obs, state = actor.normalise(batch.obs), batch.rhs.get("q")
         with torch.no_grad():
             online, target_state = state, state
             if batch.burn_in:
-                _, online = self._unroll(actor.q, obs, state, batch, warm)
-                _, target_state = self._unroll(self.targets["q"], obs, state, batch, warm)
+                _, online = self._unroll(actor.q, obs, state, batch, burn_in)
+                _, target_state = self._unroll(self.targets["q"], obs, state, batch, burn_in)
             next_scores, _ = self._unroll(self.targets["q"], obs, target_state, batch, rest)
         scores, _ = self._unroll(actor.q, obs, online, batch, rest)
         score = scores[:length].gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
@@ -123,7 +127,7 @@ class R2D2(DQN):
                 torch.where(batch.valid, error, 0.0))
 
     def _targets(self, batch: SequenceBatch, scores: Tensor, next_scores: Tensor) -> Tensor:
-        """(L, B), from what the network and its target say of the rows after the warm-up, (L+n, B, actions)."""
+        """Return targets (L, B), from values (L + n, B, actions) of both networks for the rows after the burn-in."""
         row = (batch.next_row - batch.burn_in).unsqueeze(-1)
         after = next_scores.gather(0, row.expand(-1, -1, scores.shape[-1]))
         choosing = scores.gather(0, row.expand_as(after)) if self.options.double else after
@@ -137,7 +141,7 @@ class R2D2(DQN):
 
     def _unroll(self, net: nn.Module, obs: Obs, state: Tensor | None, batch: SequenceBatch,
                 rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Values of the rows, (rows, B, actions), and the memory after them, from normalised observations of all rows."""
+        """Return values (rows, B, actions) of some rows, and the memory after them; `obs` has all rows, normalised."""
         assert isinstance(net, DiscreteQNet)
         return net.unroll({name: leaf[rows] for name, leaf in obs.items()}, state, batch.done[rows],
                           None if batch.mask is None else batch.mask[rows], self.update_generator,

@@ -47,7 +47,7 @@ class Registration:
 
     @property
     def is_own(self) -> bool:
-        """Whether the class itself is registered; otherwise it has name, storage and actor of a registered base."""
+        """Whether the class itself is registered; otherwise it shares the registration of one of its bases."""
         own = _by_name.get(self.name)
         return own is not None and own.algorithm is self.algorithm
 
@@ -98,7 +98,7 @@ def algorithm(
         # A notebook runs the same cell again; the class that it defines replaces the previous one.
         if taken is not None and reference_to(taken.algorithm) != reference_to(cls):
             raise ConfigError(f"@algorithm({name!r}) on {reference_to(cls)}: {reference_to(taken.algorithm)} has that "
-                              f"name; choose another")
+                              "name; choose another")
         _by_name[name] = Registration(name, cls, storage, trained, prioritized_storage, rollout_storage)
         return cls
 
@@ -134,9 +134,9 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
 
 
 def imported_registration(reference: str) -> Registration | None:
-    """Return the registration that `Registration.reference` names; None if its class is not imported.
+    """Return the registration that `Registration.reference` names, or None if its class is not imported yet.
 
-    Nothing is imported.
+    This function imports nothing.
 
     Raises:
         ConfigError: No algorithm has this name.
@@ -159,7 +159,7 @@ def reference_to(cls: type) -> str:
 
 
 def _of_class(cls: type) -> Registration:
-    """Return the registration of a class: its own, or that of its nearest registered base for this class."""
+    """Return the registration of a class, or that of its nearest registered base, whose storage and actor it shares."""
     if not issubclass(cls, Algorithm):
         raise ConfigError(f"algorithm must be a class that derives from Algorithm, got {cls!r}")
     by_class = {registration.algorithm: registration for registration in _by_name.values()}
@@ -167,7 +167,7 @@ def _of_class(cls: type) -> Registration:
     if found is None or inspect.isabstract(cls):
         raise ConfigError(f"{cls.__name__} is {'abstract' if inspect.isabstract(cls) else 'not registered'}; "
                           f'write @algorithm("{cls.__name__.lower()}", storage=...) above a class that defines every '
-                          f'abstract method')
+                          'abstract method')
     check_declaration(cls)
     return dataclasses.replace(found, algorithm=cls)
 
@@ -178,11 +178,10 @@ def _import(reference: str) -> type:
         found: object = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"the module of algorithm {reference!r} cannot be imported ({error}); run from the folder "
-                          f"that has it, or add "
-                          "that folder to PYTHONPATH") from error
+                          "that has it, or add that folder to PYTHONPATH") from error
     except Exception as error:
-        raise ConfigError(f"importing the module of algorithm {reference!r} raised {type(error).__name__}: "
-                          f"{error}") from error
+        raise ConfigError(
+            f"importing the module of algorithm {reference!r} raised {type(error).__name__}: {error}") from error
     for name in qualname.split("."):
         found = getattr(found, name, None)
     if not isinstance(found, type):

@@ -1,4 +1,4 @@
-"""What algorithms share that learn from replay: start steps, stages of updates, target networks.
+"""The base of algorithms that learn from replay: start steps, stages of updates, target networks.
 
 E = environments, B = transitions of a batch, P = scalars of a group's parameter vector.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.contracts import check_choice, check_losses, check_target_groups
-from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData
+from pytorchrl.agent.data import ActingStep, Arrays, BatchStorage, DataKind, Obs, ReplayBatch, RolloutData, State
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.agent.options import option
 from pytorchrl.agent.schedules import linear
@@ -26,24 +26,29 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
 
 START = "random_actions"
-"""Parameter that is above 0 while actions are drawn uniformly: it falls from 1 to 0 over the start steps."""
+"""Parameter that is above 0 while actions are drawn uniformly; it decreases from 1 to 0 over the start steps."""
+
+UPDATE_EVERY_HELP = "Env steps between two stages of updates."
+NUM_UPDATES_HELP = "Updates of a stage."
+POLYAK_HELP = "Weight of a target network's old parameters in each update of it; 0 copies the network."
+TARGET_UPDATE_INTERVAL_HELP = "Updates between two updates of the target networks."
 
 
 class ReplayAlgorithm(Algorithm):
-    """Learns from transitions of any policy.
+    """The base class of algorithms that learn from transitions of any policy.
 
-    The first `start_steps` env steps of the whole experiment are uniformly random. Acting knows by the parameter
-    `random_actions`, which follows env steps as every schedule does (`follow_schedules`) and travels with the weights:
-    it is above 0 until that many steps were made by all collectors together. Learning knows by the storage, which
-    counts what was inserted: before that many transitions there are no batches.
+    The first `start_steps` env steps of the whole experiment have uniformly random actions. When acting, the parameter
+    `random_actions` decides: it is a schedule of env steps (`follow_schedules`), is sent with the weights, and is above
+    0 until all collectors together have made so many steps. When learning, the storage decides: until so many
+    transitions were inserted, there are no batches.
 
-    Target networks are copies of networks of the actor. They, and whatever else advances with updates, move in
-    `apply_gradients` only.
+    Target networks are copies of networks of the actor. They change only in `apply_gradients`, like all other state
+    that advances with updates.
 
     Attributes:
-        start_steps, update_every, num_updates, mini_batch_size: As given, see `Options`.
-        num_updates_made: Updates that `apply_gradients` made.
-        targets: Group -> its target network.
+        start_steps, update_every, num_updates, mini_batch_size: See `Options`.
+        num_updates_made: Number of updates that `apply_gradients` made.
+        targets: Group -> target network.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -51,35 +56,35 @@ class ReplayAlgorithm(Algorithm):
         """Options of every algorithm that learns from replay."""
 
         max_grad_norm: float | None = option(
-            None, help="Largest global norm of a group's gradient, None for no limit.", low=0.0, exclusive=True,
+            None, help="Largest global norm of a group's gradient; None means no limit.", low=0.0, exclusive=True,
             updatable=True)
         start_steps: int = option(
-            10_000, help="Env steps with uniformly random actions before the first update, of the whole experiment.", low=0)
-        update_every: int = option(50, help="Env steps between two stages of updates.", low=1)
-        num_updates: int = option(50, help="Updates of a stage.", low=1)
+            10_000, help="Env steps of the whole experiment with uniformly random actions, before the first update.",
+            low=0)
+        update_every: int = option(50, help=UPDATE_EVERY_HELP, low=1)
+        num_updates: int = option(50, help=NUM_UPDATES_HELP, low=1)
         mini_batch_size: int = option(256, help="Transitions of a batch.", low=1)
-        polyak: float = option(
-            0.995, help="Share that target networks keep of themselves when they move; 0 copies.", low=0.0, high=1.0)
-        target_update_interval: int = option(1, help="Updates between two moves of target networks.", low=1)
+        polyak: float = option(0.995, help=POLYAK_HELP, low=0.0, high=1.0)
+        target_update_interval: int = option(1, help=TARGET_UPDATE_INTERVAL_HELP, low=1)
 
         def __post_init__(self) -> None:
-            """Refuse targets that would never move."""
+            """Refuse target networks that never change."""
             super().__post_init__()
             if self.polyak == 1.0:
-                raise ConfigError("polyak=1.0 would never move the target networks; give a share below 1, such as 0.995")
+                raise ConfigError("polyak must be below 1, got 1.0, which would never move the target networks; give "
+                                  "0.995")
 
     learns_from = DataKind.TRANSITIONS
-    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {"recurrent_net": (None,)}
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {"recurrent_net": (None,)}
     target_groups: ClassVar[tuple[str, ...]]
-    """Groups whose network has a target."""
-    actor: Any
+    """Groups for which there is a target network."""
 
-    def __init__(self, options: Any, *, actor: Any, seed: int, device: str = "cpu") -> None:
-        """Use `create_factory`; arguments as of `Algorithm`."""
+    def __init__(self, options: ReplayAlgorithm.Options, *, actor: nn.Module, seed: int, device: str = "cpu") -> None:
+        """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
-        # Of noise in losses: apart from that of acting, which another thread may use at the same time.
+        # For noise in losses; separate from the generator of acting, which another thread may use at the same time.
         self.update_generator = torch_generator(derive_seed(seed, Stream.BATCHES), self.device)
-        networks = actor.networks()
+        networks = self.actor.networks()
         self.targets: dict[str, nn.Module] = {}
         check_target_groups(self, networks)
         for name in self.target_groups:
@@ -95,7 +100,7 @@ class ReplayAlgorithm(Algorithm):
         self._set_parameter(START, linear(1.0, 0.0, self.start_steps) if self.start_steps else 0.0)
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """See `Algorithm`: one group for each network of the actor."""
+        """Return one group for each network of the actor; see `Algorithm`."""
         return {name: dict(network.named_parameters()) for name, network in self.actor.networks().items()}
 
     # Acting
@@ -111,14 +116,14 @@ class ReplayAlgorithm(Algorithm):
             mask: (E, n) bool, true where an action is allowed, or None.
 
         Returns:
-            Actions (E, ...) as they are stored: int64, or float32 for a Box. The actor's `to_env` converts them to actions
-            of the environments.
+            Actions (E, ...) as they are stored: int64, or float32 for a Box. The actor's `to_env` converts them to
+            actions of the environments.
         """
 
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """See `Algorithm`; nothing further is stored with a transition."""
+        """See `Algorithm`; `other` is empty."""
         with torch.inference_mode():
             allowed = None if mask is None else torch.from_numpy(mask).to(self.device)
             if self.parameters[START] > 0 and not deterministic:
@@ -134,19 +139,21 @@ class ReplayAlgorithm(Algorithm):
         return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """Return uniformly random actions (E, ...) among those that the mask (E, n) allows; see the actor's `random_actions`."""
+        """Return uniformly random actions (E, ...), as they are stored, among those that the mask (E, n) allows."""
         actions: Tensor = self.actor.random_actions(num_envs, mask, self.generator)
         return actions
 
     def finish_rollout(self, rollout: RolloutData) -> None:
-        """Nothing to add: what a transition is worth is asked when it is learned from."""
+        """Add nothing, because values are computed when transitions are learned from."""
 
     # Learning
 
-    def batches(self, storage: BatchStorage) -> Iterator[ReplayBatch]:  # type: ignore[override] # its batches are transitions
-        """`num_updates` batches for each `update_every` transitions that were inserted since the first `start_steps`.
+    def batches(  # type: ignore[override] # its batches are transitions
+        self, storage: BatchStorage,
+    ) -> Iterator[ReplayBatch]:
+        """Return `num_updates` batches for each `update_every` transitions inserted after the first `start_steps`.
 
-        So the ratio of updates to steps is the same whatever the size of rollouts.
+        The ratio of updates to steps therefore does not depend on the size of rollouts.
         """
         inserted = storage.counters["inserted"]
         due = self._num_stages(inserted) - self._num_stages(storage.num_learned_from)
@@ -156,7 +163,7 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """How often updates are due among so many transitions."""
+        """Return the number of stages of updates that are due after so many transitions."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
@@ -167,25 +174,26 @@ class ReplayAlgorithm(Algorithm):
             batch: B transitions, with the weights that correct for priorities.
 
         Returns:
-            Three values: group -> loss (), which is minimised over the parameters of that group alone and has a graph of
-            its own; name -> further measure () without gradient, which `info` reports under that name; and the absolute TD
-            errors (B,) without gradient, for priorities.
+            Three values: group -> loss (), which is minimised over the parameters of that group alone and has a graph
+            of its own; name -> further measure () without gradient, which `info` reports under that name; and the
+            absolute TD errors (B,) without gradient, for priorities.
         """
 
     def td_errors(self, batch: ReplayBatch) -> Tensor:
-        """(B,) absolute TD errors; nothing is learned."""
+        """Return the absolute TD errors (B,) of a batch, without gradient."""
         with torch.no_grad():
             return self.losses(batch)[2]
 
     def compute_gradients(self, batch: ReplayBatch) -> tuple[list[Tensor], dict[str, Any]]:  # type: ignore[override]
-        """See `Algorithm`; all groups at the same parameters.
+        """Compute the gradients of all groups at the same parameters; see `Algorithm`.
 
         Returns:
-            A gradient (P,) for each group. Loss and measures as numbers, and `errors`: (B,) float32 on the CPU, the
-            absolute TD errors, for priorities.
+            A gradient (P,) for each group; and the losses and measures as numbers by name, with `errors`, the absolute
+            TD errors (B,) float32 on the CPU, for priorities.
 
         Raises:
-            ContractError: `losses` of a subclass returned values of a wrong type or shape; only the first batch is checked.
+            ContractError: `losses` of a subclass returned values of a wrong type or shape; only the first batch is
+                checked.
         """
         for group in self.groups.values():
             group.zero_grad()
@@ -205,7 +213,7 @@ class ReplayAlgorithm(Algorithm):
         return gradients, {**dict(zip(names, values, strict=True)), "errors": errors.detach().cpu()}
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """See `Algorithm`; then targets move, if it is time."""
+        """Update the weights, then the target networks every `target_update_interval` updates; see `Algorithm`."""
         info = super().apply_gradients(gradients)
         self.num_updates_made += 1
         if self.num_updates_made % self.options.target_update_interval == 0:
@@ -213,7 +221,7 @@ class ReplayAlgorithm(Algorithm):
         return info
 
     def _move_targets(self) -> None:
-        """Target <- polyak * target + (1 - polyak) * network; buffers of own extractors are copied."""
+        """Set each target to polyak * target + (1 - polyak) * network; buffers of custom extractors are copied."""
         polyak, networks = self.options.polyak, self.actor.networks()
         for name, vector in self._target_vectors.items():
             if polyak == 0:
@@ -230,13 +238,13 @@ class ReplayAlgorithm(Algorithm):
         super().reseed(seed)
         self.update_generator.manual_seed(derive_seed(seed, Stream.BATCHES))
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Algorithm`; with the number of updates and the generator of noise in losses."""
+    def state_dict(self) -> State:
+        """See `Algorithm`; the state also has the number of updates and the generator of noise in losses."""
         return {
             **super().state_dict(), "num_updates_made": self.num_updates_made,
             "update_generator": self.update_generator.get_state()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """See `Algorithm`."""
         super().load_state_dict(state)
         self.num_updates_made = state["num_updates_made"]
@@ -251,7 +259,7 @@ class ReplayAlgorithm(Algorithm):
         yield from self.actor.state_buffers().items()
 
     def _learning_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, live tensor) of what computing gradients needs beside the acting state."""
+        """Yield (name, live tensor) of all further tensors that gradients depend on: critics and target networks."""
         acting = self.actor.acting_networks()
         for name, group in self.groups.items():
             if name not in acting:

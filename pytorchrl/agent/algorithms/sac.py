@@ -1,11 +1,11 @@
-"""Soft actor-critic: Haarnoja et al. 2018, for discrete actions Christodoulou 2019."""
+"""Soft actor-critic: Haarnoja et al. 2018; for discrete actions: Christodoulou 2019."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium as gym
 import torch
@@ -23,17 +23,17 @@ from pytorchrl.errors import ConfigError
 
 @algorithm("sac", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class SAC(ReplayAlgorithm):
-    """Learns Q of a policy that is paid for its entropy, and moves the policy up both.
+    """Maximum-entropy reinforcement learning: the policy maximises Q plus alpha times its entropy.
 
-    With a, a' drawn from the policy at o and o', logp and logp' their log-densities in [-1, 1], alpha = exp(log_alpha),
-    and R, DISC of n steps from the storage: y = R + DISC * (min_i Q'_i(o', a') - alpha logp');
-    L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), by the policy alone;
-    L_alpha = -log_alpha * (mean logp + target_entropy), by log_alpha alone. Over discrete actions the expectations are
-    sums over all of them.
+    With a and a' drawn from the policy at o and o', their log-densities logp and logp' in [-1, 1], alpha =
+    exp(log_alpha), and the n-step return R and discount DISC from the storage: y = R + DISC * (min_i Q'_i(o', a') -
+    alpha logp'); L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), minimised over the
+    policy alone; L_alpha = -log_alpha * (mean logp + target_entropy), minimised over log_alpha alone. For discrete
+    actions, expectations are sums over all actions.
 
     Attributes:
         log_alpha: () log of the entropy's weight, trained as group `alpha` if `learn_alpha`.
-        target_entropy: Entropy that alpha is learned for.
+        target_entropy: The entropy towards which alpha is learned.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -43,15 +43,18 @@ class SAC(ReplayAlgorithm):
         lr_q: float | Schedule = option(1e-3, help="Learning rate of the critics.", low=0.0, updatable=True)
         lr_pi: float | Schedule = option(3e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
         lr_alpha: float | Schedule = option(1e-3, help="Learning rate of log alpha.", low=0.0, updatable=True)
-        initial_alpha: float = option(1.0, help="Weight of the entropy at first.", low=0.0, exclusive=True)
-        learn_alpha: bool = option(True, help="Learn that weight, so that the entropy comes near its target.")
+        initial_alpha: float = option(1.0, help="Initial weight of the entropy.", low=0.0, exclusive=True)
+        learn_alpha: bool = option(True, help="Learn the weight of the entropy so that the entropy approaches its "
+                                              "target.")
         target_entropy: float | None = option(
-            None, help="That target; None: minus the numbers in an action, or target_entropy_scale * log(n).")
+            None, help="Target of the entropy; None means minus the dimensions of an action, or target_entropy_scale * "
+                       "log(n) for n discrete actions.")
         target_entropy_scale: float = option(
-            0.89, help="Share of the largest entropy that discrete actions are to have.", low=0.0, high=1.0)
+            0.89, help="Target of the entropy for discrete actions, as a share of the largest entropy.", low=0.0,
+            high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse a target that nothing is learned for."""
+            """Refuse options of the target entropy if alpha is not learned."""
             super().__post_init__()
             if self.target_entropy is not None and not self.learn_alpha:
                 raise ConfigError(f"target_entropy={self.target_entropy} needs learn_alpha=True")
@@ -61,29 +64,31 @@ class SAC(ReplayAlgorithm):
                 self._refuse_changed(("lr_alpha", "target_entropy_scale"), "learn_alpha=True")
 
     actor_class: ClassVar[type[nn.Module]] = OffPolicyActor
-    actor_options: ClassVar[Mapping[str, tuple[Any, ...]]] = {**ReplayAlgorithm.actor_options, "policy": ("stochastic",)}
+    actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {**ReplayAlgorithm.actor_options,
+                                                                 "policy": ("stochastic",)}
     target_groups: ClassVar[tuple[str, ...]] = ("q",)
     actor: OffPolicyActor
     log_alpha: Tensor
 
-    def __init__(self, options: Any, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:
-        """Use `create_factory`; arguments as of `Algorithm`."""
+    def __init__(self, options: SAC.Options, *, actor: OffPolicyActor, seed: int, device: str = "cpu") -> None:
+        """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
         size = actor.action_size
         target = options.target_entropy_scale * math.log(size) if actor.is_discrete else -float(size)
         self.target_entropy: float = target if options.target_entropy is None else options.target_entropy
-        """Where an action mask allows fewer than n actions, their number takes the place of n."""
+        """The target without action masks; with a mask, the number of allowed actions takes the place of n."""
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """See `Part`: `target_entropy_scale` is for discrete actions, from whose number the target entropy follows."""
+        """See `Part`: `target_entropy_scale` needs discrete actions, because it scales the entropy of n actions."""
         scale, space = agent.algorithm.target_entropy_scale, getattr(agent.actor, "action_space", None)
-        if scale != SAC.Options.target_entropy_scale and space is not None and not isinstance(space, gym.spaces.Discrete):
-            return f"target_entropy_scale={scale} is for Discrete actions, got {space}; give target_entropy in its place"
+        if scale != SAC.Options.target_entropy_scale and space is not None and not isinstance(space,
+                                                                                              gym.spaces.Discrete):
+            return f"target_entropy_scale={scale} is for Discrete actions, got {space}; give target_entropy instead"
         return super().contradiction(agent)
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """See `Algorithm`; with log alpha, if it is learned."""
+        """See `Algorithm`; log alpha is a further group if it is learned."""
         log_alpha = torch.tensor(math.log(self.options.initial_alpha), device=self.device)
         groups = super().trained_parameters()
         if not self.options.learn_alpha:
@@ -117,13 +122,14 @@ class SAC(ReplayAlgorithm):
         if batch.mask is None or self.options.target_entropy is not None:
             return self.target_entropy
         allowed = batch.mask.sum(-1)
-        allowed = torch.where(allowed == 0, self.actor.action_size, allowed)  # a row that forbids all says nothing
+        # A row that forbids all actions gives no information; log(0) would make the target minus infinity.
+        allowed = torch.where(allowed == 0, self.actor.action_size, allowed)
         return self.options.target_entropy_scale * allowed.log().mean()
 
     def _continuous_terms(
         self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Soft value at o' (B,), scores of the batch's actions (num_critics, B), policy loss, and entropy."""
+        """Return soft values (B,) at o', values (num_critics, B) of the batch's actions, policy loss and entropy ()."""
         actor, generator = self.actor, self.update_generator
         with torch.no_grad():
             next_action, next_logp = actor.sample_log_prob(next_obs, generator)
@@ -136,7 +142,7 @@ class SAC(ReplayAlgorithm):
     def _discrete_terms(
         self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """As `_continuous_terms`."""
+        """Return the terms of `_continuous_terms`, for discrete actions."""
         actor = self.actor
         with torch.no_grad():
             next_scores = critic_scores(self.targets["q"], next_obs).amin(0)
@@ -151,10 +157,10 @@ class SAC(ReplayAlgorithm):
 
 
 def _expectation(logp: Tensor, values: Tensor) -> Tensor:
-    """(B,) mean of values (B, n) under log-probabilities (B, n)."""
+    """Return the mean (B,) of values (B, n) under log-probabilities (B, n)."""
     return (logp.exp() * values).sum(-1)
 
 
 def _entropy(logp: Tensor) -> Tensor:
-    """(B,) entropy of log-probabilities (B, n); a forbidden action adds 0."""
+    """Return the entropy (B,) of log-probabilities (B, n), to which forbidden actions contribute 0."""
     return -(logp.exp() * logp).sum(-1)

@@ -1,4 +1,4 @@
-"""What algorithms share that learn from slightly older policies by V-trace. T = steps, E = environments."""
+"""The base of algorithms that learn by V-trace from rollouts of older policies. T = steps, E = environments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pytorchrl.agent.data import DataKind, Obs, RolloutData
 
 
 class VTraceAlgorithm(OnPolicyAlgorithm):
-    """An on-policy algorithm that takes its targets from a `VTraceBuffer`, so that its data may be a few updates old.
+    """The base class of on-policy algorithms with targets from a `VTraceBuffer`, whose data may be a few updates old.
 
-    Collectors compute no values: those of the weights that acted are of no use to the learner.
+    Collectors compute no values, because the learner needs values of its own weights.
     """
 
     learns_from = DataKind.OLDER_ROLLOUTS
@@ -21,18 +21,18 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     def evaluate_rollout(
         self, rollout: RolloutData, sequence_length: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What V-trace needs to know of the present weights, without gradient.
+        """Evaluate a rollout with the current weights, as V-trace needs it, without gradient.
 
-        Memory is unrolled over sequences from their stored first state, exactly as losses do it. The state before the
-        last row, and before final observations, is the stored one: so the sequence that follows would see them.
+        The memory is unrolled over each sequence from its stored first state, exactly as in the loss. For the last row
+        and for final observations, the stored state is used, as at the start of the next sequence.
 
         Args:
             rollout: T steps of E environments.
-            sequence_length: Steps of a sequence, for actors with memory; None: the whole rollout.
+            sequence_length: Steps of a sequence, for actors with memory; None means the whole rollout.
 
         Returns:
-            (T, E) log-probabilities of the recorded actions by the policy to learn about; (T + 1, E) values; (K,)
-            values of the final observations. All float32 on the CPU.
+            Log-probabilities (T, E) of the recorded actions under the target policy, values (T + 1, E), and values (K,)
+            of the final observations; all float32 on the CPU.
         """
         length = rows_at_once(rollout.obs)
         if self.actor.is_recurrent:
@@ -40,14 +40,14 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
         logps, values = [], []
         with torch.no_grad(), self._precision():
             for start in range(0, rollout.num_steps, length):
-                part = slice(start, min(start + length, rollout.num_steps))
+                steps = slice(start, min(start + length, rollout.num_steps))
                 inputs = self._to_device(
-                    {name: leaf[part] for name, leaf in rollout.obs.items()},
+                    {name: leaf[steps] for name, leaf in rollout.obs.items()},
                     {name: state[start] for name, state in rollout.rhs.items()},
-                    rollout.done[part], None if rollout.mask is None else rollout.mask[part])
-                logp, value = self.evaluate_target(*inputs[:3], rollout.action[part].to(self.device), inputs[3])
+                    rollout.done[steps], None if rollout.mask is None else rollout.mask[steps])
+                logp, value = self.evaluate_target(*inputs[:3], rollout.action[steps].to(self.device), inputs[3])
                 for row in (logp, value):
-                    check_per_sample(self, "evaluate_target()", row, rollout.reward[part])
+                    check_per_sample(self, "evaluate_target()", row, rollout.reward[steps])
                 logps.append(logp.float().cpu())
                 values.append(value.float().cpu())
         return torch.cat(logps), *self.compute_values(rollout, torch.cat(values))
@@ -57,7 +57,8 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     ) -> tuple[Tensor, Tensor]:
         """Return the target policy's log-probabilities of the recorded actions, and the current values; each is (L, E).
 
-        The target policy is the actor's policy, unless a subclass chooses another. The method is called without gradient.
+        The target policy is the actor's policy, unless a subclass chooses another. The method is called without
+        gradient.
 
         Args:
             obs: Leaf -> (L, E, ...).

@@ -229,7 +229,7 @@ class ReplayBuffer(Storage):
 
     def state_dict(self) -> State:
         """Return a state from which `load_state_dict` continues exactly, stored transitions included."""
-        return {**super().state_dict(), "parameters": dict(self.parameters), "schedules": self._schedules_state(),
+        return {**super().state_dict(), "parameters": dict(self.parameters), "schedules": self.schedules_state(),
                 "contents": _convert(self._contents(), torch.from_numpy, np.ndarray),
                 "num_learned_from": self.num_learned_from}
 
@@ -242,7 +242,7 @@ class ReplayBuffer(Storage):
         self._load_contents(_convert(state["contents"], Tensor.numpy, Tensor))
         self.num_learned_from = state["num_learned_from"]
         self.parameters = dict(state["parameters"])
-        self._load_schedules(state["schedules"])
+        self.load_schedules(state["schedules"])
         super().load_state_dict(state)
 
     # Overridden by replay with priorities or of sequences

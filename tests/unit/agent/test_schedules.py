@@ -171,15 +171,15 @@ def test_points_given_while_training_start_a_schedule_and_functions_are_refused(
                                       falling], ids=["linear", "cosine", "piecewise", "function"])
 def test_a_state_restores_what_is_followed(schedule):
     part = Part(rate=schedule, share=linear(1.0, 0.0))
-    state = json.loads(json.dumps(part._schedules_state()))
+    state = json.loads(json.dumps(part.schedules_state()))
     other = Part(rate=schedule if callable(schedule) else 0.9, share=0.5)
-    other._load_schedules(state)
+    other.load_schedules(state)
     assert dict(other.schedules) == dict(part.schedules)
     assert other.rate_at(300) == part.rate_at(300)
 
 
 def test_a_state_with_a_function_that_the_options_lack_is_refused():
-    state = Part(rate=falling)._schedules_state()
+    state = Part(rate=falling).schedules_state()
     for rate in (0.5, lambda progress: 0.5):
         with pytest.raises(WeightsError, match=r"function .*\.falling as schedule of rate, the options have"):
-            Part(rate=rate)._load_schedules(state)
+            Part(rate=rate).load_schedules(state)

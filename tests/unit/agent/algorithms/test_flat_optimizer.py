@@ -111,7 +111,7 @@ def test_a_state_is_a_copy_whatever_the_optimiser():
 
 @pytest.mark.parametrize(("optimizer", "message"), [
     (torch.optim.LBFGS, "LBFGS.*fails with TypeError.*closure"), (torch.optim.SparseAdam, "fails with RuntimeError"),
-    (torch.nn.Linear, "fails with TypeError"), (lambda params, lr: params, "it gives"),
+    (torch.nn.Linear, "fails with TypeError"), (lambda params, lr: params, "it returns"),
     (functools.partial(torch.optim.Adam, betas=(2.0, 0.9)), "Invalid beta"),
 ])
 def test_optimisers_that_cannot_update_a_vector_are_refused(optimizer, message):
