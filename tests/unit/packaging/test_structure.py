@@ -24,8 +24,6 @@ LONG_FILES = {
     "pytorchrl/scheme/gradients/g_worker.py",
     "pytorchrl/scheme/rules.py",
     "pytorchrl/scheme/scheme.py",
-    "tests/unit/agent/actors/test_on_policy_actor.py",
-    "tests/unit/agent/algorithms/test_replay_algorithms.py",
     "tests/unit/agent/env/test_restarts.py",
     "tests/unit/agent/env/test_vec_env.py",
     "tests/unit/learner/test_learner.py",

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import pickle
 
@@ -11,9 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytorchrl.agent.actors import Embedding, ImpalaCNN, OnPolicyActor
-from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet
-from pytorchrl.agent.actors.resnets import FixupCNN
+from pytorchrl.agent.actors import OnPolicyActor
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.flat import FlatParameters
 from pytorchrl.errors import CheckpointError, ConfigError, NonFiniteDataError, SpaceError
@@ -292,50 +289,6 @@ def test_factory_travels_and_prints():
 
 
 # ---- options
-
-
-@pytest.mark.parametrize(("space", "name", "expected"), [
-    (VECTOR, "auto", MLP), (IMAGE, "auto", CNN), (IMAGE, "cnn", CNN), (IMAGE, "impala", ImpalaCNN),
-    (IMAGE, "fixup", FixupCNN), (IMAGE, "mlp", MLP), (NESTED, "auto", DictNet), (NESTED, "impala", DictNet)])
-def test_feature_extractor_by_name(space, name, expected):
-    actor = _actor(space, feature_extractor=name)
-    assert type(actor.policy.extractor) is expected
-    if expected is DictNet:
-        kinds = {type(net) for net in actor.policy.extractor.extractors}
-        assert kinds == {MLP, CNN if name == "auto" else ImpalaCNN}
-
-
-def test_feature_extractor_from_the_user():
-    def small(space):
-        net = nn.Sequential(nn.Linear(space.shape[0], 9), nn.BatchNorm1d(9), nn.ReLU())
-        net.out_features = 9
-        return net
-
-    before = torch.get_rng_state()
-    actor, twin = _actor(feature_extractor=small), _actor(feature_extractor=small)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(actor.policy.extractor[0].weight, twin.policy.extractor[0].weight)
-    assert not torch.equal(actor.policy.extractor[0].weight, actor.value.extractor[0].weight)
-    assert actor.policy_head.in_features == 9
-    assert "policy.extractor.1.running_mean" in actor.state_buffers()
-    assert _actor(IMAGE, feature_extractor=functools.partial(ImpalaCNN, out_features=33)).policy.out_features == 33
-    embedded = _actor(gym.spaces.Discrete(4), feature_extractor=functools.partial(Embedding, out_features=6))
-    with pytest.raises(IndexError, match="from 0 to 3"):
-        _act(embedded, {"obs": torch.tensor([4])})
-
-
-def test_feature_extractor_from_the_user_sees_all_leaves():
-    class Pick(nn.Module):
-        def __init__(self, spaces):
-            super().__init__()
-            self.leaves, self.out_features = list(spaces), 4
-
-        def forward(self, obs):
-            return obs["arm"]
-
-    actor = _actor(NESTED, feature_extractor=Pick)
-    assert set(actor.policy.extractor.leaves) == {"camera/left", "kind", "bits", "arm"}
-    assert _act(actor, _obs(actor, 3))[2].shape == (3, 2)
 
 
 def test_sizes_activation_and_log_std():

@@ -1,4 +1,4 @@
-"""What all replay algorithms promise: options, start steps, exploration, targets, states."""
+"""Promises of all replay algorithms: options, start steps, targets, gradients and states."""
 
 from __future__ import annotations
 
@@ -8,75 +8,28 @@ import itertools
 import math
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, QActor
-from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3, ladder_epsilon
-from pytorchrl.agent.algorithms.noise import OrnsteinUhlenbeck
-from pytorchrl.agent.data import DataKind, ReplayBatch
-from pytorchrl.agent.schedules import linear
+from pytorchrl.agent.actors import OnPolicyActor
+from pytorchrl.agent.algorithms import DDPG, DQN, SAC, TD3
+from pytorchrl.agent.data import DataKind
 from pytorchrl.errors import ConfigError, NonFiniteDataError, NonFiniteUpdateError, WeightsError
-
-SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
-BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
-DISCRETE = gym.spaces.Discrete(4)
-KINDS = {
-    "dqn": (DQN, QActor, DISCRETE, {}), "noisy_dqn": (DQN, QActor, DISCRETE, {"noisy": True, "dueling": True}),
-    "ddpg": (DDPG, OffPolicyActor, BOX, {"policy": "deterministic", "num_critics": 1}),
-    "td3": (TD3, OffPolicyActor, BOX, {"policy": "deterministic"}), "sac": (SAC, OffPolicyActor, BOX, {}),
-    "discrete_sac": (SAC, OffPolicyActor, DISCRETE, {}),
-}
-OBS = {"obs": np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)}
-ROWS = np.zeros(6, bool)
-
-
-def make(kind, seed=5, actor=None, **options):
-    cls, actor_class, space, actor_options = KINDS[kind]
-    built = actor_class.create_factory(SPACE, space, **{"hidden_sizes": (6,), **actor_options, **(actor or {})})(seed=2)
-    return cls.create_factory(**options)(actor=built, seed=seed)
-
-
-def make_batch(algorithm, size=8, seed=0):
-    rng = np.random.default_rng(seed)
-    discrete = isinstance(algorithm.actor.options.action_space, gym.spaces.Discrete)
-    action = rng.integers(4, size=size) if discrete else rng.uniform(-1, 1, (size, 2)).astype(np.float32)
-    obs, next_obs = (torch.as_tensor(rng.normal(size=(size, 3)).astype(np.float32)) for _ in range(2))
-    return ReplayBatch(
-        obs={"obs": obs}, action=torch.as_tensor(action),
-        ret=torch.as_tensor(3 * rng.normal(size=size).astype(np.float32)),
-        discount=torch.full((size,), algorithm.gamma), next_obs={"obs": next_obs}, weight=torch.ones(size),
-        ids=torch.arange(size), num_samples=size)
-
-
-def update(algorithm, times=1, first=0):
-    for number in range(first, first + times):
-        gradients, _ = algorithm.compute_gradients(make_batch(algorithm, seed=number))
-        algorithm.apply_gradients(gradients)
-    return algorithm
-
-
-def act(algorithm, times=1, **how):
-    return np.concatenate([algorithm.acting_step(OBS, {}, ROWS, **how).action for _ in range(times)])
-
-
-def leaves(value):
-    if isinstance(value, dict):
-        return [leaf for key in sorted(value) for leaf in leaves(value[key])]
-    if isinstance(value, list):  # a schedule: its name and its numbers
-        return [torch.tensor(value[1:])]
-    return [] if value is None else [torch.as_tensor(value).clone()]
-
-
-def equal(first, second):
-    return len(first) == len(second) and all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def finish_start(algorithm):
-    algorithm.follow_schedules(algorithm.start_steps, 10**6)
-    return algorithm
+from tests.unit.agent.algorithms.replay_agents import (
+    DISCRETE,
+    KINDS,
+    OBS,
+    ROWS,
+    SPACE,
+    act,
+    equal,
+    finish_start,
+    leaves,
+    make,
+    make_batch,
+    update,
+)
 
 
 # Options
@@ -251,96 +204,6 @@ def test_masked_actions_are_never_taken(kind, start_steps):
             act(algorithm, 5, mask=mask, deterministic=True)
 
 
-def test_epsilon_follows_env_steps_and_is_the_share_of_random_actions():
-    algorithm = make("dqn", start_steps=0, initial_epsilon=0.8, final_epsilon=0.2, epsilon_steps=1000)
-    greedy = act(algorithm, deterministic=True)
-    for env_steps, epsilon in ((0, 0.8), (500, 0.5), (1000, 0.2), (5000, 0.2)):
-        algorithm.follow_schedules(env_steps, 10**6)
-        update(algorithm, 0)
-        assert algorithm.parameters["epsilon"] == pytest.approx(epsilon)
-        differs = act(algorithm, 500).reshape(-1, 6) != greedy
-        assert differs.mean() == pytest.approx(0.75 * epsilon, abs=0.04)
-
-
-def test_epsilon_can_be_set_from_outside():
-    algorithm = make("dqn", start_steps=0)
-    algorithm.update_algorithm_parameter("epsilon", 0.0)
-    algorithm.follow_schedules(10, 100)
-    assert np.array_equal(act(algorithm), act(algorithm, deterministic=True))
-    algorithm.update_algorithm_parameter("epsilon", linear(0.5, 0.0))
-    algorithm.follow_schedules(50, 100)
-    assert algorithm.parameters["epsilon"] == 0.25
-    algorithm.update_algorithm_parameter("epsilon", [(0, 0.5), (100, 0.1)])
-    algorithm.follow_schedules(50, 1000)
-    assert algorithm.parameters["epsilon"] == 0.3
-    with pytest.raises(ConfigError, match="epsilon cannot become a function while training"):
-        algorithm.update_algorithm_parameter("epsilon", lambda progress_remaining: 0.1)
-    for wrong in (1.5, [(0, 0.5), (100, 1.5)]):
-        with pytest.raises(ConfigError, match="from 0 to 1"):
-            algorithm.update_algorithm_parameter("epsilon", wrong)
-    with pytest.raises(KeyError):
-        algorithm.update_algorithm_parameter("polyak", 0.5)
-
-
-def test_ladder_of_epsilon_has_known_values():
-    def ladder(count):
-        return [ladder_epsilon(index, count) for index in range(count)]
-
-    assert ladder(4) == pytest.approx([0.4, 0.047156, 0.005559, 0.000655], abs=1e-6)
-    assert ladder(8) == pytest.approx([0.4, 0.16, 0.064, 0.0256, 0.01024, 0.004096, 0.001638, 0.000655], abs=1e-6)
-    assert ladder(1) == [0.4]
-    with pytest.raises(ConfigError, match="from 0 to 3, got 4"):
-        ladder_epsilon(4, 4)
-
-
-def test_epsilon_per_worker_stays_whatever_weights_say():
-    algorithm = make("dqn", start_steps=0, epsilon_per_worker=True)
-    algorithm.take_place(7, 8)
-    algorithm.follow_schedules(0, 100)
-    greedy = act(algorithm, deterministic=True)
-    assert (act(algorithm, 200).reshape(-1, 6) != greedy).mean() < 0.01
-    algorithm.take_place(0, 8)
-    assert (act(algorithm, 300).reshape(-1, 6) != greedy).mean() == pytest.approx(0.3, abs=0.04)
-    plain = make("dqn", start_steps=0)
-    plain.take_place(7, 8)
-    assert (act(plain, 300).reshape(-1, 6) != greedy).mean() == pytest.approx(0.75, abs=0.04)
-
-
-def test_noisy_network_acts_with_fresh_noise_and_without_when_deterministic():
-    algorithm = make("noisy_dqn", start_steps=0, initial_epsilon=0.0, final_epsilon=0.0)
-    scores = [algorithm.actor.get_q_scores({"obs": torch.as_tensor(OBS["obs"])}, generator=algorithm.generator)
-              for _ in range(2)]
-    assert not torch.equal(*scores)
-    assert len({tuple(act(algorithm)) for _ in range(50)}) > 1
-    assert len({tuple(act(algorithm, deterministic=True)) for _ in range(50)}) == 1
-
-
-def test_gaussian_noise_is_of_each_environment_and_dimension_and_clipped():
-    algorithm = make("ddpg", start_steps=0, noise_std=0.1)
-    best = act(algorithm, deterministic=True)
-    noise = np.stack([act(algorithm) - best for _ in range(2000)]).reshape(2000, -1)
-    assert np.abs(noise.mean(0)).max() < 0.02
-    np.testing.assert_allclose(noise.std(0), 0.1, atol=0.01)
-    assert np.abs(np.corrcoef(noise.T) - np.eye(12)).max() < 0.1
-    algorithm.update_algorithm_parameter("noise_std", 50.0)
-    assert set(np.abs(act(algorithm, 5)).reshape(-1).round(3)) >= {1.0}
-    assert np.abs(act(algorithm, 5)).max() == 1.0
-
-
-def test_drifting_noise_has_known_spread_and_starts_at_zero():
-    noise = OrnsteinUhlenbeck(0.15, 0.2, 1.0)
-    generator = torch.Generator().manual_seed(0)
-    done = torch.zeros(2000, dtype=torch.bool)
-    for _ in range(60):
-        state = noise.draw(2000, 2, done, generator)
-    assert float(state.std()) == pytest.approx(0.380, abs=0.01)
-    assert float(state.mean()) == pytest.approx(0.0, abs=0.03)
-    done[:1000] = True
-    state = noise.draw(2000, 2, done, generator)
-    assert float(state[:1000].std()) == pytest.approx(0.2, abs=0.01)
-    assert float(state[1000:].std()) == pytest.approx(0.380, abs=0.02)
-
-
 # Learning
 
 
@@ -375,19 +238,6 @@ def test_target_networks_follow_polyak_and_interval():
                 expected = polyak * expected + (1 - polyak) * algorithm.groups["q"].data
             torch.testing.assert_close(vector, expected)
             assert torch.equal(vector, algorithm.groups["q"].data) == (polyak == 0 and number % interval == 0)
-
-
-def test_td3_moves_policy_and_targets_at_every_second_update():
-    algorithm = make("td3")
-    for number in range(1, 7):
-        before = {name: group.data.clone() for name, group in algorithm.groups.items()}
-        targets = algorithm._target_vectors["pi"].data.clone(), algorithm._target_vectors["q"].data.clone()
-        update(algorithm, first=number)
-        assert not torch.equal(algorithm.groups["q"].data, before["q"])
-        assert torch.equal(algorithm.groups["pi"].data, before["pi"]) == (number % 2 == 1)
-        for old, name in zip(targets, ("pi", "q"), strict=True):
-            assert torch.equal(algorithm._target_vectors[name].data, old) == (number % 2 == 1)
-    assert algorithm._optimizers["pi"].num_steps == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -516,35 +366,3 @@ def test_same_seed_gives_the_same_run(kind):
 def test_an_option_that_nothing_would_come_of_is_refused(kind, options, text):
     with pytest.raises(ConfigError, match=text):
         make(kind, **options)
-
-
-def test_an_epsilon_that_nobody_acts_by_cannot_be_set():
-    with pytest.raises(KeyError, match="epsilon is fixed"):
-        make("dqn", epsilon_per_worker=True).update_algorithm_parameter("epsilon", 0.1)
-
-
-def test_the_entropy_aimed_at_is_that_of_allowed_actions():
-    """Of 2 allowed actions of 4 the entropy is at most log 2: by that of 4, alpha would grow without end."""
-    algorithm = make("discrete_sac", lr_alpha=0.01, initial_alpha=1.0)
-    mask = torch.tensor([[True, False, False, True]] * 8)
-    batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,
-                                next_mask=mask)
-    for _ in range(20):  # the policy is nearly uniform at first: its entropy is above the target
-        algorithm.apply_gradients(algorithm.compute_gradients(batch)[0])
-    assert float(algorithm.log_alpha.detach()) < 0
-    given = make("discrete_sac", lr_alpha=0.01, target_entropy=1.0)
-    for _ in range(20):
-        given.apply_gradients(given.compute_gradients(batch)[0])
-    assert float(given.log_alpha.detach()) > 0
-
-
-def test_a_row_that_forbids_every_action_aims_at_the_entropy_of_all():
-    """No action was ever taken there, and the logarithm of none is infinite."""
-    algorithm = make("discrete_sac", target_entropy_scale=0.5)
-    mask = torch.tensor([[True, False, False, True]] * 7 + [[False] * 4])
-    batch = dataclasses.replace(make_batch(algorithm), action=torch.zeros(8, dtype=torch.int64), mask=mask,
-                                next_mask=mask)
-    assert float(algorithm._target_entropy_of(batch)) == pytest.approx(0.5 * (7 * math.log(2) + math.log(4)) / 8)
-    gradients, info = algorithm.compute_gradients(batch)
-    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
-    assert math.isfinite(info["loss_alpha"])

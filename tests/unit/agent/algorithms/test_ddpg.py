@@ -1,0 +1,34 @@
+"""Exploration noise of DDPG, and the delayed updates of TD3."""
+
+from __future__ import annotations
+
+
+import numpy as np
+import torch
+
+from tests.unit.agent.algorithms.replay_agents import act, make, update
+
+
+def test_gaussian_noise_is_of_each_environment_and_dimension_and_clipped():
+    algorithm = make("ddpg", start_steps=0, noise_std=0.1)
+    best = act(algorithm, deterministic=True)
+    noise = np.stack([act(algorithm) - best for _ in range(2000)]).reshape(2000, -1)
+    assert np.abs(noise.mean(0)).max() < 0.02
+    np.testing.assert_allclose(noise.std(0), 0.1, atol=0.01)
+    assert np.abs(np.corrcoef(noise.T) - np.eye(12)).max() < 0.1
+    algorithm.update_algorithm_parameter("noise_std", 50.0)
+    assert set(np.abs(act(algorithm, 5)).reshape(-1).round(3)) >= {1.0}
+    assert np.abs(act(algorithm, 5)).max() == 1.0
+
+
+def test_td3_moves_policy_and_targets_at_every_second_update():
+    algorithm = make("td3")
+    for number in range(1, 7):
+        before = {name: group.data.clone() for name, group in algorithm.groups.items()}
+        targets = algorithm._target_vectors["pi"].data.clone(), algorithm._target_vectors["q"].data.clone()
+        update(algorithm, first=number)
+        assert not torch.equal(algorithm.groups["q"].data, before["q"])
+        assert torch.equal(algorithm.groups["pi"].data, before["pi"]) == (number % 2 == 1)
+        for old, name in zip(targets, ("pi", "q"), strict=True):
+            assert torch.equal(algorithm._target_vectors[name].data, old) == (number % 2 == 1)
+    assert algorithm._optimizers["pi"].num_steps == 3
