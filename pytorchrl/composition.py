@@ -29,7 +29,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
-from pytorchrl.scheme_options import default_of, scheme_options
+from pytorchrl.scheme_options import scheme_options
 
 EnvSource = str | Callable[..., object]
 """An environment of `train`: an id, or a function that makes one environment."""
@@ -41,6 +41,9 @@ _NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {
 _EVALUATION_ENVS = 8
 _POLICIES = typing.Union[  # noqa: UP007 - a Literal beside a generic class
     typing.Literal["shared", "independent"], Mapping[str, str], Callable[[str], str], None]
+
+
+_KINDS = (None, "sequence", "batch")
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,10 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
         found.append(OptionSpec(
             name="prioritized", part="storage", own_name="prioritized", hint=bool, default=False, group="storage",
             help="Sample transitions with large TD errors more often; alpha, beta and priority_epsilon set how much."))
+    if registration.rollout_storage is not None:
+        found.append(OptionSpec(
+            name="kind", part="storage", own_name="kind", hint=str | None, default=None, choices=_KINDS, group="replay",
+            help="Data that replay shards sample: \"sequence\" (the default), or \"batch\", whole rollouts."))
     found.append(OptionSpec(
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
         help="Policies of environments with several agents: one for all agents (shared, the default), one for each "
@@ -125,16 +132,15 @@ def _known(registration: Registration) -> Known:
 
 def _declared(part: str, owner: type) -> list[OptionSpec]:
     options: type[BaseOptions] = owner.Options  # type: ignore[attr-defined] # each part has them
-    hints = typing.get_type_hints(options)
     renamed, left_out = _RENAMED.get(part, {}), _NOT_OPTIONS.get(part, set())
     if issubclass(owner, ReplayBuffer):
         renamed = _RENAMED_IN_REPLAY
     return [
         OptionSpec(
-            name=renamed.get(field.name, field.name), part=part, own_name=field.name, hint=hints[field.name],
-            default=default_of(field), help=field.metadata.get("help", ""), choices=field.metadata.get("choices"),
-            group=part, is_users=not _is_ours(_declaring(options, field.name)))
-        for field in dataclasses.fields(options) if field.name not in left_out
+            name=renamed.get(name, name), part=part, own_name=name, hint=declaration.type,
+            default=None if declaration.is_required else declaration.default, help=declaration.help,
+            choices=declaration.choices, group=part, is_users=not _is_ours(_declaring(options, name)))
+        for name, declaration in options.declarations().items() if name not in left_out
     ]
 
 
@@ -192,7 +198,7 @@ def _factories(
     make_actor: Callable[...,
                          Factory[Actor]] = registration.actor.create_factory  # type: ignore[attr-defined] # each actor has it
     of_actor = dict(parts["actor"])
-    storage = storage_factory(registration, parts["storage"], parts["scheme"].get("kind"))
+    storage = storage_factory(registration, parts["storage"])
     if not isinstance(envs, MultiAgentEnvFactory):
         check_algorithm_space(registration.algorithm, envs.action_space)
         return algorithm, make_actor(envs.observation_space, envs.action_space, **of_actor), storage
@@ -200,18 +206,20 @@ def _factories(
     return multi_agent(envs, algorithm, functools.partial(make_actor, **of_actor), storage, checkpoint=checkpoint)
 
 
-def storage_factory(registration: Registration, options: Mapping[str, Any], kind: object = None) -> Factory[Any]:
+def storage_factory(registration: Registration, options: Mapping[str, Any]) -> Factory[Any]:
     """Return the factory of the storage that an algorithm is registered with.
 
     Args:
         registration: The algorithm.
-        options: Options of the storage, and `prioritized`.
-        kind: The kind of data that shards sample; "batch" chooses the storage of whole rollouts.
+        options: Options of the storage, `prioritized`, and `kind`: "batch" chooses the storage of whole rollouts.
 
     Raises:
         ConfigError: An option is wrong, or has no effect in this storage.
     """
     own = dict(options)
+    kind = own.pop("kind", None)
+    if kind not in _KINDS:
+        raise ConfigError(f"kind must be one of {list(_KINDS)}, got {kind!r}")
     if kind == "batch" and registration.rollout_storage is not None:
         return _factory_without(
             registration.rollout_storage, own, "whole rollouts are drawn uniformly; leave out kind='batch'")

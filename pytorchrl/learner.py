@@ -105,7 +105,7 @@ class Learner:
             raise ConfigError("eval_episodes needs eval_every: without it nothing is evaluated")
         self.scheme = check_scheme(scheme)
         self.target_steps = target_steps
-        if self.options.eval_every is not None and scheme.test_envs_factory is None:
+        if self.options.eval_every is not None and scheme.agent.test_envs_factory is None:
             raise ConfigError("eval_every needs a scheme with test_envs_factory, which this one lacks")
         is_recorded = not (scheme.settings["record"] is scheme.settings["replay"] is None)
         if self.options.checkpoint_every is not None and is_recorded:

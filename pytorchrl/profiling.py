@@ -306,8 +306,8 @@ def between(before: Settings, after: Settings) -> dict[str, Any]:
 
 def options_of(scheme: Scheme) -> dict[str, Any]:
     """Return all options that rules use: of the scheme, the algorithm, the environments and the storage."""
-    algorithm, envs = scheme.algo_factory.options, scheme.train_envs_factory.options
-    storage = scheme.storage_factory.options
+    algorithm, envs = scheme.agent.algo_factory.options, scheme.agent.train_envs_factory.options
+    storage = scheme.agent.storage_factory.options
     return {
         **scheme.settings, **{field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)},
         "num_envs": envs.vec_env_size, "backend": getattr(envs, "backend", None),

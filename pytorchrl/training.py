@@ -42,7 +42,8 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: An
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
     if learner.log_dir is not None:  # a numbered directory is known only now, after all options were accepted
-        scheme.train_envs_factory = _monitored(agent.train_envs, learner.log_dir)
+        monitored = _monitored(agent.train_envs, learner.log_dir)
+        scheme.agent = dataclasses.replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
 
 

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, OF_OTHER_LIBRARIES
 from pytorchrl.cli.parsing import TITLES, flag_of, values_of
 from pytorchrl.cli.values import parser_for
 from pytorchrl.composition import OptionSpec, option_specs
-from pytorchrl.scheme_options import documented_arguments
+from pytorchrl.scheme.settings import LEVELS, declaration_of, default_of_keyword, names_of_level
 
 
 class OptionTable(Directive):
@@ -33,13 +32,23 @@ class OptionTable(Directive):
         """The table."""
         name = self.arguments[0]
         if name == "Scheme":
-            texts = documented_arguments(pytorchrl.Scheme.__doc__ or "")
-            rows = [((name,), (_shown(parameter.default),), _sentence(texts[name]))
-                    for name, parameter in inspect.signature(pytorchrl.Scheme).parameters.items()
-                    if not name.endswith("_factory")]
-            return [_table(("Option", "Default", "Meaning"), (20, 15, 65), rows)]
+            return [node for level in LEVELS for node in _level_table(level)]
         rows = [_option_row(field) for field in dataclasses.fields(getattr(pytorchrl, name).Options)]
         return [_table(("Option", "Default", "Allowed", "Meaning"), (20, 15, 20, 45), rows)]
+
+
+def _level_table(level: str) -> list[nodes.Node]:
+    """Return the title and the table of a level's options."""
+    rows = []
+    for name in names_of_level(level):
+        declaration = declaration_of(name)
+        allowed = declaration.choices
+        rows.append((
+            (name,), (_shown(default_of_keyword(name)),),
+            _range(declaration.field.metadata) if allowed is None else tuple(map(_shown, allowed)),
+            _sentence(declaration.help)))
+    heads, widths = ("Option", "Default", "Allowed", "Meaning"), (20, 15, 20, 45)
+    return [nodes.rubric(text=level[0].upper() + level[1:]), _table(heads, widths, rows)]
 
 
 class FlagTable(Directive):
@@ -53,8 +62,8 @@ class FlagTable(Directive):
         found: list[nodes.Node] = []
         for group, title in TITLES.items():
             rows = [_flag_row(spec) for spec in specs if spec.group == group]
-            found += [nodes.rubric(text=title[0].upper() + title[1:]),
-                      _table(("Flag", "Value", "Meaning"), (25, 25, 50), rows)]
+            table = _table(("Flag", "Value", "Meaning"), (25, 25, 50), rows)
+            found += [nodes.rubric(text=title[0].upper() + title[1:]), table]
         return found
 
 

@@ -109,7 +109,13 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
 
 
 def options_of(owner: object) -> Known:
-    """Return the options in `owner.Options`, by name; an empty mapping if `owner` has no such class."""
+    """Return the options in `owner.Options`, by name; an empty mapping if `owner` has no such class.
+
+    An owner of options from several classes lists them in `known_keywords()`.
+    """
+    if hasattr(owner, "known_keywords"):
+        known: Known = owner.known_keywords()
+        return known
     options = getattr(owner, "Options", None)
     home = getattr(owner, "home", "")
     fields = dataclasses.fields(options) if dataclasses.is_dataclass(options) else ()

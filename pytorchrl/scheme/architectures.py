@@ -1,10 +1,10 @@
-"""Schemes that have a name of their own in the literature: settings of the one tree, and what must not contradict them."""
+"""Architectures of the literature as settings of the worker tree."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.fit import algorithms_for, learned_kind
@@ -15,86 +15,92 @@ from pytorchrl.scheme.replay.storage_options import has_priorities
 from pytorchrl.tracebacks import brief_errors_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
+
+    from pytorchrl.agent.actors.base import Actor
+    from pytorchrl.agent.algorithms.base import Algorithm
+    from pytorchrl.agent.env import EnvFactory
+    from pytorchrl.agent.storages.base import Storage
+    from pytorchrl.scheme.settings import ArchitectureKeywords
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """What a name stands for.
+    """The settings that an architecture's name stands for.
 
     Attributes:
         name: The name.
-        fixed: Settings that make it what it is; others are refused.
-        defaults: Settings that hold where nothing else is given.
-        least: Setting -> (smallest count, why a smaller one contradicts the name).
-        learner: Whether one gradient worker learns in a thread of its own (asynchronous gradients), and several in step.
+        fixed: Settings that define the architecture; other values are refused.
+        defaults: Settings that replace the defaults of `Scheme`.
+        least: Setting -> (smallest value allowed, reason).
+        learner: Whether gradients are asynchronous with one gradient worker, which then learns in a thread of its own,
+            and synchronous with several.
         kinds: Kinds of data that the algorithm may learn from.
     """
 
     name: str
-    fixed: Mapping[str, Any]
-    defaults: Mapping[str, Any]
+    fixed: Mapping[str, object]
+    defaults: Mapping[str, object]
     least: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     learner: bool = False
     kinds: tuple[DataKind, ...] = tuple(DataKind)
 
-    def settings(self, algo_factory: Factory[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of `Scheme`, those `given` among them.
+    def settings(self, algo_factory: Factory[Algorithm], given: Mapping[str, object]) -> dict[str, object]:
+        """Return the flat settings of `Scheme`: those of the architecture, overridden by those `given`.
 
         Raises:
-            ConfigError: One of them contradicts the name, or the algorithm cannot learn so; all problems at once.
+            ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from its data. The
+                message lists all problems.
         """
-        problems = [f"{self.name} means {name}={_shown(value)}, got {_shown(given[name])}; leave it out, or build a plain Scheme"
-                    for name, value in self.fixed.items() if name in given and given[name] != value]
+        problems = [f"{self.name} means {name}={_shown(value)}, got {_shown(given[name])}; leave it out, or build a "
+                    "plain Scheme" for name, value in self.fixed.items() if name in given and given[name] != value]
         settings = {**self.defaults, **given, **self.fixed}
         if self.learner:
             settings.setdefault("grad_communication", ASYNC if settings.get("num_grad_workers", 1) == 1 else SYNC)
-        problems += [f"{why}: {name}={settings[name]} is too few, give {low} or more"
-                     for name, (low, why) in self.least.items() if isinstance(settings[name], int) and settings[name] < low]
+        problems += [f"{why}: {name}={value} is too few, give {low} or more" for name, (low, why) in self.least.items()
+                     if isinstance(value := settings[name], int) and value < low]
         # What is no factory is refused by the scheme itself.
         if isinstance(algo_factory, Factory):
             found = learned_kind(algo_factory)
             if found not in self.kinds:
-                problems.append(f"{self.name} gives {', '.join(kind.value for kind in self.kinds)}, but {algo_factory.cls.__name__} "
-                                f"learns from {found.value}; algorithms for {self.name}: {algorithms_for(*self.kinds)}")
+                problems.append(f"{self.name} gives {', '.join(kind.value for kind in self.kinds)}, but "
+                                f"{algo_factory.cls.__name__} learns from {found.value}; algorithms for {self.name}: {algorithms_for(*self.kinds)}")
         if problems:
             raise ConfigError("; ".join(problems))
         return settings
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return repr(str(value)) if isinstance(value, str) else repr(value)
 
 
 _LAGGING = (DataKind.OLDER_ROLLOUTS, DataKind.TRANSITIONS, DataKind.SEQUENCES)
 _NO_REMOTE_WORKER = "asynchronous gradients need a remote worker, and num_grad_workers=1 means none"
 
-_WITH_SHARDS = {"num_col_workers": 2, "num_replay_workers": 1, "queue_timeout_s": 300.0, "col_in_flight": 2, "add_in_flight": 2,
-                "prefetch": 4, "max_weight_sync_delay": 400}
+_WITH_SHARDS = {"num_col_workers": 2, "num_replay_workers": 1, "max_weight_sync_delay": 400}
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
     Preset(
         name="a3c",
         fixed={"col_communication": SYNC, "grad_communication": ASYNC, "distribute_gradients": False},
-        defaults={"num_grad_workers": 2, "updates_per_step": 100, "aggregate": 1, "max_grad_lag": None, "lag_policy": "apply"},
+        defaults={"num_grad_workers": 2, "updates_per_step": 100},
         least={"num_grad_workers": (2, _NO_REMOTE_WORKER)}),
     Preset(
         name="ddppo",
         fixed={"col_communication": SYNC, "grad_communication": SYNC, "distribute_gradients": True},
-        defaults={"num_grad_workers": 2, "num_col_workers": 1, "col_fraction_workers": 0.6, "fraction_samples": 0.25},
+        defaults={"num_grad_workers": 2, "col_fraction_workers": 0.6},
         least={"num_grad_workers": (2, "ranks average among themselves")}),
     Preset(
         name="microbatch",
         fixed={"col_communication": SYNC, "grad_communication": SYNC, "num_grad_workers": 1},
-        defaults={"num_col_workers": 1, "train_batch_size": 10_000, "microbatch_size": 1000, "prefetch": None, "norm_over": "batch"}),
+        defaults={"train_batch_size": 10_000, "microbatch_size": 1000}),
     *(Preset(
         name=name, fixed={"col_communication": ASYNC},
-        defaults={"num_col_workers": 2, "num_grad_workers": 1, "train_batch_size": 500, "queue_size": 16, "queue_timeout_s": 300.0,
-                  "minibatch_buffer_size": 1, "num_passes": 1, "col_in_flight": 2, "broadcast_interval": 1},
+        defaults={"num_col_workers": 2, "train_batch_size": 500},
         learner=True, kinds=_LAGGING) for name in ("impala", "appo")),
     Preset(
         name="apex", fixed={"col_communication": ASYNC},
-        defaults={**_WITH_SHARDS, "routing": "round_robin"},
+        defaults=_WITH_SHARDS,
         learner=True, least={"num_replay_workers": (1, "replay is in shards")}, kinds=_LAGGING),
     Preset(
         name="r2d2", fixed={"col_communication": ASYNC, "routing": "by_stream"},
@@ -102,120 +108,203 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
         learner=True, least={"num_replay_workers": (1, "replay is in shards")}, kinds=(DataKind.SEQUENCES,)),
     Preset(
         name="rapid", fixed={"col_communication": ASYNC, "grad_communication": SYNC},
-        defaults={"num_grad_workers": 2, "num_col_workers": 2, "queue_size": 4, "col_in_flight": 2, "broadcast_interval": 1,
-                  "num_passes": 1, "distribute_gradients": True},
+        defaults={"num_grad_workers": 2, "num_col_workers": 2, "queue_size": 4, "distribute_gradients": True},
         least={"num_grad_workers": (2, "every learner is a gradient worker")}, kinds=_LAGGING),
 )}
 
 
 @brief_errors_of(*PRESETS)
-class NamedSchemes:
-    """A constructor for each name; it returns an ordinary scheme, and printing that shows every setting."""
+class Architectures:
+    """Constructors of `Scheme` for the architectures of the literature. Printing a scheme shows every setting."""
 
     home: ClassVar[str] = "scheme"
 
     @classmethod
-    def a3c(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
-            train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
-        """Asynchronous gradients (Mnih et al. 2016): gradients are applied as they come, and their senders alone answered.
+    def _named(cls, name: str, agent: tuple[Any, ...], settings: ArchitectureKeywords) -> Self:
+        given = cast("Mapping[str, object]", settings)
+        return cls(*agent, **PRESETS[name].settings(agent[0], given))
+
+    @classmethod
+    def a3c(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+                train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+                **settings: Unpack[ArchitectureKeywords]) -> Self:
+        """Build a scheme with asynchronous gradients (A3C, Mnih et al. 2016).
+
+        Each gradient is applied when it arrives, and only its sender gets new weights.
 
         Args:
-            algo_factory: Makes the algorithm.
-            actor_factory: Makes the actor.
-            storage_factory: Makes the storage.
-            train_envs_factory: Makes each gradient worker's environments.
-            test_envs_factory: Makes the evaluation's environments; None: no evaluation.
-            **settings: `num_grad_workers=2`, `updates_per_step=100`, `aggregate=1`, `max_grad_lag=None`,
-                `lag_policy="apply"`, and any other setting of `Scheme`.
+            algo_factory: Factory of the algorithm.
+            actor_factory: Factory of the actor.
+            storage_factory: Factory of the storage.
+            train_envs_factory: Factory of each collection worker's environments.
+            test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
+            **settings: Settings of `Scheme`. Defaults that differ: `num_grad_workers=2`, `updates_per_step=100`.
 
         Raises:
-            ConfigError: A setting is wrong, or contradicts asynchronous gradients.
+            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
         """
-        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
-                   **PRESETS["a3c"].settings(algo_factory, settings))
+        agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        return cls._named("a3c", agent, settings)
 
     @classmethod
-    def ddppo(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
-              train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
-        """Decentralised gradients (Wijmans et al. 2020): ranks average among themselves, stragglers are stopped early.
+    def ddppo(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+                  train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+                  **settings: Unpack[ArchitectureKeywords]) -> Self:
+        """Build a scheme with decentralised gradients (DD-PPO, Wijmans et al. 2020).
 
-        Arguments as of `a3c`; the settings are `num_grad_workers=2`, `num_col_workers=1`, `col_fraction_workers=0.6`,
-        `fraction_samples=0.25`. Each rank collects by itself, and the share is that of ranks; with `num_col_workers` of 2 or
-        more it is that of each rank's collection workers.
+        Gradient workers average gradients among themselves, and slow ones are told to stop collecting early.
+
+        Each gradient worker collects by itself, and `col_fraction_workers` is a share of the gradient workers; with
+        `num_col_workers` of 2 or more it is a share of each gradient worker's collection workers.
+
+        Args:
+            algo_factory: Factory of the algorithm.
+            actor_factory: Factory of the actor.
+            storage_factory: Factory of the storage.
+            train_envs_factory: Factory of each collection worker's environments.
+            test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
+            **settings: Settings of `Scheme`. Defaults that differ: `num_grad_workers=2`, `col_fraction_workers=0.6`.
+
+        Raises:
+            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
         """
-        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
-                   **PRESETS["ddppo"].settings(algo_factory, settings))
+        agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        return cls._named("ddppo", agent, settings)
 
     @classmethod
-    def microbatch(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
-                   train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
-        """Updates on batches larger than memory: collected and differentiated by pieces, one step of the optimiser.
+    def microbatch(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+                       train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+                       **settings: Unpack[ArchitectureKeywords]) -> Self:
+        """Build a scheme for train batches that are larger than memory.
 
-        Arguments as of `a3c`; the settings are `num_col_workers=1`, `train_batch_size=10000`, `microbatch_size=1000`,
-        `prefetch=None`, `norm_over="batch"`.
+        A batch is collected and differentiated in microbatches, for one step of the optimiser.
+
+        Args:
+            algo_factory: Factory of the algorithm.
+            actor_factory: Factory of the actor.
+            storage_factory: Factory of the storage.
+            train_envs_factory: Factory of each collection worker's environments.
+            test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
+            **settings: Settings of `Scheme`. Defaults that differ: `train_batch_size=10000`, `microbatch_size=1000`.
+
+        Raises:
+            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
         """
-        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
-                   **PRESETS["microbatch"].settings(algo_factory, settings))
+        agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        return cls._named("microbatch", agent, settings)
 
     @classmethod
-    def impala(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
-               train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
-        """Collectors that never wait for the learner, whose targets are corrected for the lag (Espeholt et al. 2018).
+    def impala(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+                   train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+                   **settings: Unpack[ArchitectureKeywords]) -> Self:
+        """Build a scheme in which collection never waits for the learner (IMPALA, Espeholt et al. 2018).
 
-        Arguments as of `a3c`; the settings are `num_col_workers=2`, `num_grad_workers=1`, `train_batch_size=500`,
-        `queue_size=16`, `minibatch_buffer_size=1`, `num_passes=1`, `col_in_flight=2`, `broadcast_interval=1`.
+        The algorithm corrects its targets for the lag of the data.
+
+        With one gradient worker gradients are asynchronous: the learner has a thread of its own.
+
+        Args:
+            algo_factory: Factory of the algorithm.
+            actor_factory: Factory of the actor.
+            storage_factory: Factory of the storage.
+            train_envs_factory: Factory of each collection worker's environments.
+            test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
+            **settings: Settings of `Scheme`. Defaults that differ: `num_col_workers=2`, `train_batch_size=500`.
+
+        Raises:
+            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
         """
-        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
-                   **PRESETS["impala"].settings(algo_factory, settings))
+        agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        return cls._named("impala", agent, settings)
 
     @classmethod
-    def appo(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
-             train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
-        """As `impala`, with a clipped surrogate in place of the policy gradient (Luo et al. 2020).
+    def appo(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+                 train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+                 **settings: Unpack[ArchitectureKeywords]) -> Self:
+        """Build a scheme as `impala` does, for a clipped surrogate objective (APPO, Luo et al. 2020).
 
-        Arguments as of `a3c`; the settings are as of `impala`.
+        Args:
+            algo_factory: Factory of the algorithm.
+            actor_factory: Factory of the actor.
+            storage_factory: Factory of the storage.
+            train_envs_factory: Factory of each collection worker's environments.
+            test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
+            **settings: Settings of `Scheme`. Defaults that differ: those of `impala`.
+
+        Raises:
+            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
         """
-        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
-                   **PRESETS["appo"].settings(algo_factory, settings))
+        agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        return cls._named("appo", agent, settings)
 
     @classmethod
-    def apex(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
-             train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
-        """Replay shards between many collectors and one learner (Horgan et al. 2018).
+    def apex(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+                 train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+                 **settings: Unpack[ArchitectureKeywords]) -> Self:
+        """Build a scheme with replay shards between collection workers and one learner (Ape-X, Horgan et al. 2018).
 
-        Arguments as of `a3c`; the settings are `num_col_workers=2`, `num_replay_workers=1`, `max_weight_sync_delay=400`,
-        `col_in_flight=2`, `prefetch=4`, `add_in_flight=2`, `routing="round_robin"`. The storage is such as `PERBuffer`, and
-        `DQN` has `epsilon_per_worker=True`. Where the storage has priorities, `initial_priority="worker"`. With `kind="batch"`
-        the algorithm corrects for lag, such as `IMPALA`, the storage is `VTraceBuffer`, and `size` is that of the replay; or the
-        algorithm is `R2D2`, and the storage `RolloutSequenceBuffer`.
+        The storage is one such as `PERBuffer`, and `DQN` has `epsilon_per_worker=True`. Replay of whole rollouts needs
+        `VTraceBuffer` and `size` with `IMPALA` or `APPO`, or `RolloutSequenceBuffer` with `R2D2`.
+
+        Args:
+            algo_factory: Factory of the algorithm.
+            actor_factory: Factory of the actor.
+            storage_factory: Factory of the storage.
+            train_envs_factory: Factory of each collection worker's environments.
+            test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
+            **settings: Settings of `Scheme`. Defaults that differ: `num_col_workers=2`, `num_replay_workers=1`,
+                `max_weight_sync_delay=400`, and, if the storage has priorities, `initial_priority="worker"`.
+
+        Raises:
+            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
         """
         if has_priorities(storage_factory, settings):
             settings.setdefault("initial_priority", "worker")
-        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
-                   **PRESETS["apex"].settings(algo_factory, settings))
+        agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        return cls._named("apex", agent, settings)
 
     @classmethod
-    def r2d2(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
-             train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
-        """As `apex`, for sequences and an actor with memory (Kapturowski et al. 2019).
+    def r2d2(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+                 train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+                 **settings: Unpack[ArchitectureKeywords]) -> Self:
+        """Build a scheme as `apex` does, for sequences and an actor with memory (R2D2, Kapturowski et al. 2019).
 
-        Arguments as of `a3c`; the settings are as of `apex`, but `queue_size=4`, and `routing="by_stream"` always. The storage is
-        `SequenceBuffer`, or, with `kind="batch"`, `RolloutSequenceBuffer`, which replays whole rollouts.
+        The storage is `SequenceBuffer`, or `RolloutSequenceBuffer`, which replays whole rollouts.
+
+        Args:
+            algo_factory: Factory of the algorithm.
+            actor_factory: Factory of the actor.
+            storage_factory: Factory of the storage.
+            train_envs_factory: Factory of each collection worker's environments.
+            test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
+            **settings: Settings of `Scheme`. Defaults that differ: those of `apex`, and `queue_size=4`; always
+                `routing="by_stream"`.
 
         Raises:
-            ConfigError: A setting is wrong, or the algorithm learns from single transitions.
+            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
         """
-        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
-                   **PRESETS["r2d2"].settings(algo_factory, settings))
+        agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        return cls._named("r2d2", agent, settings)
 
     @classmethod
-    def rapid(cls, algo_factory: Factory[Any], actor_factory: Factory[Any], storage_factory: Factory[Any],
-              train_envs_factory: Factory[Any], test_envs_factory: Factory[Any] | None = None, **settings: Any) -> Self:
-        """Decentralised gradient workers, each with collectors of its own that never wait (Berner et al. 2019).
+    def rapid(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+                  train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+                  **settings: Unpack[ArchitectureKeywords]) -> Self:
+        """Build a scheme of decentralised gradient workers, each with asynchronous collection (Rapid, Berner et al. 2019).
 
-        Arguments as of `a3c`; the settings are `num_grad_workers=2`, `num_col_workers=2`, `queue_size=4`,
-        `col_in_flight=2`, `broadcast_interval=1`, `num_passes=1`, `distribute_gradients=True`. The algorithm is one that
-        corrects for lag, such as `APPO`.
+        The algorithm is one that corrects for lag, such as `APPO`.
+
+        Args:
+            algo_factory: Factory of the algorithm.
+            actor_factory: Factory of the actor.
+            storage_factory: Factory of the storage.
+            train_envs_factory: Factory of each collection worker's environments.
+            test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
+            **settings: Settings of `Scheme`. Defaults that differ: `num_grad_workers=2`, `num_col_workers=2`,
+                `queue_size=4`, `distribute_gradients=True`.
+
+        Raises:
+            ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
         """
-        return cls(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory,  # type: ignore[call-arg]
-                   **PRESETS["rapid"].settings(algo_factory, settings))
+        agent = (algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
+        return cls._named("rapid", agent, settings)

@@ -45,6 +45,21 @@ SYNC, ASYNC = Communication.SYNC, Communication.ASYNC
 CENTRAL, PARALLEL = Execution.CENTRAL, Execution.PARALLEL
 
 
+def check_execution(level: str, execution: Execution | str, num_workers: int) -> Execution:
+    """Return the execution of a level; raise `ConfigError` if it is central and the level has several workers.
+
+    Args:
+        level: "col" or "grad".
+        execution: "Central" or "Parallel".
+        num_workers: Number of workers of the level.
+    """
+    execution = Execution(execution)
+    if execution is CENTRAL and num_workers > 1:
+        raise ConfigError(f"{level}_execution='Central' contradicts num_{level}_workers={num_workers}, whose work "
+                          f"the local worker would do alone; give {level}_execution='Parallel', or 1 worker")
+    return execution
+
+
 def check_count(name: str, value: object, low: int = 1) -> int:
     """Return `value` if it is a whole number >= `low`, else raise `ConfigError`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:

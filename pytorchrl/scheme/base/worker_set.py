@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pytorchrl.errors import StartError, StartTimeoutError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
+from pytorchrl.scheme.base.levels import raise_all
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.link import measure_links
 
@@ -15,6 +18,26 @@ W = TypeVar("W", bound=Worker)
 # Seconds for one worker to start, import torch and build its environments; many workers start at once on few cores.
 _START_TIMEOUT_S = 60.0
 _START_TIMEOUT_PER_WORKER_S = 10.0
+_RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
+
+
+def check_resources(name: str, resources: Mapping[str, object]) -> None:
+    """Raise `ConfigError` unless resources are amounts that Ray accepts.
+
+    Args:
+        name: Name of the option.
+        resources: Resource -> amount. Names that Ray does not know are custom resources of a cluster.
+    """
+    problems = []
+    for key, amount in resources.items():
+        near = difflib.get_close_matches(str(key), _RESOURCES, n=1)
+        if isinstance(amount, bool) or not isinstance(amount, (int, float)) or not 0 <= amount < math.inf:
+            problems.append(f"{name}[{key!r}] must be a number >= 0, got {amount!r}")
+        elif key not in _RESOURCES and near:
+            problems.append(f"{name} has {key!r}; did you mean {near[0]!r}?")
+        elif key == "num_gpus" and amount > 1 and amount != int(amount):
+            problems.append(f"{name}['num_gpus'] must be a share up to 1 or a whole number, got {amount!r}")
+    raise_all(problems)
 
 
 class WorkerSet(Generic[W]):

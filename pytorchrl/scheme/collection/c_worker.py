@@ -45,8 +45,8 @@ class CWorker(Worker):
         num_threads: Torch threads of this process; None leaves them alone.
         owned_data: Whether rollouts are copies that their receiver owns; False hands out the storage's own tensors.
         compress_data_to_send: What becomes of rollouts on their way.
-        num_siblings, num_parents: Collection workers of each gradient worker, and gradient workers, for what differs by
-            worker.
+        first_place, num_places: Place of the first worker of its set among all collection workers, and their number,
+            for options that differ by worker.
         initial_priority: "worker": rollouts bring TD errors, by the weights they were made with, which become first
             priorities in replay; "max": they do not.
         runtime: Owner of the clock.
@@ -65,7 +65,7 @@ class CWorker(Worker):
                  collects: bool = True, initial_weights: Weights | None = None, device: str | None = None,
                  seed: int = 0,
                  incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
-                 compress_data_to_send: Compression | None = None, num_siblings: int = 1, num_parents: int = 1,
+                 compress_data_to_send: Compression | None = None, first_place: int = 0, num_places: int = 1,
                  initial_priority: str = "max", runtime: Runtime | None = None, journal: Journal | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
@@ -76,8 +76,7 @@ class CWorker(Worker):
         self.index_parent, self.incarnation, self.num_envs = index_parent, incarnation, train_envs_factory.num_envs
         self.actor = actor_factory(device=device, seed=derive_seed(seed, Stream.INIT))
         self.algo = algo_factory(device=device, actor=self.actor, seed=derive_seed(seed, Stream.ACTING, *path))
-        self.algo.take_place(
-            max(0, index_parent - 1) * num_siblings + max(0, index_worker - 1), num_siblings * num_parents)
+        self.algo.take_place(first_place + max(0, index_worker - 1), num_places)
         self.storage = storage_factory(
             device=device, actor=self.actor, algorithm=self.algo, num_envs=train_envs_factory.num_envs,
             seed=derive_seed(seed, Stream.BATCHES, *path))

@@ -2,50 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
+from pytorchrl.errors import ConfigError, FactoryError
 from pytorchrl.runtime import DEFAULT_RESOURCES, Runtime, ThreadRuntime
-from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, check_count, check_fraction
-from pytorchrl.scheme.base.worker_set import WorkerSet
-from pytorchrl.scheme.collection.collector_thread import CollectorThread
-from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
+from pytorchrl.scheme.base.levels import as_keywords, raise_all
+from pytorchrl.scheme.base.worker import PARALLEL, Communication, Execution, check_execution
+from pytorchrl.scheme.base.worker_set import WorkerSet, check_resources
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
+from pytorchrl.scheme.collection.strategies import Barrier
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.gradients.microbatch import GradAccumulator
-from pytorchrl.scheme.gradients.sample_queue import SampleQueue
-from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection, collection_of
+from pytorchrl.scheme.gradients.placement import Placement
+from pytorchrl.scheme.gradients.settled import settled
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.supervision.supervisor import Supervisor
-from pytorchrl.scheme.transport.encoder import GRADS, Compression, Wanted
+from pytorchrl.scheme.transport.encoder import GRADS, Compression
 from pytorchrl.tracebacks import brief_errors
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pytorchrl.scheme.keywords import GradientKeywords
 
 
 class GWorkerSet(WorkerSet[GWorker]):
-    """The GWorkers of the update worker. With remote ones, the local one only serves and updates parameters.
+    """The gradient workers of the update worker. If some are remote, the local one only serves and updates parameters.
 
     Args:
-        num_workers: Number of remote workers; 1 means none.
+        num_workers: Number of gradient workers.
         index_parent: Index of the parent worker.
-        local_device: Where the local worker computes; see `check_device`.
+        local_device: Device of the local worker: "cpu" or "cuda:N"; None is the CPU.
         col_execution: "Central" or "Parallel" collection.
         col_communication: "synchronous" or "asynchronous" collection.
-        col_workers_factory: Makes each GWorker's set of collection workers.
-        col_fraction_workers: Share of collection workers that ends a synchronous round.
-        grad_worker_resources: What each remote worker asks for.
-        compress_grads_to_send: What becomes of gradients on their way; see `Scheme`.
-        runtime: Where remote workers run.
-        num_threads: Torch threads of each remote worker.
-        grad_device: Where remote workers compute; None: as the local one.
-        worker_options: Further options of `GWorker`: `fraction_samples`, `col_in_flight`, `queue_size`, ...
+        col_workers_factory: Recipe of each gradient worker's set of collection workers.
+        col_fraction_workers: Share of the collection workers that ends a synchronous round.
+        grad_worker_resources: Ray resources of each remote worker.
+        compress_grads_to_send: Codec of gradients.
+        factory: Recipe of the set with all options; None: made of the other arguments.
+        runtime: Runtime of the remote workers; None: threads.
 
     Attributes:
         worker_class, remote_config, worker_params, num_workers: See `WorkerSet`.
     """
 
     kind = "gradient workers"
+    home = "scheme"
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -53,116 +59,202 @@ class GWorkerSet(WorkerSet[GWorker]):
 
         num_grad_workers: int = option(
             1, low=1, help="Gradient workers; 1 computes in the update worker's process, 2 or more are remote.")
+        grad_execution: Execution | None = option(
+            None, help="Place of gradient computation: \"Central\" is the update worker's process, \"Parallel\" makes "
+                       "all gradient "
+            "workers remote, also a single one. None: by their number.")
         grad_worker_resources: Mapping[str, float] = option(
             default_factory=lambda: dict(DEFAULT_RESOURCES),
-            help="Ray resources of each remote gradient worker. The default includes a share of a GPU only for workers "
-            "that "
+            help="Ray resources of each remote gradient worker. The default includes a share of a GPU only for "
+                 "workers that "
             "compute on one, and shrinks to what is available.")
         grad_device: str | None = option(
-            None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (the GPU that Ray assigned to the worker) "
-            "or \"cuda:N\"; "
+            None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (the GPU that Ray assigned to the "
+                       "worker) or \"cuda:N\"; "
             "None: \"cuda\" if device is a GPU and the workers run on Ray, else device.")
         compress_grads_to_send: bool | str = option(
             False, help="Codec of gradients: False, True (\"lz4\"), \"lz4\", \"zstd\", the lossy \"fp16\", \"bf16\", "
-            "\"int8\" and "
+                        "\"int8\" and "
             "\"topk\", \"auto\" (bf16 while that saves time) or \"auto:<name>\".")
 
         def __post_init__(self) -> None:
-            """Refuse codecs that are unknown or not installed."""
+            """Refuse codecs that are unknown or not installed, and wrong resources."""
             super().__post_init__()
+            check_resources("grad_worker_resources", self.grad_worker_resources)
             Compression.of(GRADS, self.compress_grads_to_send)
 
-    def __init__(self, num_workers: int, index_parent: int, local_device: str | None,  # noqa: PLR0913
+        @property
+        def num_workers(self) -> int:
+            """Number of gradient workers."""
+            return self.num_grad_workers
+
+        @property
+        def is_parallel(self) -> bool:
+            """Whether the gradient workers are remote."""
+            return self.num_grad_workers > 1 if self.grad_execution is None else self.grad_execution is PARALLEL
+
+    def __init__(self, num_workers: int, index_parent: int, local_device: str | None,  # noqa: PLR0913 - the reference API
                  col_execution: Execution | str, col_communication: Communication | str,
-                 col_workers_factory: Callable[..., Any], col_fraction_workers: float,
-                 grad_worker_resources: Mapping[str, float], compress_grads_to_send: Wanted = False, *,
-                 runtime: Runtime | None = None, num_threads: int | None = 1, grad_device: str | None = None,
-                 worker_options: Mapping[str, Any] | None = None) -> None:
-        check_count("num_workers", num_workers)
-        check_fraction("col_fraction_workers", col_fraction_workers)
-        compression = Compression.of(GRADS, compress_grads_to_send)
-        self.index_parent = index_parent
-        num_remote = num_workers if num_workers > 1 else 0
+                 col_workers_factory: CWorkerSetFactory, col_fraction_workers: float,
+                 grad_worker_resources: Mapping[str, float], compress_grads_to_send: bool | str = False, *,
+                 factory: GWorkerSetFactory | None = None, runtime: Runtime | None = None) -> None:
         runtime = runtime or ThreadRuntime()
+        if factory is None:
+            factory = self.create_factory(
+                num_workers, col_workers_factory, col_fraction_workers, col_execution, col_communication,
+                compress_grads_to_send, grad_worker_resources).placed(local_device, runtime)
+        self.index_parent, options, collection = index_parent, factory.options, factory.collection
+        num_remote = num_workers if options.is_parallel else 0
+        compression = Compression.of(GRADS, options.compress_grads_to_send)
         params = {
-            "col_workers_factory": col_workers_factory, "col_communication": Communication(col_communication),
+            "col_workers_factory": factory.col_workers_factory, "col_communication": Communication(col_communication),
             "compress_grads_to_send": False if compression is None else compression,
-            "col_execution": Execution(col_execution),
-            "col_fraction_workers": col_fraction_workers, "runtime": runtime, **_from_keywords(
-                Communication(col_communication), col_fraction_workers, dict(worker_options or {})),
-        }
+            "col_execution": Execution(col_execution), "col_fraction_workers": col_fraction_workers, "runtime": runtime,
+            "collection": collection, "supervision": factory.supervision,
+            "compress_weights_to_send": factory.compress_weights_to_send if collection.is_parallel else False,
+            "replay_workers_factory": factory.replay_workers_factory}
         super().__init__(
-            GWorker, params, grad_worker_resources, num_remote, runtime=runtime, name="GWorker ",
+            GWorker, params, options.grad_worker_resources, num_remote, runtime=runtime, name="GWorker ",
             local_params={"device": local_device, "collects": not num_remote},
-            remote_params={"device": local_device if grad_device is None else grad_device, "num_threads": num_threads})
+            remote_params={"device": options.grad_device, "num_threads": factory.num_threads})
 
     @classmethod
     @brief_errors
-    def create_factory(cls, num_workers: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913
-                       col_fraction_workers: float = 1.0, col_execution: Execution | str = "Central",
-                       col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,
+    def create_factory(cls, num_workers: int, col_workers_factory: CWorkerSetFactory,
+                       col_fraction_workers: float = Barrier.Options.col_fraction_workers,
+                       col_execution: Execution | str = "Central",
+                       col_communication: Communication | str = "synchronous",
+                       compress_grads_to_send: bool | str = Options.compress_grads_to_send,
                        grad_worker_resources: Mapping[str, float] = DEFAULT_RESOURCES, *,
-                       num_threads: int | None = 1, grad_device: str | None = None,
-                       **worker_options: Any) -> Callable[..., GWorkerSet]:
-        """A function that makes new GWorkerSets.
+                       replay_workers_factory: RWorkerSetFactory | None = None,
+                       **options: Unpack[GradientKeywords]) -> GWorkerSetFactory:
+        """Return a recipe for a set of gradient workers.
 
         Args:
-            num_workers: Number of remote workers in the set; 1 means none.
-            col_workers_factory: Makes each GWorker's set of collection workers.
-            col_fraction_workers: Share of collection workers that ends a synchronous round.
-            col_execution: "Central" or "Parallel" collection.
+            num_workers: Number of gradient workers.
+            col_workers_factory: Recipe of each gradient worker's set of collection workers: the result of
+                `CWorkerSet.create_factory`.
+            col_fraction_workers: Share of the collection workers that ends a synchronous round.
+            col_execution: "Central": the gradient worker collects itself, with a set of one collection worker;
+                "Parallel": all collection workers are remote, also a single one.
             col_communication: "synchronous" or "asynchronous" collection.
-            compress_grads_to_send: What becomes of gradients on their way; see `Scheme`.
-            grad_worker_resources: What each remote worker asks for; the default shrinks to what there is.
-            num_threads: Torch threads of each remote worker.
-            grad_device: Where remote workers compute; None: as the local one.
-            worker_options: Further options of `GWorker`.
+            compress_grads_to_send: Codec of gradients.
+            grad_worker_resources: Ray resources of each remote worker; the default shrinks to what is available.
+            replay_workers_factory: Recipe of each gradient worker's replay shards; None: no replay level.
+            **options: Other fields of the kind of collection that the arguments choose, and `grad_device`.
 
         Returns:
-            A function of `(local_device, index_parent, runtime)`.
+            A function of `(index_parent=0, local_device=None, runtime=None)`, which builds a new set.
+
+        Raises:
+            ConfigError: An option is unknown, has a wrong value or no effect, or levels contradict each other.
         """
-        check_count("num_workers", num_workers)
-        return partial(
-            cls, num_workers, col_execution=Execution(col_execution),
-            col_communication=Communication(col_communication), col_workers_factory=col_workers_factory,
-            col_fraction_workers=check_fraction("col_fraction_workers", col_fraction_workers),
-            grad_worker_resources=grad_worker_resources, compress_grads_to_send=compress_grads_to_send,
-            num_threads=num_threads, grad_device=grad_device, worker_options=worker_options)
+        for name, given_factory, kind in (("col_workers_factory", col_workers_factory, CWorkerSetFactory),
+                                    ("replay_workers_factory", replay_workers_factory, RWorkerSetFactory)):
+            if not isinstance(given_factory, kind) and (given_factory is not None or kind is CWorkerSetFactory):
+                raise FactoryError(f"{name} must be the result of "
+                                   f"{kind.__name__.removesuffix('Factory')}.create_factory(...), got "
+                                   f"{given_factory!r}")
+        of_set: dict[str, Any] = {"num_grad_workers": num_workers, "compress_grads_to_send": compress_grads_to_send,
+                  "grad_worker_resources": grad_worker_resources, "grad_device": options.pop("grad_device", None)}
+        check_execution("col", col_execution, col_workers_factory.options.num_workers)
+        given = {**as_keywords(col_workers_factory.options), **options, "col_execution": col_execution,
+                 "col_communication": col_communication, "col_fraction_workers": col_fraction_workers}
+        if replay_workers_factory is not None:
+            given = {**as_keywords(replay_workers_factory.options), **given}
+        collection = collection_of(given)
+        factory = GWorkerSetFactory(cls.Options(**of_set), collection, col_workers_factory, replay_workers_factory)
+        factory.check()
+        return factory
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rounds(CollectorThread.Options, Barrier.Options, GWorker.Options, GradAccumulator.CollectOptions):
-    """Options of synchronous collection."""
+@dataclass(frozen=True)
+class GWorkerSetFactory:
+    """A recipe for a set of gradient workers, and for the levels below it.
+
+    Attributes:
+        options: Options of the set.
+        collection: Options of each gradient worker's data.
+        col_workers_factory: Recipe of the collection workers.
+        replay_workers_factory: Recipe of the replay shards; None: no replay level.
+        supervision: Options for lost workers.
+        seed: Seed of the experiment.
+        num_threads: PyTorch threads of each remote worker.
+        compress_weights_to_send: Codec of weights that gradient workers send to remote collection workers.
+    """
+
+    options: GWorkerSet.Options
+    collection: Collection
+    col_workers_factory: CWorkerSetFactory
+    replay_workers_factory: RWorkerSetFactory | None = None
+    supervision: Supervisor.Options = field(default_factory=Supervisor.Options)
+    seed: int = 0
+    num_threads: int = 1
+    compress_weights_to_send: bool | str = False
+
+    def __call__(self, index_parent: int = 0, local_device: str | None = None,
+                 runtime: Runtime | None = None) -> GWorkerSet:
+        """Build a set.
+
+        Raises:
+            ConfigError: Devices or resources contradict each other.
+            InsufficientResourcesError: The cluster lacks what remote workers request.
+        """
+        runtime = runtime or ThreadRuntime()
+        placed, collection = self.placed(local_device, runtime), self.collection
+        communication, fraction = "asynchronous", 1.0
+        if isinstance(collection, SynchronousCollection):
+            communication, fraction = "synchronous", collection.col_fraction_workers
+        return GWorkerSet(
+            self.options.num_grad_workers, index_parent, local_device,
+            "Parallel" if collection.is_parallel else "Central",
+            communication, placed.col_workers_factory, fraction, placed.options.grad_worker_resources,
+            placed.options.compress_grads_to_send, factory=placed, runtime=runtime)
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the levels of the tree contradict each other."""
+        numbers, shards = self.collection.num_col_workers, self.replay_workers_factory
+        if isinstance(numbers, tuple) and len(numbers) != self.options.num_grad_workers:
+            raise ConfigError(f"num_col_workers has {len(numbers)} numbers for {self.options.num_grad_workers} "
+                              "gradient workers, got "
+                              f"{numbers}; give one for each")
+        col = self.col_workers_factory
+        if shards is not None and (shards.algo_factory, shards.actor_factory, shards.storage_factory) != (
+                col.algo_factory, col.actor_factory, col.storage_factory):
+            raise ConfigError("replay_workers_factory and col_workers_factory have different agents; give both the "
+                              "same factories of "
+                              "algorithm, actor and storage")
+
+    def placed(self, local_device: str | None, runtime: Runtime) -> GWorkerSetFactory:
+        """Return the recipe with devices, resources and options that were left open settled for a runtime."""
+        collection, _ = settled(self.collection, self.col_workers_factory)
+        placement = Placement(collection, self.options, local_device, runtime.name == "ray")
+        raise_all(placement.problems())
+        num_grad = self.options.num_grad_workers if self.options.is_parallel else 0
+        numbers, shards = collection.numbers(max(1, num_grad)), self.replay_workers_factory
+        shard_requests: Mapping[str, float] = {}
+        num_shards = 0
+        if isinstance(collection, ReplayCollection) and collection.num_replay_workers > 1:
+            num_shards = collection.num_replay_workers * max(1, num_grad)
+            shard_requests = collection.replay_worker_resources
+        of_grad, of_col, of_shards = runtime.fit_resources([
+            ("gradient workers", num_grad, placement.resources("grad")),
+            ("collection workers", sum(numbers) if collection.is_parallel else 0, placement.resources("col")),
+            ("replay shards", num_shards, shard_requests)])
+        devices = placement.devices()
+        collection = replace(collection, col_worker_resources=of_col, col_device=devices["col"])
+        if isinstance(collection, ReplayCollection) and shards is not None:
+            if num_shards:
+                collection = _with_shard_resources(collection, of_shards)
+            shards = replace(shards, options=collection, seed=self.seed, num_threads=self.num_threads)
+        col_workers_factory = replace(
+            self.col_workers_factory, options=collection, seed=self.seed, num_threads=self.num_threads,
+            num_parents=max(1, num_grad))
+        options = replace(self.options, grad_worker_resources=of_grad, grad_device=devices["grad"])
+        return replace(
+            self, options=options, collection=collection, col_workers_factory=col_workers_factory,
+            replay_workers_factory=shards)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Stream(CollectorThread.Options, OnArrival.Options, SampleQueue.Options, GWorker.Options,
-              GradAccumulator.Options):
-    """Options of asynchronous collection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Replay(CollectorThread.Options, OnArrival.Options, RWorkerSet.Options, GWorker.Options):
-    """Options of asynchronous collection with replay shards."""
-
-
-def _from_keywords(communication: Communication, fraction_workers: float, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of `GWorker` for flat keywords; each kind of collection takes those that it has."""
-    replay = dict(given.pop("replay_options", None) or {})
-    if shards := replay.pop("options", None):
-        replay |= {name: getattr(shards, name) for name in RWorkerSet.Options.__dataclass_fields__}
-    given |= replay
-    kind: type[BaseOptions] = _Stream if communication is ASYNC else _Rounds
-    if "replay_workers_factory" in given:
-        kind = _Replay
-        given["train_batch_size"] = given.pop("batch_size", None)
-    if kind is _Rounds:
-        given["col_fraction_workers"] = fraction_workers
-    elif kind is _Replay:
-        given.pop("num_passes", None)
-    names = set(kind.__dataclass_fields__)
-    supervision = Supervisor.Options(**{name: given[name]
-                                        for name in Supervisor.Options.__dataclass_fields__ if name in given})
-    return {"collection": kind(**{name: value for name, value in given.items() if name in names}),
-            "supervision": supervision,
-            **{name: given[name] for name in ("compress_weights_to_send", "replay_workers_factory") if name in given}}
+def _with_shard_resources(collection: ReplayCollection, resources: Mapping[str, float]) -> ReplayCollection:
+    return replace(collection, replay_worker_resources=resources)

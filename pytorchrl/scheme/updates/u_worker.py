@@ -5,26 +5,29 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.errors import ConfigError, ReplayError, StoppedError, WorkerLostError
 from pytorchrl.runtime import Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
-from pytorchrl.scheme.base.worker import ASYNC, PARALLEL, Communication, Execution, Worker
+from pytorchrl.scheme.base.worker import Execution, Worker
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
+from pytorchrl.scheme.gradients.g_worker_set import GWorkerSetFactory
+from pytorchrl.scheme.gradients.kinds import SynchronousCollection
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.recording.record import DRIVER, Record, RecordWriter, checksum_of
 from pytorchrl.scheme.supervision.supervisor import Supervisor
-from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Wanted
+from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression
 from pytorchrl.scheme.transport.messages import Weights, WholeState
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 from pytorchrl.scheme.updates.central import CentralUpdates
 from pytorchrl.scheme.updates.decentralised import DecentralisedUpdates
+from pytorchrl.scheme.updates.kinds import AsynchronousGradients, DecentralisedGradients, Gradients, gradients_of
 from pytorchrl.scheme.updates.remote import Collaborators
 from pytorchrl.scheme.updates.statistics import Statistics
 from pytorchrl.scheme.updates.strategy import UpdateStrategy
@@ -92,29 +95,30 @@ class UpdaterThread(threading.Thread):
         self._closing.set()
 
 
+def _check_target(factory: GWorkerSetFactory, target_steps: int | None) -> None:
+    """Raise `ConfigError` if the algorithm has a schedule, which ends at `target_steps`, and there is no such number."""
+    options = factory.col_workers_factory.algo_factory.options
+    scheduled = [name for name in options.changed() if isinstance(getattr(options, name), Schedule)]
+    if scheduled and target_steps is None:
+        raise ConfigError(f"{', '.join(scheduled)} follows a schedule, which ends with the run; give target_steps, the "
+                          f"env steps of the "
+                          "run")
+
+
 class UWorker(Worker):
     """Owns the version of the parameters: applies gradients, pushes weights, keeps the account.
 
     Args:
-        grad_workers_factory: Makes its GWorkerSet.
+        grad_workers_factory: Recipe of its gradient workers.
         index_worker: Its index; there is one.
-        grad_execution: "Central": the local GWorker computes gradients; "Parallel": the remote ones do.
-        grad_communication: "synchronous": one update from all; "asynchronous": updates as gradients come.
-        distribute_gradients: Whether the remote GWorkers average and apply gradients among themselves.
-        device: "cpu" or "cuda:N" of the local GWorker.
-        runtime: Where remote workers run.
-        target_steps: End of the experiment in env steps; schedules follow the steps used so far.
-        request_timeout_s: How long a gradient worker may take for one request before it is taken for hung.
-        on_worker_failure: What becomes of lost gradient workers; see `Supervisor`.
-        record: The file that the run is recorded in.
-        replay: The record that the run is to follow.
-        updates_per_step: Updates of one `step()`.
-        aggregate: Asynchronous gradients that make one update.
-        max_grad_lag: Limit on their lag; see `LagRule`.
-        lag_policy: What becomes of those above it.
-        col_fraction_workers: Share of ranks that collect themselves after which the others are told to stop collecting.
-        worker_timeout_s: How long the replacement of a gradient worker may wait for room on the cluster.
-        compress_weights_to_send: What becomes of weights on their way to gradient workers.
+        grad_execution: "Central": the local gradient worker computes gradients; "Parallel": the remote ones do.
+        options: Options of the update worker; None: the defaults.
+        gradients: Options of the gradient workers, whose class chooses the strategy; None: synchronous gradients.
+        device: Device of the local gradient worker: "cpu" or "cuda:N"; None is the CPU.
+        runtime: Runtime of the remote workers; None: threads.
+        target_steps: End of the experiment in env steps, at which schedules end; required if there is a schedule.
+        record: Writer of the file in which the run is recorded.
+        replay: The record that the run follows.
 
     Attributes:
         strategy: Turns gradients into updates.
@@ -129,9 +133,11 @@ class UWorker(Worker):
         """Options of the update worker."""
 
         updates_per_step: int = option(
-            1, low=1, help="Updates that one call of `step()` makes; the statistics that it returns are means over them.")
+            1, low=1, help="Updates that one call of `step()` makes; the statistics that it returns are means over "
+                           "them.")
         compress_weights_to_send: bool | str = option(
-            False, help="Codec of weights sent to workers: False, True (\"lz4\"), a name (\"lz4\", \"zstd\"; lossy: \"fp16\", "
+            False, help="Codec of weights sent to workers: False, True (\"lz4\"), a name (\"lz4\", \"zstd\"; lossy: "
+                        "\"fp16\", "
             "\"bf16\"), \"auto\" (\"lz4\" while that saves time) or \"auto:<name>\".")
 
         def __post_init__(self) -> None:
@@ -139,46 +145,53 @@ class UWorker(Worker):
             super().__post_init__()
             Compression.of(WEIGHTS, self.compress_weights_to_send)
 
-    def __init__(self, grad_workers_factory: Callable[..., GWorkerSet], index_worker: int = 0, *,  # noqa: PLR0913
-                 grad_execution: Execution | str = "Central", grad_communication: Communication | str = "synchronous",
-                 distribute_gradients: bool = False, device: str | None = None, runtime: Runtime | None = None,
-                 target_steps: int = 1, request_timeout_s: float = 600.0, on_worker_failure: str = "restart",
-                 record: RecordWriter | None = None, replay: Record | None = None, updates_per_step: int = 1,
-                 aggregate: int = 1, max_grad_lag: int | None = None, lag_policy: str = "apply",
-                 col_fraction_workers: float = 1.0, worker_timeout_s: float = 60.0,
-                 compress_weights_to_send: Wanted = False) -> None:
+    def __init__(self, grad_workers_factory: GWorkerSetFactory, index_worker: int = 0, *,  # noqa: PLR0913 - collaborators
+                 grad_execution: Execution | str = "Central", options: Options | None = None,
+                 gradients: Gradients | None = None, device: str | None = None, runtime: Runtime | None = None,
+                 target_steps: int | None = None, record: RecordWriter | None = None,
+                 replay: Record | None = None) -> None:
         super().__init__(index_worker)
-        self._runtime = runtime or ThreadRuntime()
-        self.grad_workers = grad_workers_factory(local_device=device, index_parent=index_worker, runtime=self._runtime)
+        if gradients is None:
+            gradients = gradients_of({"grad_execution": grad_execution}, grad_workers_factory.options)
+        _check_target(grad_workers_factory, target_steps)
+        self._runtime, options = runtime or ThreadRuntime(), options or UWorker.Options()
+        collection, supervision = grad_workers_factory.collection, grad_workers_factory.supervision
+        factory = replace(
+            grad_workers_factory, options=gradients, compress_weights_to_send=options.compress_weights_to_send)
+        self.grad_workers = factory(index_worker, device, self._runtime)
         self.local_worker: GWorker = self.grad_workers.local_worker()
         self.remote_workers = self.grad_workers.remote_workers()
         self.statistics = Statistics(self._runtime.now)
-        self._target_steps = target_steps
+        self._target_steps = target_steps or 1
         self._journal = self._runtime.journal(DRIVER)
         self._record, self._replay = record, replay
-        self._updates_per_step = updates_per_step
+        self._updates_per_step = options.updates_per_step
         self._update_began = 0.0
-        parallel = Execution(grad_execution) is PARALLEL
-        asynchronous = Communication(grad_communication) is ASYNC
-        self._in_thread = asynchronous and not parallel
+        self._in_thread = isinstance(gradients, AsynchronousGradients) and not gradients.is_parallel
         self.strategy: UpdateStrategy
-        if not parallel:
+        if not gradients.is_parallel:
             self.strategy = CentralUpdates(self.local_worker, self.statistics)
         else:
-            # No record says when exactly a group of decentralised workers broke up.
-            policy = "raise" if distribute_gradients and self._journal.is_kept else on_worker_failure
+            request_timeout_s = 2 * collection.queue_timeout_s
+            is_decentralised = isinstance(gradients, DecentralisedGradients)
+            # no record says when exactly a group of decentralised workers broke up
+            if is_decentralised and self._journal.is_kept:
+                supervision = replace(supervision, on_worker_failure="raise")
             supervisor = Supervisor(
-                self.remote_workers, self.grad_workers.replace, self._runtime, hang_timeout_s=request_timeout_s,
-                options=Supervisor.Options(on_worker_failure=policy, worker_timeout_s=worker_timeout_s))
+                self.remote_workers, self.grad_workers.replace, self._runtime, supervision,
+                hang_timeout_s=request_timeout_s)
             tree = Collaborators(
-                local_worker=self.local_worker, workers=self.remote_workers, runtime=self._runtime, statistics=self.statistics,
+                local_worker=self.local_worker, workers=self.remote_workers, runtime=self._runtime,
+                statistics=self.statistics,
                 supervisor=supervisor, journal=self._journal, request_timeout_s=request_timeout_s,
-                compress_weights=Compression.of(WEIGHTS, compress_weights_to_send))
-            if asynchronous:
-                self.strategy = AsynchronousUpdates(tree, AsynchronousUpdates.Options(
-                    aggregate=aggregate, max_grad_lag=max_grad_lag, lag_policy=lag_policy))
-            elif distribute_gradients:
-                self.strategy = DecentralisedUpdates(tree, col_fraction_workers)
+                compress_weights=None if is_decentralised else Compression.of(WEIGHTS,
+                                                                              options.compress_weights_to_send))
+            if isinstance(gradients, AsynchronousGradients):
+                self.strategy = AsynchronousUpdates(tree, gradients)
+            elif is_decentralised:
+                self.strategy = DecentralisedUpdates(tree, (
+                    collection.col_fraction_workers if isinstance(collection,
+                                                                  SynchronousCollection) and not collection.is_parallel else 1.0))
             else:
                 self.strategy = SynchronousUpdates(tree)
         self.updater = UpdaterThread(self.strategy, self._runtime)
@@ -223,7 +236,8 @@ class UWorker(Worker):
         """Raise `ReplayError` if the replay ends in another way than its record, or goes on beyond a recorded error."""
         if replay.failed and self.num_rounds > replay.updates:
             raise ReplayError(
-                f"the error that ended the run of {replay.path!r} after {replay.updates} updates did not occur again; it "
+                f"the error that ended the run of {replay.path!r} after {replay.updates} updates did not occur again; "
+                f"it "
                 "may have depended on time or on the machine")
         if self._replay_is_over and replay.checksum is not None:
             self._pull_weights()

@@ -79,7 +79,8 @@ def test_the_error_crosses_processes():
 @pytest.mark.parametrize("name", ["grad_device", "col_device"])
 @pytest.mark.parametrize("device", ["gpu", 0, "", "cuda:", "cuda:x", "cuda:-1", True, torch.device("cpu")], ids=str)
 def test_what_is_no_name_of_a_device(make_scheme, name, device):
-    with pytest.raises(DeviceError, match=f"{name} must be None, 'cpu', 'cuda' or 'cuda:k', got "):
+    error = DeviceError if isinstance(device, str) else ConfigError
+    with pytest.raises(error, match=f"{name} must be (None, 'cpu', 'cuda' or 'cuda:k'|a string or None), got "):
         make_scheme(**BOTH, runtime="ray", **{name: device})
 
 
@@ -211,15 +212,17 @@ class GivenNone(ThreadRuntime):
 ])
 def test_a_gradient_worker_looks_for_what_it_was_given(make_scheme, see_gpus, index_parent, settings, name):
     see_gpus(2)
-    scheme = make_scheme()
+    scheme, settings = make_scheme(), dict(settings)
+    agent = (scheme.agent.algo_factory, scheme.agent.actor_factory, scheme.agent.storage_factory)
+    options = {name: settings.pop(name) for name in ("col_device",) if name in settings}
+    factory = CWorkerSet.create_factory(1, *agent, scheme.agent.train_envs_factory, **options)
     with pytest.raises(DeviceError, match=rf"^{name} must be one that torch sees here, \['cpu'\], got 'cuda"):
-        CWorkerSet(1, index_parent, algo_factory=scheme.algo_factory, actor_factory=scheme.actor_factory,
-                   storage_factory=scheme.storage_factory, train_envs_factory=scheme.train_envs_factory, runtime=GivenNone(), **settings)
+        factory(index_parent, runtime=GivenNone(), **settings)
 
 
 def test_a_collection_worker_looks_for_what_it_was_given(make_scheme, see_gpus):
     see_gpus(2)
     scheme = make_scheme()
     with pytest.raises(DeviceError, match=r"^col_device must be one that torch sees here, \['cpu'\], got 'cuda'"):
-        CWorker(1, algo_factory=scheme.algo_factory, actor_factory=scheme.actor_factory, storage_factory=scheme.storage_factory,
-                train_envs_factory=scheme.train_envs_factory, device="cuda", runtime=GivenNone())
+        CWorker(1, algo_factory=scheme.agent.algo_factory, actor_factory=scheme.agent.actor_factory, storage_factory=scheme.agent.storage_factory,
+                train_envs_factory=scheme.agent.train_envs_factory, device="cuda", runtime=GivenNone())

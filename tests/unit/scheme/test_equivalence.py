@@ -133,6 +133,6 @@ def test_a_mean_that_ignores_sizes_would_differ(make_scheme, algorithm, monkeypa
     _, whole = _train(make_scheme, 1, algorithm, "none")
     mean_gradients = synchronous.mean_gradients
     monkeypatch.setattr(synchronous, "mean_gradients", lambda parts: mean_gradients(
-        [dataclasses.replace(part, num_samples=1) for part in parts]))
+        [dataclasses.replace(part, num_samples=1, samples=dict.fromkeys(part.samples, 1)) for part in parts]))
     _, slices = _train(make_scheme, 2, algorithm, "none")
     assert _relative(slices, whole)[0] > 1e-5

@@ -104,7 +104,7 @@ def test_priorities_in_the_shards_are_td_errors_by_the_weights_that_acted(make_a
     assert scheme.settings["initial_priority"] == "worker"
     make_updates(scheme, 30)
     arrived, weights = added
-    algo = DQN.create_factory(start_steps=0)(actor=scheme.actor_factory(device="cpu", seed=0), device="cpu", seed=0)
+    algo = DQN.create_factory(start_steps=0)(actor=scheme.agent.actor_factory(device="cpu", seed=0), device="cpu", seed=0)
     assert len({rollout.weights_version for rollout, _ in arrived}) > 3
     target_differs = 0
     for rollout, leaves in arrived:
@@ -168,7 +168,7 @@ def test_critics_travel_with_weights_where_errors_need_them(algo):
     learning = learner.algo.learning_state()
     assert "q" in learning
     collectors = [handle.native.worker for handle in learner.remote_workers]
-    first = scheme.algo_factory(actor=scheme.actor_factory(device="cpu", seed=0), device="cpu", seed=0).learning_state()
+    first = scheme.agent.algo_factory(actor=scheme.agent.actor_factory(device="cpu", seed=0), device="cpu", seed=0).learning_state()
     moved = [not torch.equal(worker.algo.learning_state()["q"], first["q"]) for worker in collectors if worker.version]
     assert moved
     assert all(moved)

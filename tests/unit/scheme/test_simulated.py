@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 import threading
@@ -40,7 +41,10 @@ def test_the_same_seeds_give_the_same_run(simulate, pattern):
 
 def test_other_schedule_seeds_interleave_otherwise(simulate, pattern):
     digests = {simulate(seed, updates=6, **pattern)["digest"] for seed in range(8)}
-    assert len(digests) == 8
+    # Central synchronous collection and central gradients have one thread, which waits for nobody.
+    has_one_thread = pattern[
+        "num_col_workers"] == pattern["num_grad_workers"] == 1 and pattern["col_communication"] == "synchronous"
+    assert len(digests) == (1 if has_one_thread else 8)
 
 
 def test_what_a_synchronous_scheme_learns_does_not_depend_on_the_schedule(simulate, make_scheme):
@@ -70,7 +74,8 @@ def test_virtual_time_is_what_the_costs_say(simulate):
 
 def test_a_straggler_delays_synchronous_rounds_and_asynchronous_ones_less(simulate):
     def seconds(slow, **settings):
-        costs = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0, "step@*/CWorker 2": 1.0 if slow else 0.1}
+        costs = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0,
+                 "step@*/CWorker 2": 1.0 if slow else 0.1}
         return simulate(costs=costs, num_col_workers=3, **settings)["seconds"]
 
     assert seconds(slow=True) == pytest.approx(10 * seconds(slow=False))
@@ -109,7 +114,7 @@ assert threading.active_count() == 1
 def test_a_learner_with_evaluation_runs_and_repeats(make_scheme, tmp_path):
     def train(name):
         scheme = make_scheme(runtime="simulated", schedule_seed=4, num_envs=2, **ALL_ASYNC)
-        scheme.test_envs_factory = scheme.train_envs_factory
+        scheme.agent = dataclasses.replace(scheme.agent, test_envs_factory=scheme.agent.train_envs_factory)
         with Learner(scheme, 600, str(tmp_path / name), eval_every=200, eval_episodes=3, progress=False,
                      tensorboard=False) as learner:
             learner.train()
@@ -176,11 +181,12 @@ def test_faults_work_in_every_runtime_of_this_process(make_scheme, runtime):
 @pytest.mark.parametrize(("settings", "message"), [
     ({"faults": "kill col.1 @ step 1"}, "faults kill a worker, but"),
     ({"faults": "kill col.1 @ step 1", "num_col_workers": 2}, "a thread cannot be killed"),
-    ({"faults": "stab col.1"}, "action must be one of"), ({"faults": 3}, "faults must be text"),
-    ({"schedule_seed": 3}, "are for runtime='simulated'"), ({"costs": {"step": 1}}, "are for runtime='simulated'"),
+    ({"faults": "stab col.1"}, "action must be one of"), ({"faults": 3}, "faults must be a string or None"),
+    ({"schedule_seed": 3}, "is for the simulated runtime.*give runtime=.simulated."),
+    ({"costs": {"step": 1}}, "is for the simulated runtime.*give runtime=.simulated."),
     ({"runtime": "simulated", "schedule_seed": -1}, "schedule_seed"),
     ({"runtime": "simulated", "costs": {"walk": 1}}, "operations are"),
-    ({"runtime": "simulated", "address": "local"}, "address is that of a Ray cluster"),
+    ({"runtime": "simulated", "address": "local"}, "address=.local. is for the Ray runtime"),
 ])
 def test_contradictions(make_scheme, settings, message):
     with pytest.raises(ConfigError, match=message):
@@ -214,7 +220,8 @@ def test_stop_does_not_wait_for_room_rollout_by_rollout(make_scheme):
     """Thirty rollouts that all found the queue full cost one wait, not thirty."""
     algo, actor, _, envs = synthetic_agent()
     scheme = make_scheme(algo=algo, actor=actor, envs=envs, storage=SyntheticStorage, size=4, runtime="simulated",
-                         num_col_workers=30, col_communication=ASYNC, col_in_flight=1, queue_size=1, costs={"grad": 10.0})
+                         num_col_workers=30, col_communication=ASYNC, col_in_flight=1, queue_size=1,
+                         costs={"grad": 10.0})
     while scheme.version < 10:
         scheme.step()
     runtime, start = scheme.runtime, scheme.runtime.now()

@@ -52,7 +52,7 @@ def test_it_takes_the_place_of_the_storages_own(make_apex, name, value):
                          ids=["linear", "points", "function"])
 def test_a_schedule_of_beta_reaches_the_draws(make_apex, settings, beta):
     scheme = make_apex(beta=beta, **settings)
-    assert scheme.settings["beta"] == str(scheme.storage_factory.options.beta)
+    assert scheme.settings["beta"] == str(scheme.agent.storage_factory.options.beta)
     json.dumps(scheme.settings)
     scheme.start(2000)
     while scheme.version < 8:

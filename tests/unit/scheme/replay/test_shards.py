@@ -61,8 +61,8 @@ class Side:
     def __init__(self, num_shards, capacity, faults, costs, interval_s, num_workers, limit, policy, seed, **options):
         self.runtime = SimulatedRuntime(SimulatedRuntime.Options(schedule_seed=seed, costs=costs, faults=faults))
         algo, actor, storage, _ = synthetic_agent(SIZE, capacity=capacity)
-        self.workers = RWorkerSet(num_shards, 0, algo_factory=algo, actor_factory=actor, storage_factory=storage,
-                                  worker_resources={}, runtime=self.runtime)
+        factory = RWorkerSet.create_factory(num_shards, algo, actor, storage)
+        self.workers = factory(0, runtime=self.runtime)
         self.ledger = Ledger()
         own = {name: options.pop(name) for name in ("batch_size", "timeout_s") if name in options}
         self.shards = Shards(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numpy as np
 import pytest
 
@@ -318,9 +319,9 @@ def test_time_runs_for_the_oldest_unanswered_call(supervisor):
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_lost_evaluation_is_begun_anew(make_scheme, waits):
     scheme = make_scheme(runtime="simulated", num_col_workers=2)
-    scheme.test_envs_factory = scheme.train_envs_factory
+    scheme.agent = dataclasses.replace(scheme.agent, test_envs_factory=scheme.agent.train_envs_factory)
     scheme.start_evaluation(4)
-    scheme.runtime.kill(scheme._evaluator)
+    scheme.runtime.kill(scheme.evaluations.worker)
     evaluation = scheme.wait_evaluation(10.0) if waits else None
     while evaluation is None:
         scheme.step()
@@ -331,11 +332,11 @@ def test_a_lost_evaluation_is_begun_anew(make_scheme, waits):
 @pytest.mark.parametrize(("policy", "losses"), [("raise", 1), ("restart", 3)])
 def test_an_evaluation_that_is_lost_too_often_raises(make_scheme, policy, losses):
     scheme = make_scheme(runtime="simulated", on_worker_failure=policy)
-    scheme.test_envs_factory = scheme.train_envs_factory
+    scheme.agent = dataclasses.replace(scheme.agent, test_envs_factory=scheme.agent.train_envs_factory)
     scheme.start_evaluation(4)
     for _ in range(losses - 1):
-        scheme.runtime.kill(scheme._evaluator)
+        scheme.runtime.kill(scheme.evaluations.worker)
         assert scheme.poll_evaluation() is None
-    scheme.runtime.kill(scheme._evaluator)
+    scheme.runtime.kill(scheme.evaluations.worker)
     with pytest.raises(WorkerLostError, match="Evaluator has been killed"):
         scheme.wait_evaluation(10.0)

@@ -1,0 +1,227 @@
+"""The factories of an agent, and whether they fit one another and the settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from pytorchrl.agent.algorithms.base import Algorithm
+from pytorchrl.agent.env import EnvFactory, VecEnv
+from pytorchrl.agent.fit import check_fit, given_kind
+from pytorchrl.agent.options import Factory
+from pytorchrl.agent.storages.base import Storage
+from pytorchrl.errors import ConfigError, FactoryError, FactorySerializationError, SpaceError
+from pytorchrl.scheme.base.levels import as_keywords
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
+from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet, GWorkerSetFactory
+from pytorchrl.scheme.gradients.kinds import AsynchronousCollection, Collection, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
+from pytorchrl.scheme.replay.routing import TORN_BY
+from pytorchrl.scheme.replay.storage_options import kind_of
+from pytorchrl.scheme.settings import Ray, Settings
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.actors.base import Actor
+
+_LARGE_BYTES = 10 * 2**20
+_LARGEST_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class AgentParts:
+    """The factories of an agent, and of the environments that evaluate it."""
+
+    algo_factory: Factory[Algorithm]
+    actor_factory: Factory[Actor]
+    storage_factory: Factory[Storage]
+    train_envs_factory: EnvFactory
+    test_envs_factory: EnvFactory | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the factories by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def collectors(self, collection: Collection) -> CWorkerSetFactory:
+        """Return the recipe for collection workers of this agent."""
+        return CWorkerSetFactory(
+            collection, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory)
+
+    def workers(self, gradients: GWorkerSet.Options, collection: Collection) -> GWorkerSetFactory:
+        """Return the recipe for gradient workers of this agent, and for the levels below them."""
+        shards = None
+        if isinstance(collection, ReplayCollection):
+            shards = RWorkerSetFactory(collection, self.algo_factory, self.actor_factory, self.storage_factory)
+        return GWorkerSetFactory(gradients, collection, self.collectors(collection), shards)
+
+
+def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
+    """Check that the parts fit one another and the settings.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        FactoryError: A part is not a factory of the right kind.
+        FactorySerializationError: A part cannot be sent to remote workers.
+        SpaceError: Actor or test environments are for other spaces than the training environments.
+        ConfigError: Parts contradict one another or the settings.
+    """
+    kinds: dict[str, tuple[type, str]] = {
+        "algo_factory": (Algorithm, "PPO"), "actor_factory": (nn.Module, "OnPolicyActor"),
+        "storage_factory": (Storage, "GAEBuffer"), "train_envs_factory": (VecEnv, "VecEnv"),
+        "test_envs_factory": (VecEnv, "VecEnv")}
+    factories: dict[str, Factory[object]] = {
+        name: factory for name, factory in agent.as_dict().items()
+        if name != "test_envs_factory" or factory is not None}
+    for name, factory in factories.items():
+        kind, example = kinds[name]
+        if not isinstance(factory, Factory) or not issubclass(factory.cls, kind):
+            raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {factory!r}")
+    _check_policies(agent, settings)
+    check_fit(agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory.num_envs)
+    _check_spaces(agent)
+    _check_sequences(agent, settings)
+    _check_kept(agent, settings)
+    _check_batch(agent, settings)
+    warnings = _precision_warnings(agent, settings)
+    if isinstance(settings.runtime, Ray) and (settings.has_parallel_collection or settings.has_parallel_gradients):
+        for name, factory in factories.items():
+            size = _pickled_bytes(name, factory)
+            if size > _LARGE_BYTES:
+                warnings.append(f"{name} is {size / 2**20:.0f} MB pickled, which every worker is sent; load large "
+                                "data inside the "
+                                "function")
+    return warnings
+
+
+def _check_policies(agent: AgentParts, settings: Settings) -> None:
+    """Refuse parts of several policies beside parts of one, or of others."""
+    names = ("algo_factory", "actor_factory", "storage_factory")
+    policies = {name: tuple(getattr(getattr(agent, name).options, "policies", ())) for name in names}
+    policies["train_envs_factory"] = tuple(getattr(agent.train_envs_factory.options, "agents", ()))
+    if len(set(policies.values())) > 1:
+        shown = ", ".join(f"{name} {list(own) if own else 'none'}" for name, own in policies.items())
+        raise ConfigError(f"all parts must have the same policies, got {shown}; make them with multi_agent(...)")
+    of_policies = getattr(agent.storage_factory.options, "policies", {})
+    if settings.num_shards > 1 and any(
+            getattr(factory.options, "weight_norm", None) == "buffer" for factory in of_policies.values()):
+        raise ConfigError("weight_norm='buffer' of several policies needs one shard, which knows all that could be "
+                          "drawn; give "
+                          "num_replay_workers=1 or weight_norm='batch'")
+
+
+def _check_spaces(agent: AgentParts) -> None:
+    """Raise `SpaceError` unless actor and test environments have the spaces of the training environments."""
+    train, test = agent.train_envs_factory, agent.test_envs_factory
+    for name in ("observation_space", "action_space"):
+        of_actor, of_envs = getattr(agent.actor_factory.options, name, None), getattr(train, name)
+        if of_actor is not None and _layout(of_actor) != _layout(of_envs):
+            raise SpaceError(f"actor_factory was made for {name} {of_actor}, train_envs_factory has {of_envs}; give "
+                             "the actor that of "
+                             "the environments")
+        if test is not None and getattr(test, name) != of_envs:
+            raise SpaceError(f"{name} differs: training environments have {of_envs}, test environments "
+                             f"{getattr(test, name)}")
+
+
+def _layout(space: object) -> object:
+    if isinstance(space, Mapping):
+        return {column: _layout(part) for column, part in space.items()}
+    return type(space), getattr(space, "shape", None), str(getattr(space, "n", None)), str(getattr(space, "nvec", None))
+
+
+def _check_sequences(agent: AgentParts, settings: Settings) -> None:
+    """Refuse replay in which no sequence would ever be complete: all steps of an environment must stay in one shard.
+
+    Sequences within one rollout are complete when the rollout arrives.
+    """
+    storage: Factory[Any] = agent.storage_factory
+    if kind_of(storage) != "sequence":
+        return
+    num_shards = settings.num_shards or 1
+    sources = -(-settings.collection.num_workers // num_shards)
+    storage.cls.check_size(
+        storage.options, agent.train_envs_factory.num_envs, sources, storage.options.size // num_shards)
+    if isinstance(settings.collection, ReplayCollection) and settings.collection.routing in TORN_BY:
+        raise ConfigError(f"routing={settings.collection.routing!r} would split sequences that span several rollouts "
+                          "over "
+                          "different shards; leave it out")
+
+
+def _check_kept(agent: AgentParts, settings: Settings) -> None:
+    """Refuse options for rollouts that are used once, where the storage or replay shards keep the data."""
+    is_kept, collection = given_kind(agent.storage_factory).is_kept, settings.collection
+    if not is_kept or isinstance(collection, ReplayCollection):
+        return
+    keeper = agent.storage_factory.cls.__name__
+    names = {"minibatch_buffer_size", "num_passes", "ramp", "buffer", "replay_proportion", "microbatch_size"}
+    for name in collection.changed():
+        if name in names:
+            raise ConfigError(f"{name}={getattr(collection, name)} is for rollouts that are used and discarded; "
+                              f"{keeper} keeps them and "
+                              f"draws from them, so leave {name} out")
+
+
+def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
+    mixed = getattr(agent.algo_factory.options, "mixed_precision", False)
+    if mixed and settings.process.device in (None, "cpu") and torch.backends.cpu.get_cpu_capability() == "AVX2":
+        return ["mixed_precision=True on a processor without AVX-512, which computes bfloat16 several times slower "
+                "than float32; leave "
+                "it out"]
+    return []
+
+
+def _check_batch(agent: AgentParts, settings: Settings) -> None:
+    """Refuse more mini-batches than samples of a train batch, and train batches of old rollouts alone."""
+    storage, collection = agent.storage_factory, settings.collection
+    size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs
+    if given_kind(storage).is_kept or size is None:
+        return
+    workers = min(collection.numbers()) if isinstance(collection, SynchronousCollection) else 1
+    batch, wanted = size * num_envs * workers, collection.train_batch_size or 0
+    options = agent.algo_factory.options
+    name = "num_mini_batch" if getattr(options, "mini_batch_size", None) is None else "mini_batch_size"
+    if (parts := getattr(options, name, 1)) > max(batch, wanted):
+        raise ConfigError(f"{name} must not exceed the batch: batch {batch} = {workers} collection workers "
+                          f"x {num_envs} environments x {size} steps, {name} {parts}")
+    slots = collection.replay_slots if isinstance(collection, AsynchronousCollection) else 0
+    if slots and slots * batch <= (wanted or batch):
+        raise ConfigError(f"replay_slots {slots} · rollout {batch} = {slots * batch} must exceed train_batch_size "
+                          f"{wanted or batch}")
+
+
+def _pickled_bytes(name: str, factory: Factory[object]) -> int:
+    """Return the bytes of a pickled factory.
+
+    Raises:
+        FactorySerializationError: An option cannot be pickled; the message names it. Or the factory is too large.
+    """
+    import cloudpickle
+
+    try:
+        size = len(cloudpickle.dumps(factory))
+    except Exception as error:
+        culprits = [option for option, value in as_keywords(factory.options).items() if not _can_be_pickled(value)]
+        raise FactorySerializationError(
+            f"{name} cannot be sent to a worker: {', '.join(culprits) or 'it'} cannot be pickled ({error}); "
+            "make locks, files and tensors on a device inside the function, not outside") from error
+    if size > _LARGEST_BYTES:
+        raise FactorySerializationError(f"{name} is {size / 2**20:.0f} MB pickled; at most {_LARGEST_BYTES // 2**20} "
+                                        "MB can be sent. "
+                                        "Load large data inside the function")
+    return size
+
+
+def _can_be_pickled(value: object) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 - a user's class may raise anything when it is pickled
+        return False
+    return True

@@ -1,0 +1,126 @@
+"""Options of several owners as flat keywords, and back.
+
+Each owner declares its options in a class of its own. A kind, such as asynchronous collection, inherits from the
+classes of all owners that take part in it, so an option that has no effect in a kind is no field of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, TypeVar
+
+from pytorchrl.agent.names import refuse_unknown
+from pytorchrl.agent.options import Options
+from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.base.worker import CENTRAL, PARALLEL, check_execution
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+KindT = TypeVar("KindT", bound="Kind")
+
+
+class Kind(Options):
+    """The base of classes that hold all options of one way of working at a level of the worker tree."""
+
+    title: ClassVar[str]
+    """Name of the kind in error messages, such as "asynchronous collection"."""
+    chosen_by: ClassVar[str]
+    """Flat keywords that choose the kind, such as "col_communication='asynchronous'"."""
+
+
+def own_names(options: type[Options]) -> list[str]:
+    """Return the names of the options that a class declares itself, in order."""
+    inherited = {name for base in options.__bases__ if issubclass(base, Options) for name in base.declarations()}
+    return [name for name in options.declarations() if name not in inherited]
+
+
+def as_keywords(options: Options) -> dict[str, object]:
+    """Return the value of every option, by name."""
+    return {name: getattr(options, name) for name in options.declarations()}
+
+
+def build(options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
+    """Return options of a class, with those of `given` that are fields of it."""
+    names = options.declarations()
+    return options(**{name: value for name, value in given.items() if name in names})
+
+
+def from_keywords(owner: str, options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
+    """Return options of a class; raise `ConfigError`, with a suggestion, for names that are not fields of it."""
+    refuse_unknown(given, {name: ("scheme", name) for name in options.declarations()}, f"{owner} has no option")
+    return options(**given)
+
+
+def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[type[KindT]]) -> list[str]:
+    """Return a problem for each changed option that another kind of the same level has and `chosen` lacks.
+
+    Args:
+        given: Flat keywords, name -> value.
+        chosen: The kind in force.
+        kinds: All kinds of the level.
+    """
+    problems = []
+    for name, value in given.items():
+        homes = [kind for kind in kinds if name in kind.declarations()]
+        if not homes or chosen in homes:
+            continue
+        declaration = homes[0].declarations()[name]
+        if problem := declaration.problem(value):
+            problems.append(problem)
+        elif value != declaration.default:
+            problems.append(
+                f"{name}={_shown(value)} is for {' or '.join(kind.title for kind in homes)}, but this is "
+                f"{chosen.title}; give "
+                f"{' or '.join(dict.fromkeys(kind.chosen_by for kind in homes))}, or leave {name} out")
+    return problems
+
+
+def _shown(value: object) -> str:
+    return repr(str(value)) if isinstance(value, str) else repr(value)
+
+
+def raise_all(problems: Iterable[str]) -> None:
+    """Raise one `ConfigError` that names all problems; do nothing if there are none."""
+    if texts := list(dict.fromkeys(problems)):
+        raise ConfigError("; ".join(texts))
+
+
+class Reader:
+    """Reads flat keywords into options, and collects problems instead of raising the first."""
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        self.given, self.problems = dict(given), list[str]()
+
+    def read(self, options: type[OptionsT]) -> OptionsT | None:
+        """Return options of a class; None if a value is not allowed."""
+        try:
+            return build(options, self.given)
+        except ConfigError as error:
+            self.problems.append(str(error))
+            return None
+
+    def choose(self, kind: type[KindT], kinds: Sequence[type[KindT]]) -> KindT | None:
+        """Return the options of the chosen kind; refuse options that only other kinds of the level have."""
+        self.problems += misplaced(self.given, kind, kinds)
+        return self.read(kind)
+
+    def refuse(self, level: str, names: Iterable[str]) -> None:
+        """Refuse flat keywords of a level that is given as a kind."""
+        if both := [name for name in names if name in self.given]:
+            self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
+                                 "as an option of "
+                                 f"{level}, or leave {level} out")
+
+    def with_execution(self, options: Any, level: str) -> Any:
+        """Return options of a level with its execution settled: by the number of workers if it was left open."""
+        if options is None:
+            return None
+        name, count = f"{level}_execution", options.num_workers
+        execution = getattr(options, name)
+        if execution is None:
+            return replace(options, **{name: PARALLEL if count > 1 else CENTRAL})
+        try:
+            check_execution(level, execution, count)
+        except ConfigError as error:
+            self.problems.append(str(error))
+        return options

@@ -1,0 +1,130 @@
+"""Kinds of collection: all options of one gradient worker's data, with no option that would have no effect.
+
+A gradient worker gets its data in one of three ways. Each way is a class that inherits the options of every part that
+takes part in it, so one object configures the collection workers, the collector thread and the batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from pytorchrl.agent.names import refuse_unknown
+from pytorchrl.agent.options import Options, option
+from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.base.levels import Kind, Reader, raise_all
+from pytorchrl.scheme.base.worker import ASYNC, SYNC, Communication
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.scheme.collection.collector_thread import CollectorThread
+from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.gradients.microbatch import GradAccumulator
+from pytorchrl.scheme.gradients.sample_queue import SampleQueue
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionPattern(Options):
+    """The flat keyword that, with `num_replay_workers`, chooses the kind of collection."""
+
+    col_communication: Communication = option(
+        SYNC, help="Coordination of collection and learning: \"synchronous\" makes them take turns, \"asynchronous\" "
+                   "lets neither wait "
+        "for the other.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynchronousCollection(
+        CWorkerSet.Options, CollectorThread.Options, Barrier.Options, GradAccumulator.CollectOptions, GWorker.Options,
+        Kind):
+    """Collection and learning take turns; all collection workers have the weights of the last update."""
+
+    title: ClassVar[str] = "synchronous collection"
+    chosen_by: ClassVar[str] = "col_communication='synchronous'"
+
+    @property
+    def is_by_pieces(self) -> bool:
+        """Whether a train batch is collected in microbatches."""
+        return None not in (self.train_batch_size, self.microbatch_size)
+
+    def __post_init__(self) -> None:
+        """Refuse options for train batches in microbatches where there are none."""
+        super().__post_init__()
+        _check_sizes(self.train_batch_size, self.microbatch_size)
+        if not self.is_by_pieces:
+            given = [f"{name}={getattr(self, name)!r}" for name in ("prefetch", "norm_over") if name in self.changed()]
+            if given:
+                raise ConfigError(f"{', '.join(given)} is for synchronous collection by pieces; give train_batch_size "
+                                  "and "
+                                  "microbatch_size, or leave it out")
+        elif self.prefetch == 1 and self.col_fraction_workers < 1.0:
+            raise ConfigError("prefetch=1 contradicts col_fraction_workers < 1: slow workers are not looked for while "
+                              "a gradient is "
+                              "computed; leave one of them out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsynchronousCollection(
+        CWorkerSet.Options, CollectorThread.Options, OnArrival.Options, SampleQueue.Options, GradAccumulator.Options,
+        GWorker.Options, Kind):
+    """Collection never waits for learning, except for room in the queue between them."""
+
+    title: ClassVar[str] = "asynchronous collection without replay workers"
+    chosen_by: ClassVar[str] = "col_communication='asynchronous'"
+
+    def __post_init__(self) -> None:
+        """Refuse options that contradict each other."""
+        super().__post_init__()
+        _check_sizes(self.train_batch_size, self.microbatch_size)
+        if self.on_policy_lag == "wait" and (self.broadcast_interval, self.max_weight_sync_delay) != (1, None):
+            raise ConfigError("on_policy_lag='wait' counts from the newest weights; leave out broadcast_interval and "
+                              "max_weight_sync_delay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayCollection(
+        CWorkerSet.ReplayOptions, CollectorThread.Options, OnArrival.Options, RWorkerSet.Options, GWorker.Options,
+        Kind):
+    """Collection fills replay shards, and learning draws its batches from them."""
+
+    title: ClassVar[str] = "asynchronous collection with replay workers"
+    chosen_by: ClassVar[str] = "num_replay_workers with col_communication='asynchronous'"
+
+
+Collection: TypeAlias = SynchronousCollection | AsynchronousCollection | ReplayCollection
+COLLECTION_KINDS = (SynchronousCollection, AsynchronousCollection, ReplayCollection)
+
+
+def collection_kind(reader: Reader) -> type[Collection]:
+    """Return the kind of collection that flat keywords choose; a problem goes to the reader."""
+    pattern = reader.read(CollectionPattern)
+    is_asynchronous = pattern is not None and pattern.col_communication is ASYNC
+    if reader.given.get("num_replay_workers") is None:
+        reader.given.pop("num_replay_workers", None)
+        return AsynchronousCollection if is_asynchronous else SynchronousCollection
+    if pattern is not None and not is_asynchronous:
+        reader.problems.append("num_replay_workers needs col_communication='asynchronous': shards are filled beside "
+                               "learning")
+    return ReplayCollection
+
+
+def collection_of(given: Mapping[str, object]) -> Collection:
+    """Return the options of collection that flat keywords stand for.
+
+    Raises:
+        ConfigError: An option is unknown, has a wrong value or has no effect. The message lists all problems.
+    """
+    known = {name for kind in (CollectionPattern, *COLLECTION_KINDS) for name in kind.declarations()}
+    refuse_unknown(given, {name: ("scheme", name) for name in known}, "GWorkerSet has no option")
+    reader = Reader(given)
+    collection = reader.with_execution(reader.choose(collection_kind(reader), COLLECTION_KINDS), "col")
+    raise_all(reader.problems)
+    found: Collection = collection
+    return found
+
+
+def _check_sizes(train_batch_size: int | None, microbatch_size: int | None) -> None:
+    if train_batch_size is not None and microbatch_size is not None and microbatch_size > train_batch_size:
+        raise ConfigError(f"microbatch_size must not exceed train_batch_size, got {microbatch_size} > "
+                          f"{train_batch_size}")

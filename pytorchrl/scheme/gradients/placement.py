@@ -1,0 +1,130 @@
+"""Devices of the levels of the worker tree, and the resources that remote workers request from Ray because of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from pytorchrl.errors import DeviceError
+from pytorchrl.runtime import CPU_RESOURCES, is_default
+from pytorchrl.scheme.devices import CPU, CUDA, check_device
+from pytorchrl.scheme.gradients.kinds import Collection, SynchronousCollection
+
+_NAMES = {"grad": "gradient", "col": "collection"}
+
+
+class GradientLevel(Protocol):
+    """The options of gradient workers that decide where they compute; see `GWorkerSet.Options`."""
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether gradient workers are remote."""
+
+    @property
+    def grad_device(self) -> str | None:
+        """Device of remote gradient workers."""
+
+    @property
+    def grad_worker_resources(self) -> Mapping[str, float]:
+        """Ray resources of each remote gradient worker."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Decides the devices of all workers, and checks the resources that they request.
+
+    Args:
+        collection: Options of collection.
+        gradients: Options of the gradient workers.
+        device: Device of the learner; None is the CPU.
+        on_ray: Whether remote workers are processes of Ray.
+    """
+
+    collection: Collection
+    gradients: GradientLevel
+    device: str | None
+    on_ray: bool
+
+    def problems(self) -> list[str]:
+        """Return a text for each device or request for resources that contradicts another option.
+
+        Raises:
+            DeviceError: A name stands for no device, or for a device that this process lacks and would use.
+        """
+        for name, device in (("grad_device", self.gradients.grad_device), ("col_device", self.collection.col_device)):
+            if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+                raise DeviceError(f"{name} must be None, 'cpu', 'cuda' or 'cuda:k', got {device!r}")
+        found = []
+        if self.gradients.grad_device is not None and not self.gradients.is_parallel:
+            found.append(f"grad_device={self.gradients.grad_device!r} is for remote gradient workers; the local one "
+                         "is the learner, "
+                         "whose option is device; give num_grad_workers >= 2, or leave grad_device out")
+        if self.collection.col_device is not None and not self._acts_by_itself:
+            found.append(f"col_device={self.collection.col_device!r} is for collection workers with an actor of their "
+                         "own; the local one "
+                         "uses the actor of its gradient worker; give num_col_workers >= 2 or "
+                         "col_communication='asynchronous', or "
+                         "leave col_device out")
+        if not found:
+            self.devices()  # raises if one is missing here
+        return found or [*self._resource_problems("grad"), *self._resource_problems("col")]
+
+    @property
+    def _acts_by_itself(self) -> bool:
+        """Whether collection workers have an actor of their own."""
+        return self.collection.is_parallel or not isinstance(self.collection, SynchronousCollection)
+
+    def devices(self) -> dict[str, str]:
+        """Return the devices of remote gradient workers ("grad"), and of collection workers that have an actor ("col").
+
+        "cuda" is left to a worker of Ray, which knows its GPU; workers of this process get a numbered device.
+
+        Raises:
+            DeviceError: This process lacks a device that its workers would use.
+        """
+        grad = self.gradients.grad_device
+        if grad is None:
+            grad = CUDA if self.on_ray and self.device not in (None, CPU) else self.device or CPU
+        col = self.collection.col_device or CPU
+        col_is_here = not self.on_ray or not (self.gradients.is_parallel or self.collection.is_parallel)
+        return {"grad": grad if self.on_ray else check_device(grad, name="grad_device"),
+                "col": check_device(col, name="col_device") if col_is_here else col}
+
+    def resources(self, level: str) -> Mapping[str, float]:
+        """Return the resources that each remote worker of a level requests: by default, a GPU only if it uses one."""
+        resources = self._requested(level)
+        return CPU_RESOURCES if is_default(resources) and not self._gpus_used(level) else resources
+
+    def _requested(self, level: str) -> Mapping[str, float]:
+        return self.gradients.grad_worker_resources if level == "grad" else self.collection.col_worker_resources
+
+    def _gpus_used(self, level: str) -> dict[str, str]:
+        """Return option -> device for the CUDA devices that a process of a level's remote workers uses."""
+        devices = self.devices()
+        used = {f"{level}_device": devices[level]}
+        if level == "grad" and not self.collection.is_parallel and self._acts_by_itself:
+            used["col_device"] = devices["col"]  # it collects in a thread of the same process
+        return {name: device for name, device in used.items() if device != CPU}
+
+    def _resource_problems(self, level: str) -> Iterator[str]:
+        """Yield a text for each contradiction between the devices of a level and its share of GPUs."""
+        if not (self.gradients.is_parallel if level == "grad" else self.collection.is_parallel):
+            return
+        name, resources, used = f"{level}_worker_resources", self._requested(level), self._gpus_used(level)
+        share = resources.get("num_gpus", 0)
+        if not used and share and not is_default(resources):
+            yield (f"{name} asks for num_gpus={share:g}, and {_NAMES[level]} workers compute on the CPU; give "
+                   f"{level}_device='cuda', or "
+                   "leave num_gpus out")
+        for option, device in used.items() if self.on_ray else ():
+            place = int(device.partition(":")[2] or 0)
+            if not share:
+                yield (f"{option} is {device!r}, and {name} asks for no GPU, so that Ray would show none; add a share "
+                       "such as "
+                       f"num_gpus=0.25, or give {option}='cpu'")
+            elif place >= max(1, share):
+                yield (f"{option}={device!r} is GPU {place}, counted from 0, of those that Ray gives each worker, and "
+                       f"{name} asks for "
+                       f"num_gpus={share:g}; 'cuda' is the first that it is given")

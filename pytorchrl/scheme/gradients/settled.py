@@ -1,0 +1,99 @@
+"""Options of collection that follow from the agent: batch sizes, routing and prefetching that were left open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytorchrl.agent.data import DataKind
+from pytorchrl.agent.fit import given_kind
+from pytorchrl.agent.multi.replay import MultiAgentReplay
+from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSetFactory
+from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection, SynchronousCollection
+from pytorchrl.scheme.gradients.microbatch import why_all_is_kept
+from pytorchrl.scheme.replay.storage_options import check_replay, kind_of, rollout_steps
+
+if TYPE_CHECKING:
+    from pytorchrl.agent.options import Factory
+    from pytorchrl.agent.storages.base import Storage
+
+_PREFETCHED_BATCHES = 4
+
+
+def settled(collection: Collection, agent: CWorkerSetFactory) -> tuple[Collection, list[str]]:
+    """Return the options of collection with all values that the agent decides, and warnings.
+
+    Raises:
+        ConfigError: The options cannot keep their promise for this agent.
+    """
+    if isinstance(collection, ReplayCollection):
+        return _settled_replay(collection, agent), []
+    if isinstance(collection, SynchronousCollection):
+        return _settled_microbatches(collection, agent)
+    return collection, []
+
+
+def _settled_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> ReplayCollection:
+    storage, algorithm = agent.storage_factory, agent.algo_factory.options
+    check_replay(storage, collection.size)
+    _check_priorities(storage, collection)
+    is_kept, num_shards = given_kind(storage).is_kept, collection.num_replay_workers
+    size = storage.options.size if is_kept else collection.size
+    assert size is not None
+    own, rollout = size // num_shards, rollout_steps(storage, agent.train_envs_factory.num_envs)
+    batch, starts = collection.train_batch_size, collection.learning_starts
+    if batch is None:
+        batch = getattr(algorithm, "mini_batch_size", rollout) if is_kept else rollout
+    if starts is None:  # the first batches of whole rollouts would otherwise be the same few rollouts
+        starts = getattr(algorithm, "start_steps", 0) if is_kept else batch
+    for is_wrong, text in (
+            (own < batch and given_kind(storage) is not DataKind.SEQUENCES,
+             f"size {size} over {num_shards} shards is {own} each, less than train_batch_size {batch}"),
+            (own < rollout, f"a shard must hold a rollout of {rollout} steps, size {size} over {num_shards} shards is "
+                            f"{own} each"),
+            (starts > size, f"learning_starts {starts} exceeds size {size}")):
+        if is_wrong:
+            raise ConfigError(f"{text}; raise size")
+    return replace(
+        collection, train_batch_size=batch, learning_starts=starts, prefetch=collection.prefetch or _PREFETCHED_BATCHES,
+        routing="by_stream" if kind_of(storage) == "sequence" else collection.routing, size=None if is_kept else size)
+
+
+def _check_priorities(storage: Factory[Storage], collection: ReplayCollection) -> None:
+    """Refuse first priorities from collection workers if the storage would not use them."""
+    if collection.initial_priority != "worker":
+        return
+    if given_kind(storage) is DataKind.SEQUENCES:
+        raise ConfigError(f"initial_priority='worker' is for single transitions; {storage.cls.__name__} draws "
+                          "sequences, so leave "
+                          "it out")
+    if storage.cls is MultiAgentReplay:
+        raise ConfigError("initial_priority='worker' is not for several policies, whose transitions begin with the "
+                          "largest priority "
+                          "so far; leave it out")
+    if not storage.cls.has_priorities:
+        raise ConfigError("initial_priority='worker' needs a storage with priorities, such as PERBuffer, got "
+                          f"{storage.cls.__name__}")
+
+
+def _settled_microbatches(
+        collection: SynchronousCollection, agent: CWorkerSetFactory) -> tuple[SynchronousCollection, list[str]]:
+    """Refuse options that cannot keep their promise for this algorithm; settle `prefetch`."""
+    algorithm = agent.algo_factory
+    reason, name = why_all_is_kept(algorithm.options, collection.norm_over), algorithm.cls.__name__
+    if collection.norm_over == "microbatch" and reason:
+        raise ConfigError(f"norm_over='microbatch' contradicts {name}: {reason}; set num_epochs=1 and "
+                          "num_mini_batch=1, or "
+                          "norm_over='batch'")
+    if collection.prefetch == 1 and reason:
+        raise ConfigError("prefetch=1 has nothing to overlap: the train batch is complete before it is "
+                          "differentiated, because "
+                          f"{reason}; leave prefetch out")
+    warnings = []
+    if collection.norm_over == "microbatch" and getattr(algorithm.options, "advantage_normalization", "none") == "none":
+        warnings.append(f"norm_over='microbatch' has no effect with {name}, which normalises nothing")
+    may_overlap = (collection.is_by_pieces and not reason and collection.is_parallel
+                   and collection.col_fraction_workers == 1.0)
+    prefetch = int(may_overlap) if collection.prefetch is None and collection.is_by_pieces else collection.prefetch
+    return replace(collection, prefetch=prefetch), warnings

@@ -1,0 +1,112 @@
+"""Types of the flat keywords, for editors and type checkers.
+
+Names, defaults, ranges and help texts are in the `Options` classes, see `pytorchrl.scheme.settings`; a test holds the
+types here equal to those of the fields there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TypedDict
+
+from pytorchrl.agent.schedules import Schedule
+from pytorchrl.scheme.base.worker import Communication, Execution
+
+
+class CollectionKeywords(TypedDict, total=False):
+    """Keywords of `CWorkerSet.create_factory`."""
+
+    compress_data_to_send: bool | str
+    col_worker_resources: Mapping[str, float]
+    col_device: str | None
+    col_num_threads: int | None
+    initial_priority: str
+
+
+class ReplayKeywords(TypedDict, total=False):
+    """Keywords of `RWorkerSet.create_factory`."""
+
+    replay_worker_resources: Mapping[str, float]
+    learning_starts: int | None
+    add_in_flight: int
+    routing: str
+    size: int | None
+    min_replay_ratio: float | None
+    max_replay_ratio: float | None
+
+
+class GradientKeywords(TypedDict, total=False):
+    """Keywords of `GWorkerSet.create_factory` besides those of the reference API."""
+
+    fraction_samples: float
+    col_in_flight: int
+    broadcast_interval: int
+    max_weight_sync_delay: int | None
+    queue_size: int
+    queue_policy: str
+    queue_timeout_s: float
+    on_starved: str
+    minibatch_buffer_size: int
+    num_passes: int
+    ramp: bool | None
+    buffer: str
+    replay_proportion: float
+    replay_slots: int
+    max_policy_lag: int | None
+    on_policy_lag: str
+    train_batch_size: int | None
+    microbatch_size: int | None
+    prefetch: int | None
+    norm_over: str
+    keep_bad_batches: str | os.PathLike[str] | None
+    grad_device: str | None
+
+
+class UpdateKeywords(TypedDict, total=False):
+    """Keywords of `Scheme.from_factory`, but for `runtime`."""
+
+    grad_execution: Execution | str | None
+    grad_communication: Communication | str
+    distribute_gradients: bool
+    aggregate: int
+    max_grad_lag: int | None
+    lag_policy: str
+    updates_per_step: int
+    compress_weights_to_send: bool | str
+    device: str | None
+    num_threads: int
+    seed: int | None
+    address: str | None
+    placement: str | None
+    schedule_seed: int
+    costs: Mapping[str, object] | None
+    faults: str | None
+    on_worker_failure: str
+    worker_timeout_s: float
+    record: str | os.PathLike[str] | None
+    replay: str | os.PathLike[str] | None
+
+
+class StorageKeywords(TypedDict, total=False):
+    """Options of a replay storage that `Scheme` passes on to it."""
+
+    prioritized: bool | None
+    alpha: float | None
+    beta: float | Schedule | None
+    epsilon: float | None
+    stratified: bool | None
+
+
+class SchemeKeywords(
+        CollectionKeywords, ReplayKeywords, GradientKeywords, UpdateKeywords, StorageKeywords, total=False):
+    """The flat keywords of `Scheme`, but for `runtime`."""
+
+    num_col_workers: int | tuple[int, ...]
+    col_execution: Execution | str | None
+    col_communication: Communication | str
+    col_fraction_workers: float
+    num_replay_workers: int | None
+    num_grad_workers: int
+    compress_grads_to_send: bool | str
+    grad_worker_resources: Mapping[str, float]

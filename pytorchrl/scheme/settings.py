@@ -1,0 +1,289 @@
+"""All settings of a scheme: nested by level, and as the flat keywords of `Scheme`, run.json and the command line.
+
+An option has one name in both forms, and one home: the `Options` class of the part that it configures. Some flat
+keywords, such as `col_communication`, choose kinds; a kind has no option that would have no effect in it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, TypeAlias
+
+from pytorchrl.agent.declarations import Declaration
+from pytorchrl.agent.names import Known, refuse_unknown
+from pytorchrl.agent.options import Options, option
+from pytorchrl.runtime import RUNTIMES, RayRuntime, Runtime, SimulatedRuntime, ThreadRuntime
+from pytorchrl.scheme.base.levels import Kind, Reader, as_keywords, own_names
+from pytorchrl.scheme.base.options import PrefetchOptions, QueueOptions
+from pytorchrl.scheme.base.worker import ASYNC, SYNC, Communication, Execution
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.scheme.collection.collector_thread import CollectorThread
+from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
+from pytorchrl.scheme.devices import check_device
+from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
+from pytorchrl.scheme.gradients.kinds import (
+    COLLECTION_KINDS,
+    Collection,
+    CollectionPattern,
+    ReplayCollection,
+    SynchronousCollection,
+    collection_kind,
+)
+from pytorchrl.scheme.gradients.microbatch import GradAccumulator
+from pytorchrl.scheme.gradients.sample_queue import SampleQueue
+from pytorchrl.scheme.keywords import SchemeKeywords
+from pytorchrl.scheme.recording.record import Record
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
+from pytorchrl.scheme.updates.kinds import (
+    GRADIENT_KINDS,
+    AsynchronousGradients,
+    DecentralisedGradients,
+    GradientPattern,
+    Gradients,
+    gradient_kind,
+)
+from pytorchrl.scheme.updates.u_worker import UWorker
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeName(Options):
+    """The flat keyword that chooses the runtime."""
+
+    runtime: str | None = option(
+        None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, threads of this process, or "
+                                              "a simulation, which "
+        "runs one worker at a time on a virtual clock and repeats a run exactly. None: Ray if there are remote "
+        "workers.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions(Options):
+    """Options of the learner's process, which its workers inherit."""
+
+    device: str | None = option(None, help="Device of the learner: \"cpu\", \"cuda\" or \"cuda:N\"; None is the CPU.")
+    num_threads: int = option(1, low=1, help="Torch threads of every worker, the learner included.")
+    seed: int | None = option(
+        None, low=0, high=2**63 - 1, help="Seed of every random number of the run; None draws one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ray(Kind, RayRuntime.Options):
+    """Remote workers are processes of a Ray cluster."""
+
+    title: ClassVar[str] = "the Ray runtime"
+    chosen_by: ClassVar[str] = "runtime='ray' and remote workers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threads(Kind, ThreadRuntime.Options):
+    """All workers are threads of this process."""
+
+    title: ClassVar[str] = "the runtime of threads"
+    chosen_by: ClassVar[str] = "runtime='threads'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated(Kind, SimulatedRuntime.Options):
+    """All workers run in this process, one at a time, on a virtual clock."""
+
+    title: ClassVar[str] = "the simulated runtime"
+    chosen_by: ClassVar[str] = "runtime='simulated'"
+
+
+RuntimeKind: TypeAlias = Ray | Threads | Simulated
+RUNTIME_KINDS: Mapping[str, type[RuntimeKind]] = {"ray": Ray, "threads": Threads, "simulated": Simulated}
+
+class ArchitectureKeywords(SchemeKeywords, total=False):
+    """Flat keywords of the architectures' constructors, such as `Scheme.apex`."""
+
+    runtime: RuntimeKind | str | None
+
+
+LEVELS: Mapping[str, tuple[type[Options], ...]] = {
+    "collection": (CollectionPattern, CWorkerSet.Options, CWorkerSet.ReplayOptions, Barrier.Options, OnArrival.Options,
+                   CollectorThread.Options),
+    "queue": (QueueOptions, SampleQueue.Options),
+    "replay": (RWorkerSet.Options,),
+    "gradients": (GWorkerSet.Options, GWorker.Options, GradAccumulator.Options, PrefetchOptions,
+                  GradAccumulator.CollectOptions),
+    "updates": (GradientPattern, UWorker.Options, AsynchronousUpdates.Options),
+    "runtime": (RuntimeName, Runtime.Options, RayRuntime.Options, SimulatedRuntime.Options),
+    "supervision": (Supervisor.Options,),
+    "recording": (Record.Options,),
+    "process": (ProcessOptions,),
+}
+"""Level -> classes of options that belong to it, in the order in which a reader meets them."""
+
+_OWNERS: Mapping[str, type[Options]] = {
+    name: owner for owners in LEVELS.values() for owner in owners for name in own_names(owner)}
+"""Option -> the class that declares it."""
+STORAGE_KEYWORDS = ("prioritized", "alpha", "beta", "epsilon", "stratified")
+"""Flat keywords that `Scheme` passes on to a replay storage, which declares them."""
+WITHDRAWN = {
+    "kind": "the storage decides what is drawn from replay shards",
+    "check_ranks_every": "parameters of decentralised gradient workers are always compared every 100 updates",
+    "replay_debug": "its statistics, evicted_hits and priority_change, are no longer computed",
+}
+"""Flat keywords of version 0.1 that have no effect any more -> reason."""
+_NO_LEVEL = {"num_replay_workers": None}
+"""Defaults of options whose absence means that a level is absent."""
+
+
+def names_of_level(level: str) -> list[str]:
+    """Return the names of the options of a level, a key of `LEVELS`."""
+    return [name for owner in LEVELS[level] for name in own_names(owner)]
+
+
+def declaration_of(name: str) -> Declaration:
+    """Return the declaration of a flat keyword."""
+    return _OWNERS[name].declarations()[name]
+
+
+def default_of_keyword(name: str) -> object:
+    """Return the default of a flat keyword."""
+    return _NO_LEVEL[name] if name in _NO_LEVEL else declaration_of(name).default
+
+
+def known_keywords() -> Known:
+    """Return all flat keywords, name -> (home, name), for suggestions in errors."""
+    return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of a scheme, by level."""
+
+    collection: Collection
+    gradients: Gradients
+    updates: UWorker.Options
+    runtime: RuntimeKind
+    supervision: Supervisor.Options
+    recording: Record.Options
+    process: ProcessOptions
+
+    @classmethod
+    def from_keywords(cls, given: Mapping[str, object], *, collection: Collection | None = None,
+                      gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
+                      supervision: Supervisor.Options | None = None) -> tuple[Settings | None, list[str]]:
+        """Read flat keywords into options by level, with the levels that are given as kinds.
+
+        Args:
+            given: Flat keywords, name -> value.
+            collection: All options of collection; None: made of the keywords.
+            gradients: All options of gradients; None: made of the keywords.
+            runtime: All options of the runtime, or its name; None: Ray if there are remote workers, else threads.
+            supervision: Options for lost workers; None: made of the keywords.
+
+        Returns:
+            The settings, or None if a value is not allowed; and all problems: values that are not allowed, options
+            without effect in the chosen kinds, and contradictions within a level.
+
+        Raises:
+            ConfigError: A name is unknown.
+        """
+        refuse_unknown(given, known_keywords(), "Scheme has no option")
+        reader = Reader(given)
+        if collection is None:
+            collection = reader.choose(collection_kind(reader), COLLECTION_KINDS)
+        else:
+            reader.refuse("collection", ("col_communication", *_names_of(COLLECTION_KINDS)))
+        if gradients is None:
+            gradients = reader.choose(gradient_kind(reader), GRADIENT_KINDS)
+        else:
+            reader.refuse("gradients", ("grad_communication", "distribute_gradients", *_names_of(GRADIENT_KINDS)))
+        if supervision is None:
+            supervision = reader.read(Supervisor.Options)
+        else:
+            reader.refuse("supervision", _names_of((Supervisor.Options,)))
+        updates, recording = reader.read(UWorker.Options), reader.read(Record.Options)
+        process = reader.read(ProcessOptions)
+        collection = reader.with_execution(collection, "col")
+        gradients = reader.with_execution(gradients, "grad")
+        if collection is None or gradients is None or recording is None:
+            return None, reader.problems
+        is_remote = collection.is_parallel or gradients.is_parallel or _num_shards(collection) > 1
+        if runtime is None or isinstance(runtime, str):
+            kind = _runtime_kind(reader, runtime, is_remote, recording.replay is not None)
+            runtime = None if kind is None else reader.choose(kind, tuple(RUNTIME_KINDS.values()))
+        else:
+            reader.refuse("runtime", _names_of(tuple(RUNTIME_KINDS.values())))
+        if updates is None or supervision is None or process is None or runtime is None:
+            return None, reader.problems
+        process = replace(process, device=check_device(process.device))
+        return cls(collection=collection, gradients=gradients, updates=updates, runtime=runtime,
+                   supervision=supervision, recording=recording, process=process), reader.problems
+
+    # Questions about the tree
+
+    @property
+    def has_parallel_collection(self) -> bool:
+        """Whether collection workers are remote."""
+        return self.collection.is_parallel
+
+    @property
+    def has_parallel_gradients(self) -> bool:
+        """Whether gradient workers are remote."""
+        return self.gradients.is_parallel
+
+    @property
+    def num_shards(self) -> int:
+        """Number of replay shards of each gradient worker; 0 without a replay level."""
+        return _num_shards(self.collection)
+
+    @property
+    def has_remote_workers(self) -> bool:
+        """Whether any worker runs outside this process."""
+        return self.has_parallel_collection or self.has_parallel_gradients or self.num_shards > 1
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether remote workers are processes of Ray."""
+        return isinstance(self.runtime, Ray)
+
+    def flat(self) -> dict[str, object]:
+        """Return every setting by its flat name, as values that JSON can hold."""
+        patterns: dict[str, object] = {
+            "col_communication": SYNC if isinstance(self.collection, SynchronousCollection) else ASYNC,
+            "grad_communication": ASYNC if isinstance(self.gradients, AsynchronousGradients) else SYNC,
+            "distribute_gradients": isinstance(self.gradients, DecentralisedGradients),
+            "runtime": next(name for name, kind in RUNTIME_KINDS.items() if isinstance(self.runtime, kind))}
+        levels = [getattr(self, field.name) for field in fields(self)]
+        values = patterns | {name: value for level in levels for name, value in as_keywords(level).items()}
+        return {name: _as_json(values.get(name, default_of_keyword(name))) for name in _OWNERS}
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, (Execution, Communication, os.PathLike)):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _num_shards(collection: Collection) -> int:
+    return collection.num_replay_workers if isinstance(collection, ReplayCollection) else 0
+
+
+def _runtime_kind(reader: Reader, name: str | None, is_remote: bool, is_replay: bool) -> type[RuntimeKind] | None:
+    if name is not None and name not in RUNTIME_KINDS:
+        reader.problems.append(f"runtime must be one of {list(RUNTIME_KINDS)} or None, got {name!r}")
+        return None
+    if not is_replay:
+        return RUNTIME_KINDS[name or ("ray" if is_remote else "threads")]
+    if name not in (None, "simulated"):
+        reader.problems.append("replay runs in the simulated runtime, wherever the record was made; leave out "
+                               f"runtime={name!r}")
+    names = ("schedule_seed", "costs", "placement", "address")
+    ignored = [option for option in names if reader.given.pop(option, None)]
+    reader.problems += [f"{option} would be ignored: the order of events is that of the replayed "
+                        "record" for option in ignored]
+    return Simulated
+
+
+def _names_of(kinds: Sequence[type[Options]]) -> list[str]:
+    return list(dict.fromkeys(name for kind in kinds for name in kind.declarations()))

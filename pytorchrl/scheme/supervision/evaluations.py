@@ -1,0 +1,79 @@
+"""Evaluations beside training: one at a time, on a worker of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pytorchrl.errors import WorkerDiedError, WorkerLostError
+from pytorchrl.runtime import Future, Handle, Runtime
+from pytorchrl.scheme.supervision.evaluation import Evaluation, Evaluator
+from pytorchrl.scheme.transport.messages import Weights
+from pytorchrl.terminal import get_logger
+
+_MAX_RETRIES = 2
+
+logger = get_logger(__name__)
+
+
+class Evaluations:
+    """Runs evaluations, and repeats one on a new worker if its worker is lost.
+
+    Args:
+        runtime: The runtime in which the evaluation worker runs.
+        parameters: Keyword arguments of `Evaluator`.
+        retries: Whether a lost worker is replaced, at most twice for one evaluation; False: its loss raises.
+
+    Attributes:
+        worker: The evaluation worker; None before the first evaluation.
+    """
+
+    def __init__(self, runtime: Runtime, parameters: Mapping[str, object], retries: bool) -> None:
+        self._runtime, self._parameters, self._retries = runtime, dict(parameters), retries
+        self.worker: Handle[Evaluator] | None = None
+        self._running: Future[Evaluation | None] | None = None
+        self._request: tuple[Weights, int] | None = None
+        self._lost = 0
+
+    def start(self, weights: Weights, num_episodes: int) -> None:
+        """Start an evaluation of `weights` over a number of episodes."""
+        self._request, self._lost = (weights, num_episodes), 0
+        self._submit()
+
+    def _submit(self) -> None:
+        assert self._request is not None
+        if self.worker is None:
+            self.worker = self._runtime.start_actor(
+                Evaluator, self._parameters, name="Evaluator", resources={"num_cpus": 0})
+        self._running = self.worker.submit(Evaluator.evaluate, *self._request)
+
+    def poll(self) -> Evaluation | None:
+        """Return the evaluation if it has finished, else None. Each evaluation is returned once."""
+        if self._running is None or not self._runtime.wait([self._running], 0.0):
+            return None
+        return self._take(1.0)
+
+    def wait(self, timeout_s: float) -> Evaluation | None:
+        """Wait for the running evaluation and return it; return None if none is running."""
+        evaluation = None
+        while evaluation is None and self._running is not None:
+            evaluation = self._take(timeout_s)
+        return evaluation
+
+    def _take(self, timeout_s: float) -> Evaluation | None:
+        assert self._running is not None
+        future, self._running = self._running, None
+        outcome = self._runtime.outcome(future, timeout_s)
+        if not isinstance(outcome.error, WorkerDiedError):
+            return outcome.unwrap()
+        self._lost += 1
+        if not self._retries or self._lost > _MAX_RETRIES:
+            raise WorkerLostError(str(outcome.error)) from outcome.error
+        logger.warning("%s; the evaluation starts again on a new worker", outcome.error)
+        self.worker = None
+        self._submit()
+        return None
+
+    def interrupt(self) -> None:
+        """Tell the worker to end its evaluation early."""
+        if self.worker is not None:
+            self.worker.signal(Evaluator.interrupt)

@@ -1,0 +1,82 @@
+"""Kinds of gradients: how the gradients of several workers become updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from pytorchrl.agent.options import Options, option
+from pytorchrl.scheme.base.levels import Kind, Reader, as_keywords, raise_all
+from pytorchrl.scheme.base.worker import ASYNC, SYNC, Communication
+from pytorchrl.scheme.gradients.g_worker_set import GWorkerSet
+from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientPattern(Options):
+    """The flat keywords that choose the kind of gradients."""
+
+    grad_communication: Communication = option(
+        SYNC, help="Coordination of gradient workers: \"synchronous\" makes one update from the gradients of all, "
+                   "\"asynchronous\" "
+        "applies each gradient when it arrives.")
+    distribute_gradients: bool = option(
+        False, help="Whether gradient workers average gradients among themselves (gloo), and each applies the update.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynchronousGradients(GWorkerSet.Options, Kind):
+    """One update is made from the gradients of all workers."""
+
+    title: ClassVar[str] = "synchronous gradients"
+    chosen_by: ClassVar[str] = "grad_communication='synchronous'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsynchronousGradients(GWorkerSet.Options, AsynchronousUpdates.Options, Kind):
+    """Each gradient is applied when it arrives. With one gradient worker the learner has a thread of its own."""
+
+    title: ClassVar[str] = "asynchronous gradients"
+    chosen_by: ClassVar[str] = "grad_communication='asynchronous'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecentralisedGradients(GWorkerSet.Options, Kind):
+    """Gradient workers average gradients among themselves, and each applies the update."""
+
+    title: ClassVar[str] = "decentralised gradients"
+    chosen_by: ClassVar[str] = "distribute_gradients=True"
+
+
+Gradients: TypeAlias = SynchronousGradients | AsynchronousGradients | DecentralisedGradients
+GRADIENT_KINDS = (SynchronousGradients, AsynchronousGradients, DecentralisedGradients)
+
+
+def gradient_kind(reader: Reader) -> type[Gradients]:
+    """Return the kind of gradients that flat keywords choose; a problem goes to the reader."""
+    pattern = reader.read(GradientPattern)
+    if pattern is None:
+        return SynchronousGradients
+    is_asynchronous = pattern.grad_communication is ASYNC
+    if pattern.distribute_gradients and is_asynchronous:
+        reader.problems.append("distribute_gradients=True contradicts grad_communication='asynchronous': gradient "
+                               "workers that "
+                               "average among themselves wait for one another; leave one of them out")
+    if pattern.distribute_gradients:
+        return DecentralisedGradients
+    return AsynchronousGradients if is_asynchronous else SynchronousGradients
+
+
+def gradients_of(given: Mapping[str, object], options: GWorkerSet.Options) -> Gradients:
+    """Return the options of gradients that flat keywords of the update level stand for, for a set of gradient workers.
+
+    Raises:
+        ConfigError: An option has a wrong value or no effect. The message lists all problems.
+    """
+    known = {name for kind in (GradientPattern, *GRADIENT_KINDS) for name in kind.declarations()}
+    reader = Reader({**as_keywords(options), **{name: value for name, value in given.items() if name in known}})
+    gradients = reader.with_execution(reader.choose(gradient_kind(reader), GRADIENT_KINDS), "grad")
+    raise_all(reader.problems)
+    found: Gradients = gradients
+    return found
