@@ -99,8 +99,7 @@ _OPTIMISERS: dict[str, tuple[Here, ...]] = {
     "prioritized_replay_beta": _at("replay.beta | scheme.beta"),
     "prioritized_replay_eps": _EPSILON,
     "sample_batch_size": _ROLLOUT,
-    "batch_replay": _at("scheme.kind", note="`kind`=\"batch\" replays whole rollouts"),
-    "debug": _at("scheme.replay_debug"),
+    "batch_replay": _no_option("the storage decides; `RolloutSequenceBuffer` and `VTraceBuffer` replay whole rollouts"),
     "num_sgd_iter": (
         Here("algorithm.num_epochs | scheme.num_passes", "`num_epochs` are passes over a rollout, `num_passes` uses "
                                                          "of an item of a queue"),),

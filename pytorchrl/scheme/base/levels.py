@@ -26,6 +26,8 @@ class Kind(Options):
     """Name of the kind in error messages, such as "asynchronous collection"."""
     chosen_by: ClassVar[str]
     """Flat keywords that choose the kind, such as "col_communication='asynchronous'"."""
+    instead: ClassVar[Mapping[str, str]] = {}
+    """Option of the kind -> the option of another part that has its place in other kinds."""
 
 
 def own_names(options: type[Options]) -> list[str]:
@@ -71,7 +73,8 @@ def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[
             problems.append(
                 f"{name}={_shown(value)} is for {' or '.join(kind.title for kind in homes)}, but this is "
                 f"{chosen.title}; give "
-                f"{' or '.join(dict.fromkeys(kind.chosen_by for kind in homes))}, or leave {name} out")
+                f"{' or '.join(dict.fromkeys(kind.chosen_by for kind in homes))}, or leave {name} out"
+                f"{homes[0].instead.get(name, '')}")
     return problems
 
 

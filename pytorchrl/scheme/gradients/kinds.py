@@ -90,6 +90,7 @@ class ReplayCollection(
 
     title: ClassVar[str] = "asynchronous collection with replay workers"
     chosen_by: ClassVar[str] = "num_replay_workers with col_communication='asynchronous'"
+    instead: ClassVar[Mapping[str, str]] = {"learning_starts": "; the algorithm's start_steps has its place"}
 
 
 Collection: TypeAlias = SynchronousCollection | AsynchronousCollection | ReplayCollection

@@ -30,13 +30,14 @@ from pytorchrl.agent.algorithms.registry import registered
 from pytorchrl.composition import known_names, option_specs
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.architectures import PRESETS
+from pytorchrl.scheme.settings import known_keywords
 
 PART_NAMES = ("PPO", "A2C", "IMPALA", "APPO", "DQN", "DDPG", "TD3", "SAC", "R2D2", "OnPolicyActor", "OffPolicyActor",
               "QActor", "GAEBuffer",
               "VanillaOnPolicyBuffer", "VTraceBuffer", "ReplayBuffer", "PERBuffer", "SequenceBuffer", "VecEnv",
               "MultiAgentVecEnv", "Learner")
 PARTS = [getattr(pytorchrl, name) for name in PART_NAMES]
-SCHEME_OPTIONS = set(inspect.signature(Scheme).parameters)
+SCHEME_OPTIONS = {*known_keywords(), *inspect.signature(Scheme).parameters} - {"settings"}
 PLACES = ({place for part in PARTS for place in options_of(part).values()} | {("scheme",
                                                                                name) for name in SCHEME_OPTIONS}
           | {place for algorithm in registered() for place in known_names(algorithm).values()})
@@ -44,7 +45,7 @@ PLACES = ({place for part in PARTS for place in options_of(part).values()} | {("
 DOCUMENTS = {
     "grads_per_step": "updates_per_step", "buffer_size": "size", "num_replay_buffer_shards": "num_replay_workers",
     "prioritized_replay": "prioritized", "prioritized_replay_alpha": "alpha", "prioritized_replay_beta": "beta",
-    "prioritized_replay_eps": "epsilon", "sample_batch_size": "size", "batch_replay": "kind", "debug": "replay_debug",
+    "prioritized_replay_eps": "epsilon", "sample_batch_size": "size",
     "num_sgd_iter": "num_passes", "learner_queue_size": "queue_size", "learner_queue_timeout": "queue_timeout_s",
 }
 
@@ -173,7 +174,7 @@ def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, mea
     ("sac", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True; did you mean "
                      "'initial_alpha' ("),
     ("dqn", "alpha", "alpha would be ignored: transitions are drawn uniformly; add prioritized=True"),
-    ("sac", "learning_starts", "give num_replay_workers, or the algorithm's start_steps in its place"),
+    ("sac", "learning_starts", "; the algorithm's start_steps has its place"),
 ])
 def test_train_says_which_option_was_meant(algorithm, name, message):
     env = "Pendulum-v1" if algorithm == "sac" else "CartPole-v1"
@@ -236,8 +237,8 @@ def test_names_that_are_not_near_get_no_suggestion(name):
 def test_a_checked_constructor_keeps_its_signature_and_its_other_errors():
     parameters = inspect.signature(Scheme).parameters
     assert list(parameters)[:2] == ["algo_factory", "actor_factory"]
-    assert parameters["num_col_workers"].default == 1
-    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    assert parameters["test_envs_factory"].default is None
+    assert parameters["settings"].annotation == "Unpack[SchemeKeywords]"
 
     class Owner:
         home = "scheme"

@@ -174,8 +174,8 @@ def test_a_warning_of_a_scheme_is_of_the_callers_line(agent):
 
 
 def test_signatures_and_annotations_of_public_calls_stay():
-    assert "num_col_workers" in inspect.signature(Scheme).parameters
-    assert typing.get_type_hints(Scheme.__init__)["num_col_workers"] is int
+    assert "collection" in inspect.signature(Scheme).parameters
+    assert inspect.signature(Scheme).parameters["collection"].annotation == "Collection | None"
     assert pytorchrl.train.__doc__.startswith("Train an agent")
 
 

@@ -103,8 +103,8 @@ def test_r2d2_is_apex_with_sequences():
     scheme = Scheme.r2d2(*small_r2d2(), seed=1)
     apex = Scheme.apex(*synthetic_agent(4, capacity=1000), seed=1, learning_starts=20, train_batch_size=64)
     differing = {name for name, value in scheme.settings.items() if apex.settings[name] != value}
-    assert differing == {"queue_size", "routing", "kind"}
-    assert [scheme.settings[name] for name in ("queue_size", "routing", "kind")] == [4, "by_stream", "sequence"]
+    assert differing == {"queue_size", "routing"}
+    assert [scheme.settings[name] for name in ("queue_size", "routing")] == [4, "by_stream"]
     _, actor, _, envs = small_r2d2()
     with pytest.raises(ConfigError, match=r"r2d2 gives sequences of steps .*, but DQN learns from single .*; "
                                           r"algorithms for r2d2: .*R2D2"):

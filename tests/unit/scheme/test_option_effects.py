@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from pytorchrl import ASYNC, Scheme
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.runtime.simulated import SimulatedRuntime
+from pytorchrl.scheme.settings import default_of_keyword, known_keywords
 
 TESTS = Path(__file__).parents[2]
 ONE_SLOW = {"costs": {"step@*/CWorker 2": 1.0}}
@@ -43,16 +43,14 @@ RUNS = {
 }
 # Keyword -> the test that shows what it does, where that takes more than another run.
 ELSEWHERE = {
-    "col_execution": "unit/scheme/test_options.py::test_numbers_of_workers_and_executions",
-    "grad_execution": "unit/scheme/test_options.py::test_numbers_of_workers_and_executions",
+    "col_execution": "unit/scheme/test_settings.py::test_one_worker_can_be_remote",
+    "grad_execution": "unit/scheme/test_settings.py::test_one_worker_can_be_remote",
     "compress_data_to_send": "unit/scheme/test_options.py::test_compress_data_to_send",
     "compress_grads_to_send": "unit/scheme/test_options.py::test_compress_grads_to_send",
-    "compress_weights_to_send": "unit/scheme/test_compression.py::test_compress_weights_to_send",
+    "compress_weights_to_send": "unit/scheme/transport/test_compression.py::test_compress_weights_to_send",
     "col_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
     "grad_worker_resources": "unit/scheme/test_options.py::test_resources_reach_the_workers",
     "replay_worker_resources": "unit/scheme/test_option_effects.py::test_resources_reach_the_shards",
-    "kind": "unit/scheme/test_r2d2_rollouts.py::test_train_takes_it_and_kind_changes_what_is_learned",
-    "replay_debug": "unit/scheme/updates/test_statistics.py::test_debug_adds_what_became_of_items",
     "initial_priority": "unit/scheme/test_initial_priority.py::test_the_other_way_is_the_largest_priority_seen",
     "prioritized": "unit/scheme/test_storage_options.py::test_prioritized_changes_how_it_draws",
     **dict.fromkeys(("alpha", "beta", "epsilon", "stratified"),
@@ -73,10 +71,10 @@ ELSEWHERE = {
     "placement": "unit/runtime/test_ray_runtime.py::test_gradient_workers_are_colocated_with_their_own",
     "address": "integration/test_ray_start.py::test_a_cluster_that_is_not_there",
     "keep_bad_batches": "unit/scheme/updates/test_nan_policy.py::test_the_worker_that_saw_it_keeps_its_batch",
-    "record": "unit/scheme/test_record.py::test_every_pattern_is_repeated_bit_for_bit",
-    "replay": "unit/scheme/test_record.py::test_every_pattern_is_repeated_bit_for_bit",
+    "record": "unit/scheme/recording/test_record.py::test_every_pattern_is_repeated_bit_for_bit",
+    "replay": "unit/scheme/recording/test_record.py::test_every_pattern_is_repeated_bit_for_bit",
 }
-KEYWORDS = [name for name, parameter in inspect.signature(Scheme).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+KEYWORDS = list(known_keywords())
 
 
 def test_none_is_missing():
@@ -108,7 +106,7 @@ def outcome(settings):
 @pytest.mark.parametrize("name", RUNS)
 def test_another_value_makes_another_run(name):
     others, value = RUNS[name]
-    default = inspect.signature(Scheme).parameters[name].default
+    default = default_of_keyword(name)
     assert value not in (default, others.get(name))
     assert outcome(others) == outcome(others)
     assert outcome(others) != outcome({**others, name: value})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import threading
@@ -16,7 +15,7 @@ from pytorchrl import A2C, ASYNC, SYNC, GAEBuffer, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv, SleepEnv
 from pytorchrl.errors import LearnerStarvedError
 from pytorchrl.runtime import CPU_RESOURCES, Handle, Journal, Outcome, ThreadRuntime
-from pytorchrl.scheme import Scheme
+from pytorchrl.scheme.settings import STORAGE_KEYWORDS, known_keywords
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.supervision.supervisor import Supervisor
@@ -387,7 +386,7 @@ def test_runtime_is_where_workers_run(make_scheme):
 def test_settings_are_complete_and_json(make_scheme):
     scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, queue_size=3)
     settings = json.loads(json.dumps(scheme.settings))
-    options = {name for name, p in inspect.signature(Scheme).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    options = set(known_keywords()) - set(STORAGE_KEYWORDS)  # those are settings of the storage
     assert set(settings) == options
     assert settings["col_communication"] == "asynchronous"
     assert settings["grad_communication"] == SYNC == "synchronous"
