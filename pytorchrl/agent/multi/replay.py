@@ -97,18 +97,6 @@ class MultiAgentReplay(MultiAgentStorage):
         num_agents = np.array([len(self.options.agents[policy]) for policy in self.storages])
         return ids // len(num_agents) // num_agents[ids % len(num_agents)]
 
-    def keep_notes(self) -> None:
-        """See `ReplayBuffer`."""
-        for storage in self.storages.values():
-            storage.keep_notes()
-
-    def take_notes(self) -> dict[str, np.ndarray]:
-        """See `ReplayBuffer`. `<name>` combines all policies, and `<name>/<policy>` covers one policy."""
-        notes = {policy: storage.take_notes() for policy, storage in self.storages.items()}
-        names = next(iter(notes.values()))
-        return {**{name: np.concatenate([own[name] for own in notes.values()]) for name in names},
-                **{f"{name}/{policy}": values for policy, own in notes.items() for name, values in own.items()}}
-
     def to_learn_from(self, policy: str) -> _InEnvSteps:
         """See `MultiAgentStorage`."""
         return _InEnvSteps(self.storages[policy], self.counters)

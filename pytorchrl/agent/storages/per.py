@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,7 +55,6 @@ class PERBuffer(ReplayBuffer):
         super().__init__(options, **context)
         self._max_priority = _FIRST_PRIORITY
         self._num_stale = 0
-        self._changes: list[np.ndarray] | None = None
 
     # The trees are made when first needed, because a collector's storage does not need them.
 
@@ -145,29 +143,7 @@ class PERBuffer(ReplayBuffer):
         known[known] = self.ring.columns["drawable"][rows[known]]
         self._num_stale += int(np.count_nonzero(~known))
         if known.any():
-            with self._noted(rows[known]):
-                self._set_leaves(rows[known], self._priorities(errors[known]) ** self.options.alpha)
-
-    def keep_notes(self) -> None:
-        """See `ReplayBuffer`."""
-        super().keep_notes()
-        self._changes = []
-
-    def take_notes(self) -> dict[str, np.ndarray]:
-        """See `ReplayBuffer`."""
-        changes, self._changes = self._changes or [], None if self._changes is None else []
-        return {**super().take_notes(), "priority_change": np.concatenate([np.zeros(0), *changes])}
-
-    @contextlib.contextmanager
-    def _noted(self, rows: np.ndarray) -> Iterator[None]:
-        """Record the change of the priorities of rows, (N,) places that may repeat, within the context."""
-        if self._changes is None:
-            yield
-            return
-        rows, root = np.unique(rows), 1.0 / self.options.alpha
-        before = self.priority_sums.get(rows) ** root
-        yield
-        self._changes.append(self.priority_sums.get(rows) ** root - before)
+            self._set_leaves(rows[known], self._priorities(errors[known]) ** self.options.alpha)
 
     def reset(self) -> None:
         """See `ReplayBuffer`; the largest priority so far is kept."""

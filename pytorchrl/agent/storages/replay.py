@@ -164,7 +164,6 @@ class ReplayBuffer(Storage):
             self._is_draw_checked = True
         rows, weight = drawn
         self.ring.columns["used"][rows] = True
-        self.ring.note_draw(rows)
         self._num_sampled += batch_size
         return self._batch(self.ring, rows, weight)
 
@@ -213,19 +212,6 @@ class ReplayBuffer(Storage):
     def num_bytes(self) -> int:
         """Allocated memory of the stored transitions in bytes."""
         return self.ring.num_bytes
-
-    def keep_notes(self) -> None:
-        """Start to record the statistics that `take_notes` returns; recording takes time."""
-        self.ring.count_hits()
-
-    def take_notes(self) -> dict[str, np.ndarray]:
-        """Return statistics of the time since the last call.
-
-        Returns:
-            `evicted_hits`, (N,): number of draws of each transition that ceased to be drawable. `priority_change`,
-            (M,): growth of a transition's priority, before it is raised to alpha, at each update.
-        """
-        return {"evicted_hits": self.ring.take_hits(), "priority_change": np.zeros(0)}
 
     def state_dict(self) -> State:
         """Return a state from which `load_state_dict` continues exactly, stored transitions included."""

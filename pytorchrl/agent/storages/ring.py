@@ -90,8 +90,6 @@ class Ring:
         self.counters = dict.fromkeys(("inserted", "evicted", "evicted_unused", "resident"), 0)
         self.extras = SlotPool()
         self._heads: dict[Hashable, _Head] = {}
-        self._hits: np.ndarray | None = None  # (C,) int64 draws of the row at each place; None: draws are not counted
-        self._hits_gone: list[np.ndarray] = []
         self._layout: dict[str, tuple[tuple[int, ...], str, int]] = {}
         """Column -> shape, dtype, frames of a stack (1: stored as it is)."""
 
@@ -150,29 +148,8 @@ class Ring:
     def make_drawable(self, rows: np.ndarray, drawable: bool = True) -> None:
         """Allow or forbid to draw rows at (N,) distinct places."""
         changed = np.count_nonzero(self.columns["drawable"][rows] != drawable)
-        if self._hits is not None:
-            self._count_gone(self._hits, rows)
         self.columns["drawable"][rows] = drawable
         self.num_drawable += int(changed) if drawable else -int(changed)
-
-    def count_hits(self) -> None:
-        """Start to count the draws of each row; see `take_hits`."""
-        self._hits = np.zeros(self.capacity, np.int64)
-
-    def note_draw(self, rows: np.ndarray) -> None:
-        """Record that rows at (N,) places were drawn; places may repeat."""
-        if self._hits is not None:
-            np.add.at(self._hits, rows, 1)
-
-    def take_hits(self) -> np.ndarray:
-        """Return the number of draws of each row that ceased to be drawable since the last call, (N,) int64."""
-        gone, self._hits_gone = self._hits_gone, []
-        return np.concatenate([np.zeros(0, np.int64), *gone])
-
-    def _count_gone(self, hits: np.ndarray, rows: np.ndarray) -> None:
-        """Record the draws of rows at (N,) places that cease to be drawable, and set their counts to 0."""
-        self._hits_gone.append(hits[rows[self.columns["drawable"][rows]]])
-        hits[rows] = 0
 
     def evict(self, count: int) -> np.ndarray:
         """Evict the `count` oldest rows.
@@ -189,8 +166,6 @@ class Ring:
         self.counters["resident"] -= num_valid
         self.counters["evicted_unused"] += int(np.count_nonzero(valid & ~column["used"][rows]))
         self.num_drawable -= int(np.count_nonzero(column["drawable"][rows]))
-        if self._hits is not None:
-            self._count_gone(self._hits, rows)
         for leaf in self.observations.values():
             leaf.free(rows)
         self._give_back(link[link < 0])

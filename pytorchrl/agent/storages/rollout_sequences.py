@@ -91,7 +91,6 @@ class RolloutSequenceBuffer(ReplayBuffer):
         drawn: list[_Kept] = []
         while sum(kept.num_envs for kept in drawn) < batch_size:
             drawn.append(self._kept[int(self._integers(0, len(self._kept), 1)[0])])
-            self.ring.note_draw(self._place(drawn[-1]))
         states = {name: np.concatenate([kept.states[name] for kept in drawn]) for name in drawn[0].states}
         ids = np.concatenate([kept.rows[0] for kept in drawn])
         batch = take_sequences(

@@ -304,7 +304,6 @@ class SequenceBuffer(PERBuffer):
             return None
         ring = self.ring
         starts, weight = self.draw(batch_size)
-        ring.note_draw(starts)
         walk = self._walk(starts, int(self.windows.num_warm[starts].max()))
         states = self._states_before(self.windows.warm[starts])
         batch = take_sequences(ring, walk, states, weight, ring.ids(starts), self.algorithm.gamma, self._tensor)

@@ -25,13 +25,10 @@ from pytorchrl.scheme.replay.versions import Versions
 from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.receive import receive
-from pytorchrl.scheme.window_stat import WindowStat
 from pytorchrl.worker_names import replay_worker
 
 # Calls in the mean of a call's time.
 _TIME_WINDOW = 100
-# Items in the statistics of notes.
-_NOTE_WINDOW = 1000
 
 
 class Sample(NamedTuple):
@@ -60,13 +57,12 @@ class RWorker(Worker):
         incarnation: Number of workers that had its place before.
         num_threads: Torch threads of its process; None leaves them as they are.
         runtime: The runtime that it runs in.
-        debug: Whether it keeps notes of its items, which takes time.
     """
 
     def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Algorithm],  # noqa: PLR0913
                  actor_factory: Factory[Actor], storage_factory: Factory[Any], num_shards: int = 1,
                  is_beside_learner: bool = True, seed: int = 0, incarnation: int = 0, num_threads: int | None = None,
-                 runtime: Runtime | None = None, debug: bool = False) -> None:
+                 runtime: Runtime | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -83,8 +79,6 @@ class RWorker(Worker):
         self._answers = 0
         self._traffic = Traffic()
         self._versions = Versions()
-        self._keeps_notes = debug
-        self._notes: dict[str, WindowStat] = {}
 
     def add(self, rollout: Rollout, version: int) -> ShardState:
         """Add a rollout; the oldest items make room for it.
@@ -177,18 +171,8 @@ class RWorker(Worker):
         self._num_envs = num_envs
         actor = self._actor_factory(device="cpu", seed=0)
         algorithm = self._algo_factory(device="cpu", actor=actor, seed=0)
-        storage = self._storage_factory(
+        return self._storage_factory(
             device="cpu", actor=actor, algorithm=algorithm, num_envs=num_envs, seed=self._seed)
-        if self._keeps_notes:
-            storage.keep_notes()
-        return storage
-
-    def _take_notes(self, storage: Any) -> dict[str, Any]:
-        for name, values in (storage.take_notes() if self._keeps_notes else {}).items():
-            note = self._notes.setdefault(name, WindowStat(name, _NOTE_WINDOW))
-            for value in values.tolist():
-                note.push(value)
-        return {name: note.stats() for name, note in self._notes.items()}
 
     def _state(self) -> ShardState:
         self._answers += 1
@@ -197,9 +181,8 @@ class RWorker(Worker):
         storage, counters = self._storage, self._storage.counters
         times_ms = {name: statistics.fmean(times) for name, times in self._times.items()}
         return ShardState(
-            self._answers, counters["resident"], counters["evicted"], storage.mass, getattr(storage, "min_priority",
-                1.0),
-            describe(storage), times_ms, self._traffic, self._take_notes(storage))
+            self._answers, counters["resident"], counters["evicted"], storage.mass,
+            getattr(storage, "min_priority", 1.0), describe(storage), times_ms, self._traffic)
 
 
 def describe(storage: Any) -> dict[str, Any]:

@@ -87,7 +87,6 @@ class RolloutReplay:
         self._kept: deque[_Kept] = deque()
         self._num_bytes = 0
         self._counters = dict.fromkeys(("inserted", "evicted", "evicted_unused", "sampled"), 0)
-        self._hits_gone: list[int] | None = None
 
     def insert_data_slice(self, rollouts: list[Any], sources: Sequence[Hashable] | None = None) -> None:
         """Copy rollouts into replay, and evict the oldest ones, whole, until there is room.
@@ -119,8 +118,6 @@ class RolloutReplay:
         self._num_bytes -= codecs.num_bytes(gone.data)
         self._counters["evicted"] += gone.num_env_steps
         self._counters["evicted_unused"] += 0 if gone.num_hits else gone.num_env_steps
-        if self._hits_gone is not None:
-            self._hits_gone.append(gone.num_hits)
 
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int,
                          num_epochs: int = 1) -> Iterator[RolloutBatch]:
@@ -179,15 +176,6 @@ class RolloutReplay:
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
         """Return the first env step of each rollout, counted from 0: (N,) int64 for ids (N,) int64 of a batch."""
         return ids
-
-    def keep_notes(self) -> None:
-        """See `ReplayBuffer`."""
-        self._hits_gone = []
-
-    def take_notes(self) -> dict[str, np.ndarray]:
-        """See `ReplayBuffer`; rollouts have no priorities."""
-        gone, self._hits_gone = self._hits_gone or [], None if self._hits_gone is None else []
-        return {"evicted_hits": np.array(gone, np.int64), "priority_change": np.zeros(0)}
 
     def reset(self) -> None:
         """Evict all rollouts."""

@@ -39,13 +39,11 @@ class ShardState(NamedTuple):
     """Mean milliseconds of the last 100 calls of each kind."""
     traffic: Traffic = Traffic()
     """The decoding of the rollout that was added last."""
-    notes: Mapping[str, Statistic] = MappingProxyType({})
-    """Further statistics, if the shard keeps notes; see `ReplayBuffer.take_notes`."""
 
     def statistics(self) -> dict[str, Statistic]:
-        """Return metrics of the shard: contents, mean times of its calls in ms (None: not called yet), and notes."""
+        """Return metrics of the shard: contents, and mean times of its calls in ms (None: not called yet)."""
         times = {f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}
-        return {**self.contents, **times, **self.notes}
+        return {**self.contents, **times}
 
 
 class ShardStates:

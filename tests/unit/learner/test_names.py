@@ -139,12 +139,11 @@ def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, mea
     flat = "num_steps" if name == "sample_batch_size" else flat
     assert f"there is no option {name!r}; did you mean" in message_of(train, "dqn", "CartPole-v1", **{name: 1})
     assert repr(flat) in message_of(train, "dqn", "CartPole-v1", **{name: 1})
-    if name != "debug":  # which is a flag of the command itself
-        flag = "--" + name.replace("_", "-")
-        assert main(["train", "dqn", "--env", "CartPole-v1", flag, "1"]) == 2
-        error = capsys.readouterr().err
-        assert f"no flag '{flag}'; did you mean --" in error
-        assert "--" + flat.replace("_", "-") in error
+    flag = "--" + name.replace("_", "-")
+    assert main(["train", "dqn", "--env", "CartPole-v1", flag, "1"]) == 2
+    error = capsys.readouterr().err
+    assert f"no flag '{flag}'; did you mean --" in error
+    assert "--" + flat.replace("_", "-") in error
 
 
 @pytest.mark.parametrize(("algorithm", "name", "message"), [

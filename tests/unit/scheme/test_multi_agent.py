@@ -322,7 +322,7 @@ SHARDS_NAMES = ("added", "sampled", "items", "bytes", "mass", "min_priority", "s
 
 def test_shards_say_what_they_have_of_each_policy(make_multi):
     storage = PERBuffer.create_factory(30, rollout_size=6, alpha=0.5)
-    scheme = make_multi(dqn(), storage, preset=Scheme.apex, learning_starts=24, replay_debug=True, costs={"step": 0.02})
+    scheme = make_multi(dqn(), storage, preset=Scheme.apex, learning_starts=24, costs={"step": 0.02})
     make_updates(scheme, 30)
     scheme.drain()
     make_updates(scheme, 31)
@@ -337,8 +337,6 @@ def test_shards_say_what_they_have_of_each_policy(make_multi):
         assert 0 < found[policy]["items"] <= own.options.size
         assert found[policy]["bytes"] == own.num_bytes
         assert found[policy]["min_priority"] ** 0.5 * found[policy]["items"] <= found[policy]["mass"] * 1.001
-        assert metrics[f"shard/1/evicted_hits/{policy}"]["count"] > 0
-        assert 0 < metrics[f"shard/1/priority_change/{policy}"]["count"] <= found[policy]["sampled"]
     early, shared = found["early"], found["shared"]
     # A rollout has 12 env steps, in which `early` makes 12 and `shared` 14.
     assert metrics["shard/1/added"] == early["added"]
@@ -347,8 +345,6 @@ def test_shards_say_what_they_have_of_each_policy(make_multi):
     for name in ("items", "bytes", "mass", "stale_priorities", "evicted_unused"):
         assert metrics[f"shard/1/{name}"] == pytest.approx(early[name] + shared[name])
     assert metrics["shard/1/min_priority"] == min(early["min_priority"], shared["min_priority"])
-    assert metrics["shard/1/evicted_hits"]["count"] == sum(metrics[f"shard/1/evicted_hits/{policy}"]["count"]
-                                                           for policy in found)
 
 
 def test_priorities_find_their_policy_in_a_shard(make_multi):

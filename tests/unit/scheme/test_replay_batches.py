@@ -237,8 +237,6 @@ def test_the_preset_and_the_command_line_reach_it():
     ({"learning_starts": 500}, "learning_starts 500 exceeds size 400"),
     ({"num_replay_workers": None, "size": None, "kind": "batch"},
      "kind=batch is for a replay level; give num_replay_workers"),
-    ({"replay_debug": 1}, "replay_debug must be True or False, got 1"),
-    ({"num_replay_workers": None, "size": None, "replay_debug": True}, "replay_debug=True is for a replay level"),
 ])
 def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, text):
     with pytest.raises(ConfigError, match=text):

@@ -138,20 +138,6 @@ def test_it_goes_on_from_its_state(make, several):
         make(30).load_state_dict(storage.state_dict())
 
 
-def test_draws_of_rollouts_that_went_are_told_where_notes_are_kept(make):
-    storage = make(30)
-    assert storage.take_notes()["evicted_hits"].tolist() == []
-    storage.keep_notes()
-    hits = dict.fromkeys(range(8), 0)
-    for number in range(8):
-        storage.insert_data_slice([rollout(number)])
-        for batch in storage.generate_batches(3, 10):
-            for drawn in numbers(batch):
-                hits[drawn] += 1
-    assert storage.take_notes()["evicted_hits"].tolist() == [hits[number] for number in range(5)]
-    assert storage.take_notes()["evicted_hits"].tolist() == []
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_versions_are_those_of_the_rollout_that_fills_a_row(seed):
     """Compared with a list that has an entry for every row."""

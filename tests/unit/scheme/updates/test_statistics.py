@@ -78,7 +78,7 @@ def test_the_page_has_tables():
 
 
 def test_every_name_of_the_page_is_there(make_apex):
-    metrics = run(make_apex(replay_debug=True))
+    metrics = run(make_apex())
     assert [name for name in NAMES if name not in metrics and not name.startswith("compress/")] == [*OF_SOME_ONLY]
 
 
@@ -92,7 +92,7 @@ def test_every_name_of_compression_is_there_once_something_was_encoded(make_sche
 
 
 def test_every_name_is_on_the_page(make_apex):
-    names = {re.sub(r"^shard/\d/", "shard/1/", name) for name in run(make_apex(replay_debug=True))}
+    names = {re.sub(r"^shard/\d/", "shard/1/", name) for name in run(make_apex())}
     assert names - set(NAMES) == set()
 
 
@@ -108,7 +108,7 @@ def test_what_a_learner_writes_is_on_the_page(tmp_path):
 
 @pytest.mark.parametrize("here", [here for _, here in TABLES[-1]])
 def test_what_names_elsewhere_are_here(make_apex, here):
-    scheme = make_apex(replay_debug=True)
+    scheme = make_apex()
     metrics = run(scheme, 12)
     for name in re.findall(r"`([^`]+)`", here.replace("/<policy>", "")):  # with it see test_multi_agent.py
         if name == "step()":
@@ -181,22 +181,6 @@ def test_shards_say_what_their_storages_have(make_apex):
         assert shard["add_time_ms"] == pytest.approx(200.0)
         assert shard["priority_time_ms"] == pytest.approx(100.0)
     assert metrics["stale_priorities"] > 0  # a shard of 30 is overwritten while messages are underway
-
-
-def test_debug_adds_what_became_of_items(make_apex):
-    scheme = make_apex(replay_debug=True, costs={"step": 0.02})  # slow enough for errors to find their transitions
-    run(scheme, 40)
-    scheme.drain()
-    metrics = run(scheme, scheme.version + 1)
-    for index in (1, 2):
-        hits, change = metrics[f"shard/{index}/evicted_hits"], metrics[f"shard/{index}/priority_change"]
-        # Which of them were drawn, and how often: what is left out of the mean is still there.
-        assert 0 < metrics[f"shard/{index}/added"] - metrics[f"shard/{index}/items"] == hits["count"]
-        assert 0.0 < hits["mean"] <= metrics[f"shard/{index}/sampled"] / hits["count"]
-        assert hits["quantiles"][0] == 0.0
-        assert 0 < change["count"] <= metrics[f"shard/{index}/sampled"]
-        assert change["std"] > 0.0
-    assert not [name for name in run(make_apex()) if name.endswith(("evicted_hits", "priority_change"))]
 
 
 def test_shards_of_several_gradient_workers_have_names_of_their_own(make_apex):
