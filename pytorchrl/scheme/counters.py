@@ -1,12 +1,11 @@
-"""Counters of gradient workers, each declared once with its kind and meaning, and merged by field over all workers."""
+"""Counters of gradient workers: each is declared once, with its kind and meaning, and merged by field."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
 
 
 class Kind(Enum):
@@ -29,7 +28,7 @@ def _total(help: str) -> dict[str, object]:
     return {"kind": Kind.TOTAL, "help": help}
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class WorkerCounters:
     """The counters of a gradient worker and of the collection workers and replay shards below it."""
 
@@ -65,23 +64,8 @@ class WorkerCounters:
     draws_in_flight: int = counter(Kind.LEVEL, "Batches requested from shards.")
 
     @classmethod
-    def of(cls, counts: Mapping[str, int]) -> WorkerCounters:
-        """Return the counters that a worker sent by name; `<counter>/<key>` names one key of a counter by key."""
-        plain: dict[str, Any] = {}
-        by_worker, agent_steps = Counter[int](), Counter[str]()
-        for name, count in counts.items():
-            counter_name, _, key = name.partition("/")
-            if not key:
-                plain[name] = count
-            elif counter_name == "preempted":
-                by_worker[int(key)] = count
-            else:
-                agent_steps[key] = count
-        return cls(**plain, preempted_by_worker=by_worker, agent_steps=agent_steps)
-
-    @classmethod
     def merge(cls, parts: Iterable[WorkerCounters]) -> WorkerCounters:
-        """Return the counters of several workers together, merged by field according to the kind of each."""
+        """Return new counters of several workers, or parts of a worker, merged by field according to its kind."""
         parts, merged = list(parts), cls()
         for declared in fields(cls):
             values = [getattr(part, declared.name) for part in parts]

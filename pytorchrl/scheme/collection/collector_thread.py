@@ -23,6 +23,7 @@ from pytorchrl.scheme.collection.strategies import (
     RoundStrategy,
 )
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch, Times
@@ -256,13 +257,13 @@ class CollectorThread(threading.Thread):
 
     # Statistics
 
-    def counters(self) -> dict[str, int]:
-        """Return totals and current numbers of workers and messages, by the name of the metric."""
-        return {"weight_pushes": self._weights.num_sent, "bytes_out": self._weights.bytes_out,
-                "restarts": self.supervisor.restarts,
-                "collectors": max(1, self.num_workers), "workers": self.num_workers,
-                "workers_missing": max(0, self.num_workers - self.strategy.num_live()),
-                "requests_in_flight": self.strategy.num_in_flight()}
+    def counters(self) -> WorkerCounters:
+        """Return totals and current numbers of workers and messages."""
+        return WorkerCounters(
+            weight_pushes=self._weights.num_sent, bytes_out=self._weights.bytes_out, restarts=self.supervisor.restarts,
+            collectors=max(1, self.num_workers), workers=self.num_workers,
+            workers_missing=max(0, self.num_workers - self.strategy.num_live()),
+            requests_in_flight=self.strategy.num_in_flight())
 
     def take_times(self) -> Times:
         """Return the times of delivering rollouts ("receive") and publishing weights ("push") since the last call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
@@ -14,6 +14,7 @@ from pytorchrl.errors import LearnerStarvedError, StoppedError
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread, DrainingError
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.process_group import MomentsOfData, ProcessGroup
 from pytorchrl.scheme.gradients.replay_source import ReplaySource
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
@@ -40,8 +41,8 @@ class TrainBatchSource(Protocol):
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Cancel the later uses of a train batch."""
 
-    def counters(self) -> Mapping[str, int]:
-        """Return totals and current numbers by name."""
+    def counters(self) -> WorkerCounters:
+        """Return the totals and current numbers of train batches."""
 
     def take_times(self) -> Times:
         """Return the times of operations since the last call."""
@@ -109,7 +110,7 @@ class RoundSource:
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Do nothing: each train batch is used once."""
 
-    def counters(self) -> Mapping[str, int]:
+    def counters(self) -> WorkerCounters:
         """Return the counters of the queue for use by hand."""
         return self._by_hand.counters()
 
@@ -172,8 +173,8 @@ class QueueSource:
 
     def _starve(self) -> None:
         counters = self._collector.counters()
-        text = (f"no train batch for {self._timeout_s:.1f} s: {counters['workers'] - counters['workers_missing']} of "
-                f"{counters['workers']} collection workers alive, {counters['requests_in_flight']} requests in flight")
+        text = (f"no train batch for {self._timeout_s:.1f} s: {counters.workers - counters.workers_missing} of "
+                f"{counters.workers} collection workers alive, {counters.requests_in_flight} requests in flight")
         if self._on_starved == "raise":
             raise LearnerStarvedError(f"{text}; raise queue_timeout_s if a rollout takes longer")
         logger.warning("GWorker %d goes on waiting: %s", self._collector.index_worker, text)
@@ -182,7 +183,7 @@ class QueueSource:
         """Cancel the later uses of a train batch."""
         self._samples.discard(batch)
 
-    def counters(self) -> Mapping[str, int]:
+    def counters(self) -> WorkerCounters:
         """Return the counters of the sample queue."""
         return self._samples.counters()
 
@@ -348,10 +349,12 @@ class BatchSource:
         """Take over the counts of a storage that was restored from a checkpoint."""
         self._evicted = self._storage.counters.get("evicted", 0)
 
-    def counters(self) -> Mapping[str, int]:
+    def counters(self) -> WorkerCounters:
         """Return the counters of the source, and that of the storage."""
-        stale = self._storage.counters.get("stale_priorities", 0) if self._storage.gives.is_kept else 0
-        return {"stale_priorities": stale, **self._source.counters()}
+        counters = self._source.counters()
+        if self._storage.gives.is_kept:
+            counters.stale_priorities += self._storage.counters.get("stale_priorities", 0)
+        return counters
 
     def take_times(self) -> Times:
         """Return the times of the source since the last call."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.options import PrefetchOptions
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.terminal import get_logger
 
 REDUCTIONS = ("mean", "sum")
@@ -176,7 +177,7 @@ def log_update(microbatch_size: int | None, num_samples: int) -> None:
         logger.debug("Applying accumulated gradients (%d samples)", num_samples)
 
 
-def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: MutableMapping[str, int],
+def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: WorkerCounters,
                   is_part: bool = False) -> tuple[list[Tensor | None], dict[str, float]]:
     """The gradient of a batch, made in one backward pass or in several.
 
@@ -184,13 +185,13 @@ def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: 
         algo: The algorithm.
         batch: What its loss needs, on any device.
         microbatch_size: Most env steps of a backward pass; None: no limit.
-        counters: Of `backward_passes` and `microbatch_steps`, which go on.
+        counters: Its `backward_passes` are increased, and its `microbatch_steps` set.
         is_part: Whether the batch is itself a microbatch of an update, which its caller has logged; else its slices are
             logged.
     """
-    counters["microbatch_steps"] = batch.num_samples
+    counters.microbatch_steps = batch.num_samples
     if microbatch_size is None:
-        counters["backward_passes"] += 1
+        counters.backward_passes += 1
         if algo.device.type != "cpu":  # replay has drawn it in host memory
             batch = map_tensors(batch, lambda tensor: tensor.to(algo.device))
         gradients, info = algo.compute_gradients(batch)
@@ -201,7 +202,7 @@ def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: 
             log_microbatch(number, _count_samples(accumulator) + _count_samples(part), _count_samples(batch))
         gradients, info = algo.compute_gradients(part)
         accumulator.add(gradients, part.num_samples, info, part.samples)
-    counters["backward_passes"] += accumulator.num_parts
+    counters.backward_passes += accumulator.num_parts
     return accumulator.result(), decided(algo, accumulator.info())
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.ledger import Ledger
@@ -87,13 +87,14 @@ class ReplaySource:
     def cancel_uses(self, batch: TrainBatch) -> None:
         """Do nothing: each draw is used once."""
 
-    def counters(self) -> Mapping[str, int]:
+    def counters(self) -> WorkerCounters:
         """Return totals and current numbers of shards and draws."""
         shards, states = self._shards, self._shards.states
-        return {"restarts": shards.restarts, "workers": len(states), "workers_missing": shards.num_missing,
-                "queued_items": shards.num_waiting, "draws_in_flight": shards.num_pending,
-                "replay_items_dropped": shards.items_dropped,
-                "stale_priorities": sum(state.contents["stale_priorities"] for state in states)}
+        return WorkerCounters(
+            restarts=shards.restarts, workers=len(states), workers_missing=shards.num_missing,
+            queued_items=shards.num_waiting, draws_in_flight=shards.num_pending,
+            replay_items_dropped=shards.items_dropped,
+            stale_priorities=sum(state.contents["stale_priorities"] for state in states))
 
     def take_times(self) -> Times:
         """Return the times of draws and of messages to shards since the last call."""

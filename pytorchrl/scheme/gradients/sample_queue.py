@@ -14,6 +14,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.base.options import QueueOptions
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.train_batch import TrainBatch, TrainBatchBuilder
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.transport.messages import Rollout
@@ -419,7 +420,7 @@ class SampleQueue:
         levels, self._levels = tuple(self._levels), []
         return levels
 
-    def counters(self) -> dict[str, int]:
-        """Return totals and current numbers of train batches, by the name of the metric."""
-        return {"queued_items": self.queue.qsize(), "draws_in_flight": 0, "dropped_items": self.num_dropped,
-                "passes_cancelled": self.passes_cancelled}
+    def counters(self) -> WorkerCounters:
+        """Return totals and current numbers of train batches."""
+        return WorkerCounters(queued_items=self.queue.qsize(), dropped_items=self.num_dropped,
+                              passes_cancelled=self.passes_cancelled)

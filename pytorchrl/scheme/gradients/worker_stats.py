@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
 from pytorchrl.agent.data import Episode
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.process_group import Vectors
 from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, WEIGHTS, Encoder, Traffic
@@ -46,8 +46,8 @@ def timed(part: str) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Conc
 class Counted(Protocol):
     """A part of a gradient worker that counts and times its own work."""
 
-    def counters(self) -> Mapping[str, int]:
-        """Return totals and current numbers by name; those of several parts are added."""
+    def counters(self) -> WorkerCounters:
+        """Return a new object with the totals and current numbers of this part; other counters are 0."""
 
     def take_times(self) -> Times:
         """Return the times of operations since the last call."""
@@ -61,7 +61,7 @@ class ReportFields(TypedDict):
     episodes: tuple[Episode, ...]
     moments: tuple[dict[str, Moments], ...]
     times: Times
-    counters: dict[str, int]
+    counters: WorkerCounters
     timings: Seconds
     traffic: dict[str, Traffic]
 
@@ -74,14 +74,13 @@ class WorkerStats:
 
     Attributes:
         moments: Moments of the rollouts, for the normalizers.
-        counters: Totals of the worker's own work, by name.
+        counters: Totals of the worker's own work.
         traffic: Totals of messages, by kind.
         watch: Times the worker's own work.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self.counters: Counter[str] = Counter(dict.fromkeys(
-            ("bytes_raw", "bytes_sent", "rollouts", "preempted", "backward_passes", "collected_in_use"), 0))
+        self.counters = WorkerCounters()
         self.traffic: dict[str, Traffic] = dict.fromkeys(KINDS, Traffic())
         self._envs_restarted: dict[tuple[int, int], int] = {}
         self._start(now)
@@ -100,8 +99,8 @@ class WorkerStats:
         arrays = [None if grad is None else grad.detach().cpu().numpy() for grad in gradients]
         vectors, sent = encoder.pack(lambda pack: [
             None if array is None else pack(array, place) for place, array in enumerate(arrays)])
-        self.counters["bytes_raw"] += sent.raw
-        self.counters["bytes_sent"] += sent.sent
+        self.counters.bytes_raw += sent.raw
+        self.counters.bytes_sent += sent.sent
         self.traffic[GRADS] += Traffic.of(sent)
         # A vector that was not packed is the algorithm's own memory.
         return [np.array(vector) if vector is array and vector is not None else vector
@@ -138,28 +137,31 @@ class WorkerStats:
             self.moments.append(header.moments)
         add_seconds(self._timings, {"collection": header.timings})
         self._num_rollouts += 1
-        self.counters["collected_in_use"] += header.num_env_steps
+        self.counters.collected_in_use += header.num_env_steps
         self._envs_restarted[header.worker, header.incarnation] = header.envs_restarted  # a total
-        self.counters["envs_restarted"] = sum(self._envs_restarted.values())
-        self.counters["bytes_raw"] += header.sent.raw
-        self.counters["bytes_sent"] += header.sent.sent
-        self.counters["rollouts"] += 1
+        self.counters.envs_restarted = sum(self._envs_restarted.values())
+        self.counters.bytes_raw += header.sent.raw
+        self.counters.bytes_sent += header.sent.sent
+        self.counters.rollouts += 1
         self._count_preemption(header)
         self.traffic[DATA] += Traffic.of(header.sent)
         for kind, traffic in header.traffic.items():
             self.traffic[kind] += traffic
         for policy, steps in header.agent_steps.items():
-            self.counters[f"agent_steps/{policy}"] += steps
+            self.counters.agent_steps[policy] += steps
 
     def _count_preemption(self, header: Rollout) -> None:
         """Count episodes that ended in preempted and in full rollouts, and preempted rollouts by worker."""
-        kind = "preempted" if header.preempted else "full"
-        self.counters[f"{kind}_episodes"] += len(header.episodes)
-        self.counters[f"{kind}_episode_steps"] += sum(episode.length for episode in header.episodes)
-        if header.preempted:
-            self.counters["preempted"] += 1
-            self.counters["preempted_steps"] += header.num_env_steps
-            self.counters[f"preempted/{header.worker}"] += 1
+        episode_steps = sum(episode.length for episode in header.episodes)
+        if not header.preempted:
+            self.counters.full_episodes += len(header.episodes)
+            self.counters.full_episode_steps += episode_steps
+            return
+        self.counters.preempted_episodes += len(header.episodes)
+        self.counters.preempted_episode_steps += episode_steps
+        self.counters.preempted += 1
+        self.counters.preempted_steps += header.num_env_steps
+        self.counters.preempted_by_worker[header.worker] += 1
 
     def take(self, parts: Iterable[Counted], send_s: float, weights_traffic: Traffic) -> ReportFields:
         """Return the fields of the next message, and start anew.
@@ -169,17 +171,17 @@ class WorkerStats:
             send_s: Seconds that requests and rollouts of synchronous rounds were in transit since the last message.
             weights_traffic: Totals of the weights that were sent to collection workers.
         """
-        own, counters, parts = self.watch.take(), Counter(self.counters), list(parts)
+        own, counters = self.watch.take(), [self.counters]
         times: Times = {"collect": (self._num_rollouts, sum(self._timings["collection"].values()))}
         for part in parts:
             times |= part.take_times()
-            counters.update(part.counters())
+            counters.append(part.counters())
         times |= {name: own[part] for part, name in (("wait", "dequeue"), ("grad", "grad")) if part in own}
         add_seconds(self._timings, {"collection": {"send": send_s}})
         fields = ReportFields(
             lags=tuple(self._lags), drawn_lags=tuple(self._drawn_lags), episodes=tuple(self._episodes),
             moments=tuple(self.moments),
-            times={name: time for name, time in times.items() if time[0]}, counters=dict(counters),
+            times={name: time for name, time in times.items() if time[0]}, counters=WorkerCounters.merge(counters),
             timings={level: dict(seconds) for level, seconds in self._timings.items()},
             traffic={**self.traffic, WEIGHTS: self.traffic[WEIGHTS] + weights_traffic})
         self._start(self.watch.now)

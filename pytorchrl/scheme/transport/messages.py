@@ -13,6 +13,7 @@ import numpy as np
 from pytorchrl.agent.data import Episode, weights_of_gradients
 from pytorchrl.agent.moments import Moments as Moments
 from pytorchrl.runtime import WorkersPart
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.timing import Seconds, Times
 from pytorchrl.scheme.transport.encoder import Sent, Traffic
@@ -142,8 +143,8 @@ class Gradients:
     """Times of the operations below the update worker since the last message; see `timing.OPERATIONS`."""
     shards: tuple[Mapping[str, Any], ...] = ()
     """Statistics of each replay shard."""
-    counters: dict[str, int] = field(default_factory=dict)
-    """Totals by name, such as weight pushes and bytes."""
+    counters: WorkerCounters = field(default_factory=WorkerCounters)
+    """Totals and current numbers of the worker and of the workers below it."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
     """Totals of the messages, by kind."""
     incarnation: int = 0

@@ -105,7 +105,7 @@ class Statistics:
         sender = (gradients.worker, gradients.incarnation)
         self.tree_ledger.report(*sender, gradients.ledger)
         with self._lock:
-            self._workers[sender] = WorkerCounters.of(gradients.counters)
+            self._workers[sender] = gradients.counters
             self._traffic[sender], self._shards[gradients.worker] = gradients.traffic, gradients.shards
             self._lags.receive(gradients)
             self._times.receive(gradients)

@@ -39,8 +39,8 @@ def drained(scheme, check_ledger):
         if worker is None:  # lost, and not replaced yet
             continue
         assert worker.collector.queue.empty()
-        assert worker.collector.counters()["requests_in_flight"] == 0
-        assert worker.shards is not None or worker.batch_source.counters()["queued_items"] == 0
+        assert worker.collector.counters().requests_in_flight == 0
+        assert worker.shards is not None or worker.batch_source.counters().queued_items == 0
         assert worker.shards is None or worker.shards.is_idle
     return ledger
 

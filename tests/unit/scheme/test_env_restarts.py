@@ -88,7 +88,7 @@ def test_restarts_of_a_rollout_that_is_dropped_are_in_the_next_total():
         stats.add_rollout(Rollout(data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=worker,
                                    sequence=1, incarnation=incarnation, envs_restarted=total), 0, 0)
         fields = stats.take([], 0.0, Traffic())
-    assert fields["counters"]["envs_restarted"] == 7
+    assert fields["counters"].envs_restarted == 7
 
 
 def test_numbers_that_are_not_finite_are_never_restarted(make_scheme):

@@ -29,6 +29,7 @@ from pytorchrl import (
     VecEnv,
     VTraceBuffer,
 )
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.microbatch import differentiate
 
 pytestmark = [pytest.mark.gpu,
@@ -136,7 +137,7 @@ def test_gradients_are_those_of_the_cpu(run, name, microbatch_size):
     actor = actor_factory(device=GPU, seed=0)
     algo = algo_factory(device=GPU, actor=actor, seed=0)
     algo.load_gradient_state(worker.algo.gradient_state())
-    [found], found_info = differentiate(algo, worker._batch, microbatch_size, {"backward_passes": 0})
+    [found], found_info = differentiate(algo, worker._batch, microbatch_size, WorkerCounters())
     torch.testing.assert_close(found.cpu(), expected[0].cpu(), rtol=1e-3, atol=1e-5)
     assert math.isclose(found_info["loss"], info["loss"], rel_tol=1e-3, abs_tol=1e-5)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytorchrl.agent.data import Batch, ReplayBatch
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator, differentiate
 
 CPU = torch.device("cpu")
@@ -160,6 +161,6 @@ def test_a_batch_that_replay_drew_in_host_memory_goes_to_the_device_of_the_algor
     rows = torch.zeros(4)
     batch = ReplayBatch(obs={"obs": rows}, action=rows, ret=rows, discount=rows, next_obs={"obs": rows}, weight=rows,
                         ids=torch.arange(4), mask=None, next_mask=None, num_samples=4)
-    differentiate(Algorithm(), batch, microbatch_size, {"backward_passes": 0, "microbatch_steps": 0})
+    differentiate(Algorithm(), batch, microbatch_size, WorkerCounters())
     assert set(seen) == {"meta"}
     assert batch.weight.device.type == "cpu"  # the caller's own stays where it is

@@ -12,6 +12,7 @@ import torch
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Journal, ThreadRuntime
+from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.sample_queue import CircularBuffer, RingBuffer, SampleQueue
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.ledger import Ledger
@@ -197,7 +198,7 @@ def test_a_full_queue_drops_train_batches_and_books_their_steps(make, policy, ke
     ledger.collect(3 * STEPS)
     for number in range(3):
         samples.put([make_rollout(number, STEPS)])
-    assert samples.counters() == {"queued_items": 2, "draws_in_flight": 0, "dropped_items": 1, "passes_cancelled": 0}
+    assert samples.counters() == WorkerCounters(queued_items=2, dropped_items=1)
     assert ledger.snapshot().dropped == {"queue_full": STEPS}
     assert ledger.snapshot().queued == 2 * STEPS
     assert [samples.take(0.0).version for _ in range(2)] == kept

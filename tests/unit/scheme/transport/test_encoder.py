@@ -90,8 +90,8 @@ def test_each_vector_keeps_its_own_and_missing_ones_are_passed():
     packed = stats.pack([None, first, None], encoder)
     assert [type(vector) for vector in packed] == [type(None), Packed, type(None)]
     assert all(np.array_equal(encoder.kept[place], array) for place, array in kept.items())
-    assert stats.counters["bytes_raw"] == stats.traffic["grads"].raw == 3 * 4 * 2000
-    assert stats.counters["bytes_sent"] == stats.traffic["grads"].sent == 3 * 8 * 200
+    assert stats.counters.bytes_raw == stats.traffic["grads"].raw == 3 * 4 * 2000
+    assert stats.counters.bytes_sent == stats.traffic["grads"].sent == 3 * 8 * 200
 
 
 def test_what_is_sent_as_it_is_belongs_to_the_message():
