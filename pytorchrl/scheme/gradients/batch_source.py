@@ -97,11 +97,12 @@ class RoundSource:
         rounds, rollouts = self._collector.rounds, list[Rollout]()
         assert rounds is not None, "collection is asynchronous"
         while not rollouts:  # a round may hold no valid step
-            if self._collector.stopped:
-                raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
-            if self._by_hand.is_ready:
+            if not self._collector.stopped and self._by_hand.is_ready:
                 return self._by_hand.take(0.0)
-            rollouts = rounds.collect()
+            if not self._collector.stopped:
+                rollouts = rounds.collect()
+            if self._collector.stopped:  # also within the round, whose rollouts then stay in flight, and are dropped
+                raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
         self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
         self._num_taken += 1
         version = self._collector.local_worker.version

@@ -16,6 +16,7 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.synthetic import SyntheticReplay, SyntheticStorage, synthetic_agent
 from pytorchrl.errors import InjectedFault, NonFiniteUpdateError
 from pytorchrl.scheme.gradients.g_worker import CollectorThread, GWorker
+from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.collection.strategies import OnArrival
 from pytorchrl.scheme.updates.asynchronous import AsynchronousUpdates
 
@@ -261,7 +262,8 @@ def explore(seeds, **options):
 
 
 def test_a_thousand_schedules_with_delays_and_faults():
-    assert len(explore(range(1000))) > 980  # wholly central and synchronous ones have little to differ in
+    # Central synchronous collection with central gradients (2 of 16 patterns) has one thread, and nothing to differ in.
+    assert len(explore(range(1000))) > 1000 * 14 / 16
     assert threading.active_count() < 20  # each has cleaned up behind itself
 
 
@@ -302,13 +304,13 @@ def broadcast_after_resubmission(monkeypatch):
 
 
 def a_rollout_counted_twice(monkeypatch):
-    right = CollectorThread._deliver
+    right = SampleQueue.put
 
-    def deliver(self, rollouts):
+    def put(self, rollouts):
         right(self, rollouts)
         if self.queue.qsize() == 2:  # as many wait in some schedules only
             right(self, rollouts)
-    monkeypatch.setattr(CollectorThread, "_deliver", deliver)
+    monkeypatch.setattr(SampleQueue, "put", put)
 
 
 def a_missed_wake_up(monkeypatch):

@@ -86,7 +86,8 @@ def test_synchronous_rounds(make, dice, seed):
         for _ in range(parts):
             scheme.step()
         assert not_consumed(look) == 0
-    assert 0 < look.most <= learners * workers * rollout
+    is_central = workers == learners == 1  # one thread, in which nothing is ever in flight
+    assert (look.most == 0) if is_central else 0 < look.most <= learners * workers * rollout
     assert scheme.metrics()["policy_lag"]["max"] == 0
 
 

@@ -188,7 +188,7 @@ class WithoutErrors(SyntheticAlgorithm):
 
 
 @pytest.mark.parametrize(("settings", "text"), [
-    ({"initial_priority": "first"}, "initial_priority must be one of max, worker, got 'first'"),
+    ({"initial_priority": "first"}, "initial_priority must be one of .'max', 'worker'., got 'first'"),
     ({"storage": ReplayBuffer.create_factory(400, rollout_size=7), "initial_priority": "worker"},
      "initial_priority='worker' needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
     ({"prioritized": False, "initial_priority": "worker"}, "needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
@@ -204,7 +204,7 @@ def test_what_nothing_would_set_is_refused(make_apex, settings, text):
 
 def test_it_is_for_a_replay_level():
     algo, actor, storage, envs = synthetic_agent(4, capacity=100)
-    with pytest.raises(ConfigError, match="initial_priority=worker is for a replay level"):
+    with pytest.raises(ConfigError, match=r"initial_priority='worker' is for.*give num_replay_workers"):
         Scheme(algo, actor, storage, envs, initial_priority="worker")
 
 

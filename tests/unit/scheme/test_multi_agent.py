@@ -19,7 +19,7 @@ from pytorchrl.agent.multi.data import MultiBatch
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.envs.testing import ComingAndGoing, CountingEnv, MatchingGame
 from pytorchrl.errors import ConfigError
-from pytorchrl.reporting import progress_text
+from pytorchrl.reporting import Progress, progress_text
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.transport.messages import Gradients
@@ -410,23 +410,25 @@ def test_first_priorities_by_workers_are_for_one_policy(make_multi):
 
 
 def test_what_is_kept_does_not_fit_slices(make_multi):
-    with pytest.raises(ConfigError, match="microbatch_size=5 is for rollouts that are used and forgotten"):
+    with pytest.raises(ConfigError, match="microbatch_size=5 is for rollouts that are used and discarded"):
         make_multi(dqn(), microbatch_size=5)
 
 
 # Learner, evaluation, learning
 
-def test_learner_reports_by_policy(make_multi, tmp_path):
+def test_learner_reports_by_policy(make_multi, tmp_path, monkeypatch):
     scheme = make_multi(test=True, runtime="threads")
-    with Learner(scheme, target_steps=100, log_dir=tmp_path, progress=False) as learner:
+    shown = []
+    monkeypatch.setattr(Progress, "show", lambda self, status, last=False: shown.append(progress_text(status)))
+    with Learner(scheme, target_steps=100, log_dir=tmp_path, progress=True) as learner:
         learner.train()
-        evaluation, metrics, status = learner.evaluate(3), learner.get_metrics(), learner._status()
+        evaluation, metrics = learner.evaluate(3), learner.get_metrics()
     assert evaluation.policy_returns == {"early": (21.0,) * 3, "shared": (562.0,) * 3}
     assert evaluation.return_mean == 21.0 + 2 * 562.0
     assert metrics["policies"] == {"early": {"return_mean": 21.0}, "shared": {"return_mean": 562.0}}
     assert metrics["scheme"]["agent_steps/early"] == metrics["env_steps"]
     assert learner.summary()["policy_return_means"] == {"early": 21.0, "shared": 562.0}
-    assert "return 1145.0 (early 21.0, shared 562.0)" in progress_text(status)
+    assert "return 1145.0 (early 21.0, shared 562.0)" in shown[-1]
     assert set(torch.load(tmp_path / "model.pt", weights_only=True)["acting_state"]) == {"early/all", "shared/all"}
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.requests import Requests
 from pytorchrl.scheme.transport import codecs
+from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.updates.statistics import Statistics
 
@@ -155,9 +158,32 @@ def _supervisor(workers, runtime):
     return Supervisor(workers, lambda place: None, runtime, Supervisor.Options(on_worker_failure="raise"))
 
 
+class _FakeWeights:
+    """Weights that nobody is due; each time a request could carry new ones is written down."""
+
+    def __init__(self, steps):
+        storage = types.SimpleNamespace(rollout_size=6)
+        self.local_worker = types.SimpleNamespace(journal=Journal(), storage=storage, num_envs=1)
+        self.watch, self.num_rollouts_since, self._steps = Stopwatch(lambda: 0.0), 0, steps
+
+    def attach_due(self, index=None):
+        self._steps.append("refresh")
+
+    def take(self, index):
+        return None
+
+    def delivered(self, index, num_steps):
+        pass
+
+
+def _collaborators(workers, runtime, steps):
+    ledger = Ledger()
+    return workers, runtime, _supervisor(workers, runtime), ledger, _FakeWeights(steps)
+
+
 def _barrier(workers, runtime):
-    return Barrier(workers, runtime, _supervisor(workers, runtime), Journal(), lambda index: None, fraction_workers=0.5,
-                   min_steps=3)
+    options = Barrier.Options(col_fraction_workers=0.5, fraction_samples=0.5)  # half of a rollout: three steps
+    return Barrier(*_collaborators(workers, runtime, []), options, 60.0)
 
 
 def test_workers_that_finish_at_the_same_moment_end_a_round_too():
@@ -185,10 +211,8 @@ def test_each_worker_has_that_many_requests(col_in_flight):
     runtime, workers = _fake_workers(2)
     runtime.done = [["0"]]
     steps = []
-    gather = OnArrival(workers, runtime, _supervisor(workers, runtime), Journal(),
-                       lambda index: steps.append("refresh"),
-                       col_in_flight=col_in_flight)
-    gather.step(lambda item: steps.append("item"))
+    strategy = OnArrival(*_collaborators(workers, runtime, steps), OnArrival.Options(col_in_flight=col_in_flight))
+    strategy.step(lambda item: steps.append("item"))
     # All requests of worker 0 had come back, and each was asked for again after item and refresh.
     assert [name for name, *_ in runtime.calls].count("1") == col_in_flight
     assert [name for name, *_ in runtime.calls].count("0") == 2 * col_in_flight
