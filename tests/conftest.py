@@ -62,11 +62,11 @@ class FakeScheme:
 
     def __init__(self, *, steps_per_update=10, on_step=None, on_start=None, can_test=True):
         self.steps_per_update, self._on_step, self._on_start = steps_per_update, on_step, on_start
-        self.test_envs_factory = object() if can_test else None
         self.seed, self.version, self.used = 7, 0, 0
         self.settings = {"col_communication": "asynchronous", "grad_communication": "synchronous", "record": None,
                          "replay": None}
-        self.algo_factory = SimpleNamespace(options=None)
+        self.agent = SimpleNamespace(
+            algo_factory=SimpleNamespace(options=None), test_envs_factory=object() if can_test else None)
         self.calls = []
         self.lost = 0
         self.finished = []

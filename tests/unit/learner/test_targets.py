@@ -12,7 +12,7 @@ from pytorchrl.targets import Due, Target
 def target_of(steps, communication="synchronous", **options):
     settings = {"col_communication": communication, "grad_communication": communication}
     algorithm = SimpleNamespace(options=SimpleNamespace(**options))
-    return Target(SimpleNamespace(settings=settings, algo_factory=algorithm), steps)
+    return Target(SimpleNamespace(settings=settings, agent=SimpleNamespace(algo_factory=algorithm)), steps)
 
 
 def ledger(collected, consumed_unique, consumed, nan=0):
