@@ -21,6 +21,7 @@ SMOKE_RUNS = {
     "ddppo.py": ([pytest.mark.ray], None),
     "impala.py": ([pytest.mark.ray], None),
     "rapid.py": ([pytest.mark.ray], None),
+    "worker_tree.py": ([], None),
     "r2d2.py": ([pytest.mark.ray], None),
     "microbatch.py": ([], None),
     "multi_agent.py": ([], "mpe2"),
