@@ -2,106 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import io
-
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from pytorchrl import (
-    A2C,
-    APPO,
-    ASYNC,
-    DDPG,
-    DQN,
-    IMPALA,
-    PPO,
-    R2D2,
-    SAC,
-    TD3,
-    GAEBuffer,
-    MultiAgentVecEnv,
-    OffPolicyActor,
-    OnPolicyActor,
-    PERBuffer,
-    QActor,
-    ReplayBuffer,
-    Scheme,
-    RolloutSequenceBuffer,
-    SequenceBuffer,
-    VecEnv,
-    VTraceBuffer,
-    cosine,
-    linear,
-    multi_agent,
-)
+from pytorchrl import A2C, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.agent.synthetic import synthetic_agent
-from pytorchrl.envs.testing import ComingAndGoing
-from pytorchrl.errors import CheckpointError, ConfigError, StoppedError, WorkerDiedError
-from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.replay.r_worker import RWorker
-
-REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
-
-
-def on_policy(algo, storage, env="CartPole-v1", **actor):
-    envs = VecEnv.create_factory(env, None, 2)
-    return algo, OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), **actor), storage, envs
-
-
-def continuous(algo, **actor):
-    envs = VecEnv.create_factory("Pendulum-v1", None, 2)
-    actor = OffPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), **actor)
-    return algo, actor, ReplayBuffer.create_factory(100, rollout_size=4), envs
-
-
-def q_learning(algo, storage, **actor):
-    envs = VecEnv.create_factory("CartPole-v1", None, 2)
-    return algo, QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), **actor), storage, envs
-
-
-def several_policies(algo, actor, storage):
-    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2, policy_of={"agent_0": "early", "agent_1": "late", "agent_2": "late"})
-    return *multi_agent(envs, algo, lambda obs, action: actor.create_factory(obs, action, hidden_sizes=(8,)), storage), envs
-
-
-AGENTS = {
-    "ppo, normalised": lambda: on_policy(
-        PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-3, 0.0), advantage_normalization="batch"),
-        GAEBuffer.create_factory(8), normalize_obs=True, normalize_reward=True),
-    "ppo, gru": lambda: on_policy(
-        PPO.create_factory(num_epochs=2, num_mini_batch=2), GAEBuffer.create_factory(8), recurrent_net="gru", recurrent_size=5),
-    "ppo, target_kl": lambda: on_policy(PPO.create_factory(num_epochs=4, num_mini_batch=2, target_kl=1e-6), GAEBuffer.create_factory(8)),
-    "a2c, continuous": lambda: on_policy(A2C.create_factory(optimizer="rmsprop", lr=[(0, 1e-3), (100, 2e-3)]), GAEBuffer.create_factory(5), "Pendulum-v1"),
-    "impala": lambda: on_policy(IMPALA.create_factory(lr=lambda remaining: 1e-3 * remaining), VTraceBuffer.create_factory(size=8)),
-    "appo": lambda: on_policy(APPO.create_factory(num_epochs=2), VTraceBuffer.create_factory(size=8)),
-    "dqn, noisy": lambda: q_learning(
-        DQN.create_factory(**REPLAY, target_update_interval=3), ReplayBuffer.create_factory(24, rollout_size=4), noisy=True),
-    "dqn, prioritised": lambda: q_learning(
-        DQN.create_factory(**REPLAY, polyak=0.9, epsilon_steps=200), PERBuffer.create_factory(30, rollout_size=4, n_step=3, beta=cosine(0.4, 1.0))),
-    "r2d2": lambda: q_learning(
-        R2D2.create_factory(**REPLAY), SequenceBuffer.create_factory(200, rollout_size=4, length=4, burn_in=2, period=2),
-        recurrent_net="gru", recurrent_size=5),
-    "r2d2, whole rollouts": lambda: q_learning(
-        R2D2.create_factory(**REPLAY), RolloutSequenceBuffer.create_factory(60, rollout_size=4, n_step=2), recurrent_net="gru",
-        recurrent_size=5),
-    "ddpg, drifting noise": lambda: continuous(DDPG.create_factory(**REPLAY, noise="ou"), policy="deterministic"),
-    "td3": lambda: continuous(TD3.create_factory(**REPLAY, optimizer=torch.optim.NAdam), policy="deterministic", num_critics=2),
-    "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2, optimizer="adamw", weight_decay=0.1), normalize_obs=True),
-    "two policies, ppo": lambda: several_policies(
-        PPO.create_factory(num_epochs=2, num_mini_batch=2), OnPolicyActor, GAEBuffer.create_factory(6)),
-    "two policies, dqn": lambda: several_policies(DQN.create_factory(**REPLAY), QActor, PERBuffer.create_factory(100, rollout_size=6)),
-}
-
-SYNCHRONOUS = {
-    "central": {},
-    "2 collectors": {"num_col_workers": 2},
-    "2 gradient workers": {"num_grad_workers": 2},
-    "2 of each": {"num_col_workers": 2, "num_grad_workers": 2},
-    "ranks": {"num_grad_workers": 2, "distribute_gradients": True},
-}
+from pytorchrl.errors import CheckpointError, ConfigError, StoppedError
+from tests.unit.scheme.checkpointed import AGENTS, SYNCHRONOUS, through_a_file, go_on, differences
 
 
 @pytest.fixture
@@ -115,39 +24,6 @@ def make():
     yield make_
     for scheme in schemes:
         scheme.stop()
-
-
-def through_a_file(checkpoint):
-    """As it comes back from a file of which nothing is executed."""
-    file = io.BytesIO()
-    torch.save(checkpoint, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def go_on(scheme, count):
-    """Make so many updates, and on until data are used up, as a learner does."""
-    infos = [scheme.step() for _ in range(count)]
-    while not scheme.is_between_items:
-        infos.append(scheme.step())
-    return infos
-
-
-def flat(value, name=""):
-    """Name -> number, text or tensor, of a nested state."""
-    if isinstance(value, dict):
-        return {key: item for own, part in value.items() for key, item in flat(part, f"{name}/{own}").items()}
-    if isinstance(value, (list, tuple)):
-        return {key: item for own, part in enumerate(value) for key, item in flat(part, f"{name}/{own}").items()}
-    return {name: value}
-
-
-def differences(one, other):
-    """Names of what is not equal, bit for bit."""
-    one, other = flat(one), flat(other)
-    assert one.keys() == other.keys()
-    return [name for name, value in one.items() if not (
-        torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name])]
 
 
 @pytest.mark.parametrize("settings", SYNCHRONOUS.values(), ids=SYNCHRONOUS.keys())
@@ -374,96 +250,6 @@ def test_environments_are_others_with_other_seeds():
     scheme.stop()
     other.stop()
     assert Remembering.open == 0
-
-
-def test_a_lost_worker_leaves_no_hole(check_ledger):
-    """Asked for its state while it is dead: the others' are saved, and who resumes begins that one anew."""
-    agent = synthetic_agent(size=4)
-    settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
-                "runtime": "simulated", "seed": 1}
-    scheme = Scheme(*agent, **settings, faults="kill grad.1 @ grad 3; kill col.2 @ step 9")
-    for _ in range(8):
-        scheme.step()
-    checkpoint = through_a_file(scheme.checkpoint())
-    resumed = Scheme(*agent, **settings)
-    resumed.resume(checkpoint)
-    resumed.start()
-    assert check_ledger(resumed) == check_ledger(scheme)
-    assert check_ledger(resumed)["dropped"]["worker_lost"] > 0
-    for _ in range(8):
-        resumed.step()
-    again = Scheme(*agent, **settings)  # and so does who resumes that
-    again.resume(through_a_file(resumed.checkpoint()))
-    again.start()
-    assert check_ledger(again) == check_ledger(resumed)
-    for one in (resumed, again):
-        one.step()
-        final = one.stop()
-        assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
-    scheme.stop()
-
-
-@pytest.mark.parametrize("moment", ["state", "reseed"])
-def test_a_worker_that_is_lost_while_a_checkpoint_is_made(check_ledger, monkeypatch, moment):
-    """Asked for its state it is in none; after that it is in all of it, though it is lost to the run that goes on."""
-    agent = synthetic_agent(size=4)
-    settings = {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC,
-                "runtime": "simulated", "seed": 1}
-    scheme = Scheme(*agent, **settings)
-    for _ in range(8):
-        scheme.step()
-    original = getattr(GWorker, moment)
-
-    @functools.wraps(original)
-    def die(worker, *args):
-        if worker.index_worker == 1:
-            raise WorkerDiedError("GWorker 1 has died")
-        return original(worker, *args)
-    monkeypatch.setattr(GWorker, moment, die)
-    checkpoint = through_a_file(scheme.checkpoint())
-    monkeypatch.undo()
-    check_ledger(scheme)
-    resumed = Scheme(*agent, **settings)
-    resumed.resume(checkpoint)
-    resumed.start()
-    ledger = check_ledger(resumed)
-    assert ledger["in_flight"] == ledger["queued"] == 0
-    assert (checkpoint["state"]["workers"][0] is None) == (moment == "state")
-    if moment == "state":
-        assert ledger == check_ledger(scheme)
-    resumed.step()
-    final = resumed.stop()
-    assert final["collected"] == final["consumed_unique"] + sum(final["dropped"].values())
-    scheme.stop()
-
-
-def test_a_shard_that_is_lost_while_a_checkpoint_is_made(check_ledger, monkeypatch):
-    def make():
-        return Scheme.apex(*AGENTS["dqn, prioritised"](), runtime="simulated", seed=1, num_replay_workers=3, size=300,
-                           learning_starts=40, max_replay_ratio=2.0, train_batch_size=8)
-    scheme, resumed = make(), make()
-    for _ in range(20):
-        scheme.step()
-    original = RWorker.state
-
-    @functools.wraps(original)
-    def die(worker):
-        if worker.index_worker == 2:
-            raise WorkerDiedError("a shard has died")
-        return original(worker)
-    monkeypatch.setattr(RWorker, "state", die)
-    checkpoint = through_a_file(scheme.checkpoint())
-    monkeypatch.undo()
-    resumed.resume(checkpoint)
-    resumed.start()
-    ledger = check_ledger(resumed)
-    assert ledger["dropped"]["worker_lost"] > 0
-    held = resumed.update_worker.local_worker.shards
-    assert ledger["resident"] == sum(state.resident for state in held.states) > 0
-    for scheme_ in (scheme, resumed):
-        scheme_.step()
-        final = scheme_.stop()
-        assert final["collected"] == final["resident"] + final["evicted"] + sum(final["dropped"].values())
 
 
 def test_rates_of_a_resumed_run_are_its_own(make):

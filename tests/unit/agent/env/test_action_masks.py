@@ -1,0 +1,115 @@
+"""Masks of allowed actions, as a vector of environments delivers them."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+
+from pytorchrl.agent.env import VecEnv
+from pytorchrl.envs.testing import CountingEnv
+from pytorchrl.errors import EnvError
+from tests.unit.agent.env.small_envs import EchoEnv
+
+
+class InfoMaskEnv(CountingEnv):
+    """Allows the action whose number is the step's, and only it."""
+
+    def info(self):
+        return {"action_mask": np.eye(2, dtype=np.int8)[self._t % 2]}
+
+    def reset(self, **kwargs):
+        return super().reset(**kwargs)[0], self.info()
+
+    def step(self, action):
+        *rest, _ = super().step(action)
+        return *rest, self.info()
+
+
+def test_action_mask_is_lifted_out_of_the_observation():
+    factory = VecEnv.create_factory(EchoEnv, {"action_space": spaces.Discrete(3)}, 2)
+    assert set(factory.observation_space) == {"value"}
+    env = factory(seed=0)
+    obs, mask = env.reset()
+    step = env.step(np.zeros(2, np.int64))
+    for found in (mask, step.mask):
+        assert found.dtype == np.bool_
+        assert found.tolist() == [[True, False, True]] * 2
+    assert set(obs) == set(step.obs) == {"value"}
+    assert obs["value"].dtype == step.obs["value"].dtype == np.float32
+
+
+class LeafMaskEnv(InfoMaskEnv):
+    """Says the same in its observations."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.observation_space = spaces.Dict({"obs": self.observation_space, "action_mask": spaces.MultiBinary(2)})
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return {"obs": obs, **info}, {}
+
+    def step(self, action):
+        obs, *rest, info = super().step(action)
+        return {"obs": obs, **info}, *rest, {}
+
+
+@pytest.mark.parametrize("cut", [{}, {"max_episode_steps": 3}], ids=["terminated", "truncated"])
+@pytest.mark.parametrize("env", [InfoMaskEnv, LeafMaskEnv])
+@pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
+def test_action_mask_belongs_to_the_observation(autoreset, env, cut):
+    env = VecEnv.create_factory(env, {"episode_length": 9 if cut else 3}, 2, autoreset=autoreset, **cut)(seed=0)
+    obs, mask = env.reset()
+    ended, ends = np.zeros(2, dtype=bool), 0
+    for _ in range(8):
+        expected = np.eye(2, dtype=bool)[obs["obs"][:, 2].astype(int) % 2]
+        if autoreset == "next_step":  # the action after an end is ignored, so everything is allowed
+            expected[ended] = True
+        np.testing.assert_array_equal(mask, expected)
+        step = env.step(np.zeros(2, np.int64))
+        if len(step.final_index):
+            last = next(leaf for leaf in step.final_obs.values())[:, 2].astype(int)
+            assert (last == 3).all()
+            np.testing.assert_array_equal(step.final_mask, np.eye(2, dtype=bool)[last % 2])
+            ends += 1
+        obs, mask = step.obs, step.mask
+        ended = step.terminated  # at a time limit a learner looks at what would have been allowed
+    assert ends == (2 if autoreset == "same_step" else 0)
+
+
+def test_where_no_action_is_allowed_in_the_end_all_are():
+    class Nothing(LeafMaskEnv):
+        def step(self, action):
+            obs, reward, terminated, *rest = super().step(action)
+            return {**obs, "action_mask": obs["action_mask"] * (not terminated)}, reward, terminated, *rest
+
+    env = VecEnv.create_factory(Nothing, {"episode_length": 2}, autoreset="same_step")(seed=0)
+    env.reset()
+    env.step(np.zeros(1, np.int64))
+    assert env.step(np.zeros(1, np.int64)).final_mask.tolist() == [[True, True]]
+
+
+def test_action_mask_of_info_survives_a_masked_reset():
+    make = lambda num_envs: SyncVectorEnv(  # noqa: E731
+        [lambda: InfoMaskEnv(episode_length=3), lambda: InfoMaskEnv(episode_length=2)][:num_envs],
+        autoreset_mode="Disabled")
+    env = VecEnv.create_factory(make, vec_env_size=2)(seed=0)
+    obs, mask = env.reset()
+    for _ in range(8):
+        np.testing.assert_array_equal(mask, np.eye(2, dtype=bool)[obs["obs"][:, 2].astype(int) % 2])
+        step = env.step(np.zeros(2, np.int64))
+        if len(step.final_index):
+            expected = np.eye(2, dtype=bool)[step.final_obs["obs"][:, 2].astype(int) % 2]
+            np.testing.assert_array_equal(step.final_mask, expected)
+        obs, mask = step.obs, step.mask
+
+
+def test_action_mask_that_vanishes_is_an_error():
+    class Vanishing(InfoMaskEnv):
+        def step(self, action):
+            return *super().step(action)[:4], {}
+
+    env = VecEnv.create_factory(Vanishing)(seed=0)
+    env.reset()
+    with pytest.raises(EnvError, match="action_mask"):
+        env.step(np.zeros(1, np.int64))

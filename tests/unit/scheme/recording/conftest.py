@@ -1,0 +1,91 @@
+"""Runs that are recorded and repeated."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from pytorchrl import ASYNC
+from pytorchrl.errors import EnvError, NonFiniteUpdateError, WorkerLostError
+
+ALL_ASYNC = {"num_col_workers": 3, "col_communication": ASYNC, "num_grad_workers": 2, "grad_communication": ASYNC}
+ASYNC_COLLECTION = {"num_col_workers": 3, "col_communication": ASYNC}
+
+
+def run_on(scheme):
+    """More updates than any record has."""
+    for _ in range(1000):
+        scheme.step()
+
+
+class Runs:
+    """Makes a run with a record, and the same again from it."""
+
+    def __init__(self, make_scheme, path):
+        self.make, self.path = make_scheme, str(path)
+
+    def record(self, updates=25, between=None, **settings):
+        """What a recorded run came to."""
+        scheme = self.make(record=self.path, **settings)
+        return self._run(scheme, lambda: scheme.version >= updates, between)
+
+    def replay(self, between=None, **settings):
+        """What it came to when repeated."""
+        settings.pop("runtime", None), settings.pop("schedule_seed", None), settings.pop("costs", None)
+        scheme = self.make(runtime=None, replay=self.path, **settings)
+        return self._run(scheme, lambda: scheme.replay_is_over, between)
+
+    def _run(self, scheme, is_over, between):
+        error = None
+        try:
+            while not is_over():
+                scheme.step()
+                if between is not None:
+                    between(scheme)
+        except (EnvError, WorkerLostError, NonFiniteUpdateError) as failure:
+            error = failure
+        return self._end(scheme, error)
+
+    def _end(self, scheme, error):
+        metrics, ledger = scheme.metrics(), scheme.stop()
+        assert ledger["in_flight"] == ledger["queued"] == 0
+        assert ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
+        weights = scheme._worker.local_worker.get_weights()
+        if scheme._worker._in_thread:  # which went on after the user's last look
+            metrics = scheme.metrics()
+        return {"version": scheme._worker.actor_version, "error": error, "lag": metrics["policy_lag"],
+                "grad_lag": metrics["grad_lag"], "numbers": [metrics[name] for name in ("queue", "passes_cancelled")],
+                "restarts": metrics["workers_restarted"],
+                "state": {name: torch.as_tensor(value) for name, value in weights.state.items()}}
+
+    def lines(self):
+        """[worker, incarnation, events, turns] of the whole record."""
+        with open(self.path, encoding="utf-8") as file:
+            return [part for line in list(file)[1:-1] for part in json.loads(line)]
+
+    def alter(self, change):
+        """Let `change(part)` change each part of the record in place, until it returns true."""
+        with open(self.path, encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        assert any(change(part) for line in lines[1:-1] for part in line)
+        with open(self.path, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def twice(self, **settings):
+        """Record, replay, compare; both."""
+        first = self.record(**settings)
+        settings.pop("updates", None)
+        again = self.replay(**settings)
+        assert again["version"] == first["version"]
+        assert first["state"].keys() == again["state"].keys()
+        for name, value in first["state"].items():
+            assert torch.equal(value, again["state"][name]), name
+        assert (type(again["error"]), again["lag"], again["grad_lag"]) == (type(first["error"]), first["lag"], first["grad_lag"])
+        return first, again
+
+
+@pytest.fixture
+def runs(make_scheme, tmp_path):
+    return Runs(make_scheme, tmp_path / "run.jsonl")

@@ -1,0 +1,81 @@
+"""The first difference between a replayed run and its record is named."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pytorchrl import PPO, VecEnv
+from pytorchrl.envs.testing import FaultyEnv
+from pytorchrl.errors import ReplayError
+from tests.unit.scheme.recording.conftest import ALL_ASYNC, ASYNC_COLLECTION
+
+
+def test_another_event_is_named(runs):
+    runs.record(runtime="threads", **ALL_ASYNC)
+
+    def change(part):  # one of the answers that the driver took came from the other worker
+        answers = [event for event in part[2] if part[0] == "UWorker" and event[0] == "answer"]
+        for event in answers:
+            event[1] = 1 - event[1]
+        return bool(answers)
+    runs.alter(change)
+    with pytest.raises(ReplayError, match=r"(differs from its record at event \d+ of UWorker: recorded was answer|follow its record)"):
+        runs.replay(**ALL_ASYNC)
+
+
+def test_another_turn_is_named(runs):
+    runs.record(runtime="threads", **ASYNC_COLLECTION)
+
+    def change(part):
+        if part[0] == "GWorker 0" and sum(part[3]) > 0 and part[2]:
+            part[3][part[3].index(max(part[3]))] += 1000
+            return True
+        return False
+    runs.alter(change)
+    with pytest.raises(ReplayError, match=r"(?s)event .* of GWorker 0: recorded was|waits for its turn to write the parameters of GWorker 0"):
+        runs.replay(**ASYNC_COLLECTION)
+
+
+def test_an_environment_that_does_not_repeat_is_named(runs):
+    class Drawn(FaultyEnv):
+        offsets = iter([0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1])  # the probes' and the first run's; the second run's
+
+        def __init__(self):
+            super().__init__("step", at=10**6)
+            self._offset = next(self.offsets)
+    settings = {"envs": VecEnv.create_factory(Drawn), **ASYNC_COLLECTION}
+    runs.record(runtime="threads", **settings)
+    Drawn.offsets = iter([1] * 100)
+    with pytest.raises(ReplayError, match="at event 1 of GWorker 0: recorded was answer"):
+        runs.replay(**settings)
+
+
+def test_other_parameters_at_the_end_are_told(runs):
+    runs.record(runtime="threads", **ALL_ASYNC)
+    with open(runs.path, encoding="utf-8") as file:
+        text = file.read()
+    with open(runs.path, "w", encoding="utf-8") as file:
+        file.write(re.sub(r'"checksum":\d+', '"checksum":1', text))
+    with pytest.raises(ReplayError, match="ends with other parameters"):
+        runs.replay(**ALL_ASYNC)
+
+
+def test_a_worker_that_is_not_there_is_named(runs):
+    runs.record(runtime="threads", **ASYNC_COLLECTION)
+    runs.alter(lambda part: part[0] == "GWorker 0" and (part[2].insert(0, ["replaced", 99]) or True))
+    with pytest.raises(ReplayError, match="recorded was replaced 99"):
+        runs.replay(**ASYNC_COLLECTION)
+
+
+def test_other_numbers_in_an_update_are_named(runs, monkeypatch):
+    runs.record(runtime="threads", **ASYNC_COLLECTION)
+    right = PPO.compute_gradients
+
+    def compute(self, batch):
+        grads, info = right(self, batch)
+        return [grad * (1 + 1e-6) for grad in grads], info
+    monkeypatch.setattr(PPO, "compute_gradients", compute)
+    with pytest.raises(ReplayError, match="at event 1 of UWorker: recorded was update 1"):
+        runs.replay(**ASYNC_COLLECTION)

@@ -1,0 +1,124 @@
+"""The file of a record: what it belongs to, where it may be, and what is no record."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from pytorchrl import PPO, Learner, linear
+from pytorchrl.envs.testing import FaultyEnv
+from pytorchrl.errors import ConfigError, EnvError
+from tests.unit.scheme.recording.conftest import ALL_ASYNC
+
+HEAD = '{"format":"pytorchrl record 1","settings":%s,"agent":{},"machine":{},"target_steps":1}\n'
+
+
+# The file.
+
+
+def test_a_record_is_of_its_run_only(runs, make_scheme):
+    runs.record(updates=3, runtime="threads", **ALL_ASYNC)
+    with pytest.raises(ConfigError, match=r"num_col_workers was 3, now it is 2.*algo_factory: lr was 0.001, now it is 0.01"):
+        make_scheme(runtime=None, replay=runs.path, algo=PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-2),
+                    **(ALL_ASYNC | {"num_col_workers": 2}))
+    with pytest.raises(ConfigError, match="seed was 1, now it is 2"):
+        make_scheme(runtime=None, replay=runs.path, seed=2, **ALL_ASYNC)
+    assert make_scheme(runtime=None, replay=runs.path, seed=None, **ALL_ASYNC).seed == 1
+    with pytest.raises(ConfigError, match="has target_steps=1, got 500; give the same"):
+        make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC).start(500)
+
+
+def test_a_record_from_another_machine_warns(runs, make_scheme):
+    runs.record(updates=3, runtime="threads", **ALL_ASYNC)
+    with open(runs.path, encoding="utf-8") as file:
+        text = file.read()
+    with open(runs.path, "w", encoding="utf-8") as file:
+        file.write(re.sub(r'"torch":"[^"]*"', '"torch":"1.0"', text))
+    with pytest.warns(UserWarning, match="made with torch 1.0 instead of"):
+        make_scheme(runtime=None, replay=runs.path, **ALL_ASYNC)
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[1]", "nonsense\n", '{"format": "other"}\n',
+                                     '{"format": "pytorchrl record 1"}\n[1, 2]\n', "\0\n", HEAD % '[]', HEAD % '{}',
+                                     HEAD % '{"seed":"1"}', HEAD % '{"seed":1}' + '[["UWorker",0,[["update"]],[]]]\n',
+                                     HEAD % '{"seed":1}' + '[["UWorker",0,[["update","x"]],[]]]\n',
+                                     HEAD % '{"seed":1}' + '[["UWorker",0,[],["x"]]]\n',
+                                     HEAD % '{"seed":1}' + '[["UWorker",[],[],[]]]\n',
+                                     HEAD.replace('"agent":{}', '"agent":{"algo_factory":[]}') % '{"seed":1}',
+                                     HEAD.replace('"machine":{}', '"machine":null') % '{"seed":1}'])
+def test_what_is_no_record_is_refused(make_scheme, tmp_path, content):
+    path = tmp_path / "file"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=r"replay .*file"):
+        make_scheme(runtime=None, replay=path)
+
+
+def test_a_record_is_never_overwritten_and_its_place_is_checked(make_scheme, tmp_path):
+    (tmp_path / "there").write_text("precious")
+    with pytest.raises(ConfigError, match="exists already"):
+        make_scheme(record=tmp_path / "there").start()
+    assert (tmp_path / "there").read_text() == "precious"
+    with pytest.raises(ConfigError, match="cannot be written"):
+        make_scheme(record=tmp_path / "no folder" / "file").start()
+    for wrong in (3, "", True):
+        with pytest.raises(ConfigError, match="record must be a string, a path or None"):
+            make_scheme(record=wrong)
+
+
+def test_a_start_that_fails_leaves_no_record(make_scheme, tmp_path):
+    class WorksOnce:
+        made = 0
+
+        def __call__(self):
+            WorksOnce.made += 1
+            return FaultyEnv("constructor" if WorksOnce.made > 1 else "step", at=10**6)
+    scheme = make_scheme(WorksOnce(), record=tmp_path / "run", **ALL_ASYNC)
+    with pytest.raises(EnvError):
+        scheme.step()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_ends_the_record_not_the_run(make_scheme, caplog, tmp_path):
+    scheme = make_scheme(record=tmp_path / "run")
+    scheme.start()
+    scheme._worker._record._file.close()
+    scheme._worker._record._file = open("/dev/full", "w", buffering=1)  # noqa: SIM115 - closed by the record
+    scheme.step()
+    scheme.stop()
+    assert "cannot be written" in caplog.text
+
+
+def test_contradictions_are_refused(make_scheme, runs):
+    runs.record(updates=2)
+    for settings, text in (
+            ({"runtime": "threads"}, "leave out runtime='threads'"), ({"runtime": None, "record": "x"}, "leave one out"),
+            ({"runtime": None, "schedule_seed": 3}, "schedule_seed would be ignored"),
+            ({"runtime": None, "costs": {"step": 1.0}}, "costs would be ignored")):
+        with pytest.raises(ConfigError, match=text):
+            make_scheme(replay=runs.path, **settings)
+
+
+def test_a_record_is_small(runs):
+    """Less than a hundred bytes an event, whatever the rollouts and gradients weigh."""
+    runs.record(updates=50, runtime="threads", hidden=(256, 256), **ALL_ASYNC)
+    events = sum(len(part[2]) for part in runs.lines())
+    with open(runs.path, encoding="utf-8") as file:
+        size = len(file.read()) - len(file.name)
+    assert events > 100
+    assert size / events < 100
+
+
+def test_a_learner_replays_to_the_end_of_the_record(make_scheme, tmp_path):
+    """With a schedule that follows the target."""
+    algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-2, 0.0))
+    results = []
+    for settings in ({"record": tmp_path / "run.jsonl", "runtime": "threads"}, {"replay": tmp_path / "run.jsonl", "runtime": None}):
+        scheme = make_scheme(algo=algo, **ALL_ASYNC, **settings)
+        with Learner(scheme, 2_000, progress=False) as learner:
+            learner.train()
+            results.append((learner.updates, scheme.acting_state()["all"]))
+    assert results[0][0] == results[1][0] > 10
+    assert torch.equal(results[0][1], results[1][1])

@@ -1,0 +1,159 @@
+"""Defects of other libraries in settings and in stopping, which this one does not have."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from pytorchrl import ASYNC, PPO, Learner
+from pytorchrl.envs.testing import SleepEnv
+from pytorchrl.errors import DeviceError
+from pytorchrl.run_directory import prepare_log_dir
+from pytorchrl.runtime import DEFAULT_RESOURCES
+from pytorchrl.scheme.collection.c_worker import CWorker
+
+pytestmark = pytest.mark.timeout(60)
+
+
+# Stopping
+
+
+def test_pytorchrl_2021_never_ends_a_collection_that_it_preempts(make_scheme):
+    """In revision 9e45189 `break` leaves the inner of two loops. Here a preempted rollout ends at that step."""
+    scheme = make_scheme(num_col_workers=2, num_envs=2, size=50)
+    worker = scheme.start().local_worker.remote_workers[0].native.worker
+    step, made = worker.envs.step, []
+
+    def step_and_preempt(action):
+        made.append(action)
+        if len(made) == 10:
+            worker.preempt(1, 5)
+        return step(action)
+    worker.envs.step = step_and_preempt
+    rollout = CWorker.collect(worker)
+    assert rollout.preempted
+    assert len(made) == 10
+    assert rollout.num_env_steps == 20
+
+
+def test_pytorchrl_2021_has_an_unbounded_queue(make_scheme):
+    """Revision 9e45189 collects on, however slow the learner is, until memory ends. Here collection waits."""
+    scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, queue_size=2, col_in_flight=1,
+                         algo=PPO.create_factory(num_epochs=1, num_mini_batch=1))
+    scheme.step()
+    worker, deadline = scheme.update_worker.local_worker, time.monotonic() + 5
+    while worker.inqueue.qsize() < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.5)  # a thousand times what a rollout takes
+    assert worker.inqueue.qsize() == 2
+    # One was used; two are queued, one is about to be, and each worker may have been asked twice since.
+    assert sum(handle.native.worker.collected_steps for handle in worker.remote_workers) <= 16 * (1 + 2 + 1 + 4)
+
+
+def test_pytorchrl_2021_sleeps_half_seconds_that_never_look_whether_to_stop(make_scheme):
+    """Revision 9e45189 neither wakes nor joins its threads: they outlive `stop`. Here it is over at once, and they are."""
+    before = set(threading.enumerate())
+    scheme = make_scheme(SleepEnv, {"step_s": 0.001}, num_col_workers=2, col_communication=ASYNC, queue_size=1)
+    scheme.step()
+    threads = set(threading.enumerate()) - before
+    assert any(thread.name.startswith("CollectorThread") for thread in threads)
+    deadline = time.monotonic() + 5
+    while not scheme.update_worker.local_worker.inqueue.qsize() and time.monotonic() < deadline:
+        time.sleep(0.01)  # until collection waits for us
+    start = time.monotonic()
+    scheme.stop()
+    assert time.monotonic() - start < 4
+    assert [thread.name for thread in threads if thread.is_alive()] == []
+
+
+def test_torchrl_0_14_1_loses_old_and_new_file_to_ctrl_c_in_a_save(make_scheme, tmp_path, monkeypatch):
+    """Interrupted between its two renames, a save leaves neither. Here there is one step, and the old model stays."""
+    with Learner(make_scheme(), 16, tmp_path, progress=False, tensorboard=False) as learner:
+        learner.train()
+        old = (tmp_path / "model.pt").read_bytes()
+
+        def interrupted(*args):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        monkeypatch.setattr(os, "replace", interrupted)
+        found = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                learner.save_model()
+        finally:
+            signal.signal(signal.SIGINT, found)
+        monkeypatch.undo()
+    assert (tmp_path / "model.pt").read_bytes() == old
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+# Settings that are not what they seem
+
+
+def test_ray_2_60_lets_an_impossible_request_wait_for_ever():
+    """Ray keeps it pending, Ray Train tries again without limit. Here it is an error, before Ray is even started."""
+    script = (
+        "import sys, time\n"
+        "from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv\n"
+        "from pytorchrl.errors import InsufficientResourcesError\n"
+        "envs = VecEnv.create_factory('CartPole-v1')\n"
+        "actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space)\n"
+        "scheme = Scheme(PPO.create_factory(), actor, GAEBuffer.create_factory(16), envs, num_col_workers=2,\n"
+        "                col_worker_resources={'num_gpus': 64}, col_device='cuda')\n"
+        "start = time.monotonic()\n"
+        "try:\n"
+        "    scheme.start()\n"
+        "except InsufficientResourcesError as error:\n"
+        "    assert 'num_gpus=64' in str(error)\n"
+        "    assert 'ray' not in sys.modules\n"
+        "    sys.exit(0 if time.monotonic() - start < 5 else 'late')\n"
+        "sys.exit('started')\n")
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    result = subprocess.run([sys.executable, "-c", script], timeout=50, check=False, capture_output=True, text=True,
+                            env={**environment, "OMP_NUM_THREADS": "1"})
+    assert result.returncode == 0, result.stderr
+
+
+def test_pytorchrl_2021_changes_one_dictionary_of_resources_from_two_worker_sets(make_scheme):
+    """In revision 9e45189 what one set asks for is what the other gets. Here the default cannot be changed."""
+    default = dict(DEFAULT_RESOURCES)
+    with pytest.raises(TypeError):
+        DEFAULT_RESOURCES["num_cpus"] = 7
+    mine = {"num_cpus": 2}
+    tree = {"num_col_workers": 2, "num_grad_workers": 2, "runtime": "ray"}  # never started
+    schemes = [make_scheme(col_worker_resources=mine, **tree), make_scheme(**tree)]
+    mine["num_cpus"] = 3
+    assert [scheme.settings["col_worker_resources"] for scheme in schemes] == [{"num_cpus": 2}, default]
+    assert [scheme.settings["grad_worker_resources"] for scheme in schemes] == [default, default]
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "gpu"])
+def test_pytorchrl_2021_ignores_the_device_where_there_is_no_gpu(make_scheme, device):
+    """Revision 9e45189 trains on the CPU without a word. Here it is refused, with what there is."""
+    with pytest.raises(DeviceError, match=r"device must be one that torch sees here, \['cpu'"):
+        make_scheme(device=device).start()
+
+
+@pytest.mark.parametrize("num_grad_workers", [1, 2])
+def test_pytorchrl_2021_ignores_an_unknown_hyper_parameter(make_scheme, num_grad_workers):
+    """A typo changes nothing and says nothing in revision 9e45189. Here the error lists the names."""
+    scheme = make_scheme(num_grad_workers=num_grad_workers)
+    scheme.step()
+    with pytest.raises(KeyError, match=r"learning_rate.*lr"):
+        scheme.update_algorithm_parameter("learning_rate", 1e-5)
+
+
+def test_pytorchrl_2021_removes_whatever_directory_is_named_for_logs(tmp_path):
+    """Preparing the log directory deletes the tree in revision 9e45189. Here an earlier run is renamed, the rest stays."""
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter").write_text("years of work")
+    prepare_log_dir(tmp_path / "thesis", overwrite=True)
+    (tmp_path / "thesis" / "run.json").write_text("{}")
+    prepare_log_dir(tmp_path / "thesis", overwrite=True)
+    assert (tmp_path / "thesis.1" / "chapter").read_text() == "years of work"
