@@ -1,0 +1,122 @@
+"""Does the test suite notice small defects? Each mutation is applied to a copy of the tree, and its tests are run.
+
+    python benchmarks/mutations.py [--only ring] [--list] [--tree .] [--pause 1] [--timeout 300]
+
+The table is in `mutation_table.py`. A mutation is killed if one of its tests fails, and survives if all of them pass.
+Those that change nothing that a test could see are named equivalent in the table, with the reason, and are not run.
+One JSON line per mutation goes to stdout, then one with the counts. The exit code is 1 if a mutation survives or does
+not apply, because its text does not occur exactly once or its tests are missing or select nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from mutation_table import MUTATIONS, Mutation
+
+ROOT = Path(__file__).parents[1]
+_COPIED = ("pytorchrl", "tests", "benchmarks", "examples", "docs")
+_TAIL_CHARS = 300
+_NO_TESTS_RAN = 5
+
+
+def problem_of(mutation: Mutation, tree: Path) -> str | None:
+    """Return the reason why a mutation does not apply to a tree; None if it does."""
+    path = tree / mutation.file
+    if not path.is_file():
+        return f"{mutation.file} does not exist"
+    if (count := path.read_text().count(mutation.old)) != 1:
+        return f"the text occurs {count} times in {mutation.file}, not once: {mutation.old!r}"
+    if missing := [name for name in mutation.files if not (tree / name).is_file()]:
+        return f"tests do not exist: {', '.join(missing)}"
+    return None if mutation.old != mutation.new else "the mutation changes nothing"
+
+
+def copy_of(tree: Path, to: Path) -> Path:
+    """Copy what the tests need to a folder."""
+    for name in _COPIED:
+        if (tree / name).is_dir():
+            shutil.copytree(tree / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for path in tree.iterdir():
+        if path.is_file():
+            shutil.copy2(path, to)
+    return to
+
+
+def run_tests(copy: Path, mutation: Mutation, timeout_s: float) -> tuple[str, str]:
+    """Run the tests of a mutation in a copy of the tree; return "passed", "failed" or "error", and the last output."""
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-q", "-p", "no:cacheprovider", *mutation.files]
+    if mutation.only:
+        command += ["-k", mutation.only]
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return "failed", f"no end within {timeout_s:g} s"
+    tail = done.stdout.strip()[-_TAIL_CHARS:]
+    if done.returncode == _NO_TESTS_RAN:
+        return "error", f"no test has been selected: {tail}"
+    return ("failed" if done.returncode else "passed"), tail
+
+
+def results(mutations: list[Mutation], tree: Path, timeout_s: float, pause_s: float) -> Iterator[dict[str, object]]:
+    """Yield the result of each mutation, with one process at a time."""
+    with tempfile.TemporaryDirectory(prefix="mutations-") as folder:
+        copy = copy_of(tree, Path(folder))
+        for mutation in mutations:
+            start = time.monotonic()
+            result: dict[str, object] = {"file": mutation.file, "old": mutation.old, "new": mutation.new}
+            if problem := problem_of(mutation, tree):
+                yield {**result, "result": "not applied", "why": problem}
+                continue
+            if mutation.equivalent:
+                yield {**result, "result": "equivalent", "why": mutation.equivalent}
+                continue
+            path = copy / mutation.file
+            before = path.read_text()
+            try:
+                path.write_text(before.replace(mutation.old, mutation.new))
+                outcome, tail = run_tests(copy, mutation, timeout_s)
+            finally:
+                path.write_text(before)
+            found = {"failed": "killed", "passed": "survived", "error": "not applied"}[outcome]
+            result |= {"result": found, "seconds": round(time.monotonic() - start, 1)}
+            yield result if found == "killed" else {**result, "why": tail}
+            time.sleep(pause_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="run only mutations whose file or text contains this")
+    parser.add_argument("--list", action="store_true", help="list the mutations, run nothing")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the tree to mutate; it is copied and not changed")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest after each mutation")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which a mutation counts as killed")
+    given = parser.parse_args()
+    chosen = [m for m in MUTATIONS if given.only in m.file or given.only in m.old]
+    if given.list:
+        for mutation in chosen:
+            print(f"{mutation.file}: {mutation.old!r} -> {mutation.new!r}")
+        return
+    counts: Counter[str] = Counter()
+    start = time.monotonic()
+    for result in results(chosen, given.tree.resolve(), given.timeout, given.pause):
+        counts[str(result["result"])] += 1
+        print(json.dumps(result), flush=True)
+    print(json.dumps({**counts, "seconds": round(time.monotonic() - start)}), flush=True)
+    sys.exit(bool(counts["survived"] or counts["not applied"]))
+
+
+if __name__ == "__main__":
+    main()
