@@ -265,7 +265,7 @@ class Batch(OnePolicyBatch):
     num_samples: int = 0
     """Number of valid samples."""
     num_new_samples: int = 0
-    """Number of valid samples that no earlier batch used (ledger: unique)."""
+    """Number of valid samples that no earlier batch used, which the ledger counts as unique."""
     last: bool = False
     """Whether this is the last batch from its rollouts."""
     is_normalized: bool = False
@@ -330,7 +330,7 @@ class ReplayBatch(OnePolicyBatch):
     num_samples: int = 0
     """B, the number of transitions."""
     num_new_samples: int = 0
-    """0, because a drawn transition is a copy that also stays in replay (ledger: resident)."""
+    """0, because a drawn transition is a copy that also stays in replay, where the ledger counts it."""
     last: bool = False
     """Whether no further batch is drawn before new data arrive."""
 
@@ -377,7 +377,7 @@ class SequenceBatch(OnePolicyBatch):
     num_samples: int = 0
     """Number of valid trained steps."""
     num_new_samples: int = 0
-    """0, because a drawn sequence is a copy that also stays in replay (ledger: resident)."""
+    """0, because a drawn sequence is a copy that also stays in replay, where the ledger counts it."""
     last: bool = False
     """Whether no further batch is drawn before new data arrive."""
 

@@ -310,7 +310,7 @@ class UWorker(Worker):
         """Return the state of the tree as plain values and tensors, and reseed the tree.
 
         Args:
-            seed: Seed of the rest of this run, and of the run that `restore`s the state.
+            seed: Seed of the rest of this run, and of the run that restores the state.
             timeout_s: Workers that are not drained within this many seconds are lost.
         """
         self.drain(timeout_s)
