@@ -1,16 +1,17 @@
 """What losing a machine costs: a Ray cluster of three nodes on this one, of which one is killed while PPO trains.
 
-    python benchmarks/cluster.py [--cases collectors,rounds,gradients,colocated,no-room] [--seconds 5] [--default-health-checks]
+    python benchmarks/cluster.py [--cases collectors,rounds,gradients,colocated,no-room] [--seconds 5]
+    [--default-health-checks]
 
-The driver is on a head without CPUs, the workers are on two nodes with four each; the one that dies is the one with gradient
-worker 1, or with collection worker 1, and all of its processes die with it. Times count from then:
+The driver is on a head without CPUs, the workers are on two nodes with four each; the one that dies is the one with
+gradient worker 1, or with collection worker 1, and all of its processes die with it. Times count from then:
 
     noticed_s  until the supervisor says that a worker of the outermost level is lost
     back_s     until every place of that level has a worker again, and each of them has given a result
 
-Ray's own health checks take fifteen seconds to find that a node is dead; here they are made every half second, three times,
-unless --default-health-checks.
-In `no-room` the workers ask for all CPUs, so that nobody can be replaced: how long it takes until that is said.
+Ray's own health checks take fifteen seconds to find that a node is dead; here they are made every half second, three
+times, unless --default-health-checks. In `no-room` the workers ask for all CPUs, so that nobody can be replaced: how
+long it takes until that is said.
 
 Progress on stderr; prints one JSON object; asserts nothing.
 """
@@ -47,13 +48,15 @@ QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "h
          "health_check_failure_threshold": 3}
 """A dead process refuses at once; one that is alive on a busy machine has time to answer."""
 COLLECTORS: dict[str, Any] = {"num_col_workers": 4}
-GRADIENTS: dict[str, Any] = {"num_grad_workers": 2, "num_col_workers": 2, "grad_communication": ASYNC, "col_communication": ASYNC}
+GRADIENTS: dict[str, Any] = {"num_grad_workers": 2, "num_col_workers": 2, "grad_communication": ASYNC,
+                             "col_communication": ASYNC}
 CASES: dict[str, dict[str, Any]] = {
     "collectors": {**COLLECTORS, "col_communication": ASYNC},
     "rounds": COLLECTORS,
     "gradients": GRADIENTS,
     "colocated": {**GRADIENTS, "placement": "colocate"},
-    "no-room": {**COLLECTORS, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 2}, "worker_timeout_s": 5.0},
+    "no-room": {**COLLECTORS, "col_communication": ASYNC, "col_worker_resources": {"num_cpus": 2},
+                "worker_timeout_s": 5.0},
 }
 
 
@@ -127,7 +130,8 @@ def lose_node(scheme: Scheme, cluster: Cluster, seconds: float, noticed: Noticed
         after.pop("first")
         found |= {"before": before, "after": after, "workers_restarted": scheme.metrics()["workers_restarted"]}
     except PyTorchRLError as error:
-        found |= {"before": before, "error": type(error).__name__, "text": str(error), "error_after_s": time.time() - start}
+        found |= {"before": before, "error": type(error).__name__, "text": str(error),
+                  "error_after_s": time.time() - start}
     return {**found, "updates_after": scheme.version - version}
 
 
@@ -136,7 +140,8 @@ def measure(case: str, cluster: Cluster, seconds: float, noticed: Noticed) -> di
     envs = VecEnv.create_factory(SleepEnv, {"step_s": STEP_S}, 2)
     scheme = Scheme(
         PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3),
-        OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)), GAEBuffer.create_factory(16),
+        OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(16,)),
+        GAEBuffer.create_factory(16),
         envs, seed=1, address=cluster.address, **CASES[case])
     try:
         found = lose_node(scheme, cluster, seconds, noticed)
@@ -144,7 +149,8 @@ def measure(case: str, cluster: Cluster, seconds: float, noticed: Noticed) -> di
         start = time.time()
         ledger = scheme.stop()
     exact = ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values())
-    return {"case": case, **found, "stop_s": time.time() - start, "ledger_exact": exact, "worker_lost_steps": ledger["dropped"]["worker_lost"]}
+    return {"case": case, **found, "stop_s": time.time() - start, "ledger_exact": exact,
+            "worker_lost_steps": ledger["dropped"]["worker_lost"]}
 
 
 def measure_all(cases: list[str], seconds: float, default_health_checks: bool) -> list[dict[str, Any]]:
@@ -153,7 +159,8 @@ def measure_all(cases: list[str], seconds: float, default_health_checks: bool) -
     ray._private.services.get_node = patient(ray._private.services.get_node)
     reaper = start_reaper(os.environ["RAY_TMPDIR"])  # ends what is left, however this process ends
     cluster, noticed, found = Cluster(), Noticed(), []
-    sizes: dict[str, Any] = {"object_store_memory": 100 * 2**20, "include_dashboard": False, "include_log_monitor": False}
+    sizes: dict[str, Any] = {"object_store_memory": 100 * 2**20, "include_dashboard": False,
+                             "include_log_monitor": False}
     try:
         cluster.add_node(num_cpus=0, no_monitor=True, _system_config={} if default_health_checks else QUICK, **sizes)
         for case in cases:
@@ -173,11 +180,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=",".join(CASES), help="which, separated by commas")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the measurements before and after")
-    parser.add_argument("--default-health-checks", action="store_true", help="those that Ray has if nobody says otherwise")
+    parser.add_argument("--default-health-checks", action="store_true",
+                        help="those that Ray has if nobody says otherwise")
     options = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):  # Ray says of lost nodes what it has to say, whatever one sets
         found = measure_all(options.cases.split(","), options.seconds, options.default_health_checks)
-    print(json.dumps({"task": "cluster", "machine": {"cores": os.cpu_count(), "python": platform.python_version()}, "unit": "s",
+    print(json.dumps({"task": "cluster", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+                      "unit": "s",
                       "results": found}, indent=1))
 
 

@@ -1,14 +1,15 @@
-"""What a failure costs, on Ray: seconds until it is noticed, until its worker is back, what is lost, what is learned twice.
+"""Measure the cost of a failure on Ray: seconds to detection and replacement, and steps lost or learned twice.
 
     python benchmarks/failures.py [--count 20] [--rows "collection worker killed,..."] [--markdown]
     python benchmarks/failures.py --learn
 
-Each row is one kind of failure, injected so many times while PPO trains asynchronously: processes are killed (SIGKILL) or
-stopped (SIGSTOP) from outside, environments, gradients and evaluations fail within. Every environment step has a number of
-its own and is counted where it is made and where a learner is given it, so that lost and repeated steps show.
+Each row is one kind of failure, injected `--count` times while PPO trains asynchronously: processes are killed
+(SIGKILL) or stopped (SIGSTOP) from outside; environments, gradients and evaluations fail within. Every environment step
+has its own number and is counted by its environment and by the learner, so that lost and repeated steps show.
 
-`--learn`: PPO on CartPole-v1 with four collection workers of two gradient workers until an evaluation reaches 475; once
-undisturbed, and once while each collection worker and a gradient worker is killed, and environments raise with p = 0.001.
+`--learn`: PPO on CartPole-v1 with four collection workers of two gradient workers until an evaluation reaches 475;
+once undisturbed, and once while each collection worker and a gradient worker is killed, and environments raise with
+p = 0.001.
 
 Progress on stderr; prints one JSON object (or a Markdown table); asserts nothing.
 """
@@ -42,7 +43,8 @@ from pytorchrl.scheme.base.worker import Worker
 WORKER_TIMEOUT_S = 5.0
 NUM_ENVS, NUM_STEPS = 4, 32
 FREE = {"num_cpus": 0}
-KILLS = "kill col.1.1 @ step 500; kill col.2.1 @ step 1000; kill col.1.2 @ step 1500; kill col.2.2 @ step 2000; kill grad.1 @ grad 2000"
+KILLS = ("kill col.1.1 @ step 500; kill col.2.1 @ step 1000; kill col.1.2 @ step 1500; kill col.2.2 @ step 2000; "
+         "kill grad.1 @ grad 2000")
 """Every collection worker once, then a gradient worker with its own."""
 COLLECTION: dict[str, Any] = {"num_col_workers": 4, "col_communication": ASYNC, "col_worker_resources": FREE}
 GRADIENTS: dict[str, Any] = {"num_col_workers": 2, "col_communication": ASYNC, "col_worker_resources": FREE,
@@ -201,7 +203,8 @@ def environment_raises(count: int, directory: str) -> dict[str, Any]:
     restarts = scheme.metrics()["envs_restarted"]
     ledger = scheme.stop()
     seen = counts(directory)
-    return {"rows": [], "injected": restarts, "lost": (seen["made"] - ledger["collected"]) / restarts, "twice": seen["twice"],
+    return {"rows": [], "injected": restarts, "lost": (seen["made"] - ledger["collected"]) / restarts,
+            "twice": seen["twice"],
             "ledger_exact": is_exact(ledger)}
 
 
@@ -210,7 +213,8 @@ def error_arrives(count: int, directory: str) -> dict[str, Any]:
     rows, balances = [], True
     for number in range(count):
         with tempfile.TemporaryDirectory(dir=directory) as run:
-            envs = VecEnv.create_factory(LateEnv, {"directory": run, "at": 100 + 20 * number}, NUM_ENVS, on_env_error="raise")
+            envs = VecEnv.create_factory(LateEnv, {"directory": run, "at": 100 + 20 * number}, NUM_ENVS,
+                                         on_env_error="raise")
             scheme = counting_scheme(run, envs, **COLLECTION)
             try:
                 settle(scheme, 10**6)
@@ -293,7 +297,8 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
     times = {}
     for key in dict.fromkeys(key for row in rows for key in row):
         values = sorted(row[key] for row in rows if key in row)
-        times[key] = {"p50": statistics.median(values), "p95": values[math.ceil(0.95 * len(values)) - 1], "max": values[-1]}
+        times[key] = {"p50": statistics.median(values), "p95": values[math.ceil(0.95 * len(values)) - 1],
+                      "max": values[-1]}
     return {"injected": injected, **times, **result}
 
 
@@ -302,12 +307,14 @@ def markdown(table: dict[str, Any]) -> str:
     def seconds(row: dict[str, Any], key: str) -> str:
         return "" if key not in row else f"{row[key]['p50']:.2f} / {row[key]['p95']:.2f}"
 
-    lines = ["| failure | injected | noticed after, s | back after, s | stop(), s | env steps lost by each | learned twice | ledger |",
+    lines = ["| failure | injected | noticed after, s | back after, s | stop(), s | env steps lost by each | learned "
+             "twice | ledger |",
              "|---|---|---|---|---|---|---|---|"]
     for name, row in table.items():
         lost = "" if "lost" not in row else f"{row['lost']:.0f}"
         lines.append(f"| {name} | {row['injected']} | {seconds(row, 'noticed_s')} | {seconds(row, 'back_s')} | "
-                     f"{seconds(row, 'stop_s')} | {lost} | {row.get('twice', '')} | {'exact' if row['ledger_exact'] else 'NOT exact'} |")
+                     f"{seconds(row, 'stop_s')} | {lost} | {row.get('twice', '')} | "
+                     f"{'exact' if row['ledger_exact'] else 'NOT exact'} |")
     return "\n".join(lines)
 
 
@@ -334,7 +341,8 @@ def learn() -> dict[str, Any]:
             ("undisturbed", plain, None), ("disturbed", raising, KILLS)):
         scheme = Scheme(
             PPO.create_factory(num_epochs=4, num_mini_batch=4, lr=1e-3, entropy_coef=0.0),
-            OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(64), envs, plain,
+            OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(64), envs,
+            plain,
             num_col_workers=2, col_communication=ASYNC, num_grad_workers=2, seed=1, col_worker_resources=FREE,
             grad_worker_resources=FREE, faults=faults)
         start, best, steps = time.perf_counter(), 0.0, 0
@@ -344,7 +352,8 @@ def learn() -> dict[str, Any]:
                 scheme.start_evaluation(20)
                 best = max(best, scheme.wait_evaluation(120.0).return_mean)  # type: ignore[union-attr]
                 steps = scheme.env_steps
-                print(f"  {name}: {steps} steps, {best:.0f}, {scheme.metrics()['workers_restarted']} restarted", file=sys.stderr, flush=True)
+                print(f"  {name}: {steps} steps, {best:.0f}, {scheme.metrics()['workers_restarted']} restarted",
+                      file=sys.stderr, flush=True)
         metrics, seconds = scheme.metrics(), time.perf_counter() - start
         ledger = scheme.stop()
         result[name] = {

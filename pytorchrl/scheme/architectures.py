@@ -64,7 +64,8 @@ class Preset:
             found = learned_kind(algo_factory)
             if found not in self.kinds:
                 problems.append(f"{self.name} gives {', '.join(kind.value for kind in self.kinds)}, but "
-                                f"{algo_factory.cls.__name__} learns from {found.value}; algorithms for {self.name}: {algorithms_for(*self.kinds)}")
+                                f"{algo_factory.cls.__name__} learns from {found.value}; algorithms for "
+                                f"{self.name}: {algorithms_for(*self.kinds)}")
         if problems:
             raise ConfigError("; ".join(problems))
         return settings
@@ -172,7 +173,8 @@ class Architectures:
         return cls._named("ddppo", agent, settings)
 
     @classmethod
-    def microbatch(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
+    def microbatch(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],
+                   storage_factory: Factory[Storage],
                        train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
                        **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme for train batches that are larger than memory.
@@ -290,7 +292,7 @@ class Architectures:
     def rapid(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
                   train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
                   **settings: Unpack[ArchitectureKeywords]) -> Self:
-        """Build a scheme of decentralised gradient workers, each with asynchronous collection (Rapid, Berner et al. 2019).
+        """Build a scheme of decentralised gradient workers with asynchronous collection (Rapid, Berner et al. 2019).
 
         The algorithm is one that corrects for lag, such as `APPO`.
 

@@ -136,8 +136,8 @@ RULES = (
          "num_col_workers >= 2 on Ray"),
     # Gradients
     Rule(lambda s: bool(_changed_of_asynchronous_gradients(s)),
-         lambda s: f"{', '.join(f'{name}={getattr(s.gradients, name)!r}' for name in _changed_of_asynchronous_gradients(s))} is for "
-         "grad_communication='asynchronous' with num_grad_workers >= 2; other gradients would ignore it"),
+         lambda s: ", ".join(f"{name}={getattr(s.gradients, name)!r}" for name in _changed_of_asynchronous_gradients(s))
+         + " is for grad_communication='asynchronous' with num_grad_workers >= 2; other gradients would ignore it"),
     Rule(lambda s: isinstance(s.gradients, AsynchronousGradients) and s.has_parallel_gradients
          and s.gradients.aggregate > s.gradients.num_grad_workers,
          lambda s: f"aggregate must be 1 ... num_grad_workers ({s.gradients.num_grad_workers}), got "

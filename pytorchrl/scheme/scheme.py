@@ -231,7 +231,8 @@ class Scheme(Architectures):
     @property
     def replay_is_over(self) -> bool | None:
         """Whether a replayed run has come to its end; None where none is replayed."""
-        return None if self._replay is None else self._replay.is_over(0 if self._worker is None else self._worker.num_rounds)
+        num_rounds = 0 if self._worker is None else self._worker.num_rounds
+        return None if self._replay is None else self._replay.is_over(num_rounds)
 
     @property
     def update_worker(self) -> UWorker:
@@ -350,7 +351,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether a checkpoint now would give up no data that is to be used again; always, where collection is asynchronous."""
+        """Whether a checkpoint now would discard no data that is to be used again; always true of asynchronous collection."""
         return self._worker is None or self._worker.is_between_items
 
     def stop(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class RWorkerSet(WorkerSet[RWorker]):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(QueueOptions, PrefetchOptions):
-        """Options of each gradient worker's replay shards, and of the rollouts and batches in flight to and from them."""
+        """Options of each gradient worker's replay shards, and of messages in flight to and from the shards."""
 
         num_replay_workers: int = option(
             1, low=1, help="Replay shards of each gradient worker, each with its share of the storage's size; 1 is a "

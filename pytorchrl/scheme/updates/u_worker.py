@@ -96,7 +96,7 @@ class UpdaterThread(threading.Thread):
 
 
 def _check_target(factory: GWorkerSetFactory, target_steps: int | None) -> None:
-    """Raise `ConfigError` if the algorithm has a schedule, which ends at `target_steps`, and there is no such number."""
+    """Raise `ConfigError` if the algorithm has a schedule and `target_steps`, at which schedules end, is missing."""
     options = factory.col_workers_factory.algo_factory.options
     scheduled = [name for name in options.changed() if isinstance(getattr(options, name), Schedule)]
     if scheduled and target_steps is None:
@@ -145,7 +145,7 @@ class UWorker(Worker):
             super().__post_init__()
             Compression.of(WEIGHTS, self.compress_weights_to_send)
 
-    def __init__(self, grad_workers_factory: GWorkerSetFactory, index_worker: int = 0, *,  # noqa: PLR0913 - collaborators
+    def __init__(self, grad_workers_factory: GWorkerSetFactory, index_worker: int = 0, *,  # noqa: PLR0913
                  grad_execution: Execution | str = "Central", options: Options | None = None,
                  gradients: Gradients | None = None, device: str | None = None, runtime: Runtime | None = None,
                  target_steps: int | None = None, record: RecordWriter | None = None,
@@ -191,7 +191,8 @@ class UWorker(Worker):
             elif is_decentralised:
                 self.strategy = DecentralisedUpdates(tree, (
                     collection.col_fraction_workers if isinstance(collection,
-                                                                  SynchronousCollection) and not collection.is_parallel else 1.0))
+                                                                  SynchronousCollection) and not collection.is_parallel
+                                                                  else 1.0))
             else:
                 self.strategy = SynchronousUpdates(tree)
         self.updater = UpdaterThread(self.strategy, self._runtime)

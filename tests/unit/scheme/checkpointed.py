@@ -38,7 +38,8 @@ REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_si
 
 def on_policy(algo, storage, env="CartPole-v1", **actor):
     envs = VecEnv.create_factory(env, None, 2)
-    return algo, OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), **actor), storage, envs
+    return algo, OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
+                                              **actor), storage, envs
 
 
 def continuous(algo, **actor):
@@ -49,12 +50,15 @@ def continuous(algo, **actor):
 
 def q_learning(algo, storage, **actor):
     envs = VecEnv.create_factory("CartPole-v1", None, 2)
-    return algo, QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), **actor), storage, envs
+    return algo, QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
+                                       **actor), storage, envs
 
 
 def several_policies(algo, actor, storage):
-    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2, policy_of={"agent_0": "early", "agent_1": "late", "agent_2": "late"})
-    return *multi_agent(envs, algo, lambda obs, action: actor.create_factory(obs, action, hidden_sizes=(8,)), storage), envs
+    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2,
+                                           policy_of={"agent_0": "early", "agent_1": "late", "agent_2": "late"})
+    return *multi_agent(envs, algo, lambda obs, action: actor.create_factory(obs, action, hidden_sizes=(8,)),
+                        storage), envs
 
 
 AGENTS = {
@@ -62,27 +66,38 @@ AGENTS = {
         PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-3, 0.0), advantage_normalization="batch"),
         GAEBuffer.create_factory(8), normalize_obs=True, normalize_reward=True),
     "ppo, gru": lambda: on_policy(
-        PPO.create_factory(num_epochs=2, num_mini_batch=2), GAEBuffer.create_factory(8), recurrent_net="gru", recurrent_size=5),
-    "ppo, target_kl": lambda: on_policy(PPO.create_factory(num_epochs=4, num_mini_batch=2, target_kl=1e-6), GAEBuffer.create_factory(8)),
-    "a2c, continuous": lambda: on_policy(A2C.create_factory(optimizer="rmsprop", lr=[(0, 1e-3), (100, 2e-3)]), GAEBuffer.create_factory(5), "Pendulum-v1"),
-    "impala": lambda: on_policy(IMPALA.create_factory(lr=lambda remaining: 1e-3 * remaining), VTraceBuffer.create_factory(size=8)),
+        PPO.create_factory(num_epochs=2, num_mini_batch=2), GAEBuffer.create_factory(8), recurrent_net="gru",
+        recurrent_size=5),
+    "ppo, target_kl": lambda: on_policy(PPO.create_factory(num_epochs=4, num_mini_batch=2, target_kl=1e-6),
+                                        GAEBuffer.create_factory(8)),
+    "a2c, continuous": lambda: on_policy(A2C.create_factory(optimizer="rmsprop", lr=[(0, 1e-3), (100, 2e-3)]),
+                                         GAEBuffer.create_factory(5), "Pendulum-v1"),
+    "impala": lambda: on_policy(IMPALA.create_factory(lr=lambda remaining: 1e-3 * remaining),
+                                VTraceBuffer.create_factory(size=8)),
     "appo": lambda: on_policy(APPO.create_factory(num_epochs=2), VTraceBuffer.create_factory(size=8)),
     "dqn, noisy": lambda: q_learning(
-        DQN.create_factory(**REPLAY, target_update_interval=3), ReplayBuffer.create_factory(24, rollout_size=4), noisy=True),
+        DQN.create_factory(**REPLAY, target_update_interval=3), ReplayBuffer.create_factory(24, rollout_size=4),
+        noisy=True),
     "dqn, prioritised": lambda: q_learning(
-        DQN.create_factory(**REPLAY, polyak=0.9, epsilon_steps=200), PERBuffer.create_factory(30, rollout_size=4, n_step=3, beta=cosine(0.4, 1.0))),
+        DQN.create_factory(**REPLAY, polyak=0.9, epsilon_steps=200),
+        PERBuffer.create_factory(30, rollout_size=4, n_step=3, beta=cosine(0.4, 1.0))),
     "r2d2": lambda: q_learning(
-        R2D2.create_factory(**REPLAY), SequenceBuffer.create_factory(200, rollout_size=4, length=4, burn_in=2, period=2),
+        R2D2.create_factory(**REPLAY),
+        SequenceBuffer.create_factory(200, rollout_size=4, length=4, burn_in=2, period=2),
         recurrent_net="gru", recurrent_size=5),
     "r2d2, whole rollouts": lambda: q_learning(
-        R2D2.create_factory(**REPLAY), RolloutSequenceBuffer.create_factory(60, rollout_size=4, n_step=2), recurrent_net="gru",
+        R2D2.create_factory(**REPLAY), RolloutSequenceBuffer.create_factory(60, rollout_size=4, n_step=2),
+        recurrent_net="gru",
         recurrent_size=5),
     "ddpg, drifting noise": lambda: continuous(DDPG.create_factory(**REPLAY, noise="ou"), policy="deterministic"),
-    "td3": lambda: continuous(TD3.create_factory(**REPLAY, optimizer=torch.optim.NAdam), policy="deterministic", num_critics=2),
-    "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2, optimizer="adamw", weight_decay=0.1), normalize_obs=True),
+    "td3": lambda: continuous(TD3.create_factory(**REPLAY, optimizer=torch.optim.NAdam), policy="deterministic",
+                              num_critics=2),
+    "sac": lambda: continuous(SAC.create_factory(**REPLAY, lr_alpha=1e-2, optimizer="adamw", weight_decay=0.1),
+                              normalize_obs=True),
     "two policies, ppo": lambda: several_policies(
         PPO.create_factory(num_epochs=2, num_mini_batch=2), OnPolicyActor, GAEBuffer.create_factory(6)),
-    "two policies, dqn": lambda: several_policies(DQN.create_factory(**REPLAY), QActor, PERBuffer.create_factory(100, rollout_size=6)),
+    "two policies, dqn": lambda: several_policies(DQN.create_factory(**REPLAY), QActor,
+                                                  PERBuffer.create_factory(100, rollout_size=6)),
 }
 SYNCHRONOUS = {
     "central": {},

@@ -100,7 +100,8 @@ def test_every_pattern_goes_on_with_an_exact_account(check_ledger, pattern):
 @pytest.mark.parametrize("agent", ["dqn, prioritised", "impala", "two policies, dqn"])
 def test_shards_go_on_with_what_they_hold(check_ledger, agent, num_replay_workers):
     def make():
-        return Scheme.apex(*AGENTS[agent](), runtime="simulated", seed=1, num_replay_workers=num_replay_workers, size=300,
+        return Scheme.apex(*AGENTS[agent](), runtime="simulated", seed=1, num_replay_workers=num_replay_workers,
+                           size=300,
                            learning_starts=40, max_replay_ratio=2.0, train_batch_size=8, max_weight_sync_delay=16)
     first, second = make(), make()
     try:
@@ -113,7 +114,8 @@ def test_shards_go_on_with_what_they_hold(check_ledger, agent, num_replay_worker
         assert [state.resident for state in held[1].states] == [state.resident for state in held[0].states]
         assert [state.mass for state in held[1].states] == [state.mass for state in held[0].states]
         assert [shards.trained for shards in held] == [first.ledger()["consumed"]] * 2
-        assert [shards.added for shards in held] == [first.ledger()["collected"]] * 2  # so learning does not wait to start again
+        # so learning does not wait to start again
+        assert [shards.added for shards in held] == [first.ledger()["collected"]] * 2
         assert check_ledger(second) == check_ledger(first)
         assert second.ledger()["resident"] == sum(state.resident for state in held[1].states) > 0
         for _ in range(30):
@@ -166,7 +168,8 @@ def test_another_agent_is_refused_with_all_differences(make):
     scheme = make()
     go_on(scheme, 3)
     checkpoint = scheme.checkpoint()
-    with pytest.raises(CheckpointError, match=r"num_col_workers was 1, now it is 2.*algo_factory: class was PPO, now it is A2C"):
+    with pytest.raises(CheckpointError,
+                       match=r"num_col_workers was 1, now it is 2.*algo_factory: class was PPO, now it is A2C"):
         make("a2c, continuous", num_col_workers=2).resume(checkpoint)
 
 

@@ -26,19 +26,23 @@ ROWS = [
       for name in COUNTS for value in (0, -1, 1.5, "2", True, None)),
     *(({name: value}, ConfigError, rf"{name} must be (a number > 0.0 and <= 1.0|finite), got {value!r}")
       for name in ("col_fraction_workers", "fraction_samples") for value in (0, -0.1, 1.2, NAN, "0.5", True, None)),
-    *(({"distribute_gradients": value}, ConfigError, f"distribute_gradients must be True or False, got {value!r}") for value in (1, "no", None)),
+    *(({"distribute_gradients": value}, ConfigError,
+       f"distribute_gradients must be True or False, got {value!r}") for value in (1, "no", None)),
     *(({name: value}, ConfigError, rf"{name} must be False, True \(lz4\), 'none', 'lz4', 'zstd'.*, got {value!r}")
       for name in ("compress_data_to_send", "compress_grads_to_send", "compress_weights_to_send")
       for value in ("no", "", "auto:", "auto:none", "auto:auto", "lz4:auto")),
     *(({name: value}, ConfigError, rf"{name} must be True or False or a string, got {value!r}")
       for name in ("compress_data_to_send", "compress_grads_to_send", "compress_weights_to_send")
       for value in (1, 0, None, 2.5)),
-    ({"num_grad_workers": 2, "compress_grads_to_send": "int4"}, ConfigError, "compress_grads_to_send.*got 'int4'; did you mean 'int8'"),
+    ({"num_grad_workers": 2, "compress_grads_to_send": "int4"}, ConfigError,
+     "compress_grads_to_send.*got 'int4'; did you mean 'int8'"),
     *(({"num_col_workers": 2, "compress_data_to_send": value}, ConfigError,
-       f"compress_data_to_send='{value}': .* is lossy.*log-prob.*give False, True \\(lz4\\), 'none', 'lz4', 'zstd', 'auto'")
+       f"compress_data_to_send='{value}': .* is lossy.*log-prob.*give False, True \\(lz4\\), 'none', 'lz4', 'zstd', "
+       "'auto'")
       for value in ("fp16", "bf16", "int8", "topk", "auto:bf16")),
     *(({"num_col_workers": 2, "compress_weights_to_send": value}, ConfigError,
-       f"compress_weights_to_send='{value}': .* is for gradients.*'fp16', 'bf16', 'auto'") for value in ("int8", "topk", "auto:topk")),
+       f"compress_weights_to_send='{value}': .* is for gradients.*'fp16', 'bf16', 'auto'") for value in ("int8", "topk",
+                                                                                                         "auto:topk")),
     *(({**PARALLEL, f"compress_{kind}_to_send": "auto:bf16", name: "run.json"}, ConfigError,
        f"compress_{kind}_to_send='auto:bf16' decides by time.*give 'bf16'")
       for kind in ("grads", "weights") for name in ("record", "replay")),
@@ -47,7 +51,8 @@ ROWS = [
       for name in ("col_communication", "grad_communication")),
     *(({name: value}, ConfigError, f"{name}.*got {value!r}")
       for name in ("col_communication", "grad_communication") for value in (None, 3, True)),
-    *(({name: "central"}, ConfigError, rf"{name} must be one of \['Central', 'Parallel'\] or None, got 'central'; did you mean 'Central'\?")
+    *(({name: "central"}, ConfigError,
+       rf"{name} must be one of \['Central', 'Parallel'\] or None, got 'central'; did you mean 'Central'\?")
       for name in ("col_execution", "grad_execution")),
     ({"num_col_workers": 2, "col_execution": "Central"}, ConfigError, "col_execution='Central'.*num_col_workers=2"),
     ({"num_grad_workers": 3, "grad_execution": "Central"}, ConfigError, "grad_execution.*num_grad_workers=3"),
@@ -55,12 +60,15 @@ ROWS = [
       for value in (0, -1, NAN, float("inf"), "60", None, True)),
     ({"runtime": "rey"}, ConfigError, "runtime must be one of .*'ray', 'threads'.*got 'rey'"),
     ({"runtime": "threads", "address": "10.0.0.1:6379"}, ConfigError, "address.*threads"),
-    *(({"placement": value}, ConfigError, rf"placement must be one of \[None, 'colocate'\], got {value!r}") for value in ("spread", "", True)),
-    *(({"num_grad_workers": 2, "num_col_workers": 2, "placement": "colocate", "runtime": runtime}, ConfigError, f"placement.*{runtime}")
+    *(({"placement": value}, ConfigError,
+       rf"placement must be one of \[None, 'colocate'\], got {value!r}") for value in ("spread", "", True)),
+    *(({"num_grad_workers": 2, "num_col_workers": 2, "placement": "colocate", "runtime": runtime}, ConfigError,
+       f"placement.*{runtime}")
       for runtime in ("threads", "simulated")),
     *(({**workers, "placement": "colocate"}, ConfigError, "placement='colocate' keeps gradient workers with their own")
       for workers in ({"num_grad_workers": 2}, {"num_col_workers": 2})),
-    ({"placement": "colocate"}, ConfigError, "placement='colocate' is for the Ray runtime.*give runtime='ray' and remote workers"),
+    ({"placement": "colocate"}, ConfigError,
+     "placement='colocate' is for the Ray runtime.*give runtime='ray' and remote workers"),
     *(({"device": value}, DeviceError, f"device must be one that torch sees here, .*cpu.*got {value!r}")
       for value in ("cuda:7", "gpu", "")),
     ({"device": 0}, ConfigError, "device must be a string or None, got 0"),
@@ -70,7 +78,8 @@ ROWS = [
       for value in (3, True, b"x")),
     ({"keep_bad_batches": ""}, ConfigError, "keep_bad_batches must be a directory or None, got ''"),
     ({"keep_bad_batches": __file__}, ConfigError, "keep_bad_batches must be a directory.*test_checks.py"),
-    ({"keep_bad_batches": f"{__file__}/below"}, ConfigError, "keep_bad_batches.*cannot be a directory: .*Not a directory"),
+    ({"keep_bad_batches": f"{__file__}/below"}, ConfigError,
+     "keep_bad_batches.*cannot be a directory: .*Not a directory"),
     ({"keep_bad_batches": "a\0b"}, ConfigError, "keep_bad_batches.*cannot be a directory: .*null byte"),
     ({"keep_bad_batches": "a" * 300}, ConfigError, "keep_bad_batches.*cannot be a directory: .*too long"),
     # Asynchronous gradients
@@ -84,15 +93,18 @@ ROWS = [
     *(({**where, name: value}, ConfigError, f"{name}={value!r} is for.*grad_communication='asynchronous'")
       for name, value in (("aggregate", 2), ("max_grad_lag", 0))
       for where in ({}, {"num_grad_workers": 2}, {"grad_communication": "asynchronous"})),
-    ({"max_grad_lag": 1, "lag_policy": "drop"}, ConfigError, "lag_policy='drop' is for asynchronous gradients.*give grad_communication='asynchronous'"),
+    ({"max_grad_lag": 1, "lag_policy": "drop"}, ConfigError,
+     "lag_policy='drop' is for asynchronous gradients.*give grad_communication='asynchronous'"),
     # Resources
     ({"col_worker_resources": 2}, ConfigError, "col_worker_resources must be a mapping"),
     ({"col_worker_resources": None}, ConfigError, "col_worker_resources must be a mapping"),
     ({"col_worker_resources": {"num_gpus": 1.5}}, ConfigError, "col_worker_resources.*num_gpus.*got 1.5"),
     ({"grad_worker_resources": {"memory": -1}}, ConfigError, "grad_worker_resources.*memory.*got -1"),
     ({"grad_worker_resources": {"num_cpus": NAN}}, ConfigError, "grad_worker_resources must be finite, got.*nan"),
-    ({"grad_worker_resources": {"num_cpus": "1"}}, ConfigError, "grad_worker_resources must be a mapping of strings to numbers.*got .*'1'"),
-    *(({"col_num_threads": 2, **where}, ConfigError, "col_num_threads=2 is for collection workers with processes of their own")
+    ({"grad_worker_resources": {"num_cpus": "1"}}, ConfigError,
+     "grad_worker_resources must be a mapping of strings to numbers.*got .*'1'"),
+    *(({"col_num_threads": 2, **where}, ConfigError,
+       "col_num_threads=2 is for collection workers with processes of their own")
       for where in ({}, {"num_col_workers": 2, "runtime": "threads"}, {"num_grad_workers": 2})),
     ({"num_col_workers": 2, "col_num_threads": 0}, ConfigError, "col_num_threads.*got 0"),
     # Contradictions: both keys are named
@@ -104,7 +116,8 @@ ROWS = [
     ({"compress_grads_to_send": True}, ConfigError, "compress_grads_to_send.*num_grad_workers"),
     ({"compress_data_to_send": True}, ConfigError, "compress_data_to_send.*num_col_workers"),
     ({"compress_weights_to_send": "bf16"}, ConfigError, "compress_weights_to_send='bf16'.*num_col_workers"),
-    ({"compress_weights_to_send": "auto", "col_communication": "asynchronous"}, ConfigError, "compress_weights_to_send='auto'.*num_col"),
+    ({"compress_weights_to_send": "auto", "col_communication": "asynchronous"}, ConfigError,
+     "compress_weights_to_send='auto'.*num_col"),
     ({"num_grad_workers": 2, "distribute_gradients": True, "compress_weights_to_send": "bf16"}, ConfigError,
      "compress_weights_to_send.*average among themselves"),
     *(({"num_grad_workers": 2, "distribute_gradients": True, "compress_grads_to_send": value}, ConfigError,
@@ -118,7 +131,8 @@ ROWS = [
     *(({name: value}, ConfigError, f"{name}='?{value}'?.*col_communication") for name, value in (
         ("queue_policy", "drop_oldest"), ("on_starved", "warn"), ("ramp", True), ("buffer", "circular"),
         ("on_policy_lag", "wait"))),
-    ({"queue_policy": "drop"}, ConfigError, "queue_policy must be one of .'block', 'drop_oldest', 'drop_newest'., got 'drop'"),
+    ({"queue_policy": "drop"}, ConfigError,
+     "queue_policy must be one of .'block', 'drop_oldest', 'drop_newest'., got 'drop'"),
     ({"on_starved": "ignore"}, ConfigError, "on_starved must be one of .'raise', 'warn', 'wait'., got 'ignore'"),
     ({"buffer": "square"}, ConfigError, "buffer must be one of .'ring', 'circular'., got 'square'"),
     ({"on_policy_lag": None}, ConfigError, "on_policy_lag must be one of .'drop', 'wait'., got None"),
@@ -126,15 +140,22 @@ ROWS = [
     *(({name: value}, ConfigError, f"{name} must be a whole number >= {low}.*, got {value}") for name, value, low in (
         ("max_weight_sync_delay", 0, 1), ("max_weight_sync_delay", True, 1),
         ("max_policy_lag", -1, 0), ("max_policy_lag", False, 0), ("replay_slots", -1, 0), ("replay_slots", None, 0))),
-    *(({"replay_proportion": value}, ConfigError, "replay_proportion must be (a number >= 0.0|finite), got") for value in (
+    *(({"replay_proportion": value}, ConfigError,
+       "replay_proportion must be (a number >= 0.0|finite), got") for value in (
         -0.5, True, "1", float("inf"), float("nan"))),
-    ({"col_communication": "asynchronous", "replay_proportion": 0.5}, ConfigError, "replay_proportion=0.5 and replay_slots=0 go together"),
-    ({"col_communication": "asynchronous", "replay_slots": 5}, ConfigError, "replay_proportion=0.0 and replay_slots=5 go together"),
-    ({"col_communication": "asynchronous", "train_batch_size": 80, "replay_proportion": 1.0, "replay_slots": 5}, ConfigError,
+    ({"col_communication": "asynchronous", "replay_proportion": 0.5}, ConfigError,
+     "replay_proportion=0.5 and replay_slots=0 go together"),
+    ({"col_communication": "asynchronous", "replay_slots": 5}, ConfigError,
+     "replay_proportion=0.0 and replay_slots=5 go together"),
+    ({"col_communication": "asynchronous", "train_batch_size": 80, "replay_proportion": 1.0, "replay_slots": 5},
+     ConfigError,
      "replay_slots 5 · rollout 16 = 80 must exceed train_batch_size 80"),
-    ({"col_communication": "asynchronous", "replay_proportion": 1.0, "replay_slots": 1}, ConfigError, "must exceed train_batch_size 16"),
-    ({"col_communication": "asynchronous", "buffer": "circular", "ramp": False}, ConfigError, "ramp=False is for buffer='ring'"),
-    ({"col_communication": "asynchronous", "on_policy_lag": "wait"}, ConfigError, "on_policy_lag='wait' needs max_policy_lag, got None"),
+    ({"col_communication": "asynchronous", "replay_proportion": 1.0, "replay_slots": 1}, ConfigError,
+     "must exceed train_batch_size 16"),
+    ({"col_communication": "asynchronous", "buffer": "circular", "ramp": False}, ConfigError,
+     "ramp=False is for buffer='ring'"),
+    ({"col_communication": "asynchronous", "on_policy_lag": "wait"}, ConfigError,
+     "on_policy_lag='wait' needs max_policy_lag, got None"),
     ({**WAIT, "broadcast_interval": 2}, ConfigError, "leave out broadcast_interval"),
     ({**WAIT, "max_weight_sync_delay": 50}, ConfigError, "leave out broadcast_interval and max_weight_sync_delay"),
     ({**WAIT, "buffer": "circular"}, ConfigError, "which buffer='circular' does not know"),
@@ -145,7 +166,8 @@ ROWS = [
     *(({**BY_PIECES, "prefetch": value}, ConfigError, f"prefetch must be a whole number >= 0 or None, got {value!r}")
       for value in (-1, "1", True, 0.5)),
     ({**BY_PIECES, "prefetch": 2}, ConfigError, "prefetch must be 0, 1 or None, got 2"),
-    *(({**BY_PIECES, "norm_over": value}, ConfigError, rf"norm_over must be one of \['batch', 'microbatch'\], got {value!r}")
+    *(({**BY_PIECES, "norm_over": value}, ConfigError,
+       rf"norm_over must be one of \['batch', 'microbatch'\], got {value!r}")
       for value in ("slice", None, 1)),
     ({"train_batch_size": 1000, "microbatch_size": 2000}, ConfigError,
      "microbatch_size must not exceed train_batch_size, got 2000 > 1000"),
@@ -156,7 +178,8 @@ ROWS = [
     ({**BY_PIECES, "prefetch": 1}, ConfigError, "prefetch=1 needs num_col_workers >= 2"),
     ({**BY_PIECES, "prefetch": 1, "num_col_workers": 2, "col_fraction_workers": 0.5}, ConfigError,
      "prefetch=1 contradicts col_fraction_workers"),
-    ({**BY_PIECES, "prefetch": 1, "num_col_workers": 2}, ConfigError, "prefetch=1 has nothing to overlap.*num_epochs=4"),
+    ({**BY_PIECES, "prefetch": 1, "num_col_workers": 2}, ConfigError,
+     "prefetch=1 has nothing to overlap.*num_epochs=4"),
     ({**BY_PIECES, "norm_over": "microbatch"}, ConfigError,
      "norm_over='microbatch' contradicts PPO: num_epochs=4 and num_mini_batch=4 use"),
 ]
@@ -203,7 +226,9 @@ def test_a_warning_points_to_the_line_that_made_the_scheme(parts):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Scheme(*parts, col_fraction_workers=0.5)
-    assert [(warning.filename, "has no effect with num_col_workers=1" in str(warning.message)) for warning in caught] == [(__file__, True)]
+    assert [(warning.filename,
+             "has no effect with num_col_workers=1" in str(warning.message)) for warning in caught] == [(__file__,
+                                                                                                         True)]
 
 
 def test_a_misspelt_setting_is_refused(parts):
@@ -219,11 +244,14 @@ def test_a_misspelt_setting_is_refused(parts):
     {"microbatch_size": 5, "col_communication": "asynchronous"},
     {"num_col_workers": 2, "col_worker_resources": {"num_cpus": 0}},
     {"num_col_workers": 2, "col_device": "cuda", "col_worker_resources": {"num_gpus": 2.0, "special": 1}},
-    {**PARALLEL, "compress_grads_to_send": True, "compress_data_to_send": True}, WAIT, {"compress_data_to_send": "none"},
-    {**PARALLEL, "compress_grads_to_send": "topk", "compress_data_to_send": "zstd", "compress_weights_to_send": "auto:bf16"},
+    {**PARALLEL, "compress_grads_to_send": True, "compress_data_to_send": True}, WAIT,
+    {"compress_data_to_send": "none"},
+    {**PARALLEL, "compress_grads_to_send": "topk", "compress_data_to_send": "zstd",
+     "compress_weights_to_send": "auto:bf16"},
     {**PARALLEL, "distribute_gradients": True, "compress_weights_to_send": "bf16"},
     {**PARALLEL, "compress_grads_to_send": "int8", "compress_data_to_send": "auto", "runtime": "simulated"},
-    {"col_communication": "asynchronous", "train_batch_size": 80, "replay_proportion": 1, "replay_slots": 6, "max_policy_lag": 0,
+    {"col_communication": "asynchronous", "train_batch_size": 80, "replay_proportion": 1, "replay_slots": 6,
+     "max_policy_lag": 0,
      "num_passes": 2, "minibatch_buffer_size": 3, "ramp": False, "queue_policy": "drop_newest", "on_starved": "wait"},
 ], ids=str)
 def test_right_settings_are_accepted(parts, settings):
@@ -388,7 +416,8 @@ def test_a2c_takes_the_same_settings(parts):
 @pytest.mark.parametrize(("settings", "message"), [
     ({"col_worker_resources": {"num_cpus": 2}}, "col_worker_resources is for remote workers"),
     ({"grad_worker_resources": {"num_cpus": 2}}, "grad_worker_resources is for remote workers"),
-    ({"address": "10.0.0.1:6379"}, "address='10.0.0.1:6379' is for the Ray runtime.*give runtime='ray' and remote workers"),
+    ({"address": "10.0.0.1:6379"},
+     "address='10.0.0.1:6379' is for the Ray runtime.*give runtime='ray' and remote workers"),
     ({"num_col_workers": 2, "col_worker_resources": {"num_cpu": 1}}, "did you mean 'num_cpus'"),
     ({"fraction_samples": 0.5}, "fraction_samples needs col_fraction_workers < 1"),
 ])

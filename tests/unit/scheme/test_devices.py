@@ -35,7 +35,8 @@ def see_gpus(monkeypatch):
 
 
 @pytest.mark.parametrize(("count", "gpus", "device", "found"), [
-    (0, None, None, "cpu"), (0, None, "cpu", "cpu"), (2, None, None, "cpu"), (2, [1], "cpu", "cpu"), (2, [], "cpu", "cpu"),
+    (0, None, None, "cpu"), (0, None, "cpu", "cpu"), (2, None, None, "cpu"), (2, [1], "cpu", "cpu"),
+    (2, [], "cpu", "cpu"),
     (2, None, "cuda", "cuda:1"),  # the current one
     (2, None, "cuda:0", "cuda:0"), (2, None, "cuda:1", "cuda:1"),
     (1, [0], "cuda", "cuda:0"), (1, [0], "cuda:0", "cuda:0"), (2, [0, 1], "cuda:1", "cuda:1"),
@@ -50,7 +51,8 @@ def test_a_name_stands_for_a_device(see_gpus, count, gpus, device, found):
 @pytest.mark.parametrize(("count", "gpus", "device", "message"), [
     (0, None, "cuda", r"\['cpu'\], got 'cuda'; give one of these"),
     (2, None, "cuda:2", r"\['cpu', 'cuda:0', 'cuda:1'\], got 'cuda:2'; give one of these"),
-    (4, [2], "cuda:1", r"\['cpu', 'cuda:2'\], got 'cuda:1'; the list has the GPUs that Ray gave this worker: 'cuda' is the first"),
+    (4, [2], "cuda:1", r"\['cpu', 'cuda:2'\], got 'cuda:1'; the list has the GPUs that Ray gave this worker: 'cuda' is "
+                       r"the first"),
     (4, [], "cuda", r"\['cpu'\], got 'cuda'; the list .* num_gpus in its resources asks for more"),
     *((2, None, device, f"got {device!r}") for device in ("gpu", "", 0, "cuda:01", "CUDA:0", 1.5)),
 ], ids=str)
@@ -89,7 +91,8 @@ def test_what_is_no_name_of_a_device(make_scheme, name, device):
     ({**GRADS, "runtime": "threads"}, "grad_device"), ({**COLLECTORS, "runtime": "simulated"}, "col_device"),
     ({**THREAD, "runtime": None}, "col_device"),
 ], ids=str)
-def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threads(make_scheme, see_gpus, settings, name, device):
+def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threads(make_scheme, see_gpus, settings,
+                                                                                   name, device):
     see_gpus(0)
     with pytest.raises(DeviceError, match=rf"{name} must be one that torch sees here, \['cpu'\], got '{device}'"):
         make_scheme(**settings, **{name: device})
@@ -103,16 +106,23 @@ def test_a_device_that_this_process_lacks_is_refused_where_workers_are_its_threa
     # A GPU without a share of one
     ({**COLLECTORS, "col_device": "cuda", "col_worker_resources": NO_GPU},
      "col_device is 'cuda', and col_worker_resources asks for no GPU.*num_gpus=0.25, or give col_device='cpu'"),
-    ({**GRADS, "grad_device": "cuda:0", "grad_worker_resources": {"num_gpus": 0}}, "grad_device is 'cuda:0', and grad_worker_resources"),
-    ({**GRADS, **THREAD, "col_device": "cuda", "grad_worker_resources": NO_GPU}, "col_device is 'cuda', and grad_worker_resources asks"),
+    ({**GRADS, "grad_device": "cuda:0", "grad_worker_resources": {"num_gpus": 0}},
+     "grad_device is 'cuda:0', and grad_worker_resources"),
+    ({**GRADS, **THREAD, "col_device": "cuda", "grad_worker_resources": NO_GPU},
+     "col_device is 'cuda', and grad_worker_resources asks"),
     # A share of a GPU that nobody computes on
-    ({**COLLECTORS, "col_worker_resources": QUARTER}, "col_worker_resources asks for num_gpus=0.25, and collection workers compute on the CPU"),
-    ({**COLLECTORS, "col_device": "cpu", "col_worker_resources": QUARTER}, "give col_device='cuda', or leave num_gpus out"),
-    ({**GRADS, "grad_worker_resources": QUARTER}, "grad_worker_resources asks for num_gpus=0.25, and gradient workers compute on the CPU"),
+    ({**COLLECTORS, "col_worker_resources": QUARTER},
+     "col_worker_resources asks for num_gpus=0.25, and collection workers compute on the CPU"),
+    ({**COLLECTORS, "col_device": "cpu", "col_worker_resources": QUARTER},
+     "give col_device='cuda', or leave num_gpus out"),
+    ({**GRADS, "grad_worker_resources": QUARTER},
+     "grad_worker_resources asks for num_gpus=0.25, and gradient workers compute on the CPU"),
     ({**GRADS, "grad_worker_resources": QUARTER, "runtime": "threads"}, "grad_worker_resources asks for num_gpus=0.25"),
     # More GPUs than a worker is given
-    ({**COLLECTORS, "col_device": "cuda:1"}, "col_device='cuda:1' is GPU 1, counted from 0, .*asks for num_gpus=0.2; 'cuda' is the first"),
-    ({**GRADS, "grad_device": "cuda:2", "grad_worker_resources": {"num_gpus": 2}}, "grad_device='cuda:2' is GPU 2.*asks for num_gpus=2"),
+    ({**COLLECTORS, "col_device": "cuda:1"},
+     "col_device='cuda:1' is GPU 1, counted from 0, .*asks for num_gpus=0.2; 'cuda' is the first"),
+    ({**GRADS, "grad_device": "cuda:2", "grad_worker_resources": {"num_gpus": 2}},
+     "grad_device='cuda:2' is GPU 2.*asks for num_gpus=2"),
 ], ids=str)
 def test_contradictions(make_scheme, settings, message):
     with pytest.raises(ConfigError, match=message) as caught:
@@ -122,14 +132,17 @@ def test_contradictions(make_scheme, settings, message):
 
 def test_the_learners_gpu_asks_for_one_of_gradient_workers_too(make_scheme, see_gpus):
     see_gpus(1)
-    with pytest.raises(ConfigError, match=r"grad_device is 'cuda', and grad_worker_resources asks for no GPU.*or give grad_device='cpu'"):
+    with pytest.raises(ConfigError, match=r"grad_device is 'cuda', and grad_worker_resources asks for no GPU.*or give "
+                                          r"grad_device='cpu'"):
         make_scheme(**GRADS, runtime="ray", device="cuda:0", grad_worker_resources=NO_GPU)
     make_scheme(**GRADS, runtime="ray", device="cuda:0", grad_device="cpu", grad_worker_resources=NO_GPU)
 
 
 @pytest.mark.parametrize("settings", [
-    {**COLLECTORS, "col_device": "cuda"}, {**COLLECTORS, "col_device": "cuda:1", "col_worker_resources": {"num_gpus": 2}},
-    {**COLLECTORS, "col_device": "cpu"}, {**BOTH, "grad_device": "cuda", "col_device": "cpu", "grad_worker_resources": QUARTER},
+    {**COLLECTORS, "col_device": "cuda"},
+    {**COLLECTORS, "col_device": "cuda:1", "col_worker_resources": {"num_gpus": 2}},
+    {**COLLECTORS, "col_device": "cpu"},
+    {**BOTH, "grad_device": "cuda", "col_device": "cpu", "grad_worker_resources": QUARTER},
     {**GRADS, **THREAD, "col_device": "cuda", "grad_device": "cpu", "grad_worker_resources": QUARTER},
 ], ids=str)
 def test_a_machine_without_a_gpu_may_start_workers_on_others(make_scheme, see_gpus, settings):
@@ -164,7 +177,9 @@ def watch(make_scheme, monkeypatch, see_gpus):
 
 def named(num_grads, num_cols, grad, col):
     return {**{f"GWorker {index}": grad for index in range(1, num_grads + 1)},
-            **{f"GWorker {parent}/CWorker {index}": col for parent in range(1, num_grads + 1) for index in range(1, num_cols + 1)}}
+            **{f"GWorker {parent}/CWorker {index}": col for parent in range(1,
+                                                                            num_grads + 1) for index in range(1,
+                                                                                                              num_cols + 1)}}
 
 
 @pytest.mark.parametrize("communication", [SYNC, ASYNC])
@@ -224,5 +239,6 @@ def test_a_collection_worker_looks_for_what_it_was_given(make_scheme, see_gpus):
     see_gpus(2)
     scheme = make_scheme()
     with pytest.raises(DeviceError, match=r"^col_device must be one that torch sees here, \['cpu'\], got 'cuda'"):
-        CWorker(1, algo_factory=scheme.agent.algo_factory, actor_factory=scheme.agent.actor_factory, storage_factory=scheme.agent.storage_factory,
+        CWorker(1, algo_factory=scheme.agent.algo_factory, actor_factory=scheme.agent.actor_factory,
+                storage_factory=scheme.agent.storage_factory,
                 train_envs_factory=scheme.agent.train_envs_factory, device="cuda", runtime=GivenNone())

@@ -89,7 +89,8 @@ def test_every_pattern(make, check_ledger, pattern, seed):
     {"num_grad_workers": 3, "grad_communication": ASYNC, "aggregate": 2},
     {"num_grad_workers": 2, "num_col_workers": 2, "col_communication": ASYNC, "distribute_gradients": True},
     {"num_grad_workers": 2, "distribute_gradients": True}, {"num_col_workers": 3, "col_fraction_workers": 0.6},
-], ids=["slow-learner", "train-batches", "wait", "circular", "rounds", "aggregate", "rapid", "decentralised", "preemptive"])
+], ids=["slow-learner", "train-batches", "wait", "circular", "rounds", "aggregate", "rapid", "decentralised",
+        "preemptive"])
 def test_other_settings(make, check_ledger, settings):
     scheme = make(**settings)
     for _ in range(4):
@@ -98,7 +99,8 @@ def test_other_settings(make, check_ledger, settings):
 
 
 def test_microbatches(make_scheme, check_ledger, one_batch):
-    scheme = make_scheme(algo=one_batch, runtime="simulated", num_col_workers=2, train_batch_size=96, microbatch_size=16,
+    scheme = make_scheme(algo=one_batch, runtime="simulated", num_col_workers=2, train_batch_size=96,
+                         microbatch_size=16,
                          norm_over="microbatch", prefetch=1)
     for _ in range(3):
         scheme.step()
@@ -106,9 +108,12 @@ def test_microbatches(make_scheme, check_ledger, one_batch):
 
 
 @pytest.mark.parametrize("settings", [
-    {}, {"num_replay_workers": 1}, {"num_col_workers": 1}, {"grad_communication": "synchronous"}, {"num_grad_workers": 2},
-    {"min_replay_ratio": 4.0, "costs": {"grad": 1.0}}, {"max_replay_ratio": 0.5}, {"add_in_flight": 1, "costs": {"add": 0.1}}],
-    ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "collection-waits", "learning-waits", "slow-shards"])
+    {}, {"num_replay_workers": 1}, {"num_col_workers": 1}, {"grad_communication": "synchronous"},
+    {"num_grad_workers": 2},
+    {"min_replay_ratio": 4.0, "costs": {"grad": 1.0}}, {"max_replay_ratio": 0.5},
+    {"add_in_flight": 1, "costs": {"add": 0.1}}],
+    ids=["apex", "one-shard", "one-collector", "learner-in-turn", "gorila", "collection-waits", "learning-waits",
+         "slow-shards"])
 def test_replay_keeps_what_it_has_and_takes_what_comes(make, check_ledger, settings):
     scheme = make(**{**SHARDS, **settings})
     for _ in range(4):
@@ -167,12 +172,14 @@ def test_what_gives_nothing_in_time_is_lost(make, check_ledger):
 
 
 @pytest.mark.parametrize("settings", [LEARNER_THREAD, SHARDS, {"num_grad_workers": 2, "grad_communication": ASYNC},
-                                      {"num_grad_workers": 2, "num_col_workers": 2}], ids=["learner", "shards", "a3c", "sync"])
+                                      {"num_grad_workers": 2, "num_col_workers": 2}],
+                                      ids=["learner", "shards", "a3c", "sync"])
 @pytest.mark.parametrize("seed", range(5))
 def test_workers_may_die_meanwhile(make, check_ledger, settings, seed):
     faults = {"num_replay_workers": "kill shard.* p=0.01; kill col.* p=0.002"}.get(
         next(iter(settings.keys() & {"num_replay_workers"}), ""), "kill col.* p=0.003")
-    scheme = make(**settings, **({"faults": faults} if settings.get("num_col_workers") else {"faults": "kill grad.* p=0.01"}),
+    scheme = make(**settings,
+                  **({"faults": faults} if settings.get("num_col_workers") else {"faults": "kill grad.* p=0.01"}),
                   schedule_seed=seed)
     for _ in range(5):
         go_on(scheme, 6)

@@ -85,7 +85,8 @@ def test_the_same_seed_repeats_a_run_with_faults(make_scheme):
 def test_restarts_of_a_rollout_that_is_dropped_are_in_the_next_total():
     stats = WorkerStats(time.monotonic)
     for worker, incarnation, total in ((1, 0, 2), (1, 0, 5), (2, 0, 1), (1, 1, 1)):
-        stats.add_rollout(Rollout(data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=worker,
+        stats.add_rollout(Rollout(data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0,
+                                  worker=worker,
                                    sequence=1, incarnation=incarnation, envs_restarted=total), 0, 0)
         fields = stats.take([], 0.0, Traffic())
     assert fields["counters"].envs_restarted == 7

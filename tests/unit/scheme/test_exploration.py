@@ -55,7 +55,8 @@ class Watch:
 
         def request(index):
             lag = worker.actor_version - worker.collector.weight_versions()[index]
-            self.note(lag < interval or self.settings["max_weight_sync_delay"], "a collector was asked with weights", lag, "updates old, interval", interval)
+            self.note(lag < interval or self.settings["max_weight_sync_delay"], "a collector was asked with weights",
+                      lag, "updates old, interval", interval)
             right(index)
         strategy._request = request
 
@@ -91,7 +92,8 @@ class Watch:
         """No rank of a group is more than an update away from another, or from what has been booked."""
         ranks = self.root.strategy.ranks
         versions = [self.root.remote_workers[index].native.worker.actor_version for index in ranks]
-        hold(all(0 <= version - self.version <= 1 for version in versions), "ranks of versions", versions, "after update", self.version)
+        hold(all(0 <= version - self.version <= 1 for version in versions), "ranks of versions", versions,
+             "after update", self.version)
 
     def grad_workers(self):
         yield self.root.local_worker
@@ -106,7 +108,8 @@ class Watch:
     def receive(self, gradients):
         if self.is_chain:
             expected = self.chains[gradients.worker]
-            self.note(gradients.weights_version == expected, "a chain went on with other weights than those it was due:",
+            self.note(gradients.weights_version == expected,
+                      "a chain went on with other weights than those it was due:",
                       gradients.weights_version, "instead of", expected)
         self._receive(gradients)
 
@@ -136,7 +139,8 @@ class Watch:
         """Between two steps every gradient worker is at work, has a gradient ready, or is being replaced."""
         if self.is_chain and self.root.strategy.error is None:  # which is raised once what is ready is used
             strategy = self.root.strategy
-            at_work = len(strategy.in_flight) + len(strategy.ready) + len(strategy.waiting) + len(strategy.supervisor.gone)
+            at_work = len(
+                strategy.in_flight) + len(strategy.ready) + len(strategy.waiting) + len(strategy.supervisor.gone)
             self.note(at_work == self.settings["num_grad_workers"], "a chain stands still:", at_work, "are at work")
 
     def check(self):
@@ -146,9 +150,11 @@ class Watch:
 
 def between_queue_and_learner(rng):
     """Random settings of what lies there."""
-    settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")), "num_passes": rng.choice((1, 2, 3)),
+    settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")),
+                "num_passes": rng.choice((1, 2, 3)),
                 "minibatch_buffer_size": rng.choice((1, 2, 3)), "buffer": rng.choice(("ring", "ring", "circular")),
-                "train_batch_size": rng.choice((None, 6, 8)), "max_policy_lag": rng.choice((None, 1, 8)), "broadcast_interval": 1}
+                "train_batch_size": rng.choice((None, 6, 8)), "max_policy_lag": rng.choice((None, 1, 8)),
+                "broadcast_interval": 1}
     if settings["max_policy_lag"] is not None and settings["buffer"] == "ring" and rng.random() < 0.5:
         settings["on_policy_lag"] = "wait"
     else:
@@ -240,7 +246,8 @@ def run(seed, updates=5, faulty=True):
         check_end(final, left, runtime, watch, action)
     except BaseException as error:
         events = "\n  ".join(list(schedule.last_events)[-12:])
-        raise BrokenError(f"seed {seed}: {type(error).__name__}: {error}\nwith {settings}, {agent}\n  {events}") from error
+        raise BrokenError(
+            f"seed {seed}: {type(error).__name__}: {error}\nwith {settings}, {agent}\n  {events}") from error
     return schedule.digest
 
 

@@ -59,7 +59,8 @@ def make(check_ledger):
     schemes = []
 
     def make_(agent, seed, costs=None, **settings):
-        schemes.append(Scheme(*agent, seed=1, runtime="simulated", schedule_seed=seed, costs={"start": 0} | (costs or {}), **settings))
+        schemes.append(Scheme(*agent, seed=1, runtime="simulated", schedule_seed=seed,
+                              costs={"start": 0} | (costs or {}), **settings))
         return schemes[-1]
     yield make_
     for scheme in schemes:
@@ -78,7 +79,8 @@ def dice(request):
 def test_synchronous_rounds(make, dice, seed):
     """One round of all workers at most, and nothing once its first pass is complete; data are never old."""
     rng = dice(seed)
-    workers, learners, rollout, parts = rng.choice((1, 2, 3)), rng.choice((1, 2, 3)), rng.choice((4, 6)), rng.choice((1, 2))
+    workers, learners, rollout, parts = rng.choice((1, 2, 3)), rng.choice((1, 2,
+                                                                           3)), rng.choice((4, 6)), rng.choice((1, 2))
     agent = synthetic_agent(rollout, num_mini_batch=parts)
     scheme = make(agent, seed, {"grad": 10 ** rng.uniform(-4, 0)}, num_col_workers=workers, num_grad_workers=learners)
     look = Look(scheme, not_consumed)
@@ -98,7 +100,8 @@ def test_synchronous_collection_by_pieces(make_scheme, plain_a2c, dice, seed):
     workers, rollout, micro = rng.choice((2, 3)), rng.choice((4, 6)), rng.choice((5, 20))
     train, prefetch = micro * rng.choice((1, 3)), rng.choice((0, 1))
     scheme = make_scheme(num_envs=1, size=rollout, algo=plain_a2c, runtime="simulated", schedule_seed=seed,
-                         costs={"start": 0, "grad": 10 ** rng.uniform(-4, 0)}, num_col_workers=workers, train_batch_size=train,
+                         costs={"start": 0, "grad": 10 ** rng.uniform(-4, 0)}, num_col_workers=workers,
+                         train_batch_size=train,
                          microbatch_size=micro, prefetch=prefetch)
     look = Look(scheme, not_consumed)
     for _ in range(20):
@@ -121,7 +124,8 @@ def test_asynchronous_gradients(make, dice, seed, is_slow):
         scheme.step()
     assert rollout <= look.most <= workers * rollout
     lag = scheme.metrics()["grad_lag"]["max"]
-    assert lag == workers - 1 if not is_slow else math.floor(times) * (workers - 1) <= lag <= math.ceil(times) * (workers - 1)
+    assert lag == workers - 1 if not is_slow else math.floor(
+        times) * (workers - 1) <= lag <= math.ceil(times) * (workers - 1)
     assert scheme.metrics()["policy_lag"]["max"] == 0
 
 
@@ -146,7 +150,9 @@ def test_asynchronous_replay(make, dice, seed):
 def test_weights_of_collectors_that_fill_replay(make, dice, seed, monkeypatch):
     """With updates between any two rollouts, each worker makes so many steps with the same weights and not one more."""
     rng = dice(seed)
-    workers, in_flight, rollout, delay = rng.choice((1, 2, 3)), rng.choice((1, 2, 3)), rng.choice((4, 6)), rng.choice((4, 10, 30))
+    workers, in_flight, rollout, delay = rng.choice((1, 2, 3)), rng.choice((1, 2,
+                                                                            3)), rng.choice((4, 6)), rng.choice((4, 10,
+                                                                                                                 30))
     scheme = make(synthetic_agent(rollout, capacity=200), seed, {"grad": 0.1, "step": 0.1}, num_col_workers=workers,
                   col_communication=ASYNC, grad_communication=ASYNC, col_in_flight=in_flight, num_replay_workers=2,
                   train_batch_size=8, max_weight_sync_delay=delay)

@@ -104,7 +104,8 @@ def test_priorities_in_the_shards_are_td_errors_by_the_weights_that_acted(make_a
     assert scheme.settings["initial_priority"] == "worker"
     make_updates(scheme, 30)
     arrived, weights = added
-    algo = DQN.create_factory(start_steps=0)(actor=scheme.agent.actor_factory(device="cpu", seed=0), device="cpu", seed=0)
+    algo = DQN.create_factory(start_steps=0)(actor=scheme.agent.actor_factory(device="cpu", seed=0), device="cpu",
+                                             seed=0)
     assert len({rollout.weights_version for rollout, _ in arrived}) > 3
     target_differs = 0
     for rollout, leaves in arrived:
@@ -161,14 +162,16 @@ def test_critics_travel_with_weights_where_errors_need_them(algo):
     actor = OffPolicyActor.create_factory(
         envs.observation_space, envs.action_space, hidden_sizes=(8,), policy=policy)
     scheme = Scheme.apex(
-        algo.create_factory(start_steps=0, mini_batch_size=8), actor, PERBuffer.create_factory(400, rollout_size=7), envs,
+        algo.create_factory(start_steps=0, mini_batch_size=8), actor, PERBuffer.create_factory(400, rollout_size=7),
+        envs,
         seed=1, runtime="simulated", max_weight_sync_delay=10)
     make_updates(scheme, 12)
     learner = scheme.update_worker.local_worker
     learning = learner.algo.learning_state()
     assert "q" in learning
     collectors = [handle.native.worker for handle in learner.remote_workers]
-    first = scheme.agent.algo_factory(actor=scheme.agent.actor_factory(device="cpu", seed=0), device="cpu", seed=0).learning_state()
+    first = scheme.agent.algo_factory(actor=scheme.agent.actor_factory(device="cpu", seed=0), device="cpu",
+                                      seed=0).learning_state()
     moved = [not torch.equal(worker.algo.learning_state()["q"], first["q"]) for worker in collectors if worker.version]
     assert moved
     assert all(moved)
@@ -191,10 +194,13 @@ class WithoutErrors(SyntheticAlgorithm):
     ({"initial_priority": "first"}, "initial_priority must be one of .'max', 'worker'., got 'first'"),
     ({"storage": ReplayBuffer.create_factory(400, rollout_size=7), "initial_priority": "worker"},
      "initial_priority='worker' needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
-    ({"prioritized": False, "initial_priority": "worker"}, "needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
+    ({"prioritized": False, "initial_priority": "worker"},
+     "needs a storage with priorities, such as PERBuffer, got ReplayBuffer"),
     ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS)},
-     r"PERBuffer draws by TD errors, but WithoutErrors has no td_errors\(\) to compute them; storages for WithoutErrors: .*ReplayBuffer"),
-    ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS), "prioritized": True, "initial_priority": "max"},
+     r"PERBuffer draws by TD errors, but WithoutErrors has no td_errors\(\) to compute them; storages for "
+     r"WithoutErrors: .*ReplayBuffer"),
+    ({"algo": WithoutErrors.create_factory(learns_from=DataKind.TRANSITIONS), "prioritized": True,
+      "initial_priority": "max"},
      "PERBuffer draws by TD errors, but WithoutErrors has no td_errors"),
 ])
 def test_what_nothing_would_set_is_refused(make_apex, settings, text):

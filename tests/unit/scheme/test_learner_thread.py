@@ -24,7 +24,8 @@ def learner(make_scheme):
     def make(size=50, epochs=1, **settings):
         algo, actor, _, envs = synthetic_agent(size=size, num_epochs=epochs)
         return make_scheme(algo=algo, actor=actor, envs=envs, storage=SyntheticStorage, size=size, **({
-            "runtime": "simulated", "num_col_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC} | settings))
+            "runtime": "simulated", "num_col_workers": 2, "col_communication": ASYNC,
+            "grad_communication": ASYNC} | settings))
     return make
 
 
@@ -92,7 +93,8 @@ def test_a_full_queue_holds_collectors_back(learner, train):
 
 def test_a_starved_learner_raises(learner):
     scheme = learner(size=5, costs=FAST | {"step": 1.0}, queue_timeout_s=1.0)
-    with pytest.raises(LearnerStarvedError, match=r"^no train batch for 1.0 s: 2 of 2 collection workers alive, 4 requests in flight; raise"):
+    with pytest.raises(LearnerStarvedError, match=r"^no train batch for 1.0 s: 2 of 2 collection workers alive, 4 "
+                                                  r"requests in flight; raise"):
         scheme.step()
     assert scheme.runtime.now() < 2.0
     assert issubclass(LearnerStarvedError, TimeoutError)
@@ -103,7 +105,8 @@ def test_a_starved_learner_goes_on_waiting(learner, caplog, on_starved, warnings
     scheme = learner(size=5, costs=FAST | {"step": 1.0}, queue_timeout_s=1.0, on_starved=on_starved)
     scheme.step()
     assert scheme.runtime.now() >= 5.0
-    assert [record.getMessage() for record in caplog.records if "no train batch for" in record.getMessage()] == warnings * [
+    assert [record.getMessage() for record in caplog.records
+            if "no train batch for" in record.getMessage()] == warnings * [
         "GWorker 0 goes on waiting: no train batch for 1.0 s: 2 of 2 collection workers alive, 4 requests in flight"]
 
 
@@ -184,9 +187,11 @@ def test_episodes_and_rollouts_are_told_once(make_scheme, train):
     assert 16 * metrics["rollouts"] >= ledger["consumed_unique"] > 16 * (metrics["rollouts"] - 3)
 
 
-@pytest.mark.parametrize("settings", [{}, {"grad_communication": ASYNC}, {"distribute_gradients": True}], ids=["sync", "async", "ranks"])
+@pytest.mark.parametrize("settings", [{}, {"grad_communication": ASYNC}, {"distribute_gradients": True}],
+                         ids=["sync", "async", "ranks"])
 def test_several_learners_have_a_buffer_each(make_scheme, train, settings):
-    scheme = make_scheme(runtime="simulated", num_grad_workers=2, col_communication=ASYNC, num_passes=3, minibatch_buffer_size=2,
+    scheme = make_scheme(runtime="simulated", num_grad_workers=2, col_communication=ASYNC, num_passes=3,
+                         minibatch_buffer_size=2,
                          train_batch_size=32, max_policy_lag=30, queue_policy="drop_oldest", **settings)
     metrics, ledger = train(scheme, 48)
     assert ledger["consumed"] > 2 * ledger["consumed_unique"] > 0
@@ -223,7 +228,8 @@ def test_later_uses_of_an_old_item_are_cancelled(learner, train):
 @pytest.mark.parametrize("grad", [0.001, 0.02, 0.5])
 @pytest.mark.parametrize("limit", [0, 2])
 def test_waiting_keeps_the_lag_without_dropping(learner, train, train_batch_size, grad, limit):
-    scheme = learner(num_col_workers=4, train_batch_size=train_batch_size, costs=FAST | {"grad": grad}, max_policy_lag=limit,
+    scheme = learner(num_col_workers=4, train_batch_size=train_batch_size, costs=FAST | {"grad": grad},
+                     max_policy_lag=limit,
                      on_policy_lag="wait")
     metrics, ledger = train(scheme, 60)
     assert ledger["dropped"]["policy_lag"] == 0

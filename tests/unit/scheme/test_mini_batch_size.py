@@ -40,7 +40,8 @@ def learners(scheme):
     ({"num_col_workers": 2, "train_batch_size": 40}, [8] * 8),
     ({"num_col_workers": 2, "train_batch_size": 40, "microbatch_size": 6}, [8] * 8),
     ({"num_col_workers": 2, "train_batch_size": 100, "microbatch_size": 40}, [8] * 16),
-    ({"num_grad_workers": 2}, [8, 8]), ({"num_grad_workers": 2, "distribute_gradients": True, "num_col_workers": 2}, [8] * 4)],
+    ({"num_grad_workers": 2}, [8, 8]),
+    ({"num_grad_workers": 2, "distribute_gradients": True, "num_col_workers": 2}, [8] * 4)],
     ids=str)
 def test_batches_have_so_many_steps(make_scheme, settings, expected):
     scheme = make_scheme(algo=Watching.create_factory(num_epochs=1, mini_batch_size=8), runtime="simulated", **settings)
@@ -62,7 +63,8 @@ def test_mini_batch_size_trains_like_the_corresponding_num_mini_batch(make_schem
 
 
 def test_a_limit_on_the_lag_counts_the_updates_that_it_makes(make_scheme):
-    scheme = make_scheme(algo=APPO.create_factory(num_epochs=2, mini_batch_size=4), storage=VTraceBuffer, num_col_workers=2,
+    scheme = make_scheme(algo=APPO.create_factory(num_epochs=2, mini_batch_size=4), storage=VTraceBuffer,
+                         num_col_workers=2,
                          col_communication=ASYNC, max_policy_lag=16, on_policy_lag="wait", runtime="simulated")
     for _ in range(40):
         scheme.step()
@@ -70,20 +72,24 @@ def test_a_limit_on_the_lag_counts_the_updates_that_it_makes(make_scheme):
 
 
 def test_shards_of_rollouts_draw_a_rollout_where_nothing_else_is_said():
-    learner, _ = make_learner("appo", "CartPole-v1", num_envs=2, num_steps=8, mini_batch_size=4, num_col_workers=2, replay_size=64,
-                              col_communication="asynchronous", num_replay_workers=1, runtime="simulated", progress=False)
+    learner, _ = make_learner("appo", "CartPole-v1", num_envs=2, num_steps=8, mini_batch_size=4, num_col_workers=2,
+                              replay_size=64,
+                              col_communication="asynchronous", num_replay_workers=1, runtime="simulated",
+                              progress=False)
     assert learner.scheme.settings["train_batch_size"] == 16
 
 
 @pytest.mark.parametrize(("rollout", "wanted", "rounds", "expected"), [
-    (16, None, (1, None), 1), (16, None, (3, None), 3), (16, None, None, 1), (16, 40, None, 3), (16, 48, None, 3), (16, 40, (2, None), 4),
+    (16, None, (1, None), 1), (16, None, (3, None), 3), (16, None, None, 1), (16, 40, None, 3), (16, 48, None, 3),
+    (16, 40, (2, None), 4),
     (16, 100, (2, 40), 8), (16, 128, (2, 40), 8), (16, 129, (2, 40), 12), (16, None, (2, 4), 2)])
 def test_rollouts_of_a_train_batch(rollout, wanted, rounds, expected):
     assert num_rollouts(rollout, wanted, rounds) == expected
 
 
 def test_a_batch_larger_than_what_comes_together_is_refused(make_scheme):
-    with pytest.raises(ConfigError, match=r"mini_batch_size must not exceed the batch: batch 32 = 2 .*mini_batch_size 33"):
+    with pytest.raises(ConfigError,
+                       match=r"mini_batch_size must not exceed the batch: batch 32 = 2 .*mini_batch_size 33"):
         make_scheme(algo=PPO.create_factory(mini_batch_size=33), num_col_workers=2)
     make_scheme(algo=PPO.create_factory(mini_batch_size=33), num_col_workers=2, train_batch_size=64)
 
@@ -91,7 +97,8 @@ def test_a_batch_larger_than_what_comes_together_is_refused(make_scheme):
 def test_several_policies_have_no_batch_size_in_common():
     envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2)
     with pytest.raises(ConfigError, match=r"mini_batch_size=8 of policy 'shared' .*give num_mini_batch"):
-        multi_agent(envs, PPO.create_factory(mini_batch_size=8), OnPolicyActor.create_factory, GAEBuffer.create_factory(8))
+        multi_agent(envs, PPO.create_factory(mini_batch_size=8), OnPolicyActor.create_factory,
+                    GAEBuffer.create_factory(8))
 
 
 def test_the_option_of_train_takes_the_place_of_the_presets_num_mini_batch():

@@ -360,7 +360,8 @@ def test_priorities_find_their_policy_in_a_shard(make_multi):
 
 @pytest.mark.parametrize("settings", [
     {}, {"minibatch_buffer_size": 2, "num_passes": 2}, {"buffer": "circular", "num_passes": 2},
-    {"max_policy_lag": 2, "on_policy_lag": "wait"}, {"replay_proportion": 1.0, "replay_slots": 8}, {"num_grad_workers": 2},
+    {"max_policy_lag": 2, "on_policy_lag": "wait"}, {"replay_proportion": 1.0, "replay_slots": 8},
+    {"num_grad_workers": 2},
 ])
 def test_a_learner_thread_takes_items_of_all_policies(make_multi, check_ledger, settings):
     scheme = make_multi(IMPALA.create_factory(), VTraceBuffer.create_factory(6), preset=Scheme.impala,

@@ -1,7 +1,7 @@
 """Defects of other libraries, by name and version: the same stimulus, and what happens here instead.
 
-Lost and hung workers, threads, errors between processes, waits, updates that are not finite, signals, stopping. Each test
-says in its docstring what was seen elsewhere; most behaviours are tested in breadth beside their own modules.
+Lost and hung workers, threads, errors between processes, waits, updates that are not finite, signals, stopping. Each
+test says in its docstring what was seen elsewhere; most behaviours are tested in breadth beside their own modules.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def test_torchrl_0_14_1_waits_for_a_silent_worker_without_limit(make_scheme):
 
 
 def test_rllib_2_60_calls_a_hung_runner_healthy_and_never_replaces_it(make_scheme):
-    """A runner that answers nothing stays in its list of healthy ones and gets a new call each iteration. Here: replaced."""
+    """A runner that answers nothing stays in its list of healthy ones and gets a new call each iteration.
+
+    Here: replaced.
+    """
     scheme = make_scheme(**simulated(faults="hang col.2 @ step 6", worker_timeout_s=3.0))
     hung = scheme.start().local_worker.remote_workers[1]
     step_until(scheme, 80)
@@ -62,7 +65,10 @@ def test_rllib_2_60_ends_the_run_with_a_dead_learner(make_scheme, check_ledger):
 
 
 def test_gymnasium_1_4_0_gives_the_late_result_of_a_call_that_timed_out_to_the_next_call(supervised):
-    """After `step_wait` times out, the next `step` returns the previous step's result. Here a late answer finds nobody."""
+    """After `step_wait` times out, the next `step` returns the previous step's result.
+
+    Here a late answer finds nobody.
+    """
     requests, runtime, replaced = supervised
     late, fresh = Future("a", "late"), Future("a", "fresh")
     requests.add(0, late)
@@ -91,7 +97,8 @@ def supervised():
 
 def test_pytorchrl_2021_takes_the_first_of_no_results_after_sixty_seconds(make_scheme):
     """Revision 9e45189 indexes what came within 60 s, also if nothing did: `IndexError`. Here waiting goes on."""
-    scheme = make_scheme(**simulated(col_communication=ASYNC, faults="delay col.* 130s @ step 6", worker_timeout_s=1000.0))
+    scheme = make_scheme(**simulated(col_communication=ASYNC, faults="delay col.* 130s @ step 6",
+                                     worker_timeout_s=1000.0))
     start = scheme.start() and scheme.runtime.now()
     step_until(scheme, 12)
     assert scheme.runtime.now() - start > 60
@@ -124,8 +131,12 @@ def test_torchrl_0_14_1_only_logs_what_ends_its_collector_thread(make_scheme):
 
 @pytest.mark.parametrize("thread", ["collector", "updater"])
 def test_pytorchrl_2021_waits_for_ever_after_one_of_its_threads_has_died(make_scheme, thread):
-    """Revision 9e45189 looks at the queue only, which nobody fills any more. Here the thread's error is raised, each time."""
-    settings = {"num_col_workers": 2, "col_communication": ASYNC} if thread == "collector" else {"grad_communication": ASYNC}
+    """Revision 9e45189 looks at the queue only, which nobody fills any more.
+
+    Here the thread's error is raised, each time.
+    """
+    settings = {"num_col_workers": 2,
+                "col_communication": ASYNC} if thread == "collector" else {"grad_communication": ASYNC}
     scheme = make_scheme(**settings)
     scheme.step()
 
@@ -159,7 +170,8 @@ def test_gymnasium_1_4_0_has_an_error_that_does_not_pickle():
 def test_stable_baselines3_2_9_2_reports_an_error_of_a_subprocess_as_a_bare_eof_error():
     """The pipe's end is all one hears. Here it is an `EnvError` with worker, environment and text."""
     before = set(multiprocessing.active_children())
-    envs = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 1}, 2, backend="async", on_env_error="raise")(seed=1)
+    envs = VecEnv.create_factory(FaultyEnv, {"fault": "step", "at": 1}, 2, backend="async",
+                                 on_env_error="raise")(seed=1)
     envs.reset()
     envs.step(np.zeros(2, np.int64))
     with pytest.raises(EnvError, match=r"env 0: step raised.*RuntimeError: faulty step"):
@@ -185,7 +197,10 @@ def test_stable_baselines3_2_9_2_waits_for_a_hung_environment_without_limit(make
 
 
 def test_pytorchrl_2021_takes_every_exception_for_the_end_of_an_epoch(make_scheme):
-    """Revision 9e45189 catches whatever the next mini-batch raises, and asks for new data. Here only the end is the end."""
+    """Revision 9e45189 catches whatever the next mini-batch raises, and asks for new data.
+
+    Here only the end is the end.
+    """
     class Broken(GAEBuffer):
         def generate_batches(self, *args, **kwargs):
             yield from list(super().generate_batches(*args, **kwargs))[:1]
@@ -199,7 +214,10 @@ def test_pytorchrl_2021_takes_every_exception_for_the_end_of_an_epoch(make_schem
 
 
 def test_pytorchrl_2021_loads_the_version_number_as_weights(make_scheme):
-    """`CWorker.set_weights` of revision 9e45189 unpacks its message in the wrong order. Here a message names its parts."""
+    """`CWorker.set_weights` of revision 9e45189 unpacks its message in the wrong order.
+
+    Here a message names its parts.
+    """
     scheme = make_scheme(num_col_workers=2)
     scheme.step()
     worker = scheme.update_worker.local_worker.remote_workers[0].native.worker
@@ -224,8 +242,12 @@ def test_pytorchrl_2021_never_awaits_the_call_that_sets_weights(make_scheme, mon
 @pytest.mark.parametrize("workers", [{"num_grad_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True}],
                          ids=["by the learner", "among themselves"])
 def test_pytorchrl_2021_divides_reduced_gradients_by_the_number_of_collectors(make_scheme, workers):
-    """Revision 9e45189 sums over gradient workers, then divides by the collection workers. Here it is the samples' mean."""
-    scheme = make_scheme(algo=PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1.0, optimizer="sgd", max_grad_norm=None),
+    """Revision 9e45189 sums over gradient workers, then divides by the collection workers.
+
+    Here it is the samples' mean.
+    """
+    scheme = make_scheme(algo=PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1.0, optimizer="sgd",
+                                                 max_grad_norm=None),
                          num_col_workers=3, **workers)
     before = scheme.acting_state()["all"]
     computed = []
@@ -258,7 +280,10 @@ class BadA2C(A2C):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_rllib_2_60_applies_gradients_that_are_not_finite(make_scheme, value):
-    """`torch_skip_nan_gradients=True` applies the NaN; without it, infinity makes a weight -3.4e35. Here none is applied."""
+    """`torch_skip_nan_gradients=True` applies the NaN; without it, infinity makes a weight -3.4e35.
+
+    Here none is applied.
+    """
     scheme = make_scheme(algo=BadA2C.create_factory())
     scheme.step()
     before, algo = scheme.acting_state()["all"], scheme.update_worker.local_worker.algo

@@ -57,7 +57,10 @@ def test_pytorchrl_2021_has_an_unbounded_queue(make_scheme):
 
 
 def test_pytorchrl_2021_sleeps_half_seconds_that_never_look_whether_to_stop(make_scheme):
-    """Revision 9e45189 neither wakes nor joins its threads: they outlive `stop`. Here it is over at once, and they are."""
+    """Revision 9e45189 neither wakes nor joins its threads: they outlive `stop`.
+
+    Here it is over at once, and they are.
+    """
     before = set(threading.enumerate())
     scheme = make_scheme(SleepEnv, {"step_s": 0.001}, num_col_workers=2, col_communication=ASYNC, queue_size=1)
     scheme.step()
@@ -150,7 +153,10 @@ def test_pytorchrl_2021_ignores_an_unknown_hyper_parameter(make_scheme, num_grad
 
 
 def test_pytorchrl_2021_removes_whatever_directory_is_named_for_logs(tmp_path):
-    """Preparing the log directory deletes the tree in revision 9e45189. Here an earlier run is renamed, the rest stays."""
+    """Preparing the log directory deletes the tree in revision 9e45189.
+
+    Here an earlier run is renamed, the rest stays.
+    """
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("years of work")
     prepare_log_dir(tmp_path / "thesis", overwrite=True)

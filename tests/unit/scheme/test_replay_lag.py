@@ -19,22 +19,27 @@ from pytorchrl.scheme.replay.shards import Shards
 
 ENVS = VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2)
 SMALL = {"start_steps": 0, "mini_batch_size": 12}
-SETTINGS = {"num_col_workers": 2, "num_replay_workers": 2, "col_communication": ASYNC, "grad_communication": SYNC, "runtime": "simulated",
+SETTINGS = {"num_col_workers": 2, "num_replay_workers": 2, "col_communication": ASYNC, "grad_communication": SYNC,
+            "runtime": "simulated",
             "seed": 1, "costs": {"grad": 0.005}}
 
 
 def single(storage):
-    return (DQN.create_factory(**SMALL), QActor.create_factory(ENVS.observation_space, ENVS.action_space, hidden_sizes=(8,)), storage, ENVS)
+    return (DQN.create_factory(**SMALL),
+            QActor.create_factory(ENVS.observation_space, ENVS.action_space, hidden_sizes=(8,)), storage, ENVS)
 
 
 def several():
-    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2, policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
+    envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2,
+                                           policy_of={"agent_0": "early", "agent_1": "shared", "agent_2": "shared"})
     actors = functools.partial(QActor.create_factory, hidden_sizes=(8,))
-    return (*multi_agent(envs, DQN.create_factory(**SMALL), actors, ReplayBuffer.create_factory(120, rollout_size=6)), envs)
+    return (*multi_agent(envs, DQN.create_factory(**SMALL), actors, ReplayBuffer.create_factory(120, rollout_size=6)),
+            envs)
 
 
 def sequences():
-    actor = QActor.create_factory(ENVS.observation_space, ENVS.action_space, hidden_sizes=(4,), recurrent_net="gru", recurrent_size=4)
+    actor = QActor.create_factory(ENVS.observation_space, ENVS.action_space, hidden_sizes=(4,), recurrent_net="gru",
+                                  recurrent_size=4)
     return (R2D2.create_factory(**SMALL), actor, SequenceBuffer.create_factory(
         200, rollout_size=4, length=4, burn_in=2, period=2, n_step=1), ENVS)
 
@@ -87,7 +92,8 @@ def test_lag_is_that_of_the_rollouts_behind_each_draw(monkeypatch, kind):
         assert versions.tolist() == [list(made[number]) for number in draws[-1][0]]
         add_draw(self, headers, versions, version)
 
-    for cls, name, method in ((RWorker, "_add", add_numbered), (Shards, "get", get_noted), (WorkerStats, "add_draw", draw_noted)):
+    for cls, name, method in ((RWorker, "_add", add_numbered), (Shards, "get", get_noted),
+                              (WorkerStats, "add_draw", draw_noted)):
         monkeypatch.setattr(cls, name, method)
     agent, settings = AGENTS[kind]()
     scheme = Scheme(*agent, **SETTINGS, **settings)
@@ -104,8 +110,10 @@ def test_lag_is_that_of_the_rollouts_behind_each_draw(monkeypatch, kind):
     assert metrics["policy_lag"]["mean"] == pytest.approx(np.mean(lags))
     assert metrics["policy_lag"]["max"] == max(lags) > 3
     assert metrics["policy_lag"]["p90"] == np.quantile(lags, 0.9, method="inverted_cdf")
-    assert metrics["policy_lag_collect_mean"] == pytest.approx(np.mean([sent - collected for _, collected, sent in drawn]))
-    assert metrics["policy_lag_replay_mean"] == pytest.approx(np.mean([version - sent for version, _, sent in drawn])) != 0
+    assert metrics["policy_lag_collect_mean"] == pytest.approx(np.mean([sent - collected for _, collected,
+                                                                        sent in drawn]))
+    assert metrics["policy_lag_replay_mean"] == pytest.approx(np.mean([version - sent for version, _,
+                                                                       sent in drawn])) != 0
     assert metrics["policy_lag_queue_mean"] == 0.0
 
 
@@ -115,4 +123,5 @@ def test_without_shards_no_lag_is_spent_in_replay(make_replay_scheme):
         scheme.step()
     metrics = scheme.metrics()
     assert metrics["policy_lag_replay_mean"] == 0.0
-    assert metrics["policy_lag"]["mean"] == pytest.approx(metrics["policy_lag_collect_mean"] + metrics["policy_lag_queue_mean"]) != 0
+    assert metrics["policy_lag"][
+        "mean"] == pytest.approx(metrics["policy_lag_collect_mean"] + metrics["policy_lag_queue_mean"]) != 0

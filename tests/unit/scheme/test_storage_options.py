@@ -21,7 +21,8 @@ def make_apex():
         schemes.append(Scheme.apex(
             DQN.create_factory(start_steps=0, mini_batch_size=8, epsilon_per_worker=True),
             QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
-            storage.create_factory(400, rollout_size=7), envs, **{"seed": 1, "runtime": "simulated", "num_replay_workers": 2} | settings))
+            storage.create_factory(400, rollout_size=7), envs,
+            **{"seed": 1, "runtime": "simulated", "num_replay_workers": 2} | settings))
         return schemes[-1]
     yield make
     for scheme in schemes:
@@ -32,7 +33,8 @@ def storages(scheme):
     """Of all shards, once there were some updates."""
     while scheme.version < 5:
         scheme.step()
-    return [handle.native.worker._storage for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
+    return [handle.native.worker._storage
+            for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
 
 
 @pytest.mark.parametrize(("name", "value"), [("alpha", 0.9), ("beta", 0.7), ("epsilon", 0.5), ("stratified", True)])
@@ -45,7 +47,8 @@ def test_it_takes_the_place_of_the_storages_own(make_apex, name, value):
 
 
 @pytest.mark.parametrize("settings", [
-    {}, {"num_grad_workers": 2, "grad_communication": "asynchronous"}, {"num_grad_workers": 2, "grad_communication": "synchronous"},
+    {}, {"num_grad_workers": 2, "grad_communication": "asynchronous"},
+    {"num_grad_workers": 2, "grad_communication": "synchronous"},
     {"num_grad_workers": 2, "grad_communication": "synchronous", "distribute_gradients": True}],
     ids=["one", "asynchronous", "synchronous", "ranks"])
 @pytest.mark.parametrize("beta", [linear(0.4, 1.0), [(0, 0.4), (2000, 1.0)], lambda remaining: 1.0 - 0.6 * remaining],
@@ -74,7 +77,8 @@ def test_prioritized_changes_how_it_draws(make_apex):
     assert {type(storage) for storage in storages(make_apex(prioritized=False))} == {ReplayBuffer}
     scheme = make_apex(ReplayBuffer, prioritized=True, alpha=0.3)
     assert scheme.settings["initial_priority"] == "worker"
-    assert {(type(storage), storage.options.alpha, storage.options.rollout_size) for storage in storages(scheme)} == {(PERBuffer, 0.3, 7)}
+    assert {(type(storage), storage.options.alpha,
+             storage.options.rollout_size) for storage in storages(scheme)} == {(PERBuffer, 0.3, 7)}
 
 
 @pytest.mark.parametrize(("storage", "settings", "text"), [

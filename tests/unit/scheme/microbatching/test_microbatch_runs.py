@@ -20,18 +20,21 @@ from tests.unit.scheme.microbatching.conftest import ALGORITHMS, PLACES, envs, a
 
 
 def lines_of(caplog):
-    return [record.message for record in caplog.records if record.name == accumulator.__name__ and record.levelno == logging.DEBUG]
+    return [record.message for record in caplog.records if record.name == accumulator.__name__
+            and record.levelno == logging.DEBUG]
 
 
 def test_each_microbatch_that_is_forgotten_is_a_line(make_scheme, plain_a2c, caplog):
     """However many slices it is cut into."""
-    scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=2, size=20, algo=plain_a2c, train_batch_size=100,
+    scheme = make_scheme(CountingEnv, {"episode_length": 10**6}, num_envs=2, size=20, algo=plain_a2c,
+                         train_batch_size=100,
                          microbatch_size=30)
     with caplog.at_level(logging.DEBUG, accumulator.__name__):
         scheme.step()
     assert scheme.metrics()["backward_passes"] == 6
     assert lines_of(caplog) == [
-        "Computing gradients for microbatch 1 (40/100 samples)", "Computing gradients for microbatch 2 (80/100 samples)",
+        "Computing gradients for microbatch 1 (40/100 samples)",
+        "Computing gradients for microbatch 2 (80/100 samples)",
         "Computing gradients for microbatch 3 (120/100 samples)", "Applying accumulated gradients (120 samples)"]
 
 
@@ -47,12 +50,14 @@ def test_each_slice_of_a_batch_is_a_line(make_scheme, caplog):
 
 def test_slices_of_several_policies_count_their_agents_samples(caplog):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of="independent")
-    agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=1), OnPolicyActor.create_factory, GAEBuffer.create_factory(8))
+    agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=1), OnPolicyActor.create_factory,
+                        GAEBuffer.create_factory(8))
     scheme = Scheme(*agent, envs, seed=1, microbatch_size=8)
     with caplog.at_level(logging.DEBUG, accumulator.__name__):
         scheme.step()
     scheme.stop()
-    assert lines_of(caplog)[:2] == ["Computing gradients for microbatch 1 (16/32 samples)", "Computing gradients for microbatch 2 (32/32 samples)"]
+    assert lines_of(caplog)[:2] == ["Computing gradients for microbatch 1 (16/32 samples)",
+                                    "Computing gradients for microbatch 2 (32/32 samples)"]
 
 
 def test_without_microbatches_nothing_is_logged(make_scheme, caplog):

@@ -45,7 +45,8 @@ def test_sizes_of_microbatches_and_slices(make_scheme, watch, workers, size, mic
 def test_steps_in_which_environments_are_reset_fill_batches(make_scheme, watch, settings, items):
     """Three rollouts of 8 steps of 2 environments are a train batch of 48, although they hold fewer transitions."""
     scheme = make_scheme(num_envs=2, size=8, algo=watch.algo.create_factory(), storage=watch.storage,
-                         envs=VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2, autoreset="next_step"), **settings)
+                         envs=VecEnv.create_factory(CountingEnv, {"episode_length": 5}, 2, autoreset="next_step"),
+                         **settings)
     for updates in range(1, 5):
         scheme.step()
         assert watch.items[:updates * items] == [48 // items] * (updates * items)
@@ -91,7 +92,8 @@ def test_pieces_change_nothing(train, algo, place):
     assert pieces["metrics"]["backward_passes"] > whole["metrics"]["backward_passes"]
 
 
-@pytest.mark.parametrize("settings", [{"microbatch_size": 15}, {"microbatch_size": 15, "train_batch_size": 100}], ids=str)
+@pytest.mark.parametrize("settings", [{"microbatch_size": 15}, {"microbatch_size": 15, "train_batch_size": 100}],
+                         ids=str)
 @pytest.mark.parametrize("algo", ["a2c", "ppo by minibatch"])
 def test_actors_with_memory(train, algo, settings):
     whole = train(ALGORITHMS[algo], recurrent="gru", train_batch_size=settings.get("train_batch_size"))
@@ -101,7 +103,8 @@ def test_actors_with_memory(train, algo, settings):
 
 
 def test_asynchronous_collection_can_be_differentiated_in_slices(make_scheme, watch):
-    scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, algo=watch.algo.create_factory(), microbatch_size=5)
+    scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, algo=watch.algo.create_factory(),
+                         microbatch_size=5)
     for _ in range(4):
         scheme.step()
     assert max(watch.slices) <= 5
@@ -153,7 +156,8 @@ def test_microbatches_are_forgotten_where_nothing_needs_them(train, watch):
 
 
 def test_nothing_of_a_microbatch_is_held_while_the_next_is_collected(make_scheme, monkeypatch):
-    worker = (scheme := make_scheme(algo=ALGORITHMS["a2c"], train_batch_size=100, microbatch_size=16)).start().local_worker
+    worker = (scheme := make_scheme(algo=ALGORITHMS["a2c"], train_batch_size=100,
+                                    microbatch_size=16)).start().local_worker
     held = []
     monkeypatch.setattr(worker.collector.rounds, "collect", lambda right=worker.collector.rounds.collect: (
         held.append((worker.storage.counters["resident"], worker._batch, worker.batch_source.size)), right())[1])
@@ -172,7 +176,9 @@ def test_nothing_of_a_microbatch_is_held_while_the_next_is_collected(make_scheme
 ])
 def test_the_train_batch_is_kept_where_it_is_needed_again(train, options, norm_over, is_kept):
     watch = Watch(PPO)
-    train(watch.algo.create_factory(**{name: value for name, value in (ONE_PASS | options).items() if value is not None}), updates=1, storage=watch.storage, train_batch_size=160,
+    train(watch.algo.create_factory(**{name: value for name,
+                                       value in (ONE_PASS | options).items() if value is not None}), updates=1,
+                                       storage=watch.storage, train_batch_size=160,
           microbatch_size=30, norm_over=norm_over)
     assert len(watch.items) == (1 if is_kept else 4)
     assert sum(watch.items) == 160
@@ -194,7 +200,8 @@ def test_norm_over_microbatch_with_parallel_gradients(train):
     """Each gradient worker normalises over its own microbatches, whatever the others have."""
     algo = PPO.create_factory(**ONE_PASS, advantage_normalization="batch", lr=1e-2)
     settings = {"train_batch_size": 160, "microbatch_size": 30, "norm_over": "microbatch"}
-    assert_same(train(algo, **PLACES["parallel gradients"], **settings), train(algo, **PLACES["decentralised"], **settings))
+    assert_same(train(algo, **PLACES["parallel gradients"], **settings),
+                train(algo, **PLACES["decentralised"], **settings))
 
 
 def test_norm_over_without_effect_warns(make_scheme):

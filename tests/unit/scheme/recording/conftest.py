@@ -82,7 +82,8 @@ class Runs:
         assert first["state"].keys() == again["state"].keys()
         for name, value in first["state"].items():
             assert torch.equal(value, again["state"][name]), name
-        assert (type(again["error"]), again["lag"], again["grad_lag"]) == (type(first["error"]), first["lag"], first["grad_lag"])
+        assert (type(again["error"]), again["lag"], again["grad_lag"]) == (type(first["error"]), first["lag"],
+                                                                           first["grad_lag"])
         return first, again
 
 

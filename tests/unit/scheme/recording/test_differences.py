@@ -21,7 +21,8 @@ def test_another_event_is_named(runs):
             event[1] = 1 - event[1]
         return bool(answers)
     runs.alter(change)
-    with pytest.raises(ReplayError, match=r"(differs from its record at event \d+ of UWorker: recorded was answer|follow its record)"):
+    with pytest.raises(ReplayError, match=r"(differs from its record at event \d+ of UWorker: recorded was "
+                                          r"answer|follow its record)"):
         runs.replay(**ALL_ASYNC)
 
 
@@ -34,7 +35,8 @@ def test_another_turn_is_named(runs):
             return True
         return False
     runs.alter(change)
-    with pytest.raises(ReplayError, match=r"(?s)event .* of GWorker 0: recorded was|waits for its turn to write the parameters of GWorker 0"):
+    with pytest.raises(ReplayError, match=r"(?s)event .* of GWorker 0: recorded was|waits for its turn to write the "
+                                          r"parameters of GWorker 0"):
         runs.replay(**ASYNC_COLLECTION)
 
 

@@ -29,7 +29,8 @@ def test_the_record_is_what_is_repeated_not_the_schedule_of_the_simulation(runs,
 
 def between_queue_and_learner(rng):
     """Random settings of what lies there; what it does depends on who comes first."""
-    settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")), "queue_size": rng.choice((1, 2, 4)),
+    settings = {"queue_policy": rng.choice(("block", "drop_oldest", "drop_newest")),
+                "queue_size": rng.choice((1, 2, 4)),
                 "col_in_flight": rng.choice((1, 2)), "num_passes": rng.choice((1, 2, 3)),
                 "minibatch_buffer_size": rng.choice((1, 2, 3)), "buffer": rng.choice(("ring", "ring", "circular")),
                 "train_batch_size": rng.choice((None, 20, 40)), "max_policy_lag": rng.choice((None, 6, 20))}
@@ -52,19 +53,23 @@ def scenario(seed):
                 "col_communication": rng.choice((SYNC, ASYNC, ASYNC)), "runtime": "simulated", "schedule_seed": seed,
                 "on_worker_failure": rng.choice(("restart", "restart", "ignore", "raise")), "worker_timeout_s": 3.0}
     if settings["col_communication"] is ASYNC:
-        settings |= {"col_in_flight": rng.choice((1, 2)), "queue_size": rng.choice((1, 4)), "broadcast_interval": rng.choice((1, 3))}
+        settings |= {"col_in_flight": rng.choice((1, 2)), "queue_size": rng.choice((1, 4)),
+                     "broadcast_interval": rng.choice((1, 3))}
     elif rng.random() < 0.5:
         settings |= {"col_fraction_workers": 0.5, "fraction_samples": 0.5}
-    settings["costs"] = {name: ("exponential", 10 ** rng.uniform(-4, -1)) for name in ("message", "step", "grad", "update")}
+    settings["costs"] = {name: ("exponential",
+                                10 ** rng.uniform(-4, -1)) for name in ("message", "step", "grad", "update")}
     if grad > 1 and settings["grad_communication"] is ASYNC and rng.random() < 0.7:
         settings |= {"aggregate": rng.randint(1, grad), "max_grad_lag": rng.choice((0, 1)),
                      "lag_policy": rng.choice(("apply", "scale", "drop")), "updates_per_step": rng.choice((1, 3))}
     worker = rng.choice(("col.1", "col.2", "grad.1" if grad > 1 else "col.1"))
     action = rng.choice(("kill", "kill", "hang", "delay", "nan"))
     if action in ("delay", "nan") and grad > 1 and settings["grad_communication"] is SYNC:
-        settings["distribute_gradients"] = rng.random() < 0.5  # a rank that is lost ends the run, at a deadline of the others
+        # a rank that is lost ends the run, at a deadline of the others
+        settings["distribute_gradients"] = rng.random() < 0.5
     settings["faults"] = {
-        "kill": f"kill {worker} p=0.03", "hang": f"hang {worker} @ {'grad' if 'grad' in worker else 'step'} {rng.randint(1, 20)}",
+        "kill": f"kill {worker} p=0.03",
+        "hang": f"hang {worker} @ {'grad' if 'grad' in worker else 'step'} {rng.randint(1, 20)}",
         "delay": "delay col.* 2s p=0.05", "nan": "nan grad.* p=0.2"}[action]
     return settings
 
@@ -73,7 +78,8 @@ def scenario(seed):
 def test_random_runs_of_the_learners_buffers_are_repeated(runs, seed):
     """Which item was dropped, which slot had one, who was asked: all of it follows from the turns, and happens again.
 
-    How many items had been dropped when an update was reported does not: the collecting thread goes on beside the report.
+    How many items had been dropped when an update was reported does not: the collecting thread goes on beside the
+    report.
     """
     rng = random.Random(f"buffers {seed}")
     settings = {"num_col_workers": rng.choice((2, 3)), "col_communication": ASYNC, "grad_communication": ASYNC,
@@ -101,7 +107,8 @@ def test_advantages_normalised_over_all_workers(runs, communication):
     algo = PPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-3, advantage_normalization="batch")
     for number in range(1, 7):
         runs.path = f"{runs.path}{number}"
-        runs.twice(runtime="simulated", algo=algo, num_grad_workers=2, num_col_workers=2, col_communication=communication,
+        runs.twice(runtime="simulated", algo=algo, num_grad_workers=2, num_col_workers=2,
+                   col_communication=communication,
                    faults=f"kill grad.1 @ grad {number}")
 
 
@@ -136,7 +143,8 @@ def test_an_error_is_raised_again_where_it_was_raised(runs):
 
 
 @pytest.mark.parametrize("workers", [
-    ALL_ASYNC, ASYNC_COLLECTION, {"num_grad_workers": 2}, {"num_col_workers": 2}, {"num_grad_workers": 2, "distribute_gradients": True},
+    ALL_ASYNC, ASYNC_COLLECTION, {"num_grad_workers": 2}, {"num_col_workers": 2},
+    {"num_grad_workers": 2, "distribute_gradients": True},
 ], ids=["all-async", "async-collection", "parallel", "parallel-collection", "decentralised"])
 @pytest.mark.parametrize("name", ["lr", "entropy_coef"])
 def test_what_the_user_changes_is_changed_at_the_same_update(runs, workers, name):
@@ -158,7 +166,8 @@ def test_what_the_user_changes_is_changed_at_the_same_update(runs, workers, name
     with pytest.raises(ReplayError, match=f"recorded was parameter {name} 0.0001, now"):
         runs.replay(algo=algo, **workers)
     with pytest.raises(ReplayError, match=f"recorded was .*, now it is parameter {name} 0.0001"):
-        runs.replay(between=lambda scheme: scheme.update_algorithm_parameter(name, 1e-4) if scheme.version == 3 else None,
+        runs.replay(between=lambda scheme: scheme.update_algorithm_parameter(name,
+                                                                             1e-4) if scheme.version == 3 else None,
                     algo=algo, **workers)
 
 

@@ -20,7 +20,8 @@ HEAD = '{"format":"pytorchrl record 1","settings":%s,"agent":{},"machine":{},"ta
 
 def test_a_record_is_of_its_run_only(runs, make_scheme):
     runs.record(updates=3, runtime="threads", **ALL_ASYNC)
-    with pytest.raises(ConfigError, match=r"num_col_workers was 3, now it is 2.*algo_factory: lr was 0.001, now it is 0.01"):
+    with pytest.raises(ConfigError,
+                       match=r"num_col_workers was 3, now it is 2.*algo_factory: lr was 0.001, now it is 0.01"):
         make_scheme(runtime=None, replay=runs.path, algo=PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-2),
                     **(ALL_ASYNC | {"num_col_workers": 2}))
     with pytest.raises(ConfigError, match="seed was 1, now it is 2"):
@@ -94,7 +95,8 @@ def test_a_full_disk_ends_the_record_not_the_run(make_scheme, caplog, tmp_path):
 def test_contradictions_are_refused(make_scheme, runs):
     runs.record(updates=2)
     for settings, text in (
-            ({"runtime": "threads"}, "leave out runtime='threads'"), ({"runtime": None, "record": "x"}, "leave one out"),
+            ({"runtime": "threads"}, "leave out runtime='threads'"),
+            ({"runtime": None, "record": "x"}, "leave one out"),
             ({"runtime": None, "schedule_seed": 3}, "schedule_seed would be ignored"),
             ({"runtime": None, "costs": {"step": 1.0}}, "costs would be ignored")):
         with pytest.raises(ConfigError, match=text):
@@ -115,7 +117,8 @@ def test_a_learner_replays_to_the_end_of_the_record(make_scheme, tmp_path):
     """With a schedule that follows the target."""
     algo = PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=linear(1e-2, 0.0))
     results = []
-    for settings in ({"record": tmp_path / "run.jsonl", "runtime": "threads"}, {"replay": tmp_path / "run.jsonl", "runtime": None}):
+    for settings in ({"record": tmp_path / "run.jsonl", "runtime": "threads"},
+                     {"replay": tmp_path / "run.jsonl", "runtime": None}):
         scheme = make_scheme(algo=algo, **ALL_ASYNC, **settings)
         with Learner(scheme, 2_000, progress=False) as learner:
             learner.train()

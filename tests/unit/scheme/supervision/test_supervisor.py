@@ -139,7 +139,8 @@ def test_a_replacement_has_time_to_start(run, col_communication, fault):
 
 @pytest.mark.parametrize("col_communication", [SYNC, ASYNC])
 def test_a_hung_collector_is_replaced(run, col_communication):
-    result = run(num_col_workers=2, col_communication=col_communication, faults="hang col.2 @ step 6", worker_timeout_s=3.0,
+    result = run(num_col_workers=2, col_communication=col_communication, faults="hang col.2 @ step 6",
+                 worker_timeout_s=3.0,
                  updates=60)
     assert result["metrics"]["workers_restarted"] == 1
     assert (0, 2, 1) in incarnations(result["steps"])
@@ -156,7 +157,8 @@ def test_the_deadline_grows_with_the_longest_rollout(run):
 
 def test_a_full_queue_is_no_hang(run):
     """Collectors that wait for a slow learner have answered, only nobody has looked."""
-    result = run(num_col_workers=2, col_communication=ASYNC, queue_size=1, costs=COSTS | {"grad": 500.0}, worker_timeout_s=1.0,
+    result = run(num_col_workers=2, col_communication=ASYNC, queue_size=1, costs=COSTS | {"grad": 500.0},
+                 worker_timeout_s=1.0,
                  updates=4)
     assert result["metrics"]["workers_restarted"] == 0
 
@@ -173,7 +175,8 @@ def test_ignoring_goes_on_with_the_others(run):
     ({"num_col_workers": 3, "faults": "kill col.2 @ step 6", "on_worker_failure": "ignore"}, (3, 1)),
     ({"num_col_workers": 3, "faults": "kill col.2 @ step 6"}, (3, 0)),
     ({"num_grad_workers": 3, "num_col_workers": 2, "grad_communication": ASYNC}, (9, 0)),
-    ({"num_grad_workers": 3, "num_col_workers": 2, "faults": "kill grad.2 @ grad 3", "on_worker_failure": "ignore"}, (9, 3)),
+    ({"num_grad_workers": 3, "num_col_workers": 2, "faults": "kill grad.2 @ grad 3", "on_worker_failure": "ignore"},
+     (9, 3)),
     ({"num_grad_workers": 3, "num_col_workers": 2, "faults": "kill grad.2 @ grad 3; kill col.1.2 @ step 6",
       "on_worker_failure": "ignore"}, (9, 4)),
     ({"num_grad_workers": 3, "num_col_workers": 2, "faults": "kill grad.2 @ grad 3"}, (9, 0)),
@@ -185,7 +188,8 @@ def test_metrics_tell_how_many_workers_are_missing(run, settings, expected):
 
 
 def test_an_ignored_worker_that_hangs_is_ended(make_scheme):
-    scheme = make_scheme(runtime="simulated", num_col_workers=3, on_worker_failure="ignore", faults="hang col.2 @ step 6",
+    scheme = make_scheme(runtime="simulated", num_col_workers=3, on_worker_failure="ignore",
+                         faults="hang col.2 @ step 6",
                          costs=COSTS, worker_timeout_s=3.0)
     while scheme.version < 8:
         scheme.step()
@@ -206,7 +210,8 @@ def test_raising(run, settings):
 
 @pytest.mark.parametrize("num_col_workers", [1, 2])
 def test_a_killed_rank_is_replaced_with_its_collectors(run, num_col_workers):
-    result = run(num_grad_workers=2, num_col_workers=num_col_workers, distribute_gradients=True, faults="kill grad.1 @ grad 3")
+    result = run(num_grad_workers=2, num_col_workers=num_col_workers, distribute_gradients=True,
+                 faults="kill grad.1 @ grad 3")
     assert result["metrics"]["workers_restarted"] == result["metrics"]["regroups"] == 1
     assert {place[2] for place in incarnations(result["steps"]) if place[0] == 1} == {0, 64}
 
@@ -232,7 +237,8 @@ def test_a_new_collector_has_the_newest_weights_before_its_first_step(make_schem
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("on_worker_failure", "retry"), ("on_worker_failure", None), ("worker_timeout_s", 0), ("worker_timeout_s", float("inf")),
+    ("on_worker_failure", "retry"), ("on_worker_failure", None), ("worker_timeout_s", 0),
+    ("worker_timeout_s", float("inf")),
     ("worker_timeout_s", "60"),
 ])
 def test_wrong_options(make_scheme, name, value):

@@ -36,8 +36,10 @@ def test_lossless_codecs_change_nothing_but_bytes(make_scheme, codec):
     packed, metrics = after(make_scheme(**settings, compress_data_to_send=codec, compress_weights_to_send=codec,
                                         compress_grads_to_send=f"auto:{codec}" if codec == "zstd" else "lz4"))
     assert torch.equal(plain, packed)
-    assert metrics["compress/data/bytes_raw"] + metrics["compress/grads/bytes_raw"] == metrics["bytes_in_raw"] == before["bytes_in_raw"]
-    assert metrics["compress/data/bytes_sent"] + metrics["compress/grads/bytes_sent"] == metrics["bytes_in"] < before["bytes_in"]
+    assert metrics["compress/data/bytes_raw"] + metrics[
+        "compress/grads/bytes_raw"] == metrics["bytes_in_raw"] == before["bytes_in_raw"]
+    assert metrics[
+        "compress/data/bytes_sent"] + metrics["compress/grads/bytes_sent"] == metrics["bytes_in"] < before["bytes_in"]
     assert metrics["compress/data/ratio"] > 1.0
     assert metrics["compress/weights/bytes_sent"] == metrics["bytes_out"] <= before["bytes_out"]
 
@@ -205,7 +207,8 @@ def test_auto_counts_what_shards_take_to_decode(make_replay_scheme, far_away, de
     far_away(1e5, decode_s)
     scheme = make_replay_scheme({"num_envs": 4, "capacity": 400}, num_col_workers=2, col_communication=ASYNC,
                                 grad_communication=ASYNC,
-                                num_replay_workers=2, train_batch_size=8, compress_data_to_send="auto", runtime="simulated",
+                                num_replay_workers=2, train_batch_size=8, compress_data_to_send="auto",
+                                runtime="simulated",
                                 costs={"message": 0.0})
     while scheme.metrics()["rollouts"] < 60:
         scheme.step()
@@ -244,7 +247,8 @@ def test_a_codec_of_ones_own_in_a_scheme(make_scheme, monkeypatch):
 
 def test_replay_shards_decode_what_they_add(make_replay_scheme):
     scheme = make_replay_scheme({"num_envs": 4, "capacity": 400}, num_col_workers=2, col_communication=ASYNC,
-                                grad_communication=ASYNC, num_replay_workers=2, train_batch_size=8, compress_data_to_send="lz4")
+                                grad_communication=ASYNC, num_replay_workers=2, train_batch_size=8,
+                                compress_data_to_send="lz4")
     while scheme.version < 30:
         scheme.step()
     metrics = scheme.metrics()

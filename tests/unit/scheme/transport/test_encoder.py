@@ -162,7 +162,8 @@ def test_totals():
     metrics = metrics_of([{"grads": first, "data": second}, {"grads": second}, {}])
     assert metrics == {
         "compress/grads/bytes_raw": 200, "compress/grads/bytes_sent": 150, "compress/grads/ratio": 200 / 150,
-        "compress/grads/encoded_share": 0.5, "compress/grads/encode_time_ms": 500.0, "compress/grads/decode_time_ms": 125.0,
+        "compress/grads/encoded_share": 0.5, "compress/grads/encode_time_ms": 500.0,
+        "compress/grads/decode_time_ms": 125.0,
         "compress/grads/fallbacks": 2, "compress/grads/relative_error": 0.25}
 
 

@@ -22,18 +22,21 @@ REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_si
 
 def ppo(envs):
     return (PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-3, advantage_normalization="batch"),
-            OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True),
+            OnPolicyActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,),
+                                         normalize_obs=True),
             GAEBuffer.create_factory(8))
 
 
 def sac(envs):
     return (SAC.create_factory(**REPLAY, lr_alpha=1e-2), OffPolicyActor.create_factory(
-        envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True), ReplayBuffer.create_factory(200, rollout_size=4))
+        envs.observation_space, envs.action_space, hidden_sizes=(8,), normalize_obs=True),
+        ReplayBuffer.create_factory(200, rollout_size=4))
 
 
 def dqn(envs):
     return (DQN.create_factory(**REPLAY, target_update_interval=3, lr=1e-3),
-            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)), ReplayBuffer.create_factory(200, rollout_size=4))
+            QActor.create_factory(envs.observation_space, envs.action_space, hidden_sizes=(8,)),
+            ReplayBuffer.create_factory(200, rollout_size=4))
 
 
 def per(envs):
@@ -63,13 +66,15 @@ def make():
 def workers(scheme):
     """The live gradient workers."""
     gone = scheme.update_worker.strategy.supervisor.gone
-    return [handle.native.worker for index, handle in enumerate(scheme.update_worker.remote_workers) if index not in gone]
+    return [handle.native.worker for index,
+            handle in enumerate(scheme.update_worker.remote_workers) if index not in gone]
 
 
 def flat(state, name=""):
     """Name -> tensor of all that updates depend on; what actions are drawn by is each worker's own, schedules the driver's."""
     if isinstance(state, dict):
-        return {key: value for part, inner in state.items() if part not in ("generator", "update_generator", "noise", "schedules")
+        return {key: value for part,
+                inner in state.items() if part not in ("generator", "update_generator", "noise", "schedules")
                 for key, value in flat(inner, f"{name}/{part}").items()}
     return {name: torch.as_tensor(state)}
 
@@ -109,7 +114,8 @@ def test_ranks_are_what_one_place_that_applies_would_be(make, agent, num_workers
             scheme.step()
         if distribute:
             assert_equal(workers(scheme))
-            assert len({worker.algo.generator.get_state().numpy().tobytes() for worker in workers(scheme)}) == num_workers
+            assert len({worker.algo.generator.get_state().numpy().tobytes()
+                        for worker in workers(scheme)}) == num_workers
         algo = (workers(scheme)[0] if distribute else scheme.update_worker.local_worker).algo
         states.append(algo.acting_state() | algo.learning_state())
         pulled = scheme.acting_state()
@@ -117,7 +123,8 @@ def test_ranks_are_what_one_place_that_applies_would_be(make, agent, num_workers
     central, ranks = states
     assert any(not torch.equal(start[name], ranks[name]) for name in start)  # it moved
     for name, value in central.items():
-        torch.testing.assert_close(ranks[name], value, rtol=1e-6, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(ranks[name], value, rtol=1e-6, atol=1e-6, msg=lambda text,
+                                   name=name: f"{name}: {text}")
 
 
 # After a loss
@@ -126,7 +133,8 @@ def test_ranks_are_what_one_place_that_applies_would_be(make, agent, num_workers
 @pytest.mark.parametrize("policy", ["restart", "ignore"])
 @pytest.mark.parametrize(("agent", "fault"), [
     ("ppo", "kill grad.1 @ grad 6"), ("ppo", "kill grad.2 @ update 8"), ("ppo", "kill grad.3 @ update 1"),
-    ("ppo", "kill grad.1 @ grad 5; kill grad.2 @ grad 5"), ("ppo", "hang grad.2 @ grad 6"), ("ppo", "kill grad.2 @ grad 1"),
+    ("ppo", "kill grad.1 @ grad 5; kill grad.2 @ grad 5"), ("ppo", "hang grad.2 @ grad 6"),
+    ("ppo", "kill grad.2 @ grad 1"),
     ("sac", "kill grad.1 @ update 5"), ("dqn", "kill grad.3 @ grad 6")])
 def test_others_go_on_and_are_equal(make, check_ledger, agent, fault, policy):
     scheme = make(agent, num_grad_workers=3, faults=fault, on_worker_failure=policy)
@@ -162,7 +170,8 @@ def test_ranks_with_collectors_and_ranks_that_stop_each_other(make, check_ledger
 def test_one_that_dies_while_it_collects_costs_the_others_nothing(make, check_ledger):
     """They keep what they have collected, for nobody has used any of it."""
     costs = {"start": 0, "message": 0, "step": 0.1, "grad": 0, "update": 0}
-    scheme = make(num_grad_workers=3, col_fraction_workers=0.6, fraction_samples=0.5, faults="kill col.2.0 @ step 12", costs=costs)
+    scheme = make(num_grad_workers=3, col_fraction_workers=0.6, fraction_samples=0.5, faults="kill col.2.0 @ step 12",
+                  costs=costs)
     train(scheme, 12, check_ledger)
     assert scheme.metrics()["regroups"] == scheme.metrics()["workers_restarted"] == 1
     assert sum(scheme.stop()["dropped"].values()) == 0
@@ -306,7 +315,8 @@ def test_parameters_of_ranks_are_compared_at_intervals(make, monkeypatch, every,
     if found_at is None:
         train(scheme, 12)
         return
-    with pytest.raises(RanksDifferError, match=rf"after update {found_at} .* GWorker 2 \(rank 1, version {found_at}\).*other 2 ranks"):
+    with pytest.raises(RanksDifferError,
+                       match=rf"after update {found_at} .* GWorker 2 \(rank 1, version {found_at}\).*other 2 ranks"):
         train(scheme, 12)
     assert scheme.version == found_at - 1
 
@@ -433,7 +443,8 @@ def test_moments_are_told_once_also_if_the_exchange_breaks_off(monkeypatch):
     assert rank.shared(False) == ()  # no rank has come to the end of its item
     rank.mean([torch.ones(1)], [1], [1], shares=True)
     with monkeypatch.context() as patch:
-        patch.setattr(GradientGroup, "gather_objects", lambda self, value: (_ for _ in ()).throw(RankLostError("broken")))
+        patch.setattr(GradientGroup, "gather_objects", lambda self,
+                      value: (_ for _ in ()).throw(RankLostError("broken")))
         with pytest.raises(RankLostError):
             rank.shared(True)
     assert rank.share() == ()

@@ -84,7 +84,8 @@ def test_every_name_of_the_page_is_there(make_apex):
 
 def test_every_name_of_compression_is_there_once_something_was_encoded(make_scheme):
     kinds = ("data", "weights", "grads")
-    scheme = make_scheme(num_col_workers=2, num_grad_workers=2, **{f"compress_{kind}_to_send": "lz4" for kind in kinds}, size=64)
+    scheme = make_scheme(num_col_workers=2, num_grad_workers=2, **{f"compress_{kind}_to_send": "lz4" for kind in kinds},
+                         size=64)
     found = {name for name in run(scheme, 2) if name.startswith("compress/")}
     names = {name for name in NAMES if name.startswith("compress/grads/")}
     assert len(names) == 8
@@ -98,9 +99,11 @@ def test_every_name_is_on_the_page(make_apex):
 
 def test_what_a_learner_writes_is_on_the_page(tmp_path):
     envs = MultiAgentVecEnv.create_factory(MatchingGame, vec_env_size=2, policy_of="independent")
-    agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=1), OnPolicyActor.create_factory, GAEBuffer.create_factory(8))
+    agent = multi_agent(envs, PPO.create_factory(num_epochs=1, num_mini_batch=1), OnPolicyActor.create_factory,
+                        GAEBuffer.create_factory(8))
     scheme = Scheme(*agent, envs, test_envs_factory=envs, runtime="simulated", seed=1)
-    with Learner(scheme, 64, tmp_path, progress=False, tensorboard=False, eval_every=32, checkpoint_every=16) as learner:
+    with Learner(scheme, 64, tmp_path, progress=False, tensorboard=False, eval_every=32,
+                 checkpoint_every=16) as learner:
         learner.train()
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert set(last) == set(LEARNERS_NAMES)
@@ -123,7 +126,8 @@ def test_gradients_are_in_one_place_each(make):
     scheme = make(num_grad_workers=3, grad_communication=ASYNC, max_grad_lag=0, lag_policy="drop")
     metrics = run(scheme)
     assert metrics["grads_dropped"] > 0
-    assert metrics["grads_received"] == sum(metrics[f"grads_{name}"] for name in ("applied", "held", "dropped", "empty"))
+    assert metrics["grads_received"] == sum(metrics[f"grads_{name}"] for name in ("applied", "held", "dropped",
+                                                                                  "empty"))
 
 
 def test_times_are_those_of_the_costs(make):
@@ -141,7 +145,8 @@ def test_times_are_those_of_the_costs(make):
 
 
 def test_passes_tell_rates_apart(make):
-    metrics = run(make({"num_epochs": 3}, costs={"start": 0, "message": 0, "step": 0.5, "grad": 1.0, "update": 0.0}), 60)
+    metrics = run(make({"num_epochs": 3}, costs={"start": 0, "message": 0, "step": 0.5, "grad": 1.0, "update": 0.0}),
+                  60)
     assert metrics["consumed_steps_per_s"] > 2.5 * metrics["unique_consumed_steps_per_s"]
     assert metrics["replay_ratio"] == pytest.approx(3.0)
 
@@ -149,7 +154,8 @@ def test_passes_tell_rates_apart(make):
 def test_lag_has_two_parts(make):
     metrics = run(make(num_col_workers=2, col_communication=ASYNC, queue_size=4, costs={"grad": 0.1}), 60)
     assert metrics["policy_lag_queue_mean"] > 1.0
-    assert metrics["policy_lag_collect_mean"] + metrics["policy_lag_queue_mean"] == pytest.approx(metrics["policy_lag"]["mean"])
+    assert metrics[
+        "policy_lag_collect_mean"] + metrics["policy_lag_queue_mean"] == pytest.approx(metrics["policy_lag"]["mean"])
 
 
 def test_bytes_out_are_those_of_pushed_weights(make, make_scheme):
@@ -166,10 +172,12 @@ def test_shards_say_what_their_storages_have(make_apex):
     scheme.drain()
     scheme.step()
     metrics = scheme.metrics()
-    storages = [handle.native.worker._storage for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
+    storages = [handle.native.worker._storage
+                for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
     for index, storage in enumerate(storages, start=1):
         shard = {name: metrics[f"shard/{index}/{name}"] for name in (
-            "added", "sampled", "items", "bytes", "mass", "min_priority", "add_time_ms", "sample_time_ms", "priority_time_ms",
+            "added", "sampled", "items", "bytes", "mass", "min_priority", "add_time_ms", "sample_time_ms",
+            "priority_time_ms",
             "evicted_unused")}
         assert 0.5 * storage.counters["inserted"] < shard["added"] <= storage.counters["inserted"]
         assert 0 < shard["items"] <= 30
@@ -215,7 +223,8 @@ def test_requests_of_collection_workers_are_counted(make, settings):
 
 def test_the_wait_for_room_is_in_the_time_to_hand_rollouts_on(make):
     """A shard takes a second for each rollout, and has room for one."""
-    costs = {"start": 0.0, "message": 0.0, "step": 0.0, "add": 1.0, "sample": 0.0, "priorities": 0.0, "grad": 0.5, "update": 0.0}
+    costs = {"start": 0.0, "message": 0.0, "step": 0.0, "add": 1.0, "sample": 0.0, "priorities": 0.0, "grad": 0.5,
+             "update": 0.0}
     scheme = make({"capacity": 400}, num_col_workers=2, col_communication=ASYNC, num_replay_workers=1, add_in_flight=1,
                   train_batch_size=8, costs=costs)
     metrics = run(scheme, 300)

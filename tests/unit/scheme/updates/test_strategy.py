@@ -14,7 +14,8 @@ from pytorchrl.scheme.updates import statistics
 
 
 def without_samples(batch):
-    return dataclasses.replace(batch, valid=torch.zeros_like(batch.done, dtype=torch.bool), num_samples=0, num_new_samples=0)
+    return dataclasses.replace(batch, valid=torch.zeros_like(batch.done, dtype=torch.bool), num_samples=0,
+                               num_new_samples=0)
 
 
 def with_empty(at, only_of=None):
@@ -75,7 +76,8 @@ def test_asynchronous_gradients(make_scheme, check_ledger):
         scheme.step()
     metrics = scheme.metrics()
     assert metrics["grads_empty"] >= 18  # two to every four that are applied, but for those underway
-    assert metrics["grads_received"] == sum(metrics[f"grads_{name}"] for name in ("applied", "held", "dropped", "empty"))
+    assert metrics["grads_received"] == sum(metrics[f"grads_{name}"] for name in ("applied", "held", "dropped",
+                                                                                  "empty"))
     check_ledger(scheme)
 
 
