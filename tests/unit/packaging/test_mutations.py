@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections import Counter
 from pathlib import Path
@@ -16,10 +17,11 @@ MIN_MUTATIONS = 100
 def mutations(monkeypatch):
     """The module benchmarks/mutations.py."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    for name in ("mutations", "mutation_table"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import mutations
-    return mutations
+    monkeypatch.delitem(sys.modules, "mutation_table", raising=False)
+    spec = importlib.util.spec_from_file_location("mutations", ROOT / "benchmarks" / "mutations.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_every_mutation_applies(mutations):
