@@ -25,8 +25,8 @@ WORKERS = (
     "scheme.updates.u_worker.UWorker", "scheme.updates.u_worker.UpdaterThread",
     "scheme.gradients.g_worker_set.GWorkerSet", "scheme.gradients.g_worker.GWorker",
     "scheme.gradients.g_worker.CollectorThread", "scheme.collection.c_worker_set.CWorkerSet",
-    "scheme.collection.c_worker.CWorker", "scheme.messages.Rollout", "scheme.messages.Gradients",
-    "scheme.messages.Weights", "scheme.ledger.Ledger", "runtime.base.Runtime", "runtime.ThreadRuntime",
+    "scheme.collection.c_worker.CWorker", "scheme.transport.messages.Rollout", "scheme.transport.messages.Gradients",
+    "scheme.transport.messages.Weights", "scheme.ledger.Ledger", "runtime.base.Runtime", "runtime.ThreadRuntime",
 )
 
 
