@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -26,6 +26,7 @@ from pytorchrl.agent.options import option
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, T, W, is_default
 from pytorchrl.runtime.machine import check_machine, this_machine
+from pytorchrl.runtime.ray_values import Enclosed, RemoteTraceback
 from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.room import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
@@ -72,27 +73,6 @@ class _Host:
                 self._early.append((method, args, kwargs))
                 return None
         return getattr(self._worker, method)(*args, **kwargs)
-
-
-class _Enclosed:
-    """Small value that many requests contain: pickled once, and deserialized with read-only arrays."""
-
-    def __init__(self, pickled: bytes, buffers: list[bytes]) -> None:
-        self._pickled, self._buffers = pickled, buffers
-
-    def __reduce__(self) -> tuple[Callable[[bytes, list[bytes]], object], tuple[bytes, list[bytes]]]:
-        return _deserialize, (self._pickled, self._buffers)
-
-
-def _deserialize(pickled: bytes, buffers: list[bytes]) -> object:
-    return pickle.loads(pickled, buffers=buffers)
-
-
-class _RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of the error itself
-    """Traceback of the worker's process, as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
 
 
 class RayRuntime(Runtime):
@@ -296,7 +276,7 @@ class RayRuntime(Runtime):
             return Outcome(future.worker, self._ray.get(future.native, timeout=timeout_s))
         except exceptions.RayTaskError as error:
             cause = error.cause if isinstance(getattr(error, "cause", None), BaseException) else error
-            cause.__cause__ = _RemoteTraceback(str(error))
+            cause.__cause__ = RemoteTraceback(str(error))
             return Outcome(future.worker, error=cause)
         except exceptions.GetTimeoutError:
             return Outcome(future.worker, error=WorkerLostError(
@@ -326,7 +306,7 @@ class RayRuntime(Runtime):
         ray, buffers = self._connect(), list[pickle.PickleBuffer]()
         pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         if len(pickled) + sum(buffer.raw().nbytes for buffer in buffers) <= _MAX_ENCLOSED_BYTES:
-            enclosed: FromRay = _Enclosed(pickled, [bytes(buffer.raw()) for buffer in buffers])
+            enclosed: FromRay = Enclosed(pickled, [bytes(buffer.raw()) for buffer in buffers])
             return enclosed
         return ray.put(value)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pytorchrl.runtime.ray_runtime import _MAX_ENCLOSED_BYTES, RayRuntime, _Enclosed
+from pytorchrl.runtime.ray_runtime import _MAX_ENCLOSED_BYTES, RayRuntime
+from pytorchrl.runtime.ray_values import Enclosed
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.codecs import decode_array, register_codec
 from pytorchrl.scheme.transport.messages import Weights
@@ -43,7 +44,7 @@ def test_small_and_large_weights_arrive_alike(readers):
         values = np.ones(number, np.float32)
         reference, answers = told(*readers, Weights(3, {"all": values}, {"lr": 0.5}))
         assert answers == [(3, float(number), 4 * number, "Weights")] * 2
-        assert isinstance(reference, _Enclosed) == (4 * number < _MAX_ENCLOSED_BYTES - 1000)
+        assert isinstance(reference, Enclosed) == (4 * number < _MAX_ENCLOSED_BYTES - 1000)
 
 
 def test_what_is_shared_is_as_it_was_when_it_was_put(readers):

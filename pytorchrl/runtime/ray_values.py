@@ -1,0 +1,27 @@
+"""Objects that cross between processes of Ray in a form of their own; the module does not need Ray."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+
+class Enclosed:
+    """Small value that many requests contain: pickled once, and deserialized with read-only arrays."""
+
+    def __init__(self, pickled: bytes, buffers: list[bytes]) -> None:
+        self._pickled, self._buffers = pickled, buffers
+
+    def __reduce__(self) -> tuple[Callable[[bytes, list[bytes]], object], tuple[bytes, list[bytes]]]:
+        return _deserialize, (self._pickled, self._buffers)
+
+
+def _deserialize(pickled: bytes, buffers: list[bytes]) -> object:
+    return pickle.loads(pickled, buffers=buffers)
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of the error itself
+    """Traceback of the worker's process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
