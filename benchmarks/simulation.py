@@ -1,4 +1,4 @@
-"""How large a tree the simulated runtime carries: an agent without work, asynchronous everywhere.
+"""Measure how large a tree the simulated runtime carries: an agent without work, asynchronous everywhere.
 
     python benchmarks/simulation.py [--col-workers 1000] [--grad-workers 8] [--updates 500]
 
