@@ -55,11 +55,14 @@ def test_results_say_killed_survived_and_equivalent(mutations, tmp_path):
     (tmp_path / "pytorchrl" / "a.py").write_text("X = 1\nY = 2\n")
     test = "pytorchrl/test_a.py"
     (tmp_path / test).write_text("import a\n\n\ndef test_x():\n    assert a.X == 1\n")
+    (tmp_path / "pytorchrl" / "test_fails.py").write_text("def test_fails():\n    assert False\n")
     table = [mutations.Mutation("pytorchrl/a.py", "X = 1", "X = 3", test),
              mutations.Mutation("pytorchrl/a.py", "Y = 2", "Y = 3", test),
              mutations.Mutation("pytorchrl/a.py", "Y = 2", "Y = 4", test, equivalent="nobody reads Y"),
              mutations.Mutation("pytorchrl/a.py", "Z = 2", "Z = 4", test),
-             mutations.Mutation("pytorchrl/a.py", "X = 1", "X = 3", test + " -k nothing")]
+             mutations.Mutation("pytorchrl/a.py", "X = 1", "X = 3", test + " -k nothing"),
+             mutations.Mutation("pytorchrl/a.py", "Y = 2", "Y = 5", "pytorchrl/test_fails.py")]
     found = list(mutations.results(table, tmp_path, timeout_s=300.0, pause_s=0.0))
-    assert [result["result"] for result in found] == ["killed", "survived", "equivalent", "not applied", "not applied"]
+    assert [result["result"] for result in found] == ["killed", "survived", "equivalent", *["not applied"] * 3]
+    assert "the tests fail without it" in found[-1]["why"]
     assert (tmp_path / "pytorchrl" / "a.py").read_text() == "X = 1\nY = 2\n"
