@@ -38,7 +38,7 @@ def test_learns_from_rollouts_in_shards_within_seconds():
     """Every update is made of rollouts drawn from the last 4000 steps, each used twice on average."""
     torch.set_num_threads(1)
     learner, _ = make_learner(
-        "impala", "CartPole-v1", seed=1, progress=False, preset="apex", kind="batch", num_col_workers=2,
+        "impala", "CartPole-v1", seed=1, progress=False, preset="apex", num_col_workers=2,
         num_replay_workers=2,
         replay_size=4000, train_batch_size=384, max_replay_ratio=2.0, max_weight_sync_delay=128, target_steps=60_000,
         runtime="simulated")
