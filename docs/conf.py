@@ -25,6 +25,7 @@ default_role = "literal"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
+autodoc_default_options = {"exclude-members": "Options"}  # the page of options has them
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 

@@ -87,8 +87,7 @@ def train(
         **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, such as `lr`,
             `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every` and `seed`. `policies` assigns
             policies to several agents: "shared", "independent", a mapping or a function from agent to policy; together
-                with a
-            function that makes environments, it declares that they have several agents.
+            with a function that makes environments, it declares that they have several agents.
 
     Returns:
         The trained agent, with the run's figures.

@@ -191,7 +191,7 @@ def test_a_runtime_has_the_options_that_it_was_made_with():
 @pytest.mark.parametrize(("name", "settings", "message"), [
     ("threads", {"faults": "kill col.1"}, "a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
     ("threads", {"faults": "stab col.1"}, "the action must be one of"),
-    ("ray", {"faults": 3}, "faults must be a text or None, got 3"),
+    ("ray", {"faults": 3}, "faults must be a string or None, got 3"),
     ("ray", {"placement": "spread"}, "placement must be one of .*'colocate'.*, got 'spread'"),
     ("ray", {"address": 1}, "address must be"),
     ("simulated", {"costs": {"sleep": 1}}, "costs has 'sleep'"), ("simulated", {"costs": 3}, "costs must be"),
