@@ -299,13 +299,13 @@ def weights_to_the_wrong_worker(monkeypatch):
 
 def broadcast_after_resubmission(monkeypatch):
     def step(self, deliver):
-        if not self._started:
+        if not self._is_started:
             right(self, deliver)
             return
         for index, rollout in self._poll():
-            deliver([rollout])
+            self._deliver([rollout], deliver)
             self._request(index)
-            self._refresh(index)
+            self._weights.attach_due(index)
     right = OnArrival.step
     monkeypatch.setattr(OnArrival, "step", step)
 
