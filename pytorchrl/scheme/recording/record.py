@@ -79,6 +79,15 @@ def checksum_of(info: Mapping[str, float]) -> int:
     return zlib.crc32(struct.pack(f"{len(info)}d", *(info[name] for name in sorted(info))))
 
 
+def _absolute(name: str, path: str | os.PathLike[str] | None) -> str | None:
+    """Return an absolute path; raise `ConfigError` for an empty one."""
+    if path is None:
+        return None
+    if not os.fspath(path):
+        raise ConfigError(f"{name} must be the path of a file or None, got {path!r}")
+    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+
+
 class RecordWriter:
     """Writes a record, which lacks only the last moment of a run that is killed.
 
@@ -157,8 +166,10 @@ class Record:
             "end; the first event that cannot be repeated raises an error.")
 
         def __post_init__(self) -> None:
-            """Refuse to record a run that is replayed."""
+            """Refuse to record a run that is replayed; keep absolute paths."""
             super().__post_init__()
+            for name in ("record", "replay"):
+                object.__setattr__(self, name, _absolute(name, getattr(self, name)))
             if self.record is not None and self.replay is not None:
                 raise ConfigError("record and replay are for one run each; leave one out")
 

@@ -65,7 +65,7 @@ def test_a_record_is_never_overwritten_and_its_place_is_checked(make_scheme, tmp
     with pytest.raises(ConfigError, match="cannot be written"):
         make_scheme(record=tmp_path / "no folder" / "file").start()
     for wrong in (3, "", True):
-        with pytest.raises(ConfigError, match="record must be a string, a path or None"):
+        with pytest.raises(ConfigError, match=r"record must be (a string, a path or None|the path of a file)"):
             make_scheme(record=wrong)
 
 
