@@ -54,6 +54,8 @@ def checked_settings(given: Mapping[str, object], *, collection: Collection | No
         {name: value for name, value in given.items() if name not in WITHDRAWN}, collection=collection,
         gradients=gradients,
         runtime=runtime, supervision=supervision)
+    problems += [f"{name} must be True, False or None, got {for_storage[name]!r}"
+                 for name in ("prioritized", "stratified") if not isinstance(for_storage.get(name), bool | None)]
     if settings is None or not settings.num_shards:
         problems += [f"{name}={value} is for a replay level; give num_replay_workers, or leave it out"
                      for name, value in for_storage.items() if value is not None]

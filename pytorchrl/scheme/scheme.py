@@ -14,6 +14,7 @@ import torch
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import CheckpointError, ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.runtime import Runtime, ThreadRuntime, make_runtime
@@ -100,7 +101,11 @@ class Scheme(Architectures):
         replay = self.nested.recording.replay
         self._replay = None if replay is None else read_record(replay)
         self._settle_seed()
-        self.settings: dict[str, object] = self.nested.flat()
+        kept = {name: for_storage.get(name) for name in STORAGE_KEYWORDS}
+        if kept["beta"] is not None:  # as the storage has it: a number or a schedule
+            kept["beta"] = getattr(storage_factory.options, "beta", None)
+        self.settings: dict[str, object] = self.nested.flat() | {
+            name: str(value) if isinstance(value, Schedule) else value for name, value in kept.items()}
         if self._replay is not None:
             self._replay.check(self.settings, self.agent.as_dict())
             more += filter(None, [self._replay.warning()])

@@ -57,7 +57,7 @@ def _settled_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> R
             raise ConfigError(f"{text}; raise size")
     return replace(
         collection, train_batch_size=batch, learning_starts=starts, prefetch=collection.prefetch or _PREFETCHED_BATCHES,
-        routing="by_stream" if kind_of(storage) == "sequence" else collection.routing, size=None if is_kept else size)
+        routing="by_stream" if kind_of(storage) == "sequence" else collection.routing)
 
 
 def _check_priorities(storage: Factory[Storage], collection: ReplayCollection) -> None:

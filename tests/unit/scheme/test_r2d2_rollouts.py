@@ -11,7 +11,7 @@ from pytorchrl import ASYNC, DQN, R2D2, PERBuffer, QActor, RolloutSequenceBuffer
 from pytorchrl.composition import compose
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
-from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.gradients.replay_source import ReplaySource
 from pytorchrl.scheme.replay.r_worker import RWorker
 
 STEPS, ENVS, N_STEP = 6, 2, 3
@@ -111,7 +111,7 @@ def check_batches(collected):
 
 @pytest.mark.parametrize("settings", PLACES.values(), ids=PLACES)
 def test_it_learns_from_whole_rollouts_wherever_replay_is(make, check_ledger, collected, settings):
-    scheme = make(**settings, **({"kind": "batch"} if "num_replay_workers" in settings else {}))
+    scheme = make(**settings)
     make_updates(scheme, 12)
     ledger = check_ledger(scheme)
     assert ledger["resident"] > 0
@@ -148,18 +148,18 @@ def test_both_shards_are_drawn_and_hold_whole_rollouts(make):
 
 def test_policy_lag_is_that_of_the_rollouts(make, monkeypatch):
     """Of each rollout the version of the weights that it was collected with, which its shard kept."""
-    made, drawn, add, draw = {}, [], RWorker._add, GWorker._draw
+    made, drawn, add, draw = {}, [], RWorker._add, ReplaySource.draw
 
     def add_(self, rollout, version):
         made[key_of(rollout.data.obs["obs"][0, 0])] = rollout.weights_version
         add(self, rollout, version)
 
-    def draw_(self, shards):
-        batch = draw(self, shards)
-        drawn.append((batch, shards.versions.copy()))
+    def draw_(self):
+        batch = draw(self)
+        drawn.append((batch, self._shards.sampler.versions.copy()))
         return batch
     monkeypatch.setattr(RWorker, "_add", add_)
-    monkeypatch.setattr(GWorker, "_draw", draw_)
+    monkeypatch.setattr(ReplaySource, "draw", draw_)
     make_updates(make(**SHARDS), 30)
     for batch, versions in drawn:
         starts = [key_of(batch.obs["obs"][0, begin]) for begin in range(0, len(batch.ids), ENVS)]
@@ -185,10 +185,9 @@ def test_the_account_holds_under_losses(make, check_ledger, collected, faults, n
 
 def test_the_named_schemes_take_it():
     for make_named, routing in ((Scheme.r2d2, "by_stream"), (Scheme.apex, "round_robin")):
-        scheme = make_named(*make_agent(), kind="batch", size=240, num_replay_workers=2, runtime="simulated", seed=1)
-        assert [scheme.settings[name] for name in ("kind", "routing", "train_batch_size", "learning_starts",
-                                                   "size")] == [
-            "batch", routing, 5, 60, 240]
+        scheme = make_named(*make_agent(), size=240, num_replay_workers=2, runtime="simulated", seed=1)
+        assert [scheme.settings[name] for name in ("routing", "train_batch_size", "learning_starts", "size")] == [
+            routing, 5, 60, 240]
         make_updates(scheme, 3)
         shards = [handle.native.worker._storage
                   for handle in scheme.update_worker.local_worker.replay_workers.remote_workers()]
@@ -238,10 +237,6 @@ def test_it_learns_to_recall():
 
 
 @pytest.mark.parametrize(("storage", "settings", "text"), [
-    (SequenceBuffer, {"kind": "batch"},
-     "kind='batch' needs one of .*: .*RolloutSequenceBuffer.*VTraceBuffer.*; got SequenceBuffer"),
-    (RolloutSequenceBuffer, {"kind": "sequence"},
-     "kind='sequence' needs .* SequenceBuffer.*; got RolloutSequenceBuffer, .* kind='batch'"),
     (RolloutSequenceBuffer, {"alpha": 0.5}, "alpha would be ignored: RolloutSequenceBuffer has no such option"),
     (RolloutSequenceBuffer, {"prioritized": True},
      "prioritized=True is for ReplayBuffer and PERBuffer; RolloutSequenceBuffer cannot"),

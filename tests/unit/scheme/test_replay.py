@@ -74,7 +74,7 @@ def test_a_lost_gradient_worker_takes_its_replay_along(make_replay_scheme, check
 def test_replay_is_not_also_used_as_rollouts_are(make_replay_scheme, name, value):
     """A rollout that is given twice would be in it twice."""
     with pytest.raises(ConfigError,
-                       match=f"{name}={value} is for rollouts that are used and forgotten; SyntheticReplay keeps"):
+                       match=f"{name}={value} is for rollouts that are used and discarded; SyntheticReplay keeps"):
         make_replay_scheme({"capacity": 10}, col_communication=ASYNC, **{name: value})
 
 

@@ -8,7 +8,7 @@ import pytest
 from pytorchrl import (
     APPO, ASYNC, IMPALA, SYNC, MultiAgentVecEnv, OnPolicyActor, Scheme, VecEnv, VTraceBuffer, multi_agent, train,
 )
-from pytorchrl.agent.synthetic import SyntheticStorage, synthetic_agent
+from pytorchrl.agent.synthetic import SyntheticStorage
 from pytorchrl.envs.testing import ComingAndGoing, CountingEnv
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
@@ -138,7 +138,7 @@ def test_an_update_that_is_left_out_moves_no_step(make_level, check_ledger):
 
 def test_learning_starts_with_a_batch_of_steps_and_ratios_count_every_pass(make_level):
     scheme = make_level()
-    assert (scheme.settings["kind"], scheme.settings["learning_starts"], scheme.settings["prefetch"]) == ("batch", 8, 4)
+    assert (scheme.settings["learning_starts"], scheme.settings["prefetch"]) == (8, 4)
     assert make_level(train_batch_size=None).settings["train_batch_size"] == 4
     scheme = make_level({"num_epochs": 4}, max_replay_ratio=2.0, costs={"grad": 1e-4, "step": 1e-2})
     for _ in range(10):
@@ -199,7 +199,7 @@ def test_several_policies(check_ledger):
     agent = multi_agent(envs, IMPALA.create_factory(),
                         lambda *spaces: OnPolicyActor.create_factory(*spaces, hidden_sizes=(8,)),
                         VTraceBuffer.create_factory(6))
-    scheme = Scheme.apex(*agent, envs, kind="batch", size=100, train_batch_size=20, num_replay_workers=2,
+    scheme = Scheme.apex(*agent, envs, size=100, train_batch_size=20, num_replay_workers=2,
                          runtime="simulated", seed=1)
     make_updates(scheme, 10)
     assert check_ledger(scheme)["consumed"] == 24 * scheme.version  # two rollouts of twelve env steps
@@ -209,22 +209,18 @@ def test_several_policies(check_ledger):
 
 def test_the_preset_and_the_command_line_reach_it():
     settings = {"runtime": "simulated", "seed": 1, "num_envs": 2, "num_steps": 8, "progress": False}
-    agent = train("impala", "CartPole-v1", preset="apex", kind="batch", replay_size=400, target_steps=600,
+    agent = train("impala", "CartPole-v1", preset="apex", replay_size=400, target_steps=600,
                   train_batch_size=64, **settings)
     assert agent.summary["updates"] > 3
     with pytest.raises(ConfigError, match=r"apex gives rollouts of older .* but A2C learns from rollouts with "
                                           r"advantages; algorithms for apex: .*APPO"):
-        train("a2c", "CartPole-v1", preset="apex", kind="batch", target_steps=10, **settings)
+        train("a2c", "CartPole-v1", preset="apex", target_steps=10, **settings)
 
 
 @pytest.mark.parametrize(("settings", "text"), [
-    ({"kind": "rollout"}, "kind must be one of transition, sequence, batch, or None, got 'rollout'"),
-    ({"kind": "transition"}, "kind='transition' needs one of these storages: .*ReplayBuffer.*; got SyntheticStorage"),
-    ({"kind": "sequence"}, "kind='sequence' needs one of these storages: .*SequenceBuffer.*; got SyntheticStorage, "
-                           "which is for kind='batch'"),
     ({"size": None}, "replay of whole rollouts needs size, the env steps that all shards keep together"),
-    ({"size": 0}, "size must be a whole number >= 1, got 0"),
-    ({"size": 400.0}, r"size must be a whole number >= 1, got 400\.0"),
+    ({"size": 0}, "size must be a whole number >= 1 or None, got 0"),
+    ({"size": 400.0}, r"size must be a whole number >= 1 or None, got 400\.0"),
     ({"size": 14}, "size 14 over 2 shards is 7 each, less than train_batch_size 8; raise size"),
     ({"size": 6, "train_batch_size": 1}, "a shard must hold a rollout of 4 steps, size 6 over 2 shards is 3 each"),
     ({"alpha": 0.5}, "alpha would be ignored: SyntheticStorage has no such option"),
@@ -232,25 +228,11 @@ def test_the_preset_and_the_command_line_reach_it():
     ({"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer; SyntheticStorage cannot be made the "
                             "other"),
     ({"initial_priority": "worker"}, "initial_priority='worker' needs a storage with priorities"),
-    ({"microbatch_size": 4}, "microbatch_size=4 is for rollouts that are used and forgotten; replay keeps and draws "
-                             "them"),
+    ({"microbatch_size": 4}, "microbatch_size=4 is for .*, but this is asynchronous collection with replay workers"),
     ({"learning_starts": 500}, "learning_starts 500 exceeds size 400"),
-    ({"num_replay_workers": None, "size": None, "kind": "batch"},
-     "kind=batch is for a replay level; give num_replay_workers"),
+    ({"num_replay_workers": None},
+     "size=400 is for asynchronous collection with replay workers.*give num_replay_workers"),
 ])
 def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, text):
     with pytest.raises(ConfigError, match=text):
         make_level(**settings)
-
-
-@pytest.mark.parametrize("kind", ["sequence", "batch"])
-def test_another_kind_than_the_storages_is_refused(make_replay_scheme, kind):
-    with pytest.raises(ConfigError, match=f"kind='{kind}' needs one of these storages: .*; got SyntheticReplay, which "
-                                          "is for kind='transition'"):
-        make_replay_scheme({"size": 4, "capacity": 400}, **{**LEVEL, "size": None}, kind=kind)
-
-
-def test_kind_follows_the_storage(make_level, make_replay_scheme):
-    assert make_level(kind="batch").settings == make_level().settings
-    assert make_replay_scheme({"size": 4, "capacity": 400}, **{**LEVEL, "size": None}).settings["kind"] == "transition"
-    assert Scheme(*synthetic_agent(4), seed=1).settings["kind"] is None

@@ -357,7 +357,7 @@ def test_half_a_file_is_removed(tmp_path, monkeypatch):
 
 
 def test_the_command_line_has_the_option(capsys, tmp_path):
-    assert main(["train", "ppo", "--help"]) == 0
+    assert main(["train", "ppo", "--help-all"]) == 0
     assert "--keep-bad-batches TEXT|none" in capsys.readouterr().out.replace("none|TEXT", "TEXT|none")
     (tmp_path / "file").touch()
     assert main(["train", "ppo", "--env", "CartPole-v1", "--keep-bad-batches", str(tmp_path / "file" / "below")]) == 2
