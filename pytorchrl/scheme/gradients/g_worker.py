@@ -5,31 +5,32 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from dataclasses import asdict, replace
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 
-from pytorchrl.agent.data import Batch, ReplayBatch, weights_of_gradients
-from pytorchrl.agent.options import Options as BaseOptions
-from pytorchrl.agent.options import option
+from pytorchrl.agent.data import Batch
 from pytorchrl.errors import CallOrderError, NonFiniteUpdateError
 from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
-from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution, Worker
+from pytorchrl.scheme.base.worker import Communication, Execution, Worker
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread, Destination, DrainingError
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.gradients import microbatch as micro
-from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, RoundSource, TrainBatchSource
-from pytorchrl.scheme.gradients.microbatch import GradAccumulator
+from pytorchrl.scheme.gradients.assembly import make_source, plan_batches
+from pytorchrl.scheme.gradients.batch_source import BatchSource
+from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions, options_of
+from pytorchrl.scheme.gradients.gradient_computer import GradientComputer, not_finite
+from pytorchrl.scheme.gradients.kinds import default_collection
 from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, ProcessGroup, Vectors, propose_address
-from pytorchrl.scheme.gradients.replay_source import ReplayDestination, ReplaySource, make_shards
+from pytorchrl.scheme.gradients.replay_source import ReplayDestination, make_shards
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.shards import Shards
-from pytorchrl.scheme.supervision.bad_batches import BadBatches, check_directory
+from pytorchrl.scheme.supervision.bad_batches import BadBatches
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Encoder, Wanted
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
@@ -47,7 +48,6 @@ logger = get_logger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Owned = TypeVar("Owned", bound=BaseOptions)
 
 
 def _errors_carry_part(method: Callable[Concatenate[GWorker, P], R]) -> Callable[Concatenate[GWorker, P], R]:
@@ -99,27 +99,7 @@ class GWorker(Worker):
         stats: Statistics for its next message.
     """
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(BaseOptions):
-        """Options of each gradient worker for the data of one gradient."""
-
-        train_batch_size: int | None = option(
-            None, low=1, help="Least number of steps of a train batch: whole rounds if collection is synchronous, "
-            "whole rollouts if it "
-            "is asynchronous; None: one. Steps in which an environment is reset count. With replay workers, "
-            "transitions or sequences "
-            "drawn for an update, None: the algorithm's mini_batch_size; for replay of whole rollouts, the least "
-            "number of their steps "
-            "(`VTraceBuffer`) or sequences (`RolloutSequenceBuffer`).")
-        keep_bad_batches: str | os.PathLike[str] | None = option(
-            None, help="Directory for the first batches of each gradient worker whose loss or gradient is not finite; "
-            "None keeps none.")
-
-        def __post_init__(self) -> None:
-            """Refuse a directory that cannot be made; keep its absolute path."""
-            super().__post_init__()
-            if self.keep_bad_batches is not None:
-                object.__setattr__(self, "keep_bad_batches", check_directory("keep_bad_batches", self.keep_bad_batches))
+    Options: TypeAlias = GWorkerOptions
 
     def __init__(self, index_worker: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913, PLR0915 - public signature
                  col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,
@@ -134,12 +114,11 @@ class GWorker(Worker):
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         if collection is None:
-            collection = _default_collection(Communication(col_communication), col_fraction_workers,
-                                             replay_workers_factory is not None)
+            collection = default_collection(Communication(col_communication), col_fraction_workers,
+                                            has_shards=replay_workers_factory is not None)
         is_async = isinstance(collection, OnArrival.Options)
         self.col_communication = Communication.ASYNC if is_async else Communication.SYNC
         self.compress_grads_to_send = compress_grads_to_send
-        self.iter = 0
         self._runtime = runtime or ThreadRuntime()
         self.encoder: Encoder = Encoder(Compression.of(GRADS, compress_grads_to_send), self._runtime.now)
         self._point = self._runtime.points(f"GWorker {index_worker}", incarnation)
@@ -155,9 +134,7 @@ class GWorker(Worker):
         self.ledger = Ledger()
         self.stats = WorkerStats(self._runtime.now)
         self._group = ProcessGroup()
-        self._options = _options_of(GWorker.Options, collection)
-        self._micro = _options_of(GradAccumulator.Options, collection)
-        self._is_streamed = self._plan_batches(collection)
+        self._plan = plan_batches(collection, self.local_worker, len(self.remote_workers), warns=index_worker == 0)
         supervision = supervision or Supervisor.Options()
         closing = self._runtime.make_event()
         self.replay_workers: RWorkerSet | None = None
@@ -165,8 +142,8 @@ class GWorker(Worker):
         destination: Destination
         samples = SampleQueue(
             self.local_worker, self.col_workers.runtime, self.ledger, closing,
-            _options_of(SampleQueue.Options, collection),
-            self._options.train_batch_size if isinstance(collection, OnArrival.Options) else None)
+            options_of(SampleQueue.Options, collection),
+            self._plan.train_batch_size if isinstance(collection, OnArrival.Options) else None)
         if replay_workers_factory is not None and collects:
             self.replay_workers = replay_workers_factory(
                 index_parent=index_worker, runtime=self._runtime, first_incarnation=_INCARNATIONS * incarnation)
@@ -176,57 +153,22 @@ class GWorker(Worker):
             destination = samples
         self.collector = CollectorThread(
             index_worker, self.local_worker, self.remote_workers, collection=collection, destination=destination,
-            closing=closing,
-            runtime=self.col_workers.runtime, ledger=self.ledger, supervisor=Supervisor(
+            closing=closing, runtime=self.col_workers.runtime, ledger=self.ledger, supervisor=Supervisor(
                 self.remote_workers, self.col_workers.replace, self.col_workers.runtime, supervision,
                 seed=index_worker), compress_weights_to_send=compress_weights_to_send)
         self.inqueue = self.collector.queue
-        self.batch_source = BatchSource(self.local_worker, self._train_batches(collection, samples), self.ledger,
-                                        self.stats, self._group,
-                                   is_streamed=self._is_streamed,
-                                        is_local=not self.remote_workers)
-        self._batch: Batch | None = None  # taken by get_data(), for get_grads()
+        self.batch_source = BatchSource(
+            self.local_worker, make_source(collection, self._plan, self.collector, samples, self.shards,
+                                           self.local_worker, self.ledger, self.stats, self.col_workers.runtime),
+            self.ledger, self.stats, self._group, is_streamed=self._plan.is_streamed,
+            is_local=not self.remote_workers)
         self._collected_before = 0  # env steps in the restored ledger
         self._preparing = 0  # number of the running prepare()
-        keep = self._options.keep_bad_batches
-        self._bad_batches = BadBatches(keep if keep is None else os.fspath(keep), index_worker, self.algo)
-        self._fault = ""  # of the last gradient, before it was averaged
-        self._grads: Vectors | None = None  # the last ones computed
-        self._used = micro.Used(0, 0, True)
+        keep = options_of(GWorkerOptions, collection).keep_bad_batches
+        self._gradients = GradientComputer(
+            self.local_worker, self.batch_source, self._plan, self.collector, self.shards, self.ledger, self.stats,
+            self._group, BadBatches(keep if keep is None else os.fspath(keep), index_worker, self.algo), self._point)
         self._final: LedgerSnapshot | None = None
-
-    def _plan_batches(self, collection: CollectorThread.Options) -> bool:
-        """Plan train batches; return whether each microbatch is discarded after its gradient."""
-        train, size = self._options.train_batch_size, self._micro.microbatch_size
-        is_sync = isinstance(collection, Barrier.Options)
-        self.storage.plan_batches(micro.num_rollouts(
-            self.storage.rollout_size * self.local_worker.num_envs, train,
-            (max(1, len(self.remote_workers)), size) if is_sync else None))
-        barrier = _options_of(Barrier.Options, collection)
-        self._least_steps = round(barrier.fraction_samples * self.storage.rollout_size)
-        self._prefetch = 0
-        if size is None:
-            return False
-        self.storage.device = torch.device("cpu")  # one slice at a time is moved to the device
-        if self.index_worker == 0:
-            micro.warn_of_batch_norm(self.actor)
-        streamed = _options_of(GradAccumulator.CollectOptions, collection)
-        is_streamed = train is not None and not micro.why_all_is_kept(self.algo.options, streamed.norm_over)
-        can_prefetch = is_streamed and is_sync and bool(self.remote_workers) and barrier.col_fraction_workers == 1.0
-        self._prefetch = int(can_prefetch) if streamed.prefetch is None else streamed.prefetch
-        return is_streamed
-
-    def _train_batches(self, collection: CollectorThread.Options, samples: SampleQueue) -> TrainBatchSource:
-        """Return where train batches come from."""
-        if self.shards is not None:
-            return ReplaySource(self.collector, self.shards, self.local_worker, self.stats)
-        if isinstance(collection, SampleQueue.Options):
-            return QueueSource(self.collector, samples, self.col_workers.runtime, self.stats,
-                               collection.queue_timeout_s,
-                               collection.on_starved)
-        goal = self._options.train_batch_size
-        step = None if goal is None else self._micro.microbatch_size or goal
-        return RoundSource(self.collector, samples, self.ledger, self.stats, step if self._is_streamed else goal, step)
 
     def ready(self) -> int:
         """Return the worker's index, once it and its collection workers are built."""
@@ -241,6 +183,16 @@ class GWorker(Worker):
         return dict(self.algo.parameters), dict(self.storage.parameters)
 
     @property
+    def iter(self) -> int:
+        """Number of gradients computed."""
+        return self._gradients.num_computed
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch that `get_data` took and no gradient has used; None if there is none."""
+        return self._gradients.batch
+
+    @property
     def actor_version(self) -> int:
         """Number of times the actor has been updated."""
         return self.local_worker.version
@@ -249,8 +201,8 @@ class GWorker(Worker):
 
     def get_data(self) -> Batch:
         """Take the next batch; after the last one of a train batch, wait for the next train batch."""
-        self._batch = self.batch_source.next()
-        return self._batch
+        batch = self._gradients.batch = self.batch_source.next()
+        return batch
 
     def get_grads(self, distribute_gradients: bool = False) -> tuple[Vectors, dict[str, float]]:
         """Compute gradients of the batch that `get_data` took.
@@ -264,76 +216,16 @@ class GWorker(Worker):
         Raises:
             CallOrderError: There is no batch, or its gradients were already computed.
         """
-        if self._batch is None:
+        if self._gradients.batch is None:
             raise CallOrderError("get_grads() uses the batch that get_data() took, once; call get_data() first, or "
                                  "step() for both")
-        batch = self._batch
-        self._fault = ""
-        if not (any(batch.samples.values()) or batch.num_samples):
-            # Other ranks may have data to learn from.
-            grads: Vectors = self._mean_of_ranks([None] * len(self.algo.gradient_sizes), batch.samples, batch.last) \
-                if distribute_gradients else []
-            info: dict[str, float] = {}
-            self._used = micro.Used(0, 0, batch.last)
-        elif self._is_streamed:
-            grads, info = self._accumulate_microbatches(batch, distribute_gradients)
-        else:
-            grads, info = self.compute_gradients(batch, distribute_gradients)
-            self._used = micro.Used(batch.num_samples, batch.num_new_samples, batch.last, batch.samples)
-            self.batch_source.used(batch.num_new_samples)
-            self._tell_replay(batch, info)
-        if self._fault:
-            self.batch_source.cancel_uses()
-        self.ledger.move(self._used.num_new_samples, "queued", "sent")
-        if self._used.last:
-            self.batch_source.end_pass()
-        self._grads, self._batch = grads, None  # a second gradient of the same batch would count its steps again
-        return grads, info
-
-    def _accumulate_microbatches(self, batch: Batch, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
-        """Compute the gradients of a train batch, of which only one microbatch is in memory at a time."""
-        total = GradAccumulator(self._micro.microbatch_size, self.algo.loss_reduction)
-        num_new, size, wanted = 0, 0, self._options.train_batch_size or 0
-        rounds = self.collector.rounds
-        while True:
-            num_new, size = num_new + batch.num_new_samples, size + self.batch_source.size
-            micro.log_microbatch(total.num_parts + 1, size, wanted)
-            is_enough = size >= wanted
-            if self._prefetch and not is_enough and rounds is not None:
-                rounds.request_ahead(self._micro.microbatch_size or wanted)
-            grads, info = self.compute_gradients(batch, False)
-            self._tell_replay(batch, info)
-            total.add(grads, batch.num_samples, info, batch.samples)
-            self.batch_source.used(batch.num_new_samples)
-            del batch
-            self._batch = None  # no reference may keep the memory while the next microbatch is collected
-            self.batch_source.release()
-            if is_enough:
-                break
-            batch = self.get_data()
-        self._used = micro.Used(total.num_samples, num_new, True, total.samples)
-        grads = total.result()
-        if distribute_gradients:
-            self.batch_source.used(-num_new)  # until all ranks have used theirs
-            grads = self._mean_of_ranks(grads, total.samples, True)
-            self.batch_source.used(num_new)
-        return grads, micro.decided(self.algo, total.info())
-
-    def _tell_replay(self, batch: Batch, info: dict[str, Any]) -> None:
-        """Move the errors of single samples from the statistics to replay, where they become priorities."""
-        if self.shards is None:
-            self.storage.after_gradients(batch, info)
-        errors = info.pop("errors", None)
-        if self.shards is not None and self.storage.has_priorities and errors is not None and not self._fault:
-            drawn = cast("ReplayBatch", batch)
-            self.shards.learned(drawn.ids, self.storage.item_errors(drawn, errors))
+        return self._gradients.differentiate_taken(distribute_gradients)
 
     def step(self, distribute_gradients: bool = False) -> tuple[Vectors, dict[str, float]]:
         """Take the next batch and compute its gradients; see `get_grads`."""
         self.get_data()
         return self.get_grads(distribute_gradients)
 
-    @timed("grad")
     def compute_gradients(self, batch: Batch, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
         """Compute the gradients of one batch.
 
@@ -344,21 +236,7 @@ class GWorker(Worker):
         Returns:
             One flat float32 gradient per optimized group, and the algorithm's statistics.
         """
-        grads, info = micro.differentiate(self.algo, batch, self._micro.microbatch_size, self.stats.counters,
-                                          self._is_streamed)
-        if self._point is not None and self._point("grad"):
-            grads = _not_finite(grads)
-        fault = self._bad_batches.find_fault(batch, grads, info, self.actor_version)
-        self._fault = self._fault or fault
-        if distribute_gradients:
-            grads = self._mean_of_ranks(grads, batch.samples, batch.last)
-        self.iter, self._grads = self.iter + 1, grads
-        return grads, info
-
-    @timed("average")
-    def _mean_of_ranks(self, grads: Vectors, samples: Mapping[str, int], last: bool) -> Vectors:
-        return self._group.mean(grads, weights_of_gradients(samples, len(grads)), self.algo.gradient_sizes,
-                                shares=last and self._group.has_unshared(self.stats.moments))
+        return self._gradients.compute(batch, distribute_gradients)
 
     def apply_gradients(self, gradients: Vectors | None = None, *,
                         moments: tuple[dict[str, Moments], ...] = ()) -> dict[str, float] | None:
@@ -375,13 +253,12 @@ class GWorker(Worker):
         Raises:
             CallOrderError: `gradients` is None, and this worker has computed none, or its last batch had no sample.
         """
-        if gradients is None and not (gradients := self._grads):
+        if gradients is None and not (gradients := self._gradients.grads):
             raise CallOrderError("apply_gradients() applies the gradients that this worker computed last, but there "
-                                 "are none; call step(), "
-                                 "get_grads() or compute_gradients() first, or give gradients")
-        micro.log_update(self._micro.microbatch_size, self._used.num_samples)
+                                 "are none; call step(), get_grads() or compute_gradients() first, or give gradients")
+        micro.log_update(self._plan.microbatch_size, self._gradients.used.num_samples)
         if self._point is not None and self._point("update"):
-            gradients = _not_finite(gradients)
+            gradients = not_finite(gradients)
         info: dict[str, float] | None = None
         with self._journal.writing():
             try:
@@ -449,8 +326,8 @@ class GWorker(Worker):
             self.get_data()
             grads, info = self.get_grads(distribute_gradients)
         except DrainingError:  # there will be no data for this request
-            grads, info, self._used = [], {}, micro.Used(0, 0, False)
-        used, skipped, vectors = self._used, False, cast("Any", grads)
+            grads, info, self._gradients.used = [], {}, micro.Used(0, 0, False)
+        used, skipped, vectors = self._gradients.used, False, cast("Any", grads)
         if distribute_gradients:
             vectors, applied = self._apply_mean(grads)
             skipped, info = applied is None, {**info, **(applied or {})}
@@ -463,9 +340,8 @@ class GWorker(Worker):
         return Gradients(
             vectors=vectors, num_samples=used.num_samples, num_new_samples=used.num_new_samples,
             weights_version=version, worker=self.index_worker, incarnation=self._incarnation, sequence=self.iter,
-            info=info,
-            ledger=self.ledger.snapshot(), last=used.last, samples=dict(used.samples), fault=self._fault,
-            skipped=skipped,
+            info=info, ledger=self.ledger.snapshot(), last=used.last, samples=dict(used.samples),
+            fault=self._gradients.fault, skipped=skipped,
             shards=() if self.shards is None else tuple(state.statistics() for state in self.shards.states),
             queue_levels=self.batch_source.take_levels(), part=self.take_part() if self.index_worker > 0 else None,
             checksum=self.get_weights(learning=True).checksum if check else None, **reported)
@@ -482,7 +358,7 @@ class GWorker(Worker):
         if all(grad is None for grad in grads):  # no rank had data to learn from
             return [], {}
         with self.stats.watch.part("average"):
-            shared = self._group.shared(self._used.last)
+            shared = self._group.shared(self._gradients.used.last)
         with self.stats.watch.part("apply"):
             return None, self.apply_gradients(grads, moments=shared)
 
@@ -495,7 +371,7 @@ class GWorker(Worker):
     def preempt(self, number: int) -> None:
         """Signal: end the rollout that `prepare` number `number` is collecting, after its least share of steps."""
         if number == self._preparing:
-            self.local_worker.preempt_running(self._least_steps)
+            self.local_worker.preempt_running(self._plan.least_steps)
 
     # The group of ranks
 
@@ -523,7 +399,7 @@ class GWorker(Worker):
         self._group.leave(generation)
         if not self.batch_source.is_loaded:  # a train batch of which nothing was used is kept
             self.batch_source.abandon(DropReason.WORKER_LOST)
-            self._batch = None
+            self._gradients.batch = None
         return Candidate(self.actor_version, self._incarnation, self.ledger.snapshot(), *propose_address())
 
     # Weights
@@ -585,7 +461,7 @@ class GWorker(Worker):
         self.collector.drain(number, timeout_s)
         if not self.storage.gives.is_kept:  # batches of replay are copies, and may stay
             self.batch_source.clear()
-            self._batch = None
+            self._gradients.batch = None
             self._group.discard()
         self.ledger.drop_all(DropReason.SHUTDOWN)
         return self._incarnation, self.ledger.snapshot()
@@ -612,7 +488,7 @@ class GWorker(Worker):
     def reseed(self, seed: int) -> None:
         """Continue collection and draws like a worker tree that was just built with this seed."""
         self.batch_source.clear()
-        self._batch = None
+        self._gradients.batch = None
         self.local_worker.reseed(seed)
         self.col_workers.reseed_remote(seed)
 
@@ -639,37 +515,3 @@ class GWorker(Worker):
             # The collectors' own count, so that the ledger's equation is a real check.
             self._final = self.ledger.snapshot(None if made is None else before + made)
         return self._final
-
-
-def _default_collection(communication: Communication, fraction_workers: float,
-                        has_shards: bool) -> CollectorThread.Options:
-    """Return default options of the kind of collection that the positional arguments of `GWorker` choose."""
-    if has_shards:
-        return _Replay()
-    return _Stream() if communication is ASYNC else _Rounds(col_fraction_workers=fraction_workers)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rounds(CollectorThread.Options, Barrier.Options, GWorker.Options, GradAccumulator.CollectOptions):
-    """Options of synchronous collection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stream(CollectorThread.Options, OnArrival.Options, SampleQueue.Options, GWorker.Options,
-              GradAccumulator.Options):
-    """Options of asynchronous collection."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Replay(CollectorThread.Options, OnArrival.Options, RWorkerSet.Options, GWorker.Options):
-    """Options of asynchronous collection with replay shards."""
-
-
-def _options_of(owner: type[Owned], collection: BaseOptions) -> Owned:
-    """Return the options as those of an owner; the owner's defaults if this kind of collection has none of them."""
-    return collection if isinstance(collection, owner) else owner()
-
-
-def _not_finite(vectors: Vectors) -> Vectors:
-    """Return vectors of NaN, as if the gradients had not been finite."""
-    return [None if vector is None else torch.full_like(vector, torch.nan) for vector in vectors]

@@ -18,7 +18,7 @@ from pytorchrl.scheme.base.worker import ASYNC, SYNC, Communication
 from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
-from pytorchrl.scheme.gradients.g_worker import GWorker
+from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -36,7 +36,7 @@ class CollectionPattern(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class SynchronousCollection(
-        CWorkerSet.Options, CollectorThread.Options, Barrier.Options, GradAccumulator.CollectOptions, GWorker.Options,
+        CWorkerSet.Options, CollectorThread.Options, Barrier.Options, GradAccumulator.CollectOptions, GWorkerOptions,
         Kind):
     """Collection and learning take turns; all collection workers have the weights of the last update."""
 
@@ -67,7 +67,7 @@ class SynchronousCollection(
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousCollection(
         CWorkerSet.Options, CollectorThread.Options, OnArrival.Options, SampleQueue.Options, GradAccumulator.Options,
-        GWorker.Options, Kind):
+        GWorkerOptions, Kind):
     """Collection never waits for learning, except for room in the queue between them."""
 
     title: ClassVar[str] = "asynchronous collection without replay workers"
@@ -84,7 +84,7 @@ class AsynchronousCollection(
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayCollection(
-        CWorkerSet.ReplayOptions, CollectorThread.Options, OnArrival.Options, RWorkerSet.Options, GWorker.Options,
+        CWorkerSet.ReplayOptions, CollectorThread.Options, OnArrival.Options, RWorkerSet.Options, GWorkerOptions,
         Kind):
     """Collection fills replay shards, and learning draws its batches from them."""
 
@@ -123,6 +123,21 @@ def collection_of(given: Mapping[str, object]) -> Collection:
     raise_all(reader.problems)
     found: Collection = collection
     return found
+
+
+def default_collection(communication: Communication, fraction_workers: float, *, has_shards: bool) -> Collection:
+    """Return default options of the kind of collection that a gradient worker built by hand has.
+
+    Args:
+        communication: Coordination of collection and learning.
+        fraction_workers: Share of the collection workers that ends a synchronous round.
+        has_shards: Whether there is a replay level.
+    """
+    if has_shards:
+        return ReplayCollection()
+    if communication is ASYNC:
+        return AsynchronousCollection()
+    return SynchronousCollection(col_fraction_workers=fraction_workers)
 
 
 def _check_sizes(train_batch_size: int | None, microbatch_size: int | None) -> None:

@@ -133,11 +133,11 @@ def test_gradients_are_those_of_the_cpu(run, name, microbatch_size):
     worker = scheme.update_worker.local_worker
     algo_factory, actor_factory, _, _ = agent_of(name)
     worker.get_data()
-    expected, info = worker.compute_gradients(worker._batch, False)
+    expected, info = worker.compute_gradients(worker.batch, False)
     actor = actor_factory(device=GPU, seed=0)
     algo = algo_factory(device=GPU, actor=actor, seed=0)
     algo.load_gradient_state(worker.algo.gradient_state())
-    [found], found_info = differentiate(algo, worker._batch, microbatch_size, WorkerCounters())
+    [found], found_info = differentiate(algo, worker.batch, microbatch_size, WorkerCounters())
     torch.testing.assert_close(found.cpu(), expected[0].cpu(), rtol=1e-3, atol=1e-5)
     assert math.isclose(found_info["loss"], info["loss"], rel_tol=1e-3, abs_tol=1e-5)
 

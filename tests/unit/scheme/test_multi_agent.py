@@ -239,7 +239,7 @@ def test_a_policy_absent_from_half_of_the_slices_gets_the_gradient_of_its_own_da
     scheme = make_multi(ppo(advantage_normalization="none", num_epochs=1, num_mini_batch=1))
     worker = scheme.start().local_worker
     worker.get_data()
-    batch = worker._batch
+    batch = worker.batch
     # Half of the slices have no sample of `early`.
     parts = list(GradAccumulator(3).slices(batch, torch.device("cpu")))
     assert len(parts) == 4

@@ -160,7 +160,7 @@ def test_nothing_of_a_microbatch_is_held_while_the_next_is_collected(make_scheme
                                     microbatch_size=16)).start().local_worker
     held = []
     monkeypatch.setattr(worker.collector.rounds, "collect", lambda right=worker.collector.rounds.collect: (
-        held.append((worker.storage.counters["resident"], worker._batch, worker.batch_source.size)), right())[1])
+        held.append((worker.storage.counters["resident"], worker.batch, worker.batch_source.size)), right())[1])
     scheme.step()
     assert len(held) > 5
     assert set(held) == {(0, None, 0)}

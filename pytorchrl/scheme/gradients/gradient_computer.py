@@ -1,0 +1,145 @@
+"""Computation of the gradients of train batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+
+from pytorchrl.agent.data import Batch, ReplayBatch, weights_of_gradients
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.collector_thread import CollectorThread
+from pytorchrl.scheme.gradients import microbatch as micro
+from pytorchrl.scheme.gradients.assembly import BatchPlan
+from pytorchrl.scheme.gradients.batch_source import BatchSource
+from pytorchrl.scheme.gradients.microbatch import GradAccumulator
+from pytorchrl.scheme.gradients.process_group import ProcessGroup, Vectors
+from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
+from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.replay.shards import Shards
+from pytorchrl.scheme.supervision.bad_batches import BadBatches
+
+
+class GradientComputer:
+    """Computes the gradients of the batches of a source, whole or microbatch by microbatch.
+
+    Args:
+        worker: The local collection worker, with the algorithm and the storage.
+        source: Source of batches.
+        plan: Sizes of train batches and microbatches.
+        collector: The collector thread, of which microbatches are requested ahead.
+        shards: The connection to replay shards; None without a replay level.
+        ledger: The gradient worker's ledger.
+        stats: The gradient worker's statistics.
+        group: The group of ranks that average gradients.
+        bad_batches: Finds gradients that are not finite, and keeps their batches.
+        point: Injects faults in simulations; None: no faults.
+
+    Attributes:
+        batch: The batch taken for the next gradient; None before it is taken and once it is used.
+        grads: The gradients computed last; None before the first.
+        used: The data behind the last gradient.
+        fault: Fault of the last gradient, before it was averaged; "" if there was none.
+        num_computed: Number of gradients computed.
+    """
+
+    def __init__(self, worker: CWorker, source: BatchSource, plan: BatchPlan, collector: CollectorThread,  # noqa: PLR0913 - its collaborators
+                 shards: Shards | None, ledger: Ledger, stats: WorkerStats, group: ProcessGroup,
+                 bad_batches: BadBatches, point: Callable[[str], bool] | None) -> None:
+        self._worker, self._source, self._plan, self._collector = worker, source, plan, collector
+        self._algo, self._storage, self._shards = worker.algo, worker.storage, shards
+        self._ledger, self.stats, self._group, self._bad_batches, self._point = ledger, stats, group, bad_batches, point
+        self.batch: Batch | None = None
+        self.grads: Vectors | None = None
+        self.used = micro.Used(0, 0, True)
+        self.fault = ""
+        self.num_computed = 0
+
+    def differentiate_taken(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
+        """Return the gradients and the statistics of `batch`, and discard it."""
+        assert self.batch is not None
+        batch = self.batch
+        self.fault = ""
+        if not (any(batch.samples.values()) or batch.num_samples):
+            # Other ranks may have data to learn from.
+            grads: Vectors = self._mean_of_ranks([None] * len(self._algo.gradient_sizes), batch.samples, batch.last) \
+                if distribute_gradients else []
+            info: dict[str, float] = {}
+            self.used = micro.Used(0, 0, batch.last)
+        elif self._plan.is_streamed:
+            grads, info = self._accumulate_microbatches(batch, distribute_gradients)
+        else:
+            grads, info = self.compute(batch, distribute_gradients)
+            self.used = micro.Used(batch.num_samples, batch.num_new_samples, batch.last, batch.samples)
+            self._source.used(batch.num_new_samples)
+            self._tell_replay(batch, info)
+        if self.fault:
+            self._source.cancel_uses()
+        self._ledger.move(self.used.num_new_samples, "queued", "sent")
+        if self.used.last:
+            self._source.end_pass()
+        self.grads, self.batch = grads, None  # a second gradient of the same batch would count its steps again
+        return grads, info
+
+    def _accumulate_microbatches(self, batch: Batch, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
+        """Compute the gradients of a train batch, of which only one microbatch is in memory at a time."""
+        total = GradAccumulator(self._plan.microbatch_size, self._algo.loss_reduction)
+        num_new, size, wanted = 0, 0, self._plan.train_batch_size or 0
+        rounds = self._collector.rounds
+        while True:
+            num_new, size = num_new + batch.num_new_samples, size + self._source.size
+            micro.log_microbatch(total.num_parts + 1, size, wanted)
+            is_enough = size >= wanted
+            if self._plan.prefetch and not is_enough and rounds is not None:
+                rounds.request_ahead(self._plan.microbatch_size or wanted)
+            grads, info = self.compute(batch, False)
+            self._tell_replay(batch, info)
+            total.add(grads, batch.num_samples, info, batch.samples)
+            self._source.used(batch.num_new_samples)
+            del batch
+            self.batch = None  # no reference may keep the memory while the next microbatch is collected
+            self._source.release()
+            if is_enough:
+                break
+            batch = self._source.next()
+        self.used = micro.Used(total.num_samples, num_new, True, total.samples)
+        grads = total.result()
+        if distribute_gradients:
+            self._source.used(-num_new)  # until all ranks have used theirs
+            grads = self._mean_of_ranks(grads, total.samples, True)
+            self._source.used(num_new)
+        return grads, micro.decided(self._algo, total.info())
+
+    def _tell_replay(self, batch: Batch, info: dict[str, Any]) -> None:
+        """Move the errors of single samples from the statistics to replay, where they become priorities."""
+        if self._shards is None:
+            self._storage.after_gradients(batch, info)
+        errors = info.pop("errors", None)
+        if self._shards is not None and self._storage.has_priorities and errors is not None and not self.fault:
+            drawn = cast("ReplayBatch", batch)
+            self._shards.learned(drawn.ids, self._storage.item_errors(drawn, errors))
+
+    @timed("grad")
+    def compute(self, batch: Batch, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
+        """Compute the gradients of one batch; see `GWorker.compute_gradients`."""
+        grads, info = micro.differentiate(self._algo, batch, self._plan.microbatch_size, self.stats.counters,
+                                          self._plan.is_streamed)
+        if self._point is not None and self._point("grad"):
+            grads = not_finite(grads)
+        fault = self._bad_batches.find_fault(batch, grads, info, self._worker.version)
+        self.fault = self.fault or fault
+        if distribute_gradients:
+            grads = self._mean_of_ranks(grads, batch.samples, batch.last)
+        self.num_computed, self.grads = self.num_computed + 1, grads
+        return grads, info
+
+    @timed("average")
+    def _mean_of_ranks(self, grads: Vectors, samples: Mapping[str, int], last: bool) -> Vectors:
+        return self._group.mean(grads, weights_of_gradients(samples, len(grads)), self._algo.gradient_sizes,
+                                shares=last and self._group.has_unshared(self.stats.moments))
+
+
+def not_finite(vectors: Vectors) -> Vectors:
+    """Return vectors of NaN, as if the gradients had not been finite."""
+    return [None if vector is None else torch.full_like(vector, torch.nan) for vector in vectors]
