@@ -219,7 +219,7 @@ class GWorker(Worker):
         if self._gradients.batch is None:
             raise CallOrderError("get_grads() uses the batch that get_data() took, once; call get_data() first, or "
                                  "step() for both")
-        return self._gradients.differentiate_taken(distribute_gradients)
+        return self._gradients.differentiate_taken(distribute_gradients, self.get_data, self.compute_gradients)
 
     def step(self, distribute_gradients: bool = False) -> tuple[Vectors, dict[str, float]]:
         """Take the next batch and compute its gradients; see `get_grads`."""

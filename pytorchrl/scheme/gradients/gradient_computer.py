@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
@@ -19,6 +19,9 @@ from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervision.bad_batches import BadBatches
+
+GetData: TypeAlias = Callable[[], Batch]
+Compute: TypeAlias = Callable[[Batch, bool], tuple[Vectors, dict[str, float]]]
 
 
 class GradientComputer:
@@ -56,8 +59,15 @@ class GradientComputer:
         self.fault = ""
         self.num_computed = 0
 
-    def differentiate_taken(self, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
-        """Return the gradients and the statistics of `batch`, and discard it."""
+    def differentiate_taken(self, distribute_gradients: bool, get_data: GetData,
+                            compute: Compute) -> tuple[Vectors, dict[str, float]]:
+        """Return the gradients and the statistics of `batch`, and discard it.
+
+        Args:
+            distribute_gradients: Whether to average the gradients over all gradient workers.
+            get_data: Takes the next microbatch; the gradient worker's own method, which a subclass may override.
+            compute: Computes the gradients of one batch; likewise the gradient worker's own method.
+        """
         assert self.batch is not None
         batch = self.batch
         self.fault = ""
@@ -68,9 +78,9 @@ class GradientComputer:
             info: dict[str, float] = {}
             self.used = micro.Used(0, 0, batch.last)
         elif self._plan.is_streamed:
-            grads, info = self._accumulate_microbatches(batch, distribute_gradients)
+            grads, info = self._accumulate_microbatches(batch, distribute_gradients, get_data, compute)
         else:
-            grads, info = self.compute(batch, distribute_gradients)
+            grads, info = compute(batch, distribute_gradients)
             self.used = micro.Used(batch.num_samples, batch.num_new_samples, batch.last, batch.samples)
             self._source.used(batch.num_new_samples)
             self._tell_replay(batch, info)
@@ -82,7 +92,8 @@ class GradientComputer:
         self.grads, self.batch = grads, None  # a second gradient of the same batch would count its steps again
         return grads, info
 
-    def _accumulate_microbatches(self, batch: Batch, distribute_gradients: bool) -> tuple[Vectors, dict[str, float]]:
+    def _accumulate_microbatches(self, batch: Batch, distribute_gradients: bool, get_data: GetData,
+                                 compute: Compute) -> tuple[Vectors, dict[str, float]]:
         """Compute the gradients of a train batch, of which only one microbatch is in memory at a time."""
         total = GradAccumulator(self._plan.microbatch_size, self._algo.loss_reduction)
         num_new, size, wanted = 0, 0, self._plan.train_batch_size or 0
@@ -93,7 +104,7 @@ class GradientComputer:
             is_enough = size >= wanted
             if self._plan.prefetch and not is_enough and rounds is not None:
                 rounds.request_ahead(self._plan.microbatch_size or wanted)
-            grads, info = self.compute(batch, False)
+            grads, info = compute(batch, False)
             self._tell_replay(batch, info)
             total.add(grads, batch.num_samples, info, batch.samples)
             self._source.used(batch.num_new_samples)
@@ -102,7 +113,7 @@ class GradientComputer:
             self._source.release()
             if is_enough:
                 break
-            batch = self._source.next()
+            batch = get_data()
         self.used = micro.Used(total.num_samples, num_new, True, total.samples)
         grads = total.result()
         if distribute_gradients:
