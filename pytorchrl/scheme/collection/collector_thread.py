@@ -194,7 +194,7 @@ class CollectorThread(threading.Thread):
 
     def _make_strategy(self, collection: CollectorThread.Options) -> CollectionStrategy:
         if not self.remote_workers:
-            return LocalCollection(self.local_worker, self._ledger)
+            return LocalCollection(self.local_worker, self._ledger, self._watch)
         shared = (self.remote_workers, self._runtime, self.supervisor, self._ledger, self._weights)
         if isinstance(collection, OnArrival.Options):
             if self._destination.delays_requests:

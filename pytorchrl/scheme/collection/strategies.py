@@ -19,6 +19,7 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.codecs import decode_array
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
@@ -78,23 +79,35 @@ class RoundStrategy(CollectionStrategy, Protocol):
 class LocalCollection:
     """The local worker collects in the learner's thread, with the learner's own parameters."""
 
-    def __init__(self, local_worker: CWorker, ledger: Ledger) -> None:
+    def __init__(self, local_worker: CWorker, ledger: Ledger, watch: Stopwatch) -> None:
         self._local_worker, self._journal, self._ledger = local_worker, local_worker.journal, ledger
+        self._watch = watch  # times the delivery of rollouts ("receive"), the wait for room included
         self.delivered_by_lost = 0
 
     def step(self, deliver: Deliver) -> None:
         """Collect one rollout and deliver it."""
-        if rollouts := self.collect():
-            deliver(rollouts)
+        rollout = self._collect()
+        with self._watch.part("receive"):
+            if valid := self._book(rollout):
+                deliver(valid)
 
     def collect(self) -> list[Rollout]:
         """Return one rollout; none if it has no valid step."""
+        rollout = self._collect()
+        with self._watch.part("receive"):
+            return self._book(rollout)
+
+    def _collect(self) -> Rollout:
         recorded = self._journal.upcoming_of("answer", 0)
         if recorded is not None and recorded[-1]:  # preempted in the recorded run: end at the same step
             self._local_worker.preempt_next(recorded[-1])
         rollout = self._local_worker.collect()
         if self._journal.is_kept:
             self._journal.note("answer", 0, *_numbers_of(rollout))
+        return rollout
+
+    def _book(self, rollout: Rollout) -> list[Rollout]:
+        """Count a rollout, and return it if it has a valid step."""
         self._ledger.collect(rollout.num_env_steps)
         return [rollout] if rollout.num_env_steps else []
 
@@ -282,8 +295,7 @@ class Barrier(_RemoteCollection):
 
     def step(self, deliver: Deliver) -> None:
         """Collect one round and deliver it."""
-        if rollouts := self.collect():
-            deliver(rollouts)
+        self._deliver(self._collect(), deliver)
 
     def collect(self) -> list[Rollout]:
         """Return the rollouts of one round in the order of the workers; start the round unless it was started ahead.
@@ -293,6 +305,11 @@ class Barrier(_RemoteCollection):
         Raises:
             CollectionError: The round took longer than the timeout.
         """
+        rollouts = self._collect()
+        with self._watch.part("receive"):
+            return self._book(rollouts)
+
+    def _collect(self) -> list[Rollout]:
         self._weights.attach_due()
         deadline = self._runtime.now() + self._timeout_s
         is_awaited = not self._num_pending
@@ -316,8 +333,7 @@ class Barrier(_RemoteCollection):
         rollouts = [self._arrived[index].popleft() for index in sorted(self._arrived)]
         for index in [index for index, arrived in self._arrived.items() if not arrived]:
             del self._arrived[index]
-        with self._watch.part("receive"):
-            return self._book(rollouts)
+        return rollouts
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
         """Deliver the rollouts in flight, also those of rounds that were started ahead; see `_RemoteCollection`."""
