@@ -71,7 +71,7 @@ class AsynchronousCollection(
     """Collection never waits for learning, except for room in the queue between them."""
 
     title: ClassVar[str] = "asynchronous collection without replay workers"
-    chosen_by: ClassVar[str] = "col_communication='asynchronous'"
+    chosen_by: ClassVar[str] = "col_communication='asynchronous' without num_replay_workers"
 
     def __post_init__(self) -> None:
         """Refuse options that contradict each other."""
