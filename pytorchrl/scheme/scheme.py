@@ -14,7 +14,6 @@ import torch
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.names import checked_names
 from pytorchrl.agent.options import Factory
-from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import CheckpointError, ConfigError, DeadlockError, ReplayError, StoppedError
 from pytorchrl.runtime import Runtime, ThreadRuntime, make_runtime
@@ -25,7 +24,7 @@ from pytorchrl.scheme.gradients.kinds import Collection, ReplayCollection
 from pytorchrl.scheme.gradients.settled import settled
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.recording.record import RecordWriter, as_json, describe, differences, read_record
-from pytorchrl.scheme.replay.storage_options import with_options
+from pytorchrl.scheme.replay.storage_options import options_in_settings, with_options
 from pytorchrl.scheme.rules import checked_settings, warnings_of
 from pytorchrl.scheme.settings import STORAGE_KEYWORDS, RuntimeKind, Simulated, known_keywords
 from pytorchrl.scheme.supervision.evaluation import Evaluation
@@ -101,11 +100,7 @@ class Scheme(Architectures):
         replay = self.nested.recording.replay
         self._replay = None if replay is None else read_record(replay)
         self._settle_seed()
-        kept = {name: for_storage.get(name) for name in STORAGE_KEYWORDS}
-        if kept["beta"] is not None:  # as the storage has it: a number or a schedule
-            kept["beta"] = getattr(storage_factory.options, "beta", None)
-        self.settings: dict[str, object] = self.nested.flat() | {
-            name: str(value) if isinstance(value, Schedule) else value for name, value in kept.items()}
+        self.settings: dict[str, object] = self.nested.flat() | options_in_settings(for_storage, storage_factory)
         if self._replay is not None:
             self._replay.check(self.settings, self.agent.as_dict())
             more += filter(None, [self._replay.warning()])

@@ -257,10 +257,8 @@ class Barrier(_RemoteCollection):
 
         col_fraction_workers: float = option(
             1.0, low=0.0, high=1.0, exclusive=True, help="Share of the collection workers whose rollouts must be "
-            "complete before a "
-            "synchronous round stops the others. It applies to the workers of one gradient worker, or to the gradient "
-            "workers "
-            "themselves if they collect and average without a central worker.")
+            "complete before a synchronous round stops the others. It applies to the workers of one gradient worker, or "
+            "to the gradient workers themselves if they collect and average without a central worker.")
         fraction_samples: float = option(
             0.25, low=0.0, high=1.0, exclusive=True, help="Least share of its rollout that a stopped worker collects.")
 

@@ -9,6 +9,7 @@ from typing import Any
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.fit import StorageDeclarations, given_kind, known_storages, names
 from pytorchrl.agent.options import Factory
+from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
@@ -97,3 +98,11 @@ def with_options(factory: Factory[Any], given: Mapping[str, object]) -> Factory[
         raise ConfigError(f"{', '.join(unknown)} would be ignored: {factory.cls.__name__} has no such option; give a "
                           "storage with priorities, such as PERBuffer")
     return dataclasses.replace(factory, options=dataclasses.replace(factory.options, **values)) if values else factory
+
+
+def options_in_settings(given: Mapping[str, object], factory: Factory[Storage]) -> dict[str, object]:
+    """Return the options of a storage that were given to a scheme, as its settings name them; None: not given."""
+    options = {name: given.get(name) for name in ("prioritized", *STORAGE_OPTIONS) if name != "size"}
+    if options["beta"] is not None:  # the storage has a schedule in place of a function or a list of points
+        options["beta"] = getattr(factory.options, "beta", None)
+    return {name: str(value) if isinstance(value, Schedule) else value for name, value in options.items()}
