@@ -28,10 +28,11 @@ class Mutation:
         return self.tests.partition(" -k ")[2]
 
 
-def _of(file: str, tests: str, *changes: tuple[str, str]) -> list[Mutation]:
+def _of(file: str, tests: str, *changes: tuple[str, str] | tuple[str, str, str]) -> list[Mutation]:
+    """Return the mutations of one file; a change is the text, its replacement, and the reason of an equivalent."""
     paths, dash, only = tests.partition(" -k ")
     tests = " ".join(f"tests/unit/{path}" for path in paths.split()) + dash + only
-    return [Mutation(f"pytorchrl/{file}", old, new, tests) for old, new in changes]
+    return [Mutation(f"pytorchrl/{file}", old, new, tests, *reason) for old, new, *reason in changes]
 
 
 _STORAGES = [
@@ -49,7 +50,8 @@ _STORAGES = [
          ("self._trained_from(k) + steps <= self.num_steps", "self._trained_from(k) + steps < self.num_steps"),
          ("k == 0 or self._trained_from(k - 1) + length < self.num_steps",
           "self._trained_from(k) + length <= self.num_steps"),
-         ("begins[1:] |= last[:-1] | ~valid[:-1]", "begins[1:] |= ~valid[:-1]"),
+         ("begins[1:] |= last[:-1] | ~valid[:-1]", "begins[1:] |= ~valid[:-1]",
+          "the row after an end begins an episode or is invalid"),
          ('here & ~(column["terminated"][row] | column["truncated"][row])', "here"),
          ("eta * absolute.max(0) + (1.0 - eta) * mean", "(1.0 - eta) * absolute.max(0) + eta * mean"),
          ("begin = book.warm[starts], burn_in - book.num_warm[starts]", "begin = book.warm[starts], 0 * starts"),
@@ -60,8 +62,9 @@ _STORAGES = [
          ("np.minimum, np.inf", "np.maximum, 0.0"),
          ("end = self.capacity if end is None else end + self.capacity if end < 0 else end",
           "end = self.capacity if end is None else end"),
-         ("self._num_leaves = 1 << (capacity - 1).bit_length()", "self._num_leaves = 1 << capacity.bit_length()")),
-    *_of("agent/storages/returns.py", "agent/storages/test_returns.py",
+         ("self._num_leaves = 1 << (capacity - 1).bit_length()", "self._num_leaves = 1 << capacity.bit_length()",
+          "only doubles the memory of a tree whose capacity is a power of two")),
+    *_of("agent/storages/returns.py", "agent/storages/test_returns.py agent/storages/test_vtrace.py",
          ("rows[t] += decays[t] * rows[t + 1]", "rows[t] += decays[t + 1] * rows[t + 1]"),
          ("(gamma * gae_lambda) * goes_on", "gamma * goes_on"),
          ("np.where(terminated, 0.0, next_value)", "next_value"),
@@ -95,16 +98,19 @@ _ALGORITHMS = [
          ("torch.where(advantage < 0, bounded, surrogate)", "bounded"),
          ("error = torch.maximum(error, (clipped", "error = torch.minimum(error, (clipped"),
          ('info["kl"] > _KL_TOLERANCE *', 'info["kl"] >')),
-    *_of("agent/algorithms/on_policy.py", "agent/algorithms/test_algorithm.py",
+    *_of("agent/algorithms/on_policy.py", "agent/algorithms/test_on_policy_losses.py",
          ("state[t + 1, e]", "state[t, e]")),
     *_of("agent/algorithms/replay.py", "agent/algorithms/test_replay.py agent/algorithms/test_replay_losses.py",
-         ("// self.update_every", "// self.update_every + 1"),
+         ("due = self._num_stages(inserted) -", "due = self._num_stages(inserted) + 1 -"),
          ("old.copy_(new)", "pass"),
          ("lerp_(self.groups[name].data, 1 - polyak)", "lerp_(self.groups[name].data, polyak)"),
          ("if self.num_updates_made % self.options.target_update_interval == 0:", "if True:"),
          ("storage.num_learned_from = inserted", "pass"),
          ("if self.parameters[START] > 0 and not deterministic:", "if self.parameters[START] > 0:")),
-    *_of("agent/algorithms/r2d2.py", "agent/algorithms/test_r2d2.py",
+    *_of("agent/algorithms/replay.py", "agent/algorithms/test_replay.py",
+         ("// self.update_every", "// self.update_every + 1",
+          "only differences of the number of stages are used, in which the additional one cancels")),
+    *_of("agent/algorithms/r2d2.py", "agent/algorithms/test_r2d2.py agent/algorithms/test_previous_action_reward.py",
          ("None if deterministic else self.generator)", "self.generator)"),
          ("if self.parameters[START] > 0 and not deterministic:", "if self.parameters[START] > 0:"),
          ("states = self.actor.with_action(states, action)", "pass"),
@@ -161,6 +167,8 @@ _ACTORS = [
 _ENVIRONMENTS = [
     *_of("agent/env/autoreset.py", "agent/env/test_autoreset.py agent/env/test_vec_env.py",
          ("self._previous_done = done\n", "self._previous_done = done | first\n"),
+         ("array[index] for leaf, array in self._reader.read(observations)",
+          "array[index[0]:index[-1] + 1] for leaf, array in self._reader.read(observations)"),
          ("np.where(done[:, None], reset_info[MASK_LEAF], info[MASK_LEAF])", "reset_info[MASK_LEAF]")),
     *_of("agent/env/statistics.py", "agent/env/test_statistics.py",
          ("self._returns += np.where(valid, reward, 0)", "self._returns += reward"),
@@ -189,8 +197,9 @@ _SCHEME = [
          ("self._num_requests[index] = 0", "pass"),
          ("self._request_rounds(-(-num_steps // self._round_size))",
           "self._request_rounds(num_steps // self._round_size)")),
-    *_of("scheme/collection/c_worker.py", "scheme/test_c_worker.py",
+    *_of("scheme/collection/c_worker.py", "scheme/test_c_worker.py scheme/test_preemption.py",
          ("self.algo.parameters = dict(weights.parameters)", "pass"),
+         ("(self._snapshot.parameters, self._snapshot.storage_parameters) != (", "() == ("),
          ("self.version = weights.version\n", "pass\n"),
          ("sequence == self._sequence and storage.num_steps >= min_steps", "storage.num_steps >= min_steps")),
     *_of("scheme/updates/decentralised.py", "scheme/updates/test_decentralised.py",
@@ -233,7 +242,7 @@ _RUNTIME_AND_COMMAND_LINE = [
     *_of("runtime/simulated.py", "runtime/test_simulated_runtime.py",
          ("if child.owner is actor:", "if False:"),
          ("for signal in actor.early:\n            signal()", "pass")),
-    *_of("cli/enjoy.py", "cli/test_main.py -k enjoy",
+    *_of("cli/enjoy.py", "cli/test_main.py -k stochastic",
          ("agent.evaluate(given.episodes, seed=given.seed, deterministic=not given.stochastic)",
           "agent.evaluate(given.episodes, seed=given.seed)")),
 ]

@@ -68,6 +68,8 @@ def run_tests(copy: Path, mutation: Mutation, timeout_s: float) -> tuple[str, st
     tail = done.stdout.strip()[-_TAIL_CHARS:]
     if done.returncode == _NO_TESTS_RAN:
         return "error", f"no test has been selected: {tail}"
+    if done.returncode < 0:
+        return "error", f"pytest was ended by signal {-done.returncode}"
     return ("failed" if done.returncode else "passed"), tail
 
 

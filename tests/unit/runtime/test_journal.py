@@ -43,3 +43,15 @@ def test_the_same_events_are_taken_in_order_and_beyond_the_end_anything(schedule
     journal.note("ask", 2)
     assert journal.upcoming() is None
     journal.note("answer", 5, 0)
+
+
+def test_a_recording_counts_the_reads_before_each_outermost_write():
+    journal = Recording()
+    for _ in range(2):
+        with journal.reading():
+            pass
+    with journal.writing(), journal.writing():
+        pass
+    with journal.writing():
+        pass
+    assert journal.take() == Part([], [2, 0])

@@ -56,3 +56,12 @@ def test_what_weights_do_not_name_stays(make):
     before = dict(worker.algo.parameters)
     worker.set_weights(worker.get_weights().state)  # a state alone
     assert worker.algo.parameters == before
+
+
+def test_a_worker_takes_over_the_version_of_its_weights(make):
+    server, worker = make(0), make(1)
+    server.version = 7
+    worker.set_weights(server.get_weights())
+    assert worker.version == 7
+    worker.set_weights(server.get_weights().state)  # a state alone has no version
+    assert worker.version == 7

@@ -144,6 +144,11 @@ def test_a_mask_that_allows_everything_changes_nothing_where_parts_have_differen
         distribution.check_mask(mask)
 
 
+def test_the_most_likely_bit_is_1_above_one_half():
+    bits = distribution_of(gym.spaces.MultiBinary(4)).mode(torch.tensor([[-0.5, 0.0, 0.01, 2.0]]), None)
+    assert bits.tolist() == [[0, 0, 1, 1]]
+
+
 def test_samples_follow_their_probabilities():
     logits = torch.tensor([0.0, 1.0, -1.0, 0.5])
     drawn = distribution_of(gym.spaces.Discrete(4)).sample(logits.expand(40_000, 4), None, _generator())

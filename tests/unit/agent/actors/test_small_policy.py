@@ -48,6 +48,8 @@ def test_decides_as_torch_does(action, normalize, hidden, activation, determinis
     with torch.no_grad():  # larger than at initialisation, so that the actions differ
         algo.actor.policy_head.weight.mul_(100)
         algo.actor.policy_head.bias.add_(0.1)
+        if action == "box":
+            algo.actor.distribution.log_std.sub_(0.7)
     twin = on_torch(algo)
     for step in range(20):
         obs = rows(seed=step)

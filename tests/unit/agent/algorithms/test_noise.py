@@ -21,3 +21,9 @@ def test_drifting_noise_has_known_spread_and_starts_at_zero():
     state = noise.draw(2000, 2, done, generator)
     assert float(state[:1000].std()) == pytest.approx(0.2, abs=0.01)
     assert float(state[1000:].std()) == pytest.approx(0.380, abs=0.02)
+
+
+def test_the_scale_of_a_step_is_the_root_of_its_length():
+    noise = OrnsteinUhlenbeck(0.15, 0.2, 0.25)
+    state = noise.draw(2000, 2, torch.ones(2000, dtype=torch.bool), torch.Generator().manual_seed(0))
+    assert float(state.std()) == pytest.approx(0.1, abs=0.005)

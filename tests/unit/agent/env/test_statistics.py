@@ -117,3 +117,12 @@ class WithInfo(gym.Wrapper):
         self.num_steps += 1
         *rest, info = self.env.step(action)
         return *rest, info | {"num_done": self.num_steps}
+
+
+def test_a_cut_episode_leaves_no_return_and_no_length_to_the_next_one():
+    statistics = EpisodeStatistics(2, now=iter([10.0, 12.5]).__next__)
+    statistics.add(np.array([7.0, 7.0]))
+    statistics.forget(np.array([True, False]))
+    statistics.add(np.array([1.0, 2.0]))
+    episodes = statistics.finish(np.array([True, True]), np.array([True, True]), lambda _: {})
+    assert [e[:2] for e in episodes] == [(1.0, 1), (9.0, 2)]

@@ -233,3 +233,15 @@ def test_clearing_cancels_everything_and_leaves_the_steps_queued(make):
     assert (samples.num_dropped, samples.passes_cancelled) == (1, 2)
     with pytest.raises(queue.Empty):
         samples.take(0.0)
+
+
+def test_a_learner_whose_requests_wait_takes_the_oldest_version_first(make):
+    worker, _ = make()
+    ledger = Ledger()
+    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueue.Options(
+        max_policy_lag=100, on_policy_lag="wait", queue_size=4))
+    worker.version = 9
+    ledger.collect(3 * STEPS)
+    for version in (5, 3, 4):
+        samples.put([make_rollout(version, STEPS)])
+    assert [samples.take(0.0).version for _ in range(3)] == [3, 4, 5]

@@ -54,3 +54,9 @@ def test_weighted_means_begin_anew_when_they_are_taken():
     means.add("absent", 5.0, 0)
     assert means.take() == {"loss": pytest.approx(3.0), "absent": 0.0}
     assert means.take() == {}
+
+
+def test_a_vector_of_no_samples_is_left_out_even_if_it_is_not_finite():
+    one = gradients([[4.0], [float("nan")]], 2, samples={"a": 2, "b": 0})
+    two = gradients([[8.0], [3.0]], 4, samples={"a": 2, "b": 2})
+    assert values(mean_gradients([one, two])) == [[6.0], [3.0]]
