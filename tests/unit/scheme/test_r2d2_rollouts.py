@@ -13,6 +13,7 @@ from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.gradients.replay_source import ReplaySource
 from pytorchrl.scheme.replay.r_worker import RWorker
+from pytorchrl.scheme.replay.storage_options import kind_of
 
 STEPS, ENVS, N_STEP = 6, 2, 3
 SHARDS = {"num_col_workers": 3, "num_replay_workers": 2, "col_communication": ASYNC, "grad_communication": ASYNC}
@@ -186,6 +187,7 @@ def test_the_account_holds_under_losses(make, check_ledger, collected, faults, n
 def test_the_named_schemes_take_it():
     for make_named, routing in ((Scheme.r2d2, "by_stream"), (Scheme.apex, "round_robin")):
         scheme = make_named(*make_agent(), size=240, num_replay_workers=2, runtime="simulated", seed=1)
+        assert kind_of(scheme.agent.storage_factory) == "batch"
         assert [scheme.settings[name] for name in ("routing", "train_batch_size", "learning_starts", "size")] == [
             routing, 5, 60, 240]
         make_updates(scheme, 3)
@@ -234,6 +236,17 @@ def test_it_learns_to_recall():
     evaluation = scheme.wait_evaluation(60.0)
     scheme.stop()
     assert np.mean(evaluation.returns) > 0.9
+
+
+@pytest.mark.parametrize(("storage", "kind", "other"), [
+    (SequenceBuffer, "sequence", "batch"), (RolloutSequenceBuffer, "batch", "sequence")])
+def test_the_storage_decides_what_is_drawn(make, storage, kind, other):
+    with pytest.warns(DeprecationWarning, match="kind has no effect any more: the storage decides"):
+        scheme = make(agent=make_agent(storage=storage), **SHARDS, kind=other)
+    assert kind_of(scheme.agent.storage_factory) == kind
+    make_updates(scheme, 2)
+    assert {type(handle.native.worker._storage) for handle in
+            scheme.update_worker.local_worker.replay_workers.remote_workers()} == {storage}
 
 
 @pytest.mark.parametrize(("storage", "settings", "text"), [

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from pytorchrl import (
-    APPO, ASYNC, IMPALA, SYNC, MultiAgentVecEnv, OnPolicyActor, Scheme, VecEnv, VTraceBuffer, multi_agent, train,
+    APPO, ASYNC, IMPALA, SYNC, GAEBuffer, MultiAgentVecEnv, OnPolicyActor, Scheme, VecEnv, VTraceBuffer, multi_agent,
+    train,
 )
 from pytorchrl.agent.synthetic import SyntheticStorage
 from pytorchrl.envs.testing import ComingAndGoing, CountingEnv
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
+from pytorchrl.scheme.replay.storage_options import kind_of
 
 LEVEL = {"num_col_workers": 3, "col_communication": ASYNC, "grad_communication": ASYNC, "num_replay_workers": 2,
          "train_batch_size": 8,
@@ -138,6 +140,7 @@ def test_an_update_that_is_left_out_moves_no_step(make_level, check_ledger):
 
 def test_learning_starts_with_a_batch_of_steps_and_ratios_count_every_pass(make_level):
     scheme = make_level()
+    assert kind_of(scheme.agent.storage_factory) == "batch"
     assert (scheme.settings["learning_starts"], scheme.settings["prefetch"]) == (8, 4)
     assert make_level(train_batch_size=None).settings["train_batch_size"] == 4
     scheme = make_level({"num_epochs": 4}, max_replay_ratio=2.0, costs={"grad": 1e-4, "step": 1e-2})
@@ -228,11 +231,28 @@ def test_the_preset_and_the_command_line_reach_it():
     ({"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer; SyntheticStorage cannot be made the "
                             "other"),
     ({"initial_priority": "worker"}, "initial_priority='worker' needs a storage with priorities"),
-    ({"microbatch_size": 4}, "microbatch_size=4 is for .*, but this is asynchronous collection with replay workers"),
+    ({"microbatch_size": 4}, "microbatch_size=4 is for synchronous collection or asynchronous collection without "
+                             "replay workers, but this is asynchronous collection with replay workers; give .* "
+                             "without num_replay_workers, or leave microbatch_size out"),
     ({"learning_starts": 500}, "learning_starts 500 exceeds size 400"),
-    ({"num_replay_workers": None},
-     "size=400 is for asynchronous collection with replay workers.*give num_replay_workers"),
+    ({"num_replay_workers": None, "train_batch_size": None},
+     "size=400 is for asynchronous collection with replay workers, but .*; give num_replay_workers"),
 ])
 def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, text):
     with pytest.raises(ConfigError, match=text):
         make_level(**settings)
+
+
+@pytest.mark.parametrize("kind", ["transition", "sequence", "batch", None])
+def test_kind_has_no_effect(make_level, kind):
+    with pytest.warns(DeprecationWarning, match="kind has no effect any more: the storage decides"):
+        scheme = make_level(kind=kind)
+    assert "kind" not in scheme.settings
+    assert scheme.settings == make_level().settings
+    assert kind_of(scheme.agent.storage_factory) == "batch"
+
+
+def test_the_storage_decides_what_is_drawn(make_replay_scheme):
+    scheme = make_replay_scheme({"size": 4, "capacity": 400}, **{**LEVEL, "size": None})
+    assert kind_of(scheme.agent.storage_factory) == "transition"
+    assert kind_of(GAEBuffer.create_factory(4)) is None
