@@ -16,7 +16,7 @@ from pytorchrl import A2C, ASYNC, SYNC, GAEBuffer, OnPolicyActor, VecEnv, linear
 from pytorchrl.envs.testing import CountingEnv, SleepEnv
 from pytorchrl.errors import LearnerStarvedError
 from pytorchrl.runtime import CPU_RESOURCES, Handle, Journal, Outcome, ThreadRuntime
-from pytorchrl.scheme.settings import STORAGE_KEYWORDS, known_keywords
+from pytorchrl.scheme.settings import known_keywords
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.supervision.supervisor import Supervisor
@@ -410,7 +410,7 @@ def test_runtime_is_where_workers_run(make_scheme):
 def test_settings_are_complete_and_json(make_scheme):
     scheme = make_scheme(num_col_workers=2, col_communication=ASYNC, queue_size=3)
     settings = json.loads(json.dumps(scheme.settings))
-    options = set(known_keywords()) - set(STORAGE_KEYWORDS)  # those are settings of the storage
+    options = set(known_keywords())
     assert set(settings) == options
     assert settings["col_communication"] == "asynchronous"
     assert settings["grad_communication"] == SYNC == "synchronous"
