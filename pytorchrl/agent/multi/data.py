@@ -129,10 +129,3 @@ class MultiBatch:
     def samples(self) -> dict[str, int]:
         """Policy -> number of valid samples, in the order of the policies; 0 for a policy without samples."""
         return {policy: self.parts[policy].num_samples if policy in self.parts else 0 for policy in self.policies}
-
-
-def samples_by_policy(batch: Batch | ReplayBatch | MultiBatch) -> dict[str, int]:
-    """Return policy -> valid samples of a batch; empty for a batch of one policy. Use `batch.samples` instead."""
-    if not isinstance(batch, MultiBatch):
-        return {}
-    return {policy: batch.parts[policy].num_samples if policy in batch.parts else 0 for policy in batch.policies}

@@ -67,13 +67,6 @@ def check_count(name: str, value: object, low: int = 1) -> int:
     return value
 
 
-def check_fraction(name: str, value: object) -> float:
-    """Return `value` if it is a number in (0, 1], else raise `ConfigError`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= 1.0:
-        raise ConfigError(f"{name} must be a number in (0, 1], got {value!r}")
-    return float(value)
-
-
 _LARGEST_BLOCK = 2**25 - 2**13
 """Bytes of the largest block that raises glibc's thresholds, less its header and a page."""
 
