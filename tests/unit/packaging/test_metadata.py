@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
 import shutil
 import stat
@@ -94,7 +95,8 @@ def test_ci_fails_with_any_gate_and_ends_with_the_closing_line(tmp_path, lint, d
     (tmp_path / "Makefile").write_text(
         f"lint:\n\t@echo linted; exit {lint}\ndocs:\n\t@echo built; exit {docs}\n"
         f"test:\n\t@echo tested the site $$PYTORCHRL_SITE; echo '{closing}'; echo more; exit {tests}\n")
-    result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False)
+    result = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False,
+                            env={**os.environ, "PYTORCHRL_SITE": "the site from before"})
     lines = result.stdout.splitlines()
     # A site that failed to build is not tested in its place.
     tested = "tested the site" if docs else "tested the site docs/_build/html"
