@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # What every layer may import. Every owner declares its options, so the module that declares options belongs to no
 # layer.
-EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation", "worker_names")
+EVERYWHERE = ("errors", "terminal", "tracebacks", "options", "deprecation", "worker_names", "untyped")
 # What each layer may import of the package: itself, what is written here, and what every layer may.
 ALLOWED = {
     "errors": set(),
@@ -23,6 +23,7 @@ ALLOWED = {
     "terminal": set(),
     "tracebacks": set(),
     "worker_names": set(),
+    "untyped": set(),
     "options": {"agent"},
     "agent": set(),
     "envs": {"agent"},

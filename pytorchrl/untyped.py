@@ -1,0 +1,36 @@
+"""Names for values whose types are only known at run time.
+
+Each name stands for `Any` and states the reason. An annotation uses one of these names, or has its reason in a comment
+on the same line.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+OptionValue: TypeAlias = Any
+"""The value of a keyword argument; the option's declaration has its type, and is checked when the options are built."""
+
+UserPart: TypeAlias = Any
+"""A part of an agent that may be a user's own class, without a base class of ours; contracts check its members."""
+
+StateDict: TypeAlias = dict[str, Any]
+"""Saved state: tensors, arrays, plain values and containers of them, in a layout of the class that saved it."""
+
+Json: TypeAlias = Any
+"""A value of a JSON file, or one that will be written to a JSON file; the reader checks its type."""
+
+MetricsDict: TypeAlias = dict[str, Any]
+"""Statistics by name: numbers, or dictionaries and lists of numbers, as the files of a run contain them."""
+
+TypeHint: TypeAlias = Any
+"""A type or a special form of `typing`; the two have no common static type."""
+
+BatchOfKind: TypeAlias = Any
+"""A batch of the class that belongs to the `DataKind` of an algorithm and its storage."""
+
+Payload: TypeAlias = Any
+"""Data of a message: arrays, their encoded form, or a reference to data in the object store of the runtime."""
+
+Untyped: TypeAlias = Any
+"""An object of a library that ships no types."""
