@@ -14,8 +14,6 @@ from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
 from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.faults import FaultPlan
 
-# Long enough to cost nothing when idle, short enough that kill() feels immediate.
-_STOP_CHECK_INTERVAL_S = 0.05
 # Seconds in which all threads together must end their current calls.
 _CLOSE_TIMEOUT_S = 5.0
 
@@ -25,13 +23,16 @@ _Call = tuple[cf.Future[object], str, tuple[object, ...], Mapping[str, object]]
 
 
 class _ThreadActor(threading.Thread):
-    """Thread that builds a worker, then makes its calls in order. `calls` is its only input, `dead` its only flag."""
+    """Thread that builds a worker, then makes its calls in order.
+
+    `calls` is the only input of the thread, and `dead` its only flag; None in `calls` wakes the thread to look at it.
+    """
 
     def __init__(self, cls: type[object], params: Mapping[str, object], name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._cls, self._params = cls, params
         self.worker: object = None
-        self.calls: queue.Queue[_Call] = queue.Queue()
+        self.calls: queue.Queue[_Call | None] = queue.Queue()
         self.dead = threading.Event()
         self.built = threading.Event()
         self.failure: BaseException | None = None
@@ -43,12 +44,14 @@ class _ThreadActor(threading.Thread):
             self.failure = error
         self.built.set()
         while not self.dead.is_set():
-            try:
-                future, method, args, kwargs = self.calls.get(timeout=_STOP_CHECK_INTERVAL_S)
-            except queue.Empty:
-                continue
-            self._call(future, method, args, kwargs)
+            if (call := self.calls.get()) is not None:
+                self._call(*call)
         self._refuse_rest()
+
+    def end(self) -> None:
+        """End the thread after its current call."""
+        self.dead.set()
+        self.calls.put(None)
 
     def _call(self, future: cf.Future[object], method: str, args: tuple[object, ...],
               kwargs: Mapping[str, object]) -> None:
@@ -65,7 +68,8 @@ class _ThreadActor(threading.Thread):
     def _refuse_rest(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                _settle(self.calls.get_nowait()[0], error=WorkerDiedError(f"{self.name} has been killed"))
+                if (call := self.calls.get_nowait()) is not None:
+                    _settle(call[0], error=WorkerDiedError(f"{self.name} has been killed"))
 
 
 def _settle(future: cf.Future[object], result: object = None, error: BaseException | None = None) -> None:
@@ -150,7 +154,7 @@ class ThreadRuntime(Runtime):
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
         """Refuse further calls and interrupt the worker, if it can be; its thread ends after its current call."""
         actor: _ThreadActor = handle.native
-        actor.dead.set()
+        actor.end()
         if hasattr(actor.worker, "interrupt"):
             actor.worker.interrupt()
         for future in self._pending.pop(actor, ()):
@@ -160,7 +164,7 @@ class ThreadRuntime(Runtime):
     def close(self) -> None:
         """End all threads, each after its current call."""
         for actor in self._actors:
-            actor.dead.set()
+            actor.end()
         deadline = self.now() + _CLOSE_TIMEOUT_S
         for actor in self._actors:
             self.join_thread(actor, max(0.0, deadline - self.now()))
