@@ -67,7 +67,7 @@ class Tracer:
                 room = "storage" if room.startswith("pytorchrl/agent/") else room
                 self.visits.append((room, code.co_qualname if sys.version_info >= (3, 11) else code.co_name))
 
-    def _carries(self, value: Any, depth: int = 3) -> bool:
+    def _carries(self, value: Any, depth: int = 5) -> bool:
         if id(value) in self._kept:
             return True
         if type(value).__name__ == self._kind:

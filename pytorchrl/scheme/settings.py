@@ -33,7 +33,7 @@ from pytorchrl.scheme.gradients.kinds import (
     collection_kind,
 )
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
-from pytorchrl.scheme.gradients.sample_queue import SampleQueue
+from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
 from pytorchrl.scheme.keywords import SchemeKeywords
 from pytorchrl.scheme.recording.record import Record
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
@@ -107,7 +107,7 @@ class ArchitectureKeywords(SchemeKeywords, total=False):
 LEVELS: Mapping[str, tuple[type[Options], ...]] = {
     "collection": (CollectionPattern, CWorkerSet.Options, CWorkerSet.ReplayOptions, Barrier.Options, OnArrival.Options,
                    CollectorThread.Options),
-    "queue": (QueueOptions, SampleQueue.Options),
+    "queue": (QueueOptions, SampleQueueOptions),
     "replay": (RWorkerSet.Options,),
     "gradients": (GWorkerSet.Options, GWorker.Options, GradAccumulator.Options, PrefetchOptions,
                   GradAccumulator.CollectOptions),

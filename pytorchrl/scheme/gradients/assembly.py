@@ -14,6 +14,7 @@ from pytorchrl.scheme.gradients import microbatch as micro
 from pytorchrl.scheme.gradients.batch_source import QueueSource, RoundSource, TrainBatchSource
 from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions, options_of
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
+from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
 from pytorchrl.scheme.gradients.replay_source import ReplaySource
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
@@ -87,7 +88,7 @@ def make_source(collection: CollectorThread.Options, plan: BatchPlan, collector:
     """
     if shards is not None:
         return ReplaySource(collector, shards, worker, stats)
-    if isinstance(collection, SampleQueue.Options):
+    if isinstance(collection, SampleQueueOptions):
         return QueueSource(collector, samples, runtime, stats, collection.queue_timeout_s, collection.on_starved)
     goal = plan.train_batch_size
     step = None if goal is None else plan.microbatch_size or goal

@@ -22,10 +22,9 @@ from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.timing import Times
-from pytorchrl.scheme.transport.codecs import is_made_of
 from pytorchrl.scheme.transport.encoder import DATA
 from pytorchrl.scheme.transport.messages import Rollout
-from pytorchrl.scheme.transport.receive import receive
+from pytorchrl.scheme.transport.receive import is_made_of, receive
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 from pytorchrl.terminal import get_logger
 
@@ -207,7 +206,6 @@ class BatchSource:
         stats: The gradient worker's statistics.
         group: The group of ranks, which may normalize their data together.
         is_streamed: Whether a train batch is one microbatch of an update, which is normalized by itself, if at all.
-
         is_local: Whether the local worker collects, whose rollouts are tensors of this process.
 
     Attributes:
@@ -259,21 +257,17 @@ class BatchSource:
                                            self._worker.version)
             self._unused_steps = current.num_new_steps
             with self.stats.watch.part("decode"):  # later uses find tensors
-                current.rollouts = [queued._replace(rollout=self._receive(queued.rollout))
-                                    for queued in current.rollouts]
+                if not self._is_local:
+                    for place, queued in enumerate(current.rollouts):
+                        received, traffic = receive(queued.rollout, self.stats.watch.now)
+                        self.stats.traffic[DATA] += traffic
+                        current.rollouts[place] = queued._replace(rollout=received)
         self._storage.insert_from([queued.rollout.data for queued in current.rollouts],
                                   [queued.rollout.source for queued in current.rollouts])
         self._storage.before_gradients()
         self.is_loaded = True
         if self._storage.gives.is_kept:
             self._book_as_resident()
-
-    def _receive(self, rollout: Rollout) -> Rollout:
-        if self._is_local:
-            return rollout
-        received, traffic = receive(rollout, self.stats.watch.now)
-        self.stats.traffic[DATA] += traffic
-        return received
 
     def _book_as_resident(self) -> None:
         """Book the train batch as resident in replay, and what the storage evicted for it as evicted."""

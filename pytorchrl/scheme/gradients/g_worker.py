@@ -24,6 +24,7 @@ from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions, options_
 from pytorchrl.scheme.gradients.gradient_computer import GradientComputer, not_finite
 from pytorchrl.scheme.gradients.kinds import default_collection
 from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, ProcessGroup, Vectors, propose_address
+from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
 from pytorchrl.scheme.gradients.replay_source import ReplayDestination, make_shards
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
@@ -142,7 +143,7 @@ class GWorker(Worker):
         destination: Destination
         samples = SampleQueue(
             self.local_worker, self.col_workers.runtime, self.ledger, closing,
-            options_of(SampleQueue.Options, collection),
+            options_of(SampleQueueOptions, collection),
             self._plan.train_batch_size if isinstance(collection, OnArrival.Options) else None)
         if replay_workers_factory is not None and collects:
             self.replay_workers = replay_workers_factory(

@@ -20,7 +20,7 @@ from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
-from pytorchrl.scheme.gradients.sample_queue import SampleQueue
+from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 
 
@@ -66,7 +66,7 @@ class SynchronousCollection(
 
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousCollection(
-        CWorkerSet.Options, CollectorThread.Options, OnArrival.Options, SampleQueue.Options, GradAccumulator.Options,
+        CWorkerSet.Options, CollectorThread.Options, OnArrival.Options, SampleQueueOptions, GradAccumulator.Options,
         GWorkerOptions, Kind):
     """Collection never waits for learning, except for room in the queue between them."""
 

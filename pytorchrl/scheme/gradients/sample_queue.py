@@ -6,24 +6,83 @@ import math
 import queue
 import random
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
-from pytorchrl.agent.options import option
-from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Runtime
-from pytorchrl.scheme.base.options import QueueOptions
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.counters import WorkerCounters
-from pytorchrl.scheme.gradients.train_batch import TrainBatch, TrainBatchBuilder
+from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
+from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.ledger import DropReason, Ledger
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 
-QUEUE_POLICIES = ("block", "drop_oldest", "drop_newest")
-STARVED_POLICIES = ("raise", "warn", "wait")
-LAG_POLICIES = ("drop", "wait")
-BUFFERS = ("ring", "circular")
+
+class TrainBatchBuilder:
+    """Makes train batches of whole rollouts, in the order of their arrival.
+
+    Old rollouts are drawn uniformly from the last `replay_slots` rollouts and mixed in (Espeholt et al. 2018, "IMPALA",
+    section 4: replay). Mixing begins once the slots hold a train batch; after k further new rollouts, floor(f k) old
+        ones have
+    been added.
+
+    Args:
+        size: Least number of steps of a train batch, see `Rollout.size`; None: the rollouts that arrive together.
+        replay_proportion: f, old rollouts per new one.
+        replay_slots: Number of newest rollouts that old ones are drawn from.
+        seed: Seed of the draws.
+    """
+
+    def __init__(self, size: int | None = None, replay_proportion: float = 0.0, replay_slots: int = 0,
+                 seed: int = 0) -> None:
+        self._size, self._proportion, self._num_slots = size, replay_proportion, replay_slots
+        self._rng = random.Random(f"old rollouts {seed}")
+        self._slots: list[Rollout] = []
+        # rollouts: stored in slots, new and old ones since mixing began
+        self._num_stored = self._num_new = self._num_old = 0
+        self._pending: list[QueuedRollout] = []
+        self._pending_steps = 0
+
+    @property
+    def pending_share(self) -> float:
+        """Share of a train batch that the pending rollouts fill, below 1."""
+        return self._pending_steps / (self._size or 1)
+
+    def clear(self) -> None:
+        """Discard the rollouts of the incomplete train batch; the slots keep theirs."""
+        self._pending, self._pending_steps = [], 0
+
+    def add(self, rollouts: list[Rollout], version: int) -> Iterator[TrainBatch]:
+        """Add rollouts that arrived together, and yield the train batches that they complete.
+
+        Args:
+            rollouts: The rollouts, in order of arrival.
+            version: The learner's version at their arrival.
+        """
+        if self._size is None and not self._num_slots:
+            yield TrainBatch([QueuedRollout(rollout, version) for rollout in rollouts])
+            return
+        for rollout in rollouts:
+            for queued in (QueuedRollout(rollout, version), *self._draw_old(rollout, version)):
+                self._pending.append(queued)
+                self._pending_steps += queued.rollout.size
+                if self._pending_steps >= (self._size or 1):
+                    complete, self._pending, self._pending_steps = TrainBatch(self._pending), [], 0
+                    yield complete
+
+    def _draw_old(self, rollout: Rollout, version: int) -> list[QueuedRollout]:
+        """Draw the old rollouts that follow a new one, then store the new one in a slot."""
+        if not self._num_slots:
+            return []
+        drawn: list[QueuedRollout] = []
+        if sum(stored.size for stored in self._slots) >= (self._size or 1):
+            self._num_new += 1
+            while self._num_old < int(self._proportion * self._num_new + 1e-9):
+                self._num_old += 1
+                drawn.append(QueuedRollout(self._rng.choice(self._slots), version, is_old=True))
+        self._slots[self._num_stored % self._num_slots:self._num_stored % self._num_slots + 1] = [rollout]
+        self._num_stored += 1
+        return drawn
 
 
 class RingBuffer:
@@ -176,63 +235,8 @@ class SampleQueue:
         passes_cancelled: Number of later uses that were cancelled.
     """
 
-    @dataclass(frozen=True, kw_only=True)
-    class Options(QueueOptions):
-        """Options of the train batches between asynchronous collection and its learner."""
-
-        queue_policy: str = option(
-            "block", choices=QUEUE_POLICIES, help="Reaction to a full queue: \"block\" makes collection wait, "
-            "\"drop_oldest\" and "
-            "\"drop_newest\" drop a train batch.")
-        on_starved: str = option(
-            "raise", choices=STARVED_POLICIES, help="Reaction of an asynchronous learner without data for "
-            "queue_timeout_s: \"raise\" "
-            "an error, \"warn\" once and go on waiting, or \"wait\".")
-        minibatch_buffer_size: int = option(
-            1, low=1, help="Train batches that an asynchronous learner uses in turn, each num_passes times.")
-        num_passes: int = option(
-            1, low=1, help="Uses of a train batch; each makes one update per epoch and mini-batch of the algorithm.")
-        ramp: bool | None = option(
-            None, help="Whether the first train batches are used 1, 2, ... times, so that new ones are needed at equal "
-            "intervals; "
-            "None: if minibatch_buffer_size > 1.")
-        buffer: str = option(
-            "ring", choices=BUFFERS, help="\"ring\" uses train batches in turn; \"circular\" keeps the newest "
-            "minibatch_buffer_size "
-            "train batches and draws from them.")
-        replay_proportion: float = option(
-            0.0, low=0.0, help="Old rollouts mixed into train batches per new rollout.")
-        replay_slots: int = option(0, low=0, help="Newest rollouts that are kept for replay_proportion.")
-        max_policy_lag: int | None = option(
-            None, low=0, help="Largest age, in updates, of a rollout's weights at its first use by an asynchronous "
-            "learner, and of a "
-            "train batch's weights at later uses; None: any.")
-        on_policy_lag: str = option(
-            "drop", choices=LAG_POLICIES, help="Reaction to max_policy_lag: \"drop\" drops rollouts that are older, "
-            "\"wait\" also "
-            "delays requests for rollouts that would be older.")
-
-        def __post_init__(self) -> None:
-            """Refuse options that contradict each other."""
-            super().__post_init__()
-            is_circular, waits = self.buffer == "circular", self.on_policy_lag == "wait"
-            problems = [text for wrong, text in (
-                ((self.replay_proportion > 0) != bool(self.replay_slots),
-                 f"replay_proportion={self.replay_proportion} and replay_slots={self.replay_slots!r} go together; give "
-                 "both or none"),
-                (self.ramp is not None and is_circular, f"ramp={self.ramp} is for buffer='ring'; buffer='circular' "
-                 "would ignore it"),
-                (waits and self.max_policy_lag is None, "on_policy_lag='wait' needs max_policy_lag, got None"),
-                (waits and is_circular,
-                 "on_policy_lag='wait' counts future uses, which buffer='circular' does not know; give "
-                 "on_policy_lag='drop'"),
-            ) if wrong]
-            if problems:
-                raise ConfigError("; ".join(problems))
-
     def __init__(self, worker: CWorker, runtime: Runtime, ledger: Ledger, closing: threading.Event,
-                 options: SampleQueue.Options,
-                 train_batch_size: int | None = None) -> None:
+                 options: SampleQueueOptions, train_batch_size: int | None = None) -> None:
         self._worker, self._journal, self._ledger, self._closing = worker, worker.journal, ledger, closing
         self._options = options
         self.queue: queue.Queue[TrainBatch] = runtime.make_queue(options.queue_size)

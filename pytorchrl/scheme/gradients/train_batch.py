@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,70 +56,3 @@ class TrainBatch:
     def version(self) -> int:
         """Version of the oldest weights that collected it."""
         return min(queued.rollout.weights_version for queued in self.rollouts)
-
-
-class TrainBatchBuilder:
-    """Makes train batches of whole rollouts, in the order of their arrival.
-
-    Old rollouts are drawn uniformly from the last `replay_slots` rollouts and mixed in (Espeholt et al. 2018, "IMPALA",
-    section 4: replay). Mixing begins once the slots hold a train batch; after k further new rollouts, floor(f k) old
-        ones have
-    been added.
-
-    Args:
-        size: Least number of steps of a train batch, see `Rollout.size`; None: the rollouts that arrive together.
-        replay_proportion: f, old rollouts per new one.
-        replay_slots: Number of newest rollouts that old ones are drawn from.
-        seed: Seed of the draws.
-    """
-
-    def __init__(self, size: int | None = None, replay_proportion: float = 0.0, replay_slots: int = 0,
-                 seed: int = 0) -> None:
-        self._size, self._proportion, self._num_slots = size, replay_proportion, replay_slots
-        self._rng = random.Random(f"old rollouts {seed}")
-        self._slots: list[Rollout] = []
-        # rollouts: stored in slots, new and old ones since mixing began
-        self._num_stored = self._num_new = self._num_old = 0
-        self._pending: list[QueuedRollout] = []
-        self._pending_steps = 0
-
-    @property
-    def pending_share(self) -> float:
-        """Share of a train batch that the pending rollouts fill, below 1."""
-        return self._pending_steps / (self._size or 1)
-
-    def clear(self) -> None:
-        """Discard the rollouts of the incomplete train batch; the slots keep theirs."""
-        self._pending, self._pending_steps = [], 0
-
-    def add(self, rollouts: list[Rollout], version: int) -> Iterator[TrainBatch]:
-        """Add rollouts that arrived together, and yield the train batches that they complete.
-
-        Args:
-            rollouts: The rollouts, in order of arrival.
-            version: The learner's version at their arrival.
-        """
-        if self._size is None and not self._num_slots:
-            yield TrainBatch([QueuedRollout(rollout, version) for rollout in rollouts])
-            return
-        for rollout in rollouts:
-            for queued in (QueuedRollout(rollout, version), *self._draw_old(rollout, version)):
-                self._pending.append(queued)
-                self._pending_steps += queued.rollout.size
-                if self._pending_steps >= (self._size or 1):
-                    complete, self._pending, self._pending_steps = TrainBatch(self._pending), [], 0
-                    yield complete
-
-    def _draw_old(self, rollout: Rollout, version: int) -> list[QueuedRollout]:
-        """Draw the old rollouts that follow a new one, then store the new one in a slot."""
-        if not self._num_slots:
-            return []
-        drawn: list[QueuedRollout] = []
-        if sum(stored.size for stored in self._slots) >= (self._size or 1):
-            self._num_new += 1
-            while self._num_old < int(self._proportion * self._num_new + 1e-9):
-                self._num_old += 1
-                drawn.append(QueuedRollout(self._rng.choice(self._slots), version, is_old=True))
-        self._slots[self._num_stored % self._num_slots:self._num_stored % self._num_slots + 1] = [rollout]
-        self._num_stored += 1
-        return drawn

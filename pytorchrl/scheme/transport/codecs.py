@@ -103,11 +103,6 @@ def decode_array(array: np.ndarray | Packed) -> np.ndarray:
     return array.decode() if isinstance(array, Packed) else array
 
 
-def is_made_of(data: RolloutData | MultiRollout, kind: type) -> bool:
-    """Return whether the columns of a rollout are of this type, such as `Tensor` or `np.ndarray`."""
-    return isinstance(next(iter(data.parts.values())).reward, kind)
-
-
 def num_bytes(data: Any) -> int:
     """Return the bytes of a rollout's arrays, or of a sequence of arrays, encoded or not; None counts 0."""
     if isinstance(data, (RolloutData, MultiRollout)):

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pytorchrl.scheme.transport.codecs import Packed, decode_array, is_made_of
+from pytorchrl.agent.data import RolloutData
+from pytorchrl.agent.multi.data import MultiRollout
+from pytorchrl.scheme.transport.codecs import Packed, decode_array
 from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Gradients, Rollout, Weights
 
@@ -38,6 +40,11 @@ def receive_tensor(array: np.ndarray | Packed) -> Tensor:
     What came through shared memory is read-only.
     """
     return torch.from_numpy(array.decode() if isinstance(array, Packed) else np.array(array))
+
+
+def is_made_of(data: RolloutData | MultiRollout, kind: type) -> bool:
+    """Return whether the columns of a rollout are of this type, such as `Tensor` or `np.ndarray`."""
+    return isinstance(next(iter(data.parts.values())).reward, kind)
 
 
 def _received(message: Any) -> tuple[Any, bool]:

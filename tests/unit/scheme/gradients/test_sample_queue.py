@@ -13,6 +13,7 @@ import torch
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Journal, ThreadRuntime
 from pytorchrl.scheme.counters import WorkerCounters
+from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
 from pytorchrl.scheme.gradients.sample_queue import CircularBuffer, RingBuffer, SampleQueue
 from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.ledger import Ledger
@@ -144,7 +145,7 @@ def make():
                                  storage=SimpleNamespace(generator=torch.Generator(),
                                                          options=SimpleNamespace(size=STEPS)))
         ledger = Ledger()
-        samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueue.Options(**settings))
+        samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(**settings))
         ledger.collect(STEPS)
         samples.put([make_rollout(0, STEPS)])
         return worker, samples
@@ -186,14 +187,14 @@ def test_an_item_is_used_again_up_to_the_limit_of_its_lag(make, version):
 ])
 def test_options_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        SampleQueue.Options(**settings)
+        SampleQueueOptions(**settings)
 
 
 @pytest.mark.parametrize(("policy", "kept"), [("drop_oldest", [1, 2]), ("drop_newest", [0, 1])])
 def test_a_full_queue_drops_train_batches_and_books_their_steps(make, policy, kept):
     worker, samples = make(queue_size=2, queue_policy=policy)
     ledger = Ledger()
-    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueue.Options(queue_size=2,
+    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(queue_size=2,
                                                                                                   queue_policy=policy))
     ledger.collect(3 * STEPS)
     for number in range(3):
@@ -210,7 +211,7 @@ def test_updates_that_come_before_a_rollout_decide_whether_it_is_requested(make)
     worker, _ = make()
     worker.algo = SimpleNamespace(num_epochs=2, num_mini_batch=3)
     ledger = Ledger()
-    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueue.Options(
+    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(
         max_policy_lag=12, on_policy_lag="wait", num_passes=2))
     # 0, 12 and 24 updates come before
     assert [samples.may_request(number) for number in range(3)] == [True, True, False]
@@ -238,7 +239,7 @@ def test_clearing_cancels_everything_and_leaves_the_steps_queued(make):
 def test_a_learner_whose_requests_wait_takes_the_oldest_version_first(make):
     worker, _ = make()
     ledger = Ledger()
-    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueue.Options(
+    samples = SampleQueue(worker, ThreadRuntime(), ledger, threading.Event(), SampleQueueOptions(
         max_policy_lag=100, on_policy_lag="wait", queue_size=4))
     worker.version = 9
     ledger.collect(3 * STEPS)

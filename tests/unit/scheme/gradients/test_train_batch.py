@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch, TrainBatchBuilder
+from pytorchrl.scheme.gradients.sample_queue import TrainBatchBuilder
+from pytorchrl.scheme.gradients.train_batch import QueuedRollout, TrainBatch
 from pytorchrl.scheme.transport.messages import Rollout
 
 
