@@ -51,8 +51,8 @@ class RWorker(Worker):
         index_worker: Index in its set.
         index_parent: Index of its gradient worker.
         algo_factory, actor_factory, storage_factory: The agent.
-        num_shards: Number of shards, which share the storage's size equally.
-        is_beside_learner: Whether it runs in the learner's process, so that batches do not cross.
+        num_shards: Number of shards, which share the storage's size equally. One shard runs in the learner's process;
+            several are remote.
         seed: Seed of the experiment.
         incarnation: Number of workers that had its place before.
         num_threads: Torch threads of its process; None leaves them as they are.
@@ -61,7 +61,7 @@ class RWorker(Worker):
 
     def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Algorithm],  # noqa: PLR0913
                  actor_factory: Factory[Actor], storage_factory: Factory[Any], num_shards: int = 1,
-                 is_beside_learner: bool = True, seed: int = 0, incarnation: int = 0, num_threads: int | None = None,
+                 seed: int = 0, incarnation: int = 0, num_threads: int | None = None,
                  runtime: Runtime | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
@@ -73,7 +73,7 @@ class RWorker(Worker):
         self._point = runtime.points(replay_worker(index_parent, index_worker), incarnation)
         self._now = runtime.now
         self._times: dict[str, deque[float]] = {}
-        self._stays_here = is_beside_learner
+        self._is_remote = num_shards > 1
         self._storage: Any = None  # `ReplayBuffer`, `RolloutReplay`, `MultiAgentReplay`, or a user's own storage
         self._num_envs = 0  # of each collection worker; known with the first rollout
         self._answers = 0
@@ -128,7 +128,7 @@ class RWorker(Worker):
         if getattr(self._storage.options, "weight_norm", None) == "buffer":
             own = self._storage.min_priority  # the present one, which may be smaller than the last one reported
             batch.weight *= (min(smallest, own) / own) ** self._storage.parameters["beta"]
-        return batch if self._stays_here else map_tensors(batch, lambda tensor: tensor.numpy())
+        return map_tensors(batch, lambda tensor: tensor.numpy()) if self._is_remote else batch
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> ShardState:
         """Set the priorities of items; those of evicted items are counted and ignored.

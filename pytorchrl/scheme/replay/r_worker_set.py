@@ -97,8 +97,7 @@ class RWorkerSet(WorkerSet[RWorker]):
         params = {"index_parent": index_parent, "algo_factory": factory.algo_factory,
                   "actor_factory": factory.actor_factory,
                   "storage_factory": kept_by_shards(factory.storage_factory, factory.options.size),
-                  "num_shards": number,
-                  "is_beside_learner": not is_remote, "seed": factory.seed, "runtime": self.runtime}
+                  "num_shards": number, "seed": factory.seed, "runtime": self.runtime}
         super().__init__(
             RWorker, params, factory.options.replay_worker_resources if is_remote else {}, number, runtime=self.runtime,
             name=f"GWorker {index_parent}/RWorker ", local_params={},

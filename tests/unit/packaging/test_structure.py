@@ -31,7 +31,6 @@ LARGE_CONSTRUCTORS = {
     "pytorchrl.scheme.collection.collector_thread.CollectorThread": 14,
     "pytorchrl.scheme.gradients.g_worker.GWorker": 16,
     "pytorchrl.scheme.gradients.g_worker_set.GWorkerSet": 11,
-    "pytorchrl.scheme.replay.r_worker.RWorker": 11,
 }
 UNTYPED_KEYWORDS = {
     "pytorchrl.scheme.replay.rollouts.__init__",
