@@ -19,16 +19,18 @@ from pytorchrl.scheme.transport.requests import Requests
 
 
 class Inserter:
-    """Sends rollouts to shards, and books them once a shard has confirmed them. Used by the collector thread only.
+    """The sender of rollouts to replay shards. Only the collector thread uses it.
+
+    Once a shard has confirmed a rollout, the ledger counts the rollout as resident instead of in flight.
 
     Args:
-        handles: Handles of the shards; replacements take the place of lost ones.
+        handles: Handles of the shards. A shard that replaces a lost shard has its handle at the same index.
         runtime: The runtime of the shards.
-        supervisor: Decides about lost shards.
-        states: Shared with the sampler.
+        supervisor: The supervisor, which handles lost shards.
+        states: The states of the shards, shared with the sampler.
         ledger: The gradient worker's ledger.
-        routing: Choice of the shard for each rollout, one of `routing.ROUTINGS`.
-        add_in_flight: Largest number of rollouts that a shard has not confirmed.
+        routing: How the shard of each rollout is chosen, one of `routing.ROUTINGS`.
+        add_in_flight: Largest number of unconfirmed rollouts per shard.
         seed: Seed of random routing.
     """
 
@@ -38,17 +40,17 @@ class Inserter:
         self._ledger, self._add_in_flight = ledger, add_in_flight
         self._adds: Requests[ShardState] = Requests(
             runtime, supervisor, Journal(), lambda state: 0.0, lambda state: (), self._reset, lambda index: None)
-        # Invariant between two calls: one rollout for each request in `_adds`, in the same order for each shard.
+        # Between calls, each deque contains the rollouts of its shard's requests in `_adds`, in the same order.
         self._in_flight: list[deque[Rollout]] = [deque() for _ in handles]
         self._evicted, self._resident = [0] * len(handles), [0] * len(handles)
         self._router = Router(routing, len(handles), seed, lambda index: (
             states.current[index].resident, len(self._in_flight[index])))
 
     def add(self, rollout: Rollout, version: int) -> bool:
-        """Send a rollout, in flight in the ledger, to a shard that has room; return False if none has.
+        """Send a rollout to a shard; return False if the rollout must wait for a shard.
 
         Args:
-            rollout: The rollout.
+            rollout: The rollout, which the ledger counts as in flight.
             version: The learner's version.
         """
         index = self._choose(rollout)
@@ -66,10 +68,10 @@ class Inserter:
         return self._router.choose(rollout.worker, free, staying)
 
     def poll(self, timeout_s: float) -> None:
-        """Book the confirmations that have arrived, waiting at most `timeout_s` for the first; replace lost shards.
+        """Process confirmations, waiting at most `timeout_s` seconds for the first one, and replace lost shards.
 
         Raises:
-            Exception: An error that a shard raised, or the supervisor's for a lost one.
+            Exception: A shard raised it, or the supervisor raised it because a shard was lost.
         """
         lost = self._states.lost
         while lost:
@@ -91,7 +93,7 @@ class Inserter:
         self._states.changed.set()
 
     def _reset(self, index: int) -> None:
-        """Drop everything in a lost shard and in flight to it from the ledger."""
+        """Count all env steps in a lost shard, and in flight to the shard, as dropped."""
         in_flight = sum(rollout.num_env_steps for rollout in self._in_flight[index])
         self._ledger.drop(in_flight, "in_flight", DropReason.WORKER_LOST)
         self._ledger.drop(self._resident[index], "resident", DropReason.WORKER_LOST)
@@ -101,21 +103,24 @@ class Inserter:
         self._states.changed.set()
 
     def lose(self, index: int, error: WorkerLostError) -> None:
-        """Handle a shard that was found lost elsewhere."""
+        """Handle the loss of a shard that another component detected."""
         self._adds.lose(index, error)
 
     @property
     def owners(self) -> list[int]:
-        """The shard of each rollout in flight."""
+        """The index of the shard of each rollout in flight."""
         return self._adds.owners()
 
     def restore(self, index: int, state: ShardState) -> None:
-        """Continue the books of a shard whose contents were loaded."""
+        """Continue counting from the state of a shard whose contents were restored."""
         self._evicted[index], self._resident[index] = state.evicted, state.resident
         self._states.update(index, self._states.incarnation(index), state)
 
     def finish(self, timeout_s: float) -> None:
-        """Book the confirmations that arrive within `timeout_s`; the other rollouts stay in flight in the ledger."""
+        """Process the confirmations that arrive within `timeout_s` seconds.
+
+        Rollouts that are still unconfirmed remain in flight in the ledger.
+        """
         owners = self.owners
         for index, outcome in zip(owners, self._adds.finish(timeout_s), strict=True):
             if outcome.value is not None:

@@ -8,7 +8,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,44 +25,44 @@ from pytorchrl.scheme.replay.versions import Versions
 from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.receive import receive
+from pytorchrl.untyped import BatchOfKind, MetricsDict, StateDict, UserPart
 from pytorchrl.worker_names import replay_worker
 
-# Calls in the mean of a call's time.
+# Number of recent calls of a kind over which their time is averaged.
 _TIME_WINDOW = 100
 
 
 class Sample(NamedTuple):
-    """The answer of a shard to a request for a batch."""
+    """A shard's response to a batch request."""
 
-    batch: Any
-    """A batch of the shard's storage; None if the shard is empty."""
+    batch: BatchOfKind
+    """A batch of the shard's storage, or None if the shard is empty."""
     state: ShardState
     versions: np.ndarray
-    """(K, 2) int64, for each transition, sequence or rollout in the batch: the version of the weights that collected it
-    (its first trained step), and the learner's version when it was sent to the shard."""
+    """(K, 2) int64, two versions for each transition, sequence or rollout in the batch: the version of the weights that
+    collected it (for a sequence, its first trained step), and the learner's version when it was sent to the shard."""
 
 
 class RWorker(Worker):
-    """Keeps a share of an agent's replay, in the agent's own storage.
+    """A worker that stores a share of the agent's replay data.
 
-    The storage is built with the first rollout, so that an unused shard costs nothing.
+    The storage is built when the first rollout arrives, so an unused shard allocates no memory.
 
     Args:
-        index_worker: Index in its set.
-        index_parent: Index of its gradient worker.
-        algo_factory, actor_factory, storage_factory: The agent.
-        num_shards: Number of shards, which share the storage's size equally. One shard runs in the learner's process;
-            several are remote.
+        index_worker: Index of the shard in its set.
+        index_parent: Index of the gradient worker to which the shard belongs.
+        algo_factory, actor_factory, storage_factory: Factories of the agent's parts.
+        num_shards: Number of shards, which divide the storage's size equally. A single shard runs in the learner's
+            process; several shards are remote.
         seed: Seed of the experiment.
-        incarnation: Number of workers that had its place before.
-        num_threads: Torch threads of its process; None leaves them as they are.
-        runtime: The runtime that it runs in.
+        incarnation: Number of earlier shards with the same index, all of them lost.
+        num_threads: PyTorch threads of the shard's process; None leaves the number unchanged.
+        runtime: The runtime in which the shard runs; None: threads.
     """
 
     def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Algorithm],  # noqa: PLR0913
-                 actor_factory: Factory[Actor], storage_factory: Factory[Any], num_shards: int = 1,
-                 seed: int = 0, incarnation: int = 0, num_threads: int | None = None,
-                 runtime: Runtime | None = None) -> None:
+                 actor_factory: Factory[Actor], storage_factory: Factory[UserPart], num_shards: int = 1, seed: int = 0,
+                 incarnation: int = 0, num_threads: int | None = None, runtime: Runtime | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
@@ -74,14 +74,14 @@ class RWorker(Worker):
         self._now = runtime.now
         self._times: dict[str, deque[float]] = {}
         self._is_remote = num_shards > 1
-        self._storage: Any = None  # `ReplayBuffer`, `RolloutReplay`, `MultiAgentReplay`, or a user's own storage
-        self._num_envs = 0  # of each collection worker; known with the first rollout
+        self._storage: UserPart = None  # `ReplayBuffer`, `RolloutReplay`, `MultiAgentReplay`, or a user's own storage
+        self._num_envs = 0  # environments of each collection worker; set when the first rollout arrives
         self._answers = 0
         self._traffic = Traffic()
         self._versions = Versions()
 
     def add(self, rollout: Rollout, version: int) -> ShardState:
-        """Add a rollout; the oldest items make room for it.
+        """Add a rollout, and evict the oldest items if the storage is full.
 
         Args:
             rollout: The rollout.
@@ -104,15 +104,15 @@ class RWorker(Worker):
         """Sample a batch.
 
         Args:
-            size: Transitions or sequences; of whole rollouts their least size, see `RolloutData.size`.
-            smallest: The smallest weight with which any shard samples an item.
-            parameters: Parameters of the storage, by name, with their present values.
+            size: Number of transitions or sequences; for whole rollouts, the smallest total of `RolloutData.size`.
+            smallest: The smallest sampling weight of any item in any shard.
+            parameters: Current values of the storage's parameters, by name.
         """
         with self._timed("sample"):
             batch, versions = self._sample(size, smallest, parameters)
         return Sample(batch, self._state(), versions)
 
-    def _sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> tuple[Any, np.ndarray]:
+    def _sample(self, size: int, smallest: float, parameters: Mapping[str, float]) -> tuple[BatchOfKind, np.ndarray]:
         self._pass_point("sample")
         batch, versions = None, np.zeros((0, 2), np.int64)
         if self._storage is not None:
@@ -123,18 +123,22 @@ class RWorker(Worker):
                 batch = self._for_learner(batch, smallest)
         return batch, versions
 
-    def _for_learner(self, batch: Any, smallest: float) -> Any:
-        """Return the batch with importance weights relative to the largest of all shards instead of this shard's."""
+    def _for_learner(self, batch: BatchOfKind, smallest: float) -> BatchOfKind:
+        """Return a batch as the learner receives it, with numpy arrays if the shard is remote.
+
+        With `weight_norm="buffer"`, importance weights are relative to the largest weight in all shards, instead of
+        the largest weight in this shard.
+        """
         if getattr(self._storage.options, "weight_norm", None) == "buffer":
-            own = self._storage.min_priority  # the present one, which may be smaller than the last one reported
+            own = self._storage.min_priority  # may have decreased since the shard last reported its state
             batch.weight *= (min(smallest, own) / own) ** self._storage.parameters["beta"]
         return map_tensors(batch, lambda tensor: tensor.numpy()) if self._is_remote else batch
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> ShardState:
-        """Set the priorities of items; those of evicted items are counted and ignored.
+        """Update the priorities of items. Updates for evicted items are counted and ignored.
 
         Args:
-            ids: (B,) int64, ids of a batch; of equal ids the last one counts.
+            ids: (B,) int64, item ids from a batch. If an id occurs several times, its last error takes effect.
             errors: (B,) float32, absolute TD errors.
         """
         with self._timed("priority"):
@@ -143,13 +147,13 @@ class RWorker(Worker):
                 self._storage.update_priorities(ids, errors)
         return self._state()
 
-    def state(self) -> dict[str, Any] | None:
-        """Return the contents as plain values and tensors; None if no rollout was added."""
+    def state(self) -> StateDict | None:
+        """Return the shard's contents as plain values and tensors, or None if no rollout was added."""
         return None if self._storage is None else {
             "num_envs": self._num_envs, "storage": self._storage.state_dict(), "versions": self._versions.state_dict()}
 
-    def restore(self, state: dict[str, Any]) -> ShardState:
-        """Continue from the `state()` of another shard."""
+    def restore(self, state: StateDict) -> ShardState:
+        """Load the `state()` of another shard."""
         self._storage = self._build(state["num_envs"])
         self._storage.load_state_dict(state["storage"])
         self._versions.load_state_dict(state["versions"])
@@ -157,17 +161,17 @@ class RWorker(Worker):
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
-        """Time the block as a call of this kind."""
+        """Record the duration of the block as one call of the kind `name`."""
         start = self._now()
         yield
         self._times.setdefault(name, deque(maxlen=_TIME_WINDOW)).append(1e3 * (self._now() - start))
 
     def _pass_point(self, name: str) -> None:
-        """Pass a point at which faults may be injected."""
+        """Run a fault injection point, if faults are configured."""
         if self._point is not None:
             self._point(name)
 
-    def _build(self, num_envs: int) -> Any:
+    def _build(self, num_envs: int) -> UserPart:
         self._num_envs = num_envs
         actor = self._actor_factory(device="cpu", seed=0)
         algorithm = self._algo_factory(device="cpu", actor=actor, seed=0)
@@ -185,16 +189,16 @@ class RWorker(Worker):
             getattr(storage, "min_priority", 1.0), describe(storage), times_ms, self._traffic)
 
 
-def describe(storage: Any) -> dict[str, Any]:
-    """Return the statistics of a replay storage; with several policies, also `<name>/<policy>` for each.
+def describe(storage: UserPart) -> MetricsDict:
+    """Return the statistics of a replay storage; with several policies, also `<name>/<policy>` for each policy.
 
     Args:
         storage: A `ReplayBuffer`, a `RolloutReplay`, or a `MultiAgentReplay`, whose `storages` belong to its policies.
 
     Returns:
         `added` and `sampled`: transitions since the storage was created; `items`: items that can be sampled; `bytes`:
-        memory of the storage; `mass`: the weight with which the shard is chosen; `min_priority`: the smallest priority
-        (None: no item); `stale_priorities`: errors that arrived for evicted items; `evicted_unused`: items that were
+        memory of the storage; `mass`: the sampling weight of the shard; `min_priority`: the smallest priority (None
+        without items); `stale_priorities`: errors that arrived for evicted items; `evicted_unused`: items that were
         evicted without being sampled.
     """
     counters, smallest = storage.counters, getattr(storage, "min_priority", 1.0)
@@ -205,7 +209,7 @@ def describe(storage: Any) -> dict[str, Any]:
              "stale_priorities": counters.get("stale_priorities", 0),
              "evicted_unused": counters.get("evicted_unused", 0)}
     policies = {policy: describe(own) for policy, own in getattr(storage, "storages", {}).items()}
-    if policies:  # only the storages of the policies count these
+    if policies:  # the combined storage does not count these
         found["min_priority"] = min(
             (own["min_priority"] for own in policies.values() if own["min_priority"] is not None), default=None)
         for name in ("stale_priorities", "evicted_unused"):
@@ -213,8 +217,11 @@ def describe(storage: Any) -> dict[str, Any]:
     return found | {f"{name}/{policy}": value for policy, own in policies.items() for name, value in own.items()}
 
 
-def share_of(storage_factory: Factory[Any], index: int, num_shards: int) -> Factory[Any]:
-    """Return the storage's factory for shard `index`, from 0: equal sizes, or larger by one for the first shards."""
+def share_of(storage_factory: Factory[UserPart], index: int, num_shards: int) -> Factory[UserPart]:
+    """Return a factory of the storage of shard `index` (0, 1, ...), with an equal share of the size.
+
+    If the size is not divisible by the number of shards, the first shards are larger by one.
+    """
     size = storage_factory.options.size
     share = size // num_shards + (index < size % num_shards)
     return replace(storage_factory, options=replace(storage_factory.options, size=share))

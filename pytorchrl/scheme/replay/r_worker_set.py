@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from pytorchrl.scheme.keywords import ReplayKeywords
 
 FREE = {"num_cpus": 0}
-"""Resources of a shard, which works only when it is asked."""
+"""Default Ray resources of a shard. It reserves no CPU, because it is idle between calls."""
 
 
 class RWorkerSet(WorkerSet[RWorker]):
-    """The replay shards of one gradient worker: one in a thread of its process, or several remote ones.
+    """The replay shards of one gradient worker: a single shard in a thread of its process, or several remote shards.
 
     Args:
-        factory: Recipe of the set.
+        factory: Options of the set, and factories of the agent's parts.
         index_parent: Index of the gradient worker.
         runtime: Runtime of the remote shards; None: threads.
-        first_incarnation: Incarnation of the shards, above 0 if their gradient worker is a replacement.
+        first_incarnation: First incarnation of the shards, above 0 if their gradient worker is a replacement.
     """
 
     kind = "replay shards"
@@ -44,50 +44,44 @@ class RWorkerSet(WorkerSet[RWorker]):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(QueueOptions, PrefetchOptions):
-        """Options of each gradient worker's replay shards, and of messages in flight to and from the shards."""
+        """Options of the replay shards of each gradient worker, and of the messages between them."""
 
         num_replay_workers: int = option(
-            1, low=1, help="Replay shards of each gradient worker, each with its share of the storage's size; 1 is a "
-                           "thread of the "
-            "gradient worker's process.")
+            1, low=1, help="Replay shards of each gradient worker, each with an equal share of the storage's size. A "
+            "single shard is a thread of the gradient worker's process; several shards are remote.")
         replay_worker_resources: Mapping[str, float] = option(
             default_factory=lambda: dict(FREE), help="Ray resources of each remote replay shard.")
         size: int | None = option(
-            None, low=1, help="Env steps that all shards keep together. Replay of whole rollouts needs it; other "
-                              "storages have an "
-            "option `size` of their own, which it replaces.")
+            None, low=1, help="Total capacity of all shards in env steps. Replay of whole rollouts needs it; for other "
+            "storages, it replaces their own option `size`.")
 
         learning_starts: int | None = option(
-            None, low=0, help="Env steps that must be in replay before learning begins; None: the algorithm's "
-                              "start_steps, or "
-            "train_batch_size for replay of whole rollouts.")
-        add_in_flight: int = option(2, low=1, help="Rollouts in flight to each shard before collection waits.")
+            None, low=0, help="Env steps that must be in replay before learning starts; None: the algorithm's "
+            "start_steps, or train_batch_size for replay of whole rollouts.")
+        add_in_flight: int = option(
+            2, low=1, help="Largest number of rollouts in flight to each shard; collection waits when it is reached.")
         routing: str = option(
-            "round_robin", choices=ROUTINGS, help="Shard that a rollout is added to: each in turn, a random one, the "
-                                                  "one with the fewest "
-            "env steps, or a fixed one for each collection worker (always so for sequences that span rollouts).")
+            "round_robin", choices=ROUTINGS, help="How the shard of a rollout is chosen: in turn, at random, by the "
+            "fewest env steps, or fixed for each collection worker (always fixed for sequences that span rollouts).")
         min_replay_ratio: float | None = option(
-            None, low=0.0, exclusive=True, help="Env steps consumed per env step collected, below which collection "
-                                                "waits for learning; "
-            "None: never.")
+            None, low=0.0, exclusive=True, help="Smallest ratio of env steps consumed to env steps collected; below "
+            "it, collection waits for learning. None: no limit.")
         max_replay_ratio: float | None = option(
-            None, low=0.0, exclusive=True, help="Env steps consumed per env step collected, above which learning waits "
-                                                "for collection; "
-            "None: never.")
+            None, low=0.0, exclusive=True, help="Largest ratio of env steps consumed to env steps collected; above it, "
+            "learning waits for collection. None: no limit.")
 
         def __post_init__(self) -> None:
-            """Refuse wrong resources, resources without a remote shard, and a lower bound above the upper one."""
+            """Refuse invalid resources, resources without a remote shard, and a minimum ratio above the maximum."""
             super().__post_init__()
             check_resources("replay_worker_resources", self.replay_worker_resources)
             if self.num_replay_workers == 1 and dict(self.replay_worker_resources) != FREE:
-                raise ConfigError("replay_worker_resources is for remote shards; num_replay_workers=1 is a thread of "
-                                  "the learner's "
-                                  "process; give 2 or more, or leave it out")
+                raise ConfigError("replay_worker_resources is for remote shards, but num_replay_workers=1 is a thread "
+                                  "of the learner's process; set num_replay_workers to 2 or more, or leave "
+                                  "replay_worker_resources out")
             low, high = self.min_replay_ratio, self.max_replay_ratio
             if low is not None and high is not None and low > high:
                 raise ConfigError(f"min_replay_ratio {low} exceeds max_replay_ratio {high}; collection and learning "
-                                  f"would wait for each "
-                                  "other; lower min_replay_ratio")
+                                  "would wait for each other; lower min_replay_ratio")
 
     def __init__(self, factory: RWorkerSetFactory, index_parent: int = 0, *, runtime: Runtime | None = None,
                  first_incarnation: int = 0) -> None:
@@ -111,17 +105,17 @@ class RWorkerSet(WorkerSet[RWorker]):
         """Return a recipe for the replay shards of each gradient worker.
 
         Args:
-            num_workers: Replay shards of each gradient worker.
+            num_workers: Number of replay shards of each gradient worker.
             algo_factory: Factory of the algorithm.
             actor_factory: Factory of the actor.
-            storage_factory: Factory of the storage, whose size is that of all shards together.
-            **options: Fields of `RWorkerSet.Options`, except the number.
+            storage_factory: Factory of the storage, whose size is the total size of all shards.
+            **options: Fields of `RWorkerSet.Options`, except `num_replay_workers`.
 
         Returns:
-            A function of `(index_parent=0, local_device=None, runtime=None)`, which builds a new set.
+            A function of `(index_parent=0, local_device=None, runtime=None)` that builds a new set.
 
         Raises:
-            ConfigError: An option is unknown or has a wrong value.
+            ConfigError: An option is unknown or has an invalid value.
         """
         given = {**options, "num_replay_workers": num_workers}
         return RWorkerSetFactory(from_keywords("RWorkerSet", cls.Options, given), algo_factory, actor_factory,
@@ -134,7 +128,7 @@ class RWorkerSetFactory:
 
     Attributes:
         options: Options of the shards.
-        algo_factory, actor_factory, storage_factory: The agent.
+        algo_factory, actor_factory, storage_factory: Factories of the agent's parts.
         seed: Seed of the experiment.
         num_threads: PyTorch threads of each remote shard.
     """
@@ -148,5 +142,5 @@ class RWorkerSetFactory:
 
     def __call__(self, index_parent: int = 0, local_device: str | None = None, runtime: Runtime | None = None, *,
                  first_incarnation: int = 0) -> RWorkerSet:
-        """Build a set; shards have no use for `local_device`."""
+        """Build a set; shards ignore `local_device`."""
         return RWorkerSet(self, index_parent, runtime=runtime, first_incarnation=first_incarnation)

@@ -6,7 +6,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,24 +20,26 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.transport import codecs
 from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.untyped import StateDict
 
+AnyRollout: TypeAlias = RolloutData | MultiRollout
+"""A rollout of one policy or of several policies."""
 
 @dataclass(slots=True)
 class RolloutBatch:
     """Rollouts sampled from replay, from which the learner makes its batches."""
 
-    rollouts: list[Any]
-    """`RolloutData`, or `MultiRollout` with several policies, as collected: with the log-probabilities of the acting
-    policy."""
+    rollouts: list[AnyRollout]
+    """Rollouts as the collectors sent them, with the log-probabilities of the policy that acted."""
     ids: Tensor
-    """(K,) int64, for each rollout the env steps that were added before it."""
+    """(K,) int64, the number of env steps that were added before each rollout."""
     num_samples: int
     """Env steps in the rollouts."""
     last: bool = False
-    """Whether it is the last batch before new data arrive."""
+    """Whether no further batch is sampled before new data arrive."""
 
     def messages(self) -> list[Rollout]:
-        """Return the rollouts in the form in which a gradient worker takes them."""
+        """Return each rollout as a message that a gradient worker can process."""
         return [Rollout(data=data, num_env_steps=data.num_valid(), size=data.size, collected_steps=0, weights_version=0,
                         worker=place, sequence=0) for place, data in enumerate(self.rollouts)]
 
@@ -47,37 +49,38 @@ class _Kept:
     """A rollout in replay."""
 
     id: int
-    """Env steps that were added before it."""
-    data: Any
+    """Number of env steps that were added before the rollout."""
+    data: AnyRollout
     num_env_steps: int
     num_hits: int = 0
-    """Times that it was sampled."""
+    """Number of times that the rollout was sampled."""
 
 
 class RolloutReplay:
-    """The newest whole rollouts of at most `size` env steps together, sampled uniformly and with replacement.
+    """A replay of the newest whole rollouts, sampled uniformly with replacement.
 
-    Shards use it for an agent whose own storage keeps no data, such as `VTraceBuffer`, which makes batches of the
-    sampled rollouts. It does not collect, and depends on neither actor nor algorithm.
+    Shards use this storage if the agent's own storage keeps no data, as is the case for `VTraceBuffer`. The learner's
+    `VTraceBuffer` then makes batches from the sampled rollouts. Collectors do not use `RolloutReplay`, and it needs
+    neither the actor nor the algorithm.
 
     Args:
         options: Checked options.
         seed: Seed of sampling.
-        context: Further arguments of storages, which it ignores.
+        context: Other arguments of storages, which are ignored.
 
     Attributes:
-        parameters: Empty; it has no parameters.
+        parameters: An empty mapping, because this storage has no parameters.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
         """Options of `RolloutReplay`."""
 
-        size: int = option(help="Env steps in all, over all environments of all collection workers.", low=1)
+        size: int = option(help="Capacity in env steps, over all environments of all collection workers.", low=1)
 
     @classmethod
     def create_factory(cls, size: int) -> Factory[RolloutReplay]:
-        """Return a factory of this storage; raise `ConfigError` for a wrong option."""
+        """Return a factory of this storage; raise `ConfigError` if `size` is below 1."""
         return Factory(cls, build_options(cls, {"size": size}))
 
     def __init__(self, options: Options, *, seed: int, **context: object) -> None:
@@ -88,11 +91,11 @@ class RolloutReplay:
         self._num_bytes = 0
         self._counters = dict.fromkeys(("inserted", "evicted", "evicted_unused", "sampled"), 0)
 
-    def insert_data_slice(self, rollouts: list[Any], sources: Sequence[Hashable] | None = None) -> None:
-        """Copy rollouts into replay, and evict the oldest ones, whole, until there is room.
+    def insert_data_slice(self, rollouts: list[AnyRollout], sources: Sequence[Hashable] | None = None) -> None:
+        """Copy rollouts into replay, and evict the oldest whole rollouts to free space.
 
         Args:
-            rollouts: `RolloutData` or `MultiRollout`, of any lengths.
+            rollouts: Rollouts of any lengths.
             sources: Not used.
 
         Raises:
@@ -121,11 +124,11 @@ class RolloutReplay:
 
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int,
                          num_epochs: int = 1) -> Iterator[RolloutBatch]:
-        """Sample `num_mini_batch` * `num_epochs` batches; none if replay is empty.
+        """Yield `num_mini_batch` * `num_epochs` batches, or no batch if replay is empty.
 
         Args:
             num_mini_batch: Number of batches per epoch.
-            mini_batch_size: Least size of a batch, see `RolloutData.size`: rollouts are sampled until it is reached.
+            mini_batch_size: Smallest total of `RolloutData.size` in a batch; rollouts are sampled until it is reached.
             num_epochs: Number of epochs.
         """
         for left in reversed(range(num_mini_batch * num_epochs if self._kept else 0)):
@@ -151,7 +154,7 @@ class RolloutReplay:
 
     @property
     def mass(self) -> float:
-        """Weight of this storage among several shards: its number of rollouts."""
+        """The sampling weight of this storage among several shards, which is its number of rollouts."""
         return float(len(self._kept))
 
     @property
@@ -165,16 +168,16 @@ class RolloutReplay:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Env steps `inserted`, `evicted`, `evicted_unused` (in rollouts never sampled), `resident` and `sampled`."""
+        """Env steps `inserted`, `evicted`, `evicted_unused` (evicted but never sampled), `resident` and `sampled`."""
         return {**self._counters, "resident": self._num_resident}
 
     @property
     def num_rows_added(self) -> int:
-        """Env steps that were added so far."""
+        """Number of env steps added so far."""
         return self._counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the first env step of each rollout, counted from 0: (N,) int64 for ids (N,) int64 of a batch."""
+        """Return the index of each rollout's first env step, (N,) int64 from 0, given the ids (N,) int64 of a batch."""
         return ids
 
     def reset(self) -> None:
@@ -184,30 +187,31 @@ class RolloutReplay:
 
     # State
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the state from which another storage continues exactly."""
         return {"generator": self.generator.get_state(), "kept": [dataclasses.asdict(kept) for kept in self._kept],
                 "counters": dict(self._counters)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from `state_dict()`.
 
         Raises:
-            ConfigError: The state holds more than `size` env steps.
+            ConfigError: The state contains more than `size` env steps.
         """
         found = [_Kept(**{**kept, "data": _rollout_of(kept["data"])}) for kept in state["kept"]]
         resident = sum(kept.num_env_steps for kept in found)
         if resident > self.options.size:
-            raise ConfigError(f"replay of size {self.options.size} cannot continue from one that holds {resident} env "
-                              "steps; use the same size, or start a new run")
+            raise ConfigError(f"replay of size {self.options.size} cannot load a state of {resident} env steps; use "
+                              "the same size, or start a new run")
         self._kept, self._num_bytes, self._counters = deque(), 0, dict(state["counters"])
         for kept in found:
             self._keep(kept)
         self.generator.set_state(state["generator"])
 
 
-def _rollout_of(plain: dict[str, Any]) -> Any:
-    """Return a rollout made from copies of its fields."""
+def _rollout_of(plain: StateDict) -> AnyRollout:
+    """Return a rollout built from copies of its fields."""
     if "parts" in plain:
-        return MultiRollout({policy: _rollout_of(part) for policy, part in plain["parts"].items()}, plain["num_envs"])
+        parts = {policy: RolloutData(**part).map(Tensor.clone) for policy, part in plain["parts"].items()}
+        return MultiRollout(parts, plain["num_envs"])
     return RolloutData(**plain).map(Tensor.clone)

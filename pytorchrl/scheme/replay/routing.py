@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 ROUTINGS = ("round_robin", "random", "least_loaded", "by_stream")
 """The shards are used in turn, drawn uniformly, chosen by the fewest env steps, or fixed for each collection worker."""
 TORN_BY = ("least_loaded", "random")
-"""Routings that are refused if the steps of a collection worker must stay in one shard, as for sequences."""
+"""Routings that are refused if all steps of a collection worker must stay in one shard, as sequences require."""
 
 
 class Router:
@@ -18,7 +18,7 @@ class Router:
         routing: One of `ROUTINGS`.
         num_shards: Number of shards; their indices start at 0.
         seed: Seed of the generator that "random" draws from.
-        load: Function from the index of a shard to the load that "least_loaded" compares.
+        load: Function that returns the load of a shard, given its index; "least_loaded" chooses the smallest load.
     """
 
     def __init__(self, routing: str, num_shards: int, seed: int, load: Callable[[int], tuple[int, int]]) -> None:
@@ -27,7 +27,7 @@ class Router:
         self._next = 0
 
     def choose(self, worker: int, free: Sequence[int], staying: Sequence[int]) -> int | None:
-        """Return the shard to which a rollout is added now, or None if the rollout must wait.
+        """Return the index of the shard to which a rollout is added now, or None if the rollout must wait.
 
         Args:
             worker: Index of the collection worker that made the rollout.

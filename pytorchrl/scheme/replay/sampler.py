@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from pytorchrl.agent.data import map_tensors
 from pytorchrl.errors import WorkerDiedError, WorkerLostError
@@ -16,10 +17,11 @@ from pytorchrl.scheme.replay.r_worker import RWorker, Sample
 from pytorchrl.scheme.replay.shard_states import ShardState, ShardStates
 from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
+from pytorchrl.untyped import BatchOfKind
 
 
 class _Request(NamedTuple):
-    """A batch that was requested from a shard."""
+    """A request to a shard for a batch."""
 
     shard: int
     incarnation: int
@@ -28,27 +30,31 @@ class _Request(NamedTuple):
 
 
 class Sampler:
-    """Requests batches from shards ahead of use, and sends them priorities. Used by the learning thread only.
+    """The receiver of batches from replay shards, and the sender of priorities. Only the learning thread uses it.
 
-    No batch is requested that will not be used: at most `max_requests` are pending or waiting. A shard is chosen in
-    proportion to its mass in the last known state.
+    Batches are requested in advance, and each request goes to a shard drawn in proportion to the last known masses of
+    the shards. At most `max_requests` batches are in flight or waiting.
 
     Args:
-        handles: Handles of the shards; replacements take the place of lost ones.
+        handles: Handles of the shards. A shard that replaces a lost shard has its handle at the same index.
         runtime: The runtime of the shards.
-        states: Shared with the inserter.
-        batch_size: Transitions or sequences of a batch; of whole rollouts their least size, see `RolloutData.size`.
-        num_passes: Passes of the learner over a batch; each counts as trained.
-        max_requests: Largest number of batches requested or waiting.
-        may_request: Whether one more batch may be requested, given the env steps added and the batches requested.
+        states: The states of the shards, shared with the inserter.
+        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the smallest total of
+            `RolloutData.size`.
+        num_passes: Number of passes of the learner over a batch. Each pass counts the env steps of the batch as
+            trained.
+        max_requests: Largest number of batches in flight or waiting.
+        may_request: Function that returns whether one more batch may be requested, given the number of env steps added
+            and the number of batches requested.
         timeout_s: Seconds after which a shard that has not sampled a batch is considered hung.
-        seed: Seed of the choice of shards.
+        seed: Seed for drawing shards.
 
     Attributes:
         versions: (K, 2) int64, versions of the last batch; see `Sample`.
-        num_waiting, num_pending: Batches that had arrived, and that were in flight, when the last one was taken.
-        watch: Times of requesting a batch ("draw"), of receiving one that has arrived ("fetch"), and of sending
-            priorities ("priorities").
+        num_waiting, num_pending: Numbers of batches that had arrived, and that were in flight, when the last batch was
+            taken.
+        watch: Times for requesting a batch ("draw"), receiving an arrived batch ("fetch"), and sending priorities
+            ("priorities").
     """
 
     def __init__(self, handles: Sequence[Handle[RWorker]], runtime: Runtime, states: ShardStates, *,  # noqa: PLR0913
@@ -63,21 +69,21 @@ class Sampler:
         self.num_waiting = self.num_pending = 0
         self._levels: list[int] = []
         self._requests: deque[_Request] = deque()
-        self._current: _Request | None = None  # of the batch that was taken last
-        # (ids, priorities) that wait for the shard's answer to the last ones, by shard.
+        self._current: _Request | None = None  # the request of the batch that was taken last
+        # For each shard, (ids, errors) that are sent once the shard has confirmed the previous update.
         self._unsent: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in handles]
         self._updates: list[tuple[int, Future[ShardState]] | None] = [None] * len(handles)
 
     @property
     def num_requested(self) -> int:
-        """Batches requested or waiting."""
+        """Number of batches in flight or waiting."""
         return len(self._requests)
 
-    def poll(self, parameters: Mapping[str, float]) -> Any | None:
-        """Request batches, and return the oldest one requested; None if it has not arrived after a moment.
+    def poll(self, parameters: Mapping[str, float]) -> BatchOfKind | None:
+        """Request batches, and return the batch that was requested first, or None if it does not arrive in time.
 
         Args:
-            parameters: Parameters of the storage, by name, with their present values.
+            parameters: Current values of the storage's parameters, by name.
         """
         self._request(parameters)
         if not self._requests:
@@ -109,12 +115,12 @@ class Sampler:
         self._levels.append(self.num_waiting)
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches after each one taken since the last call."""
+        """Return the number of waiting batches after each batch taken since the last call."""
         levels, self._levels = tuple(self._levels), []
         return levels
 
-    def _take(self) -> Any | None:
-        """Return the batch of the oldest request; None if it has not arrived or its shard was lost."""
+    def _take(self) -> BatchOfKind | None:
+        """Return the batch of the oldest request, or None if it has not arrived or its shard is lost or empty."""
         request = self._requests[0]
         if not self._runtime.wait([request.future], POLL_INTERVAL_S):
             if self._runtime.now() - request.asked > self._timeout_s:
@@ -126,8 +132,11 @@ class Sampler:
         with self.watch.part("fetch"):
             return self._receive(request)
 
-    def _receive(self, request: _Request) -> Any | None:
-        """Receive a shard's answer: its batch, copied if it comes from another process, and the shard's state."""
+    def _receive(self, request: _Request) -> BatchOfKind | None:
+        """Store the shard's state from the response to a request, and return the batch with arrays copied to tensors.
+
+        Return None if the shard is lost or empty.
+        """
         outcome = self._runtime.outcome(request.future, POLL_INTERVAL_S)
         if isinstance(outcome.error, WorkerDiedError):
             self._states.suspend(request.shard, request.incarnation, outcome.error)
@@ -140,24 +149,25 @@ class Sampler:
             self._states.train(batch.num_samples * self._num_passes)
         return batch
 
-    def update_priorities(self, ids: Any, errors: Any) -> None:
-        """Send the shard of the last batch new priorities; never wait.
+    def update_priorities(self, ids: ArrayLike, errors: ArrayLike) -> None:
+        """Send new priorities to the shard of the last batch, without blocking.
 
-        A shard gets one message at a time: errors that come before its answer are sent together.
+        Each shard has at most one update in flight. Errors that arrive before its confirmation are sent together in
+        the next update.
 
         Args:
             ids: (B,) int64, ids of the items.
             errors: (B,) float32, absolute TD errors.
         """
         request = self._current
-        assert request is not None, "a batch comes first"
+        assert request is not None, "update_priorities() needs a batch from poll() first"
         with self.watch.part("priorities"):
             if request.incarnation == self._states.incarnation(request.shard):
                 self._unsent[request.shard].append((np.asarray(ids), np.asarray(errors, np.float32)))
             self.send_priorities()
 
     def _send_priorities(self, index: int) -> None:
-        """Send a shard its waiting priorities, unless it has not answered the last ones yet."""
+        """Send the waiting priorities of a shard, if the shard has confirmed the previous update."""
         update = self._updates[index]
         if update is not None:
             incarnation, future = update
@@ -180,7 +190,7 @@ class Sampler:
                 RWorker.update_priorities, ids, errors))
 
     def drain(self, deadline: float) -> int:
-        """Wait for requests and priorities in flight, until the deadline; return the number of discarded batches."""
+        """Wait until the deadline for batches and priorities in flight; return the number of discarded batches."""
         num_discarded = 0
         while self._requests and self._runtime.now() < deadline:
             batch = self._take()
@@ -192,18 +202,22 @@ class Sampler:
         return num_discarded
 
     def send_priorities(self) -> bool:
-        """Send waiting priorities to shards that have confirmed the last ones; return whether any are unconfirmed."""
+        """Send waiting priorities to the shards that have confirmed their previous update.
+
+        Returns:
+            Whether any update is unconfirmed.
+        """
         for index in range(len(self._handles)):
             self._send_priorities(index)
         return any(update is not None for update in self._updates)
 
     def forget_requests(self) -> list[int]:
-        """Forget the requests that were not answered, and return their shards."""
+        """Discard unanswered requests, and return the index of each request's shard."""
         shards = [request.shard for request in self._requests]
         self._requests.clear()
         return shards
 
 
-def _as_tensor(value: Any) -> Any:
-    """Return an array, which may be read-only shared memory, as a tensor in memory of its own."""
+def _as_tensor(value: object) -> object:
+    """Copy an array to a tensor, because the array may be read-only shared memory; return other values unchanged."""
     return torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value

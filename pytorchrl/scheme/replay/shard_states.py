@@ -1,4 +1,4 @@
-"""State of replay shards as their gradient worker knows it, shared by its collector thread and its learning thread."""
+"""Last known state of replay shards, shared by the collector thread and the learning thread of a gradient worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytorchrl.scheme.transport.encoder import Traffic
 from pytorchrl.scheme.transport.messages import Rollout
 
 Statistic = Any
-"""A statistic of a shard: a number, None if it is not known yet, or a mapping of numbers (JSON)."""
+"""A statistic of a shard that can be written as JSON: a number, None if unknown, or a mapping of numbers."""
 
 _NO_CONTENTS: Mapping[str, Statistic] = MappingProxyType({
     "added": 0, "sampled": 0, "items": 0, "bytes": 0, "mass": 0.0, "min_priority": None, "stale_priorities": 0,
@@ -21,43 +21,43 @@ _NO_CONTENTS: Mapping[str, Statistic] = MappingProxyType({
 
 
 class ShardState(NamedTuple):
-    """The state of a shard, which it sends with each of its answers."""
+    """The state of a shard, which is part of each response of the shard."""
 
     answers: int = 0
-    """Calls answered so far; of two states, the one with more answers is the newer one."""
+    """Number of calls answered so far; a newer state has a larger number."""
     resident: int = 0
     """Env steps in the shard."""
     evicted: int = 0
-    """Env steps that newer ones have replaced since the shard started."""
+    """Env steps evicted since the shard started."""
     mass: float = 0.0
-    """Sum of the weights with which its items are sampled."""
+    """Sum of the sampling weights of the shard's items."""
     smallest: float = float("inf")
-    """The smallest of those weights."""
+    """The smallest sampling weight of the shard's items; infinity without items."""
     contents: Mapping[str, Statistic] = _NO_CONTENTS
     """Statistics of the shard's storage; see `r_worker.describe`."""
     times_ms: Mapping[str, float] = MappingProxyType({})
-    """Mean milliseconds of the last 100 calls of each kind."""
+    """Mean duration of the last 100 calls of each kind, in milliseconds."""
     traffic: Traffic = Traffic()
-    """The decoding of the rollout that was added last."""
+    """Measurements of decoding the rollout that was added last."""
 
     def statistics(self) -> dict[str, Statistic]:
-        """Return metrics of the shard: contents, and mean times of its calls in ms (None: not called yet)."""
+        """Return the shard's metrics: `contents`, and the mean duration of its calls in ms (None before any call)."""
         times = {f"{name}_time_ms": self.times_ms.get(name) for name in ("add", "sample", "priority")}
         return {**self.contents, **times}
 
 
 class ShardStates:
-    """The last known state of each shard, and the counts that insertion and sampling share. Thread-safe.
+    """A thread-safe record of each shard's last known state, and of counts that the inserter and the sampler share.
 
     Args:
         num_shards: Number of shards.
-        changed: Event to set whenever a shard has confirmed a rollout or was reset.
+        changed: Event that the inserter sets whenever a shard has confirmed a rollout or was reset.
 
     Attributes:
-        changed: As given; a waiting sampler clears it.
+        changed: The event; a waiting sampler clears it.
         added: Env steps that shards have confirmed. Written by the inserter.
-        trained: Env steps drawn, times the passes over a batch. Written by the sampler.
-        lost: (shard, incarnation, error) of shards that the sampler has found lost; the inserter handles them.
+        trained: Env steps sampled, multiplied by the passes over a batch. Written by the sampler.
+        lost: (shard, incarnation, error) for each shard that the sampler found lost; the inserter handles the entries.
     """
 
     def __init__(self, num_shards: int, changed: threading.Event) -> None:
@@ -78,28 +78,28 @@ class ShardStates:
             return list(self._states)
 
     def incarnation(self, index: int) -> int:
-        """Return how often a shard was lost."""
+        """Return the number of times that a shard was lost."""
         return self._incarnations[index]
 
     def snapshot(self) -> tuple[list[ShardState], list[int], int]:
-        """Return the states and the incarnations of all shards, and the env steps added, at one moment."""
+        """Return a consistent snapshot: the states and incarnations of all shards, and the env steps added."""
         with self._lock:
             return list(self._states), list(self._incarnations), self.added
 
     def update(self, index: int, incarnation: int, state: ShardState) -> None:
-        """Store a shard's state if it is the newest one of the present incarnation."""
+        """Store a shard's state, unless it is from an earlier incarnation or older than the stored state."""
         with self._lock:
             if incarnation == self._incarnations[index] and state.answers > self._states[index].answers:
                 self._states[index] = state
 
     def confirm(self, header: Rollout) -> None:
-        """Count a rollout that a shard has added, and keep it without its data for the learner's statistics."""
+        """Count a rollout that a shard has added, and store its header for the learner's statistics."""
         with self._lock:
             self.added += header.num_env_steps
             self._headers.append(header)
 
     def train(self, num_steps: int) -> None:
-        """Count env steps that learning was given; fewer than 0 if it did not use them."""
+        """Add env steps to `trained`; a negative number subtracts env steps that the learner did not use."""
         with self._lock:
             self.trained += num_steps
 
@@ -110,14 +110,14 @@ class ShardStates:
             return headers
 
     def suspend(self, index: int, incarnation: int, error: WorkerLostError) -> None:
-        """Stop sampling from a shard that is lost, and leave the rest to the inserter."""
+        """Stop sampling from a lost shard, and record the loss for the inserter."""
         with self._lock:
-            if incarnation == self._incarnations[index]:
+            if incarnation == self._incarnations[index]:  # a huge number of answers, so late responses are ignored
                 self._states[index] = ShardState(self._states[index].answers + 2**32)
         self.lost.append((index, incarnation, error))
 
     def reset(self, index: int) -> None:
-        """Start a new incarnation of a shard, which is empty."""
+        """Start a new, empty incarnation of a shard."""
         with self._lock:
             self._incarnations[index] += 1
             self._states[index] = ShardState()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from pytorchrl.errors import LearnerStarvedError, StoppedError, WorkerLostError
 from pytorchrl.scheme.ledger import Ledger
@@ -18,32 +18,36 @@ from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
+from pytorchrl.untyped import BatchOfKind, StateDict
 
 _PREFETCH = 4
 
 
 class Shards:
-    """Inserts rollouts into shards and samples batches, in two threads that wait for each other if a ratio requires it.
+    """The connection of a gradient worker to its replay shards.
 
-    The ledger counts env steps as resident once their shard has confirmed them.
+    The collector thread inserts rollouts, and the learning thread samples batches; either thread waits if a replay
+    ratio requires it. The ledger counts env steps as resident once their shard has confirmed them.
 
     Args:
         workers: The shards.
         ledger: The gradient worker's ledger.
         options: Options of the shards.
         supervision: Options for lost shards; None: the defaults.
-        batch_size: Transitions or sequences of a batch; of whole rollouts their least size, see `RolloutData.size`.
-        batch_steps: Largest number of env steps of a batch; None: `batch_size`.
-        num_passes: Passes of the learner over a batch; each counts as consumed.
-        timeout_s: Seconds that the learner waits for a batch before it raises, and that all shards have to save their
-            contents.
-        seed: Seed of the choice of shards to sample from, and of random routing.
+        batch_size: Number of transitions or sequences in a batch; for whole rollouts, the smallest total of
+            `RolloutData.size`.
+        batch_steps: Largest number of env steps in a batch; None: `batch_size`.
+        num_passes: Number of passes of the learner over a batch. Each pass counts the env steps of the batch as
+            trained.
+        timeout_s: Longest time in seconds that the learner waits for a batch, and that all shards may take to return
+            their contents for a checkpoint.
+        seed: Seed for drawing shards to sample from, and of random routing.
         version: Function that returns the learner's version.
 
     Attributes:
-        sampler: The part that the learning thread uses.
-        is_draining: Whether the learner does not sample, so that collection need not wait for it.
-        items_dropped: Batches that were sampled and not used.
+        sampler: The sampler, for the learning thread only.
+        is_draining: Whether the learner has stopped sampling for a drain, so that collection does not wait for it.
+        items_dropped: Number of batches that were sampled but not used.
     """
 
     Options = RWorkerSet.Options
@@ -73,7 +77,12 @@ class Shards:
     # For the collector thread
 
     def add(self, rollout: Rollout, is_stopped: Callable[[], bool]) -> None:
-        """Send a rollout, in flight in the ledger, to a shard; wait while none has room, or learning is to catch up."""
+        """Send a rollout to a shard; wait while no shard can accept it, or while learning must catch up.
+
+        Args:
+            rollout: The rollout, which the ledger counts as in flight.
+            is_stopped: Function that returns whether to stop waiting.
+        """
         while not is_stopped():
             self.poll(0.0)
             if not self._learning_lags() and self._inserter.add(rollout, self._version()):
@@ -81,24 +90,25 @@ class Shards:
             self.poll(POLL_INTERVAL_S)
 
     def _learning_lags(self) -> bool:
-        """Return whether collection must wait for learning; never if no shard can be sampled, which would deadlock."""
+        """Return whether collection must wait for learning. Without a shard to sample from, waiting would deadlock."""
         counted = self._states.added - self._learning_starts
         return (not self.is_draining and counted > 0
                 and self._states.trained + self._batch_steps <= self._min_ratio * counted
                 and any(state.mass > 0.0 for state in self.states))
 
     def poll(self, timeout_s: float) -> None:
-        """Book the confirmations that have arrived, waiting at most `timeout_s` for the first; replace lost shards.
+        """Process confirmations, waiting at most `timeout_s` seconds for the first one, and replace lost shards.
 
         Raises:
-            Exception: An error that a shard raised, or the supervisor's for a lost one.
+            Exception: A shard raised it, or the supervisor raised it because a shard was lost.
         """
         self._inserter.poll(timeout_s)
 
     def drain(self, deadline: float) -> None:
-        """Wait until shards have confirmed all rollouts and priorities; discard the batches that arrive.
+        """Wait until the shards have confirmed all rollouts and priorities, and discard the batches that arrive.
 
-        Neither thread may add or sample meanwhile. A shard that does not answer before the deadline is lost.
+        No thread may add rollouts or sample batches during the drain. A shard that does not answer before the deadline
+        counts as lost.
         """
         while self._inserter.owners and self._runtime.now() < deadline:
             self.poll(POLL_INTERVAL_S)
@@ -108,7 +118,10 @@ class Shards:
             self._inserter.lose(index, WorkerLostError(f"{name} gave no answer until the end of drain()"))
 
     def close(self, timeout_s: float) -> None:
-        """End the shards after both threads; rollouts that no shard confirms in time stay in flight in the ledger."""
+        """Stop the shards after both threads have ended.
+
+        Rollouts that no shard confirms within `timeout_s` seconds remain in flight in the ledger.
+        """
         self._inserter.finish(timeout_s)
         for handle in self._handles:
             self._runtime.kill(handle)
@@ -116,22 +129,23 @@ class Shards:
     # For the learning thread
 
     def get(self, is_stopped: Callable[[], bool], failure: Callable[[], BaseException | None],
-            parameters: Mapping[str, float]) -> Any:
+            parameters: Mapping[str, float]) -> BatchOfKind:
         """Return the next batch, in the order of the requests.
 
         Args:
-            is_stopped: Function that returns whether to give up.
-            failure: Function that returns the error that has ended the collector thread, or None.
-            parameters: Parameters of the storage, by name, with their present values.
+            is_stopped: Function that returns whether to stop waiting.
+            failure: Function that returns the error that ended the collector thread, or None.
+            parameters: Current values of the storage's parameters, by name.
 
         Raises:
             StoppedError: `is_stopped` returned True.
-            LearnerStarvedError: No batch arrived within `timeout_s`, and, until learning starts, no env step either.
-            Exception: The collector thread's error, or one that a shard raised.
+            LearnerStarvedError: No batch arrived within `timeout_s` seconds. Until learning starts, each rollout that
+                is added restarts the timeout.
+            Exception: The collector thread failed with it, or a shard raised it.
         """
         deadline, added = self._runtime.now() + self._timeout_s, self._states.added
         while self._runtime.now() < deadline:
-            if added != self._states.added <= self._learning_starts:  # however slowly replay fills up
+            if added != self._states.added <= self._learning_starts:  # replay may fill slowly
                 deadline, added = self._runtime.now() + self._timeout_s, self._states.added
             if is_stopped():
                 raise StoppedError("replay has been stopped")
@@ -140,12 +154,12 @@ class Shards:
             if (batch := self.sampler.poll(parameters)) is not None:
                 return batch
         raise LearnerStarvedError(
-            f"no batch from replay for {self._timeout_s:.1f} s: {self.added} env steps have come, learning starts at "
-            f"{self._learning_starts}; {self.sampler.num_requested} batches are requested; raise queue_timeout_s if "
-            "that takes longer")
+            f"no batch from replay for {self._timeout_s:.1f} s: {self.added} env steps were added, learning starts at "
+            f"{self._learning_starts}, and {self.sampler.num_requested} batches are requested; raise queue_timeout_s "
+            "if collection or sampling takes longer")
 
     def _may_request(self, added: int, num_requested: int) -> bool:
-        """Return whether learning has begun, and one more batch keeps `max_replay_ratio`."""
+        """Return whether learning has started and one more batch stays within `max_replay_ratio`."""
         if added < self._learning_starts:
             return False
         if self._max_ratio is None:
@@ -153,8 +167,8 @@ class Shards:
         requested = self._states.trained + num_requested * self._batch_steps
         return requested + self._batch_steps <= self._max_ratio * (added - self._learning_starts)
 
-    def learned(self, ids: Any, errors: Any) -> None:
-        """Send the absolute TD errors (B,) of the last batch to its shard, by id (B,); never wait."""
+    def learned(self, ids: ArrayLike, errors: ArrayLike) -> None:
+        """Send the item ids (B,) and absolute TD errors (B,) of the last batch to its shard, without blocking."""
         self.sampler.update_priorities(ids, errors)
 
     def take_headers(self) -> list[Rollout]:
@@ -162,7 +176,7 @@ class Shards:
         return self._states.take_headers()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches after each `get` since the last call."""
+        """Return the number of waiting batches after each `get()` since the last call."""
         return self.sampler.take_levels()
 
     @property
@@ -172,7 +186,7 @@ class Shards:
 
     @property
     def watch(self) -> Stopwatch:
-        """Times in the learning thread; see `Sampler`."""
+        """Times measured in the learning thread; see `Sampler`."""
         return self.sampler.watch
 
     # For both threads
@@ -184,12 +198,12 @@ class Shards:
 
     @property
     def num_waiting(self) -> int:
-        """Batches that had arrived when the last one was taken."""
+        """Number of batches that had arrived when the last batch was taken."""
         return self.sampler.num_waiting
 
     @property
     def num_pending(self) -> int:
-        """Batches that were in flight when the last one was taken."""
+        """Number of batches that were in flight when the last batch was taken."""
         return self.sampler.num_pending
 
     @property
@@ -199,37 +213,37 @@ class Shards:
 
     @property
     def trained(self) -> int:
-        """Env steps of all batches taken, times the passes over each."""
+        """Env steps of all batches taken, multiplied by the passes over each batch."""
         return self._states.trained
 
     @property
     def num_adding(self) -> int:
-        """Rollouts in flight to the shards."""
+        """Number of rollouts in flight to the shards."""
         return len(self._inserter.owners)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no rollout, batch or priority is in flight."""
+        """Whether no rollout, batch or priority update is in flight."""
         return not (self.num_adding or self.sampler.num_requested or self.sampler.send_priorities())
 
     @property
     def num_missing(self) -> int:
-        """Shards that are lost and not replaced (yet)."""
+        """Number of shards that are lost and have not been replaced."""
         return len(self._supervisor.gone)
 
     @property
     def restarts(self) -> int:
-        """Lost shards that were replaced."""
+        """Number of lost shards that were replaced."""
         return self._supervisor.restarts
 
-    def state(self) -> dict[str, Any]:
-        """Return the contents of all shards, after a drain; None for a lost one.
+    def state(self) -> StateDict:
+        """Return the contents of all shards after a drain; the contents of a lost shard are None.
 
-        A shard that gives no answer within `timeout_s` is lost.
+        A shard that does not answer within `timeout_s` seconds counts as lost.
         """
         calls = {index: handle.submit(RWorker.state) for index, handle in enumerate(self._handles)
                  if index not in self._supervisor.gone}
-        contents: list[Any] = [None] * len(self._handles)
+        contents: list[StateDict | None] = [None] * len(self._handles)
         for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), self._timeout_s), strict=True):
             if isinstance(outcome.error, WorkerLostError):
                 self._inserter.lose(index, outcome.error)
@@ -237,8 +251,8 @@ class Shards:
                 contents[index] = outcome.unwrap()
         return {"shards": contents, "added": self.added, "trained": self.trained}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state()` of other shards, before anything was added."""
+    def restore(self, state: StateDict) -> None:
+        """Load the `state()` of other shards, before any rollout is added."""
         self._states.added, self._states.trained = state["added"], state["trained"]
         calls = {index: self._handles[index].submit(RWorker.restore, own)
                  for index, own in enumerate(state["shards"]) if own is not None}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.fit import StorageDeclarations, given_kind, known_storages, names
@@ -13,16 +12,17 @@ from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.storages import PERBuffer, ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
+from pytorchrl.untyped import UserPart
 
 _DRAWN = {DataKind.TRANSITIONS: "transition", DataKind.SEQUENCES: "sequence", DataKind.OLDER_ROLLOUTS: "batch"}
 KINDS = tuple(_DRAWN.values())
-"""Kinds of data that shards draw: single transitions, sequences of steps, or whole rollouts."""
+"""Kinds of data that shards sample: single transitions, sequences of steps, or whole rollouts."""
 STORAGE_OPTIONS = ("size", "alpha", "beta", "epsilon", "stratified")
-"""Options of a replay storage that keep their names as keywords of `Scheme`."""
+"""Options of a replay storage that are also keywords of `Scheme`, under the same names."""
 
 
 def kind_of(factory: Factory[Storage]) -> str | None:
-    """Return the kind of data that shards draw for this storage: one of `KINDS`, or None if its data must be fresh."""
+    """Return the kind of data that shards sample from a storage: one of `KINDS`, or None if its data must be fresh."""
     return _drawn(given_kind(factory), factory.cls)
 
 
@@ -31,61 +31,61 @@ def _drawn(given: DataKind, storage: type[StorageDeclarations]) -> str | None:
 
 
 def check_replay(storage: Factory[Storage], size: int | None) -> None:
-    """Refuse replay shards for a storage whose data must be fresh, and replay of whole rollouts without a size.
+    """Check that replay shards can use a storage, and that replay of whole rollouts has a size.
 
     Args:
         storage: Factory of the agent's storage.
-        size: Env steps that all shards keep together, for a storage without such an option of its own.
+        size: Total capacity of all shards in env steps, for a storage without an option for it.
 
     Raises:
-        ConfigError: The storage does not fit, or the size is missing.
+        ConfigError: Data of the storage must come from the current policy, or the size is missing.
     """
     if kind_of(storage) is None:
         fitting = [cls for cls in known_storages() if cls.gives in _DRAWN]
         raise ConfigError(
-            f"replay cannot use the {given_kind(storage).value} that {storage.cls.__name__} gives: they must come from "
-            f"the current policy; storages whose data may be older: {names(fitting)}")
+            f"replay cannot use the {given_kind(storage).value} of {storage.cls.__name__}, which must come from the "
+            f"current policy; choose a storage whose data may be older: {names(fitting)}")
     if not given_kind(storage).is_kept:
         if size is None:
             raise ConfigError("replay of whole rollouts needs size, the env steps that all shards keep together; the "
-                              f"size of {storage.cls.__name__} is that of a rollout")
+                              f"size of {storage.cls.__name__} is the length of one rollout")
         RolloutReplay.create_factory(size)
 
 
-def kept_by_shards(factory: Factory[Any], size: int | None) -> Factory[Any]:
-    """Return the factory of a shard's storage: the agent's own, or replay of whole rollouts if that keeps no data."""
+def kept_by_shards(factory: Factory[UserPart], size: int | None) -> Factory[UserPart]:
+    """Return the factory of the shards' storage: the agent's storage, or `RolloutReplay` if that keeps no data."""
     return factory if given_kind(factory).is_kept or size is None else RolloutReplay.create_factory(size)
 
 
 def rollout_steps(factory: Factory[Storage], num_envs: int) -> int:
-    """Return the env steps of a full rollout of `num_envs` environments."""
+    """Return the number of env steps in a full rollout of `num_envs` environments."""
     return int(getattr(factory.options, "rollout_size", factory.options.size) * num_envs)
 
 
 def has_priorities(factory: object, given: Mapping[str, object]) -> bool:
-    """Return whether the storage draws by priority if `given` replaces its options."""
+    """Return whether a storage samples by priority once the options in `given` have replaced its own options."""
     prioritized = given.get("prioritized")
     return bool(getattr(getattr(factory, "cls", None), "has_priorities", False) if prioritized is None else prioritized)
 
 
-def with_options(factory: Factory[Any], given: Mapping[str, object]) -> Factory[Any]:
-    """Return the storage's factory with its options replaced by those in `given`.
+def with_options(factory: Factory[UserPart], given: Mapping[str, object]) -> Factory[UserPart]:
+    """Return a factory of the storage in which the options in `given` replace the storage's own options.
 
     Args:
         factory: Factory of a replay storage.
-        given: Option -> value; None keeps the storage's value, and options of no storage are ignored. `prioritized`
-            turns a `ReplayBuffer` into a `PERBuffer` or back. A storage of rollouts keeps its own `size`, which is
-            the size of a rollout and not of the replay.
+        given: Option name -> value. None keeps the storage's value, and names that are not storage options are ignored.
+            `prioritized` turns a `ReplayBuffer` into a `PERBuffer` or back. A storage of rollouts keeps its own `size`,
+            which is the length of a rollout and not the capacity of the replay.
 
     Raises:
-        ConfigError: The storage has no such option, or its value is not allowed.
+        ConfigError: The storage does not have an option, or a value is not allowed.
     """
     prioritized = given.get("prioritized")
     if has_priorities(factory, given) != has_priorities(factory, {}):
-        kinds: dict[type[Any], type[Any]] = {ReplayBuffer: PERBuffer, PERBuffer: ReplayBuffer}
+        kinds: dict[type[ReplayBuffer], type[ReplayBuffer]] = {ReplayBuffer: PERBuffer, PERBuffer: ReplayBuffer}
         if factory.cls not in kinds:
-            raise ConfigError(f"prioritized={prioritized} is for ReplayBuffer and PERBuffer; {factory.cls.__name__} "
-                              "cannot be made the other, so leave it out")
+            raise ConfigError(f"prioritized={prioritized} is for ReplayBuffer and PERBuffer, but the storage is a "
+                              f"{factory.cls.__name__}; leave prioritized out")
         kind = kinds[factory.cls]
         names = {field.name for field in dataclasses.fields(kind.Options)}
         factory = kind.create_factory(**{
@@ -101,8 +101,8 @@ def with_options(factory: Factory[Any], given: Mapping[str, object]) -> Factory[
 
 
 def options_in_settings(given: Mapping[str, object], factory: Factory[Storage]) -> dict[str, object]:
-    """Return the options of a storage that were given to a scheme, as its settings name them; None: not given."""
+    """Return the storage options that were given to a scheme, by their names in its settings; None: not given."""
     options = {name: given.get(name) for name in ("prioritized", *STORAGE_OPTIONS) if name != "size"}
-    if options["beta"] is not None:  # the storage has a schedule in place of a function or a list of points
+    if options["beta"] is not None:  # the storage has converted a function or a list of points to a schedule
         options["beta"] = getattr(factory.options, "beta", None)
     return {name: str(value) if isinstance(value, Schedule) else value for name, value in options.items()}

@@ -10,7 +10,7 @@ _FEWEST = 16
 
 
 class Versions:
-    """Versions of the rollouts in replay, by row; three numbers per rollout.
+    """The weights versions of the rows in replay, stored as three numbers per rollout.
 
     Rows are numbered from 0 in the order in which they are added; the rows of a rollout are consecutive.
     """
@@ -21,12 +21,12 @@ class Versions:
         self._begin = self._end = 0
 
     def add(self, first_row: int, collected: int, sent: int) -> None:
-        """Add a rollout whose rows begin at `first_row`.
+        """Add a rollout whose rows start at `first_row`.
 
         Args:
-            first_row: Its first row, above that of all rollouts before.
-            collected: Version of the weights that collected it.
-            sent: The learner's version when it was sent.
+            first_row: First row of the rollout, greater than the first rows of all earlier rollouts.
+            collected: Version of the weights that collected the rollout.
+            sent: The learner's version when the rollout was sent.
         """
         if self._end == self._blocks.shape[1]:
             kept = self._blocks[:, self._begin:self._end]
@@ -36,15 +36,15 @@ class Versions:
         self._end += 1
 
     def forget(self, first_row: int) -> None:
-        """Forget rollouts that end before a row."""
+        """Discard the versions of rollouts that end before `first_row`."""
         firsts = self._blocks[0, self._begin:self._end]
         self._begin += max(0, int(np.searchsorted(firsts, first_row, "right")) - 1)
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """Return `collected` and `sent`, (N, 2) int64, of the rollouts at rows (N,), which must be known."""
+        """Return `collected` and `sent`, (N, 2) int64, of the rollouts to which the rows (N,) belong."""
         blocks = self._blocks[:, self._begin:self._end]
         places = np.searchsorted(blocks[0], rows, "right") - 1
-        assert places.min(initial=0) >= 0, "rows of a rollout that was never added, or has been forgotten"
+        assert places.min(initial=0) >= 0, "the rollout of a row was never added, or its versions were discarded"
         found: np.ndarray = blocks[1:, places].T
         return found
 

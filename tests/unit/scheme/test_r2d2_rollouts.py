@@ -252,7 +252,7 @@ def test_the_storage_decides_what_is_drawn(make, storage, kind, other):
 @pytest.mark.parametrize(("storage", "settings", "text"), [
     (RolloutSequenceBuffer, {"alpha": 0.5}, "alpha would be ignored: RolloutSequenceBuffer has no such option"),
     (RolloutSequenceBuffer, {"prioritized": True},
-     "prioritized=True is for ReplayBuffer and PERBuffer; RolloutSequenceBuffer cannot"),
+     "prioritized=True is for ReplayBuffer and PERBuffer, but the storage is a RolloutSequenceBuffer; leave"),
     (RolloutSequenceBuffer, {"initial_priority": "worker"}, "initial_priority='worker' is for single transitions"),
     (RolloutSequenceBuffer, {"size": 20}, "a shard must hold a rollout of 12 steps, size 20 over 2 shards is 10 each"),
     (RolloutSequenceBuffer, {"size": 40}, "learning_starts 60 exceeds size 40"),

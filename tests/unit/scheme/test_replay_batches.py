@@ -228,8 +228,8 @@ def test_the_preset_and_the_command_line_reach_it():
     ({"size": 6, "train_batch_size": 1}, "a shard must hold a rollout of 4 steps, size 6 over 2 shards is 3 each"),
     ({"alpha": 0.5}, "alpha would be ignored: SyntheticStorage has no such option"),
     ({"stratified": True}, "stratified would be ignored"),
-    ({"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer; SyntheticStorage cannot be made the "
-                            "other"),
+    ({"prioritized": True}, "prioritized=True is for ReplayBuffer and PERBuffer, but the storage is a "
+                            "SyntheticStorage; leave prioritized out"),
     ({"initial_priority": "worker"}, "initial_priority='worker' needs a storage with priorities"),
     ({"microbatch_size": 4}, "microbatch_size=4 is for synchronous collection or asynchronous collection without "
                              "replay workers, but this is asynchronous collection with replay workers; give .* "

@@ -133,9 +133,8 @@ def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, t
 
 
 def test_a_storage_of_rollouts_needs_an_algorithm_that_corrects_for_their_age(make_scheme):
-    with pytest.raises(ConfigError, match=r"replay cannot use the rollouts with advantages that GAEBuffer gives: .*; "
-                                          r"storages whose data may "
-                                          r"be older: .*\bPERBuffer, .*VTraceBuffer"):
+    with pytest.raises(ConfigError, match=r"replay cannot use the rollouts with advantages of GAEBuffer, .*; "
+                                          r"choose a storage whose data may be older: .*\bPERBuffer, .*VTraceBuffer"):
         make_scheme(algo=PPO.create_factory(), num_replay_workers=2, col_communication=ASYNC)
 
 

@@ -134,7 +134,7 @@ def test_it_goes_on_from_its_state(make, several):
     (batch,) = other.generate_batches(1, 10)
     parts = batch.rollouts[0].parts.values()
     assert {len({float(part.reward[0, 0]), -float(part.other["logp"][0, 0])}) for part in parts} == {1}
-    with pytest.raises(ConfigError, match="replay of size 30 cannot continue from one that holds 40 env steps"):
+    with pytest.raises(ConfigError, match="replay of size 30 cannot load a state of 40 env steps"):
         make(30).load_state_dict(storage.state_dict())
 
 
@@ -155,5 +155,5 @@ def test_versions_are_those_of_the_rollout_that_fills_a_row(seed):
             versions, before = Versions(), versions
             versions.load_state_dict(before.state_dict())
     assert versions._blocks.shape[1] <= 4 * max(16, size)
-    with pytest.raises(AssertionError, match="never added, or has been forgotten"):
+    with pytest.raises(AssertionError, match="never added, or its versions were discarded"):
         versions.of(np.array([0]))

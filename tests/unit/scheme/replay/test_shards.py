@@ -135,7 +135,7 @@ def test_nothing_is_drawn_before_learning_starts_and_then_at_once(make):
 def test_a_learner_that_gets_nothing_in_time_is_told_why(make):
     side = make(learning_starts=100, limit=3)
     with pytest.raises(LearnerStarvedError,
-                       match=r"no batch from replay for 20.0 s: 30 env steps have come, learning starts at 100"):
+                       match=r"no batch from replay for 20.0 s: 30 env steps were added, learning starts at 100"):
         side.get()
 
 
