@@ -269,7 +269,7 @@ class Batch(OnePolicyBatch):
     last: bool = False
     """Whether this is the last batch from its rollouts."""
     is_normalized: bool = False
-    """Whether `advantage` is already normalised, over this batch or over a larger one that contains it."""
+    """Whether `advantage` is already normalized, over this batch or over a larger one that contains it."""
 
     def means(self, samples: Sequence[Tensor]) -> Tensor:
         """Return the means of k quantities over the valid samples.
@@ -290,7 +290,7 @@ class Batch(OnePolicyBatch):
 
         The result for a single sample is 0.
 
-        Advantages that are already normalised are returned unchanged.
+        Advantages that are already normalized are returned unchanged.
         """
         if self.is_normalized:
             return self.advantage

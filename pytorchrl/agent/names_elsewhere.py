@@ -1,6 +1,6 @@
 """Options by the names that other libraries give them.
 
-The names are those of the optimisers of older RLlib, of RLlib, Stable-Baselines3 and CleanRL, and those that `train`
+The names are those of the optimizers of older RLlib, of RLlib, Stable-Baselines3 and CleanRL, and those that `train`
 gives to options of single parts. Error messages and the documentation read this one table; `pytorchrl.agent.names`
 reads `Here.at`.
 """
@@ -88,7 +88,7 @@ _LOGGING = _no_option("Python's logging has the messages, under the name 'pytorc
 _RESOURCES_OF = _at("scheme.col_worker_resources", note="a mapping such as {\"num_cpus\": 1}")
 _LEARNER_RESOURCES = _at("scheme.grad_worker_resources", note="a mapping such as {\"num_gpus\": 1}")
 
-# The optimisers of older RLlib, and what the worker tree's first interface calls its levels.
+# The optimizers of older RLlib, and what the worker tree's first interface calls its levels.
 _OPTIMISERS: dict[str, tuple[Here, ...]] = {
     "grads_per_step": _at("scheme.updates_per_step"),
     "buffer_size": _REPLAY_SIZE,
@@ -254,7 +254,7 @@ _RLLIB: dict[str, tuple[Here, ...]] = {
     "alpha_lr": _at("algorithm.lr_alpha"),
     "epsilon": (Here("algorithm.initial_epsilon | replay.epsilon", "chance of a random action, and what is added to "
                                                                    "errors in priorities"),
-                Here("algorithm.rmsprop_eps | algorithm.adam_eps", "what an optimiser adds to its denominator")),
+                Here("algorithm.rmsprop_eps | algorithm.adam_eps", "what an optimizer adds to its denominator")),
     "worker_side_prioritization": _at("scheme.initial_priority", note="`initial_priority`=\"worker\""),
     "num_atoms": _DISTRIBUTIONAL,
     "evaluation_interval": _EVAL_EVERY,

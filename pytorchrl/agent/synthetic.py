@@ -1,6 +1,6 @@
 """An agent without computation: its steps and weights are numbers, so that a scheme can be observed and counted.
 
-With the costs of real work in the simulated runtime, it predicts the behaviour of a scheme of any size. Every env step
+With the costs of real work in the simulated runtime, it predicts the behavior of a scheme of any size. Every env step
 has a unique number, and the only parameter is the number of updates.
 """
 
@@ -88,11 +88,11 @@ class SyntheticActor(nn.Module):
         super().__init__()
 
     def moments_of(self, rollout: RolloutData, returns: Tensor | None = None) -> dict[str, object]:
-        """Do nothing: there is no normaliser."""
+        """Do nothing: there is no normalizer."""
         return {}
 
     def merge_moments(self, moments: Mapping[str, object]) -> None:
-        """Do nothing: there is no normaliser."""
+        """Do nothing: there is no normalizer."""
 
 
 class SyntheticAlgorithm(Algorithm):

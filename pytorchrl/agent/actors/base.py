@@ -1,4 +1,4 @@
-"""The base of actors: normalisers of observations and rewards, untrained state, and loading of saved models."""
+"""The base of actors: normalizers of observations and rewards, untrained state, and loading of saved models."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Actor(Part, nn.Module, ABC):
         options: Checked options.
         device: Device of the networks.
         is_recurrent: Whether the actor has memory between observations.
-        obs_moments: Running moments of the observations that are normalised.
-        reward_moments: Running moments of discounted returns, or None if rewards are not normalised.
+        obs_moments: Running moments of the observations that are normalized.
+        reward_moments: Running moments of discounted returns, or None if rewards are not normalized.
     """
 
     home: ClassVar[str] = "actor"
@@ -121,13 +121,13 @@ class Actor(Part, nn.Module, ABC):
         """
 
     def example_obs(self) -> Obs:
-        """Return zero observations after normalisation, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
+        """Return zero observations after normalization, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
         return self.normalise({
             leaf: torch.from_numpy(np.zeros((NUM_EXAMPLES, *(space.shape or ())), _dtype_of(space))).to(self.device)
             for leaf, space in self.options.observation_space.items()})
 
     def build(self, seed: int) -> None:
-        """Build the networks and normalisers, load the checkpoint if there is one, and move all of them to the device.
+        """Build the networks and normalizers, load the checkpoint if there is one, and move all of them to the device.
 
         `__init__` calls this method once, at its end.
 
@@ -169,7 +169,7 @@ class Actor(Part, nn.Module, ABC):
         return {}
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return name -> live tensor of all untrained state: buffers of normalisers and of custom extractors."""
+        """Return name -> live tensor of all untrained state: buffers of normalizers and of custom extractors."""
         return {name: value for name, value in self.state_dict(keep_vars=True).items()
                 if not isinstance(value, nn.Parameter)}
 
@@ -178,13 +178,13 @@ class Actor(Part, nn.Module, ABC):
 
         Args:
             rollout: Each observation o_t with a valid transition is counted once.
-            discounted_returns: (T, E) G of the reward normaliser: G = gamma * G + r, and 0 after the end of an episode.
+            discounted_returns: (T, E) G of the reward normalizer: G = gamma * G + r, and 0 after the end of an episode.
 
         Returns:
-            Normaliser -> (count, mean, M2) on the CPU; empty if nothing is normalised.
+            Normalizer -> (count, mean, M2) on the CPU; empty if nothing is normalized.
 
         Raises:
-            ConfigError: Rewards are normalised, but there are no discounted returns.
+            ConfigError: Rewards are normalized, but there are no discounted returns.
         """
         valid = rollout.valid
         found = {f"obs/{leaf}": moments(rollout.obs[leaf][:-1][valid]) for leaf in self._normalised}
@@ -203,11 +203,11 @@ class Actor(Part, nn.Module, ABC):
             self.reward_moments.merge(found[_REWARD])
 
     def reward_scale(self) -> float:
-        """Return the factor for rewards, which are then clipped to +-10; 1.0 if rewards are not normalised."""
+        """Return the factor for rewards, which are then clipped to +-10; 1.0 if rewards are not normalized."""
         return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
 
     def normalise(self, obs: Obs) -> Obs:
-        """Return observations as inputs of the networks: normalised if the options say so, and never float64.
+        """Return observations as inputs of the networks: normalized if the options say so, and never float64.
 
         If there is nothing to change, the same dictionary is returned.
         """

@@ -20,7 +20,7 @@ from pytorchrl.agent.env.spaces import MIN_IMAGE_SIZE, has_image_values
 from pytorchrl.errors import SpaceError
 
 HIDDEN_GAIN = math.sqrt(2.0)
-"""Gain of orthogonal initialisation for hidden layers."""
+"""Gain of orthogonal initialization for hidden layers."""
 
 # The in-place ones are those for which autograd needs only the result; they save one allocation for each layer.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -33,12 +33,12 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 class _Linear(nn.Linear):
     def reset_parameters(self) -> None:
-        """Draw nothing, because `orthogonal` initialises the layer from a given generator."""
+        """Draw nothing, because `orthogonal` initializes the layer from a given generator."""
 
 
 class _Conv2d(nn.Conv2d):
     def reset_parameters(self) -> None:
-        """Draw nothing, because `orthogonal` initialises the layer from a given generator."""
+        """Draw nothing, because `orthogonal` initializes the layer from a given generator."""
 
 
 def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN, generator: torch.Generator | None = None) -> nn.Linear:
@@ -61,7 +61,7 @@ def conv(
 
 
 def orthogonal(layer: Layer, gain: float, generator: torch.Generator | None) -> Layer:
-    """Initialise a layer's weight orthogonally and its bias, if any, with 0; return the layer."""
+    """Initialize a layer's weight orthogonally and its bias, if any, with 0; return the layer."""
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -22,7 +22,7 @@ class Memory(nn.Module):
     """Number of vectors of length `size` in the state."""
 
     def __init__(self, in_features: int, size: int, generator: torch.Generator | None = None) -> None:
-        """Initialise the weights orthogonally with gain 1, and the biases with 0."""
+        """Initialize the weights orthogonally with gain 1, and the biases with 0."""
         super().__init__()
         self.size = self.out_features = size
         self.state_size = size * self.num_parts

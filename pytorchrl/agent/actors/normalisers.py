@@ -1,4 +1,4 @@
-"""Running moments by which an actor normalises observations and rewards."""
+"""Running moments by which an actor normalizes observations and rewards."""
 
 from __future__ import annotations
 

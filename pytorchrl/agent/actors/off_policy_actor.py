@@ -113,7 +113,7 @@ class OffPolicyActor(ReplayActor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build `policy` and `critics`; a subclass may build other modules.
 
-        The modules receive normalised observations, leaf -> (B, ...). `policy(obs)` returns (B, k) float32. For a Box,
+        The modules receive normalized observations, leaf -> (B, ...). `policy(obs)` returns (B, k) float32. For a Box,
         k = D if the policy is deterministic, else k = 2 D (means and log standard deviations); for a Discrete space,
         the outputs are k = n logits. `critics` is a ModuleList of networks that return values (float32): `critic(obs,
         action)` returns (B,) for a Box, `critic(obs)` returns (B, n) for a Discrete space.
@@ -195,10 +195,10 @@ class OffPolicyActor(ReplayActor):
         return torch.tanh(u).view(-1, *self.low.shape)
 
     def sample_log_prob(self, obs: Obs, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Draw reparameterised actions (B, D) in [-1, 1] of the squashed Gaussian; return them and log-densities (B,).
+        """Draw reparameterized actions (B, D) in [-1, 1] of the squashed Gaussian; return them and log-densities (B,).
 
         Args:
-            obs: Leaf -> (B, ...), normalised.
+            obs: Leaf -> (B, ...), normalized.
             generator: Generator of the draws.
         """
         return squashed_sample(*self._gaussian(self.policy(obs)), generator)
@@ -207,7 +207,7 @@ class OffPolicyActor(ReplayActor):
         """Return log-probabilities (B, n) of a categorical policy; forbidden actions get about the lowest finite float.
 
         Args:
-            obs: Leaf -> (B, ...), normalised.
+            obs: Leaf -> (B, ...), normalized.
             mask: (B, n) bool, true where an action is allowed.
         """
         logits = self.policy(obs)
@@ -243,7 +243,7 @@ class PolicyNet(nn.Module):
         self.head = replay_linear(self.trunk.out_features, num_outputs, generator)
 
     def forward(self, obs: Obs) -> Tensor:
-        """Return outputs (B, num_outputs) for normalised observations, leaf -> (B, ...)."""
+        """Return outputs (B, num_outputs) for normalized observations, leaf -> (B, ...)."""
         features, _ = self.trunk.forward(obs, None, None)
         return self.head(features)
 

@@ -25,7 +25,7 @@ _VALUE_GAIN = 1.0
 
 
 class OnPolicyActor(Actor):
-    """Policy and value networks with orthogonal initialisation, and the normalisers of observations and rewards.
+    """Policy and value networks with orthogonal initialization, and the normalizers of observations and rewards.
 
     Observations are dictionaries leaf -> (B, ...), or (L, B, ...) for sequences; `done` is true where a row is the
     first of its episode; `rhs` maps networks with memory to states (B, H). Without memory, `rhs` is empty and `done`
@@ -36,7 +36,7 @@ class OnPolicyActor(Actor):
     applied to the policy's features, `value_features`.
 
     Attributes:
-        distribution: Distribution of actions that the outputs of the policy head parametrise.
+        distribution: Distribution of actions that the outputs of the policy head parameterize.
         is_shared: Whether the value head is applied to the policy's features instead of those of `value_features`.
     """
 
@@ -68,7 +68,7 @@ class OnPolicyActor(Actor):
         normalize_reward: bool = option(
             False, help="Divide rewards by the running standard deviation of discounted returns.")
         checkpoint: str | None = option(
-            None, help="Saved model from which the weights and normalisers are initialised.")
+            None, help="Saved model from which the weights and normalizers are initialized.")
 
         def __post_init__(self) -> None:
             """Flatten the spaces, and refuse spaces and extractors that do not fit."""
@@ -121,7 +121,7 @@ class OnPolicyActor(Actor):
         """Return the input of the policy head, with gradient.
 
         Args:
-            obs: Leaf -> (B, ...), or (L, B, ...) for sequences of an actor with memory; normalised.
+            obs: Leaf -> (B, ...), or (L, B, ...) for sequences of an actor with memory; normalized.
             rhs: Network -> (B, H), the memory before the first row; empty without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode, before which the memory is reset.
 

@@ -29,7 +29,7 @@ class QActor(ReplayActor):
     memory, serves both acting and learning. Without memory, `act` and `get_q_scores` serve them.
 
     Attributes:
-        q: The network, from normalised observations to values (B, n).
+        q: The network, from normalized observations to values (B, n).
         num_actions: n, the number of actions.
     """
 
@@ -72,7 +72,7 @@ class QActor(ReplayActor):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build `q`; a subclass may build another module.
 
-        `q.forward(obs, mask, generator)` returns the values of all actions, (B, n) float32, from normalised
+        `q.forward(obs, mask, generator)` returns the values of all actions, (B, n) float32, from normalized
         observations, leaf -> (B, ...). `mask` is (B, n) bool or None; `generator` draws the noise of the network, and
         None means no noise.
         """

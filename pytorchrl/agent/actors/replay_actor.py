@@ -1,4 +1,4 @@
-"""The base of the actors of replay algorithms: options, PyTorch's default initialisation, and Q networks."""
+"""The base of the actors of replay algorithms: options, PyTorch's default initialization, and Q networks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ReplayActor(Actor):
         activation: str = option("relu", help="Activation between those layers.", choices=tuple(ACTIVATIONS))
         normalize_obs: bool = option(False, help=NORMALIZE_OBS_HELP)
         checkpoint: str | None = option(
-            None, help="Saved model from which the acting networks and normalisers are initialised.")
+            None, help="Saved model from which the acting networks and normalizers are initialized.")
 
         def __post_init__(self) -> None:
             """Flatten the spaces, and refuse spaces and extractors that do not fit."""
@@ -77,7 +77,7 @@ def replay_trunk(
     options: ReplayNetworkOptions, generator: torch.Generator, hidden_sizes: tuple[int, ...] | None = None,
     num_previous: int = 0,
 ) -> Trunk:
-    """Return a trunk whose extractor has PyTorch's default initialisation; a user's extractor keeps its own.
+    """Return a trunk whose extractor has PyTorch's default initialization; a user's extractor keeps its own.
 
     Args:
         options: Options of the actor.
@@ -96,7 +96,7 @@ def replay_trunk(
 def default_init(module: nn.Module, generator: torch.Generator) -> None:
     """Draw weights of all linear and convolutional layers as PyTorch does, uniformly within 1 / sqrt(inputs of a unit).
 
-    Fixup networks keep their weights, because they depend on a special initialisation.
+    Fixup networks keep their weights, because they depend on a special initialization.
     """
     if isinstance(module, FixupCNN):
         return
@@ -109,14 +109,14 @@ def default_init(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def replay_linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """Return a linear layer with PyTorch's default initialisation."""
+    """Return a linear layer with PyTorch's default initialization."""
     layer = linear(inputs, outputs, generator=generator)
     default_init(layer, generator)
     return layer
 
 
 class NoisyLinear(nn.Module):
-    """Linear layer with factorised Gaussian noise on its parameters: Fortunato et al. 2018, equations 9 to 11."""
+    """Linear layer with factorized Gaussian noise on its parameters: Fortunato et al. 2018, equations 9 to 11."""
 
     def __init__(self, inputs: int, outputs: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class DiscreteQNet(nn.Module):
         """Return the values (B, n) of all actions, without memory.
 
         Args:
-            obs: Leaf -> (B, ...), normalised.
+            obs: Leaf -> (B, ...), normalized.
             mask: (B, n) bool, actions over which a dueling network takes the mean of the advantages.
             generator: Generator of the noise of noisy layers; None means no noise.
         """
@@ -167,7 +167,7 @@ class DiscreteQNet(nn.Module):
         """Compute the values of all actions for one step or for L steps.
 
         Args:
-            obs: Leaf -> (B, ...) or (L, B, ...), normalised.
+            obs: Leaf -> (B, ...) or (L, B, ...), normalized.
             state: (B, H), the memory before the first row; None without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
             mask: (B, n) or (L, B, n) bool, actions over which a dueling network takes the mean of the advantages.
@@ -200,7 +200,7 @@ class ContinuousQNet(nn.Module):
         self.head = replay_linear(self.layers.out_features, 1, generator)
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
-        """Return values (B,) of actions (B, ...) in [-1, 1] at normalised observations, leaf -> (B, ...)."""
+        """Return values (B,) of actions (B, ...) in [-1, 1] at normalized observations, leaf -> (B, ...)."""
         features, _ = self.trunk.forward(obs, None, None)
         hidden = self.layers.forward(torch.cat((features, action.reshape(len(action), -1)), -1))
         return self.head(hidden).squeeze(-1)

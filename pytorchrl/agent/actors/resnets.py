@@ -1,4 +1,4 @@
-"""Residual extractors for images: the IMPALA network, with and without Fixup initialisation."""
+"""Residual extractors for images: the IMPALA network, with and without Fixup initialization."""
 
 from __future__ import annotations
 
@@ -87,6 +87,6 @@ class ImpalaCNN(nn.Module):
 
 
 class FixupCNN(ImpalaCNN):
-    """`ImpalaCNN` with Fixup blocks, which need no normalisation at any depth."""
+    """`ImpalaCNN` with Fixup blocks, which need no normalization at any depth."""
 
     block = FixupBlock

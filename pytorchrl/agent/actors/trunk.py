@@ -30,7 +30,7 @@ EXTRACTOR_HELP = (
     "auto (cnn for images of 36 pixels or more, impala from 16, else mlp), mlp, cnn, impala or fixup; or a callable "
     "from a space (a dictionary of spaces if there are several leaves) to a module with out_features.")
 """Help text of the option `feature_extractor`."""
-NORMALIZE_OBS_HELP = "Normalise observations except images by their running mean and standard deviation."
+NORMALIZE_OBS_HELP = "Normalize observations except images by their running mean and standard deviation."
 """Help text of the option `normalize_obs`."""
 RECURRENT_SIZE_HELP = "Units of the memory; None means 256 for gru, 512 for lstm."
 """Help text of the option `recurrent_size`."""
@@ -95,7 +95,7 @@ class Trunk(nn.Module):
         """Compute the features of one step or of L steps.
 
         Args:
-            obs: Leaf -> (B, ...) or (L, B, ...), normalised.
+            obs: Leaf -> (B, ...) or (L, B, ...), normalized.
             state: (B, H), the memory before the first row; None without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
             previous: (B, P) or (L, B, P), further inputs of the memory; they are replaced by 0 at the first step of an

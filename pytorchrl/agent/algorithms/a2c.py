@@ -19,7 +19,7 @@ from pytorchrl.agent.storages import GAEBuffer
 
 @algorithm("a2c", storage=GAEBuffer)
 class A2C(OnPolicyAlgorithm):
-    """Policy gradient with a value baseline; one optimiser updates the whole actor.
+    """Policy gradient with a value baseline; one optimizer updates the whole actor.
 
     loss = -mean log pi(a|o) A + value_loss_coef * mean (V - R)^2 / 2 - entropy_coef * H.
     """

@@ -1,4 +1,4 @@
-"""The base of algorithms: flat parameter groups, the optimiser step, schedules and states.
+"""The base of algorithms: flat parameter groups, the optimizer step, schedules and states.
 
 E = environments, P = scalars of a group's parameter vector.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class Algorithm(Part, Updatable, ABC):
     """The base class of algorithms, which choose actions, compute gradients from batches and update weights.
 
-    The trained parameters are in `groups`, each with one vector and one optimiser. The learning rate of a group is the
+    The trained parameters are in `groups`, each with one vector and one optimizer. The learning rate of a group is the
     option `lr_<group>` if there is one, else `lr`.
     """
 
@@ -70,7 +70,7 @@ class Algorithm(Part, Updatable, ABC):
         gamma: float = option(0.99, help="Discount of rewards.", low=0.0, high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse an optimiser that cannot update a vector, and options of optimisers that are not chosen."""
+            """Refuse an optimizer that cannot update a vector, and options of optimizers that are not chosen."""
             super().__post_init__()
             if not isinstance(self.optimizer, str):
                 check_optimizer(self.optimizer)
@@ -164,7 +164,7 @@ class Algorithm(Part, Updatable, ABC):
 
     # nested for several policies
     def moments_of(self, rollout: RolloutData, running: dict[str, Any]) -> dict[str, Any]:
-        """Return the moments of a rollout for the actor's normalisers.
+        """Return the moments of a rollout for the actor's normalizers.
 
         Args:
             rollout: The rollout; only its valid steps are counted.
@@ -172,7 +172,7 @@ class Algorithm(Part, Updatable, ABC):
                 environment, (E,).
 
         Returns:
-            Normaliser -> (count, mean, M2).
+            Normalizer -> (count, mean, M2).
         """
         if self.actor.reward_moments is None:
             return dict(self.actor.moments_of(rollout))
@@ -200,7 +200,7 @@ class Algorithm(Part, Updatable, ABC):
         """
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Clip the gradient of each group by its global norm, and make one optimiser step.
+        """Clip the gradient of each group by its global norm, and make one optimizer step.
 
         Args:
             gradients: One gradient (P,) for each group, averaged over workers and only read; None means those of the
@@ -271,7 +271,7 @@ class Algorithm(Part, Updatable, ABC):
         return {name: tensor.detach().cpu().clone() for name, tensor in self.acting_tensors()}
 
     def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Copy an `acting_state()`, as tensors or arrays, into the actor; optimisers, schedules and generators stay.
+        """Copy an `acting_state()`, as tensors or arrays, into the actor; optimizers, schedules and generators stay.
 
         Raises:
             WeightsError: Names or shapes do not fit; nothing was changed.
@@ -297,7 +297,7 @@ class Algorithm(Part, Updatable, ABC):
         self.parameters = dict(state["parameters"])
 
     def state_dict(self) -> State:
-        """Return all that an exact continuation needs: gradient state, schedules, optimiser moments and generator."""
+        """Return all that an exact continuation needs: gradient state, schedules, optimizer moments and generator."""
         return {
             "gradient": self.gradient_state(),
             "schedules": self.schedules_state(),

@@ -24,10 +24,10 @@ _OU_OPTIONS = ("ou_theta", "ou_sigma", "ou_dt")
 
 @algorithm("ddpg", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class DDPG(ReplayAlgorithm):
-    """Deterministic policy gradient: critics learn Q of the policy's actions, and the policy maximises Q.
+    """Deterministic policy gradient: critics learn Q of the policy's actions, and the policy maximizes Q.
 
     With the target networks mu' and Q', and the n-step return R and discount DISC from the storage:
-    y = R + DISC * min_j Q'_j(o', mu'(o')); L_q = 1/2 sum_j mean w (Q_j - y)^2; L_pi = -mean Q_1(o, mu(o)), minimised
+    y = R + DISC * min_j Q'_j(o', mu'(o')); L_q = 1/2 sum_j mean w (Q_j - y)^2; L_pi = -mean Q_1(o, mu(o)), minimized
     over the policy alone. The paper has one critic (`num_critics=1`). Noise is added when acting, in units of half the
     range of an action.
     """
@@ -86,7 +86,7 @@ class DDPG(ReplayAlgorithm):
         """Return the actions (B, D) at the next observations, from which targets are computed.
 
         Args:
-            next_obs: Leaf -> (B, ...), normalised.
+            next_obs: Leaf -> (B, ...), normalized.
         """
         return torch.tanh(self.targets["pi"](next_obs))
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 NUM_MINI_BATCH_HELP = "Minibatches of each pass over a rollout, with one update each."
-ADVANTAGE_NORMALIZATION_HELP = "Samples over which advantages are normalised."
+ADVANTAGE_NORMALIZATION_HELP = "Samples over which advantages are normalized."
 
 
 _CHUNK_BYTES = 2**25
@@ -204,7 +204,7 @@ class OnPolicyAlgorithm(Algorithm):
         Args:
             evaluated: The actor's outputs for the batch with its current weights, with gradient: log-probabilities,
                 entropies, values, and the features that feed the heads.
-            batch: The samples; advantages are already normalised if `advantage_normalization` is "minibatch".
+            batch: The samples; advantages are already normalized if `advantage_normalization` is "minibatch".
             parameters: Name -> current value of each updatable option, a float or (with `compile`) a tensor (). Read
                 values from here and not from `self.parameters`, which is constant in a compiled loss.
 
@@ -254,7 +254,7 @@ class OnPolicyAlgorithm(Algorithm):
         return loss, torch.cat([*measured, batch.means(list(measures.values()))] if measures else measured)
 
     def prepare_batch(self, batch: Batch) -> Batch:
-        """Return the batch with normalised advantages if the option `advantage_normalization` is "minibatch"."""
+        """Return the batch with normalized advantages if the option `advantage_normalization` is "minibatch"."""
         if self.advantage_normalization != "minibatch" or batch.is_normalized:
             return batch
         return dataclasses.replace(batch, advantage=batch.normalized_advantage(), is_normalized=True)

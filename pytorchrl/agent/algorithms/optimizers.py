@@ -1,4 +1,4 @@
-"""Optimisers of one flat parameter vector. P = number of scalars."""
+"""Optimizers of one flat parameter vector. P = number of scalars."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ V = TypeVar("V")
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
 OPTIMIZER_HELP = (
-    "Optimiser; in Python also a class of torch.optim, or a function of params and lr that returns an optimiser.")
+    "Optimizer; in Python also a class of torch.optim, or a function of params and lr that returns an optimizer.")
 _ADAM_BETAS = 0.9, 0.999
 
 
 class VectorOptimizer(Protocol):
-    """An optimiser of one vector of P parameters."""
+    """An optimizer of one vector of P parameters."""
 
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
         """Update `params` (P,) in place by `scale * gradient`, without changing `gradient` (P,)."""
 
     def state_dict(self) -> State:
-        """Return a copy of the optimiser's state: CPU tensors and plain values."""
+        """Return a copy of the optimizer's state: CPU tensors and plain values."""
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the `state_dict()` of an optimiser of the same kind and size."""
+        """Restore the `state_dict()` of an optimizer of the same kind and size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
-    """Settings of the named optimisers."""
+    """Settings of the named optimizers."""
 
     adam_eps: float
     """Epsilon of Adam and AdamW, added to the root of the second moment."""
@@ -56,22 +56,22 @@ OPTIONS_OF = MappingProxyType({
     "adam_eps": ("adam", "adamw"), "weight_decay": ("adamw",), "momentum": ("sgd",),
     "rmsprop_eps": ("rmsprop", "rmsprop_tf"),
     "rmsprop_decay": ("rmsprop", "rmsprop_tf")})
-"""Option of an algorithm, named like the field of `OptimizerSettings` -> optimisers that use it."""
+"""Option of an algorithm, named like the field of `OptimizerSettings` -> optimizers that use it."""
 
 
 def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings: OptimizerSettings) -> VectorOptimizer:
-    """Return an optimiser for vectors like `like` (P,): a named one, or a wrapper of one of torch's."""
+    """Return an optimizer for vectors like `like` (P,): a named one, or a wrapper of one of torch's."""
     return FlatOptimizer(kind, like, settings) if isinstance(kind, str) else TorchOptimizer(kind, like)
 
 
 def check_optimizer(make: Callable[..., Optimizer]) -> None:
-    """Raise `ConfigError` unless `make(params, lr=...)` returns an optimiser that can update a vector."""
+    """Raise `ConfigError` unless `make(params, lr=...)` returns an optimizer that can update a vector."""
     like = torch.zeros(2)
     try:
         TorchOptimizer(make, like).step(like, torch.ones(2), 0.1, 1.0)
     except Exception as error:
         raise ConfigError(f"optimizer must be one of {list(OPTIMIZERS)}, a class of torch.optim, or a function of "
-                          "params and lr that makes an optimiser, such as functools.partial(torch.optim.NAdam, "
+                          "params and lr that makes an optimizer, such as functools.partial(torch.optim.NAdam, "
                           f"betas=(0.9, 0.99)); {make!r} fails with {error!r}") from error
 
 
@@ -86,7 +86,7 @@ class FlatOptimizer:
                 "rmsprop" (epsilon outside the root, initial mean square 0), or "rmsprop_tf" (TensorFlow's: epsilon
                 inside the root, initial mean square 1).
             like: (P,) float32.
-            settings: Settings of all optimisers; those of other ones are ignored.
+            settings: Settings of all optimizers; those of other ones are ignored.
         """
         self.name, self._is_adam = name, name in ("adam", "adamw")
         self._eps = settings.adam_eps if self._is_adam else settings.rmsprop_eps
@@ -139,16 +139,16 @@ class FlatOptimizer:
 
 
 class TorchOptimizer:
-    """An optimiser of torch, or one with the same interface, on one vector.
+    """An optimizer of torch, or one with the same interface, on one vector.
 
-    The optimiser sees all parameters of a group as one tensor (P,), so it cannot treat layers separately.
+    The optimizer sees all parameters of a group as one tensor (P,), so it cannot treat layers separately.
     """
 
     def __init__(self, make: Callable[..., Optimizer], like: Tensor) -> None:
-        """Build the optimiser for vectors like `like` (P,).
+        """Build the optimizer for vectors like `like` (P,).
 
         Args:
-            make: Function that returns the optimiser, called with a list of one parameter and `lr`.
+            make: Function that returns the optimizer, called with a list of one parameter and `lr`.
             like: (P,) float32.
         """
         self._param = nn.Parameter(like.detach())

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation (Schulman et al. 2017). B = samples of a batch."""
+"""Proximal policy optimization (Schulman et al. 2017). B = samples of a batch."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class R2D2(DQN):
 
     def _unroll(self, net: nn.Module, obs: Obs, state: Tensor | None, batch: SequenceBatch,
                 rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Return values (rows, B, actions) of some rows, and the memory after them; `obs` has all rows, normalised."""
+        """Return values (rows, B, actions) of some rows, and the memory after them; `obs` has all rows, normalized."""
         assert isinstance(net, DiscreteQNet)
         return net.unroll({name: leaf[rows] for name, leaf in obs.items()}, state, batch.done[rows],
                           None if batch.mask is None else batch.mask[rows], self.update_generator,

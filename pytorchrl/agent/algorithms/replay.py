@@ -174,7 +174,7 @@ class ReplayAlgorithm(Algorithm):
             batch: B transitions, with the weights that correct for priorities.
 
         Returns:
-            Three values: group -> loss (), which is minimised over the parameters of that group alone and has a graph
+            Three values: group -> loss (), which is minimized over the parameters of that group alone and has a graph
             of its own; name -> further measure () without gradient, which `info` reports under that name; and the
             absolute TD errors (B,) without gradient, for priorities.
         """

@@ -23,12 +23,12 @@ from pytorchrl.errors import ConfigError
 
 @algorithm("sac", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class SAC(ReplayAlgorithm):
-    """Maximum-entropy reinforcement learning: the policy maximises Q plus alpha times its entropy.
+    """Maximum-entropy reinforcement learning: the policy maximizes Q plus alpha times its entropy.
 
     With a and a' drawn from the policy at o and o', their log-densities logp and logp' in [-1, 1], alpha =
     exp(log_alpha), and the n-step return R and discount DISC from the storage: y = R + DISC * (min_i Q'_i(o', a') -
-    alpha logp'); L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), minimised over the
-    policy alone; L_alpha = -log_alpha * (mean logp + target_entropy), minimised over log_alpha alone. For discrete
+    alpha logp'); L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), minimized over the
+    policy alone; L_alpha = -log_alpha * (mean logp + target_entropy), minimized over log_alpha alone. For discrete
     actions, expectations are sums over all actions.
 
     Attributes:
