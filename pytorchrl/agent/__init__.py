@@ -1,1 +1,1 @@
-"""The parts of an agent, in plain PyTorch and Gymnasium: they know no scheme and no runtime."""
+"""The parts of an agent, in plain PyTorch and Gymnasium, independent of any scheme or runtime."""

@@ -1,4 +1,4 @@
-"""Actors, which are the networks that act and are trained, and the feature extractors that they consist of."""
+"""Actors, the networks that act and are trained, and the feature extractors that actors are built from."""
 
 from pytorchrl.agent.actors.base import Actor
 from pytorchrl.agent.actors.extractors import CNN, MLP, DictNet, Embedding

@@ -1,4 +1,4 @@
-"""The base of actors: normalizers of observations and rewards, untrained state, and loading of saved models."""
+"""The base class of actors: normalizers of observations and rewards, untrained state, and loading of saved models."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Loadable(Protocol):
     """An actor into which `load_checkpoint` can copy a saved model."""
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """Return group of parameters -> network, for the networks that act."""
+        """Return the networks that act, by parameter group."""
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return name -> live tensor of all state that is not trained."""
+        """Return the live tensors of all untrained state, by name."""
 
 
 class Actor(Part, nn.Module, ABC):
@@ -58,7 +58,7 @@ class Actor(Part, nn.Module, ABC):
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
     """Kinds of action space that the actor supports; see also `action_space_problem`."""
     network_options: ClassVar[tuple[str, ...]] = ("feature_extractor", "hidden_sizes", "activation")
-    """Options that only `build_networks` reads. It is an error to set one that a subclass does not read there."""
+    """Options that only `build_networks` reads. Setting one that a subclass's `build_networks` ignores is an error."""
     is_recurrent = False
 
     @classmethod
@@ -87,7 +87,7 @@ class Actor(Part, nn.Module, ABC):
         return None
 
     def __init__(self, options: Options, device: str | torch.device) -> None:
-        """Store options and device. A subclass then sets the attributes that its networks need, and calls `build`."""
+        """Store options and device. A subclass then sets the attributes that its networks need and calls `build`."""
         super().__init__()
         self.options: Any = options  # each subclass has options of its own
         self.device = torch.device(device)
@@ -105,29 +105,29 @@ class Actor(Part, nn.Module, ABC):
     def build_networks(self, generator: torch.Generator) -> None:
         """Build all networks and set them as attributes; a subclass defines this method.
 
-        Every attribute that is a module or a parameter is saved and sent to workers, and trained by algorithms with a
-        single parameter group. The attributes that `__init__` sets, such as `options`, exist already.
+        Every attribute that is a module or a parameter is saved, sent to workers and, by algorithms with a single
+        parameter group, trained. The attributes that `__init__` sets, such as `options`, already exist.
 
         Args:
-            generator: CPU generator for initial weights. The layers of torch draw from the global generator, which is
-                seeded by the actor's seed meanwhile.
+            generator: CPU generator for initial weights. Layers of torch draw from torch's global generator, which is
+                seeded with the actor's seed during this call.
         """
 
     def check_networks(self) -> None:
         """Run the networks of a subclass once on zero observations.
 
         Raises:
-            ContractError: The outputs of the networks do not fit the actor.
+            ContractError: A network returns a value of a wrong type or shape.
         """
 
     def example_obs(self) -> Obs:
-        """Return zero observations after normalization, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
+        """Return normalized zero observations, leaf -> (`NUM_EXAMPLES`, ...), on the actor's device."""
         return self.normalise({
             leaf: torch.from_numpy(np.zeros((NUM_EXAMPLES, *(space.shape or ())), _dtype_of(space))).to(self.device)
             for leaf, space in self.options.observation_space.items()})
 
     def build(self, seed: int) -> None:
-        """Build the networks and normalizers, load the checkpoint if there is one, and move all of them to the device.
+        """Build the networks and normalizers, load the checkpoint if one is given, and move the actor to its device.
 
         `__init__` calls this method once, at its end.
 
@@ -136,14 +136,14 @@ class Actor(Part, nn.Module, ABC):
 
         Raises:
             CheckpointError: The checkpoint cannot be read or contains another network.
-            ConfigError: An option was set that the `build_networks` of a subclass does not read.
-            ContractError: The networks of a subclass do not fit the actor.
+            ConfigError: An option is set that a subclass's `build_networks` does not read.
+            ContractError: A network of a subclass returns a value of a wrong type or shape.
         """
         generator = torch_generator(seed)  # on the CPU, so that the initial weights are the same on every device
         with global_draws(torch_generator(derive_seed(seed, Stream.INIT))), reading(self, self.network_options):
             self.build_networks(generator)
         normalised = _normalised_leaves(self.options)
-        # By position, because the name of a leaf may contain a dot, which the name of a module may not.
+        # Normalizers are stored by position, because the name of a leaf may contain a dot and that of a module may not.
         self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
         self._wide = [leaf for leaf, space in self.options.observation_space.items()
                       if space.dtype == np.float64 and leaf not in normalised]
@@ -157,28 +157,28 @@ class Actor(Part, nn.Module, ABC):
             self.eval()  # so that dropout draws nothing and batch norm updates no running mean
             with torch.no_grad():
                 self.check_networks()
-            for module, mode in modes:  # build_networks() may have set modules to eval(), such as pretrained ones
+            for module, mode in modes:  # build_networks() may have set pretrained modules to eval()
                 module.training = mode
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """Return group of parameters -> network, for the networks that act; by default a single group, `all`."""
+        """Return the networks that act, by parameter group; by default, the group `all` with the whole actor."""
         return {"all": self}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return network -> zeros (E, H), for each network with memory."""
+        """Return zeros (E, H) for each network with memory, by the network's name."""
         return {}
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return name -> live tensor of all untrained state: buffers of normalizers and of custom extractors."""
+        """Return the live tensors of all untrained state, by name: buffers of normalizers and of custom extractors."""
         return {name: value for name, value in self.state_dict(keep_vars=True).items()
                 if not isinstance(value, nn.Parameter)}
 
     def moments_of(self, rollout: RolloutData, discounted_returns: Tensor | None = None) -> dict[str, Moments]:
-        """Return the moments of a rollout's valid steps, for `merge_moments` of the actor that has the statistics.
+        """Return the moments of a rollout's valid steps, for `merge_moments` of the actor that keeps the statistics.
 
         Args:
             rollout: Each observation o_t with a valid transition is counted once.
-            discounted_returns: (T, E) G of the reward normalizer: G = gamma * G + r, and 0 after the end of an episode.
+            discounted_returns: (T, E) G for the reward normalizer: G = gamma * G + r, reset to 0 after an episode ends.
 
         Returns:
             Normalizer -> (count, mean, M2) on the CPU; empty if nothing is normalized.
@@ -196,20 +196,23 @@ class Actor(Part, nn.Module, ABC):
         return found
 
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
-        """Add the moments of one rollout, from `moments_of`; add each rollout once, in a fixed order of workers."""
+        """Merge the moments of one rollout, from `moments_of`, into the running moments.
+
+        Merge each rollout once, in a fixed order of workers.
+        """
         for leaf, index in self._normalised.items():
             self.obs_moments[index].merge(found[f"obs/{leaf}"])  # type: ignore[operator]
         if self.reward_moments is not None:
             self.reward_moments.merge(found[_REWARD])
 
     def reward_scale(self) -> float:
-        """Return the factor for rewards, which are then clipped to +-10; 1.0 if rewards are not normalized."""
+        """Return the factor that scales rewards before they are clipped to +-10; 1.0 if rewards are not normalized."""
         return 1.0 if self.reward_moments is None else float(self.reward_moments.scale)
 
     def normalise(self, obs: Obs) -> Obs:
-        """Return observations as inputs of the networks: normalized if the options say so, and never float64.
+        """Return observations as inputs of the networks: normalized if `normalize_obs` is set, and never float64.
 
-        If there is nothing to change, the same dictionary is returned.
+        If nothing changes, the returned dictionary is `obs` itself.
         """
         if not self._normalised and not self._wide:
             return obs
@@ -237,8 +240,8 @@ def _normalised_leaves(options: Any) -> dict[str, gym.Space[object]]:  # fields 
 def load_checkpoint(actor: Loadable, path: str) -> None:
     """Copy the acting state of a saved model into the actor.
 
-    The state contains one vector for each acting network, with its parameters in their order; the other entries of the
-    state are buffers by name.
+    For each acting network, the state contains one vector of the network's parameters, in order; all other entries are
+    buffers by name.
 
     Raises:
         CheckpointError: The file cannot be read, or does not contain the state of such an actor.

@@ -1,9 +1,9 @@
 """Action distributions as functions of one tensor, so that acting and learning create no objects.
 
-The actor chooses its distribution by the action space when it is built. The distribution determines the number of
-outputs of the policy head. `params` (..., P) are its parameters: logits, or means and log standard deviations. Masks
-are (..., n) bool, true where an action is allowed. A forbidden logit is replaced by the lowest finite float instead of
-minus infinity: its probability is exactly 0, and 0 * log 0 is 0 instead of NaN.
+The action space determines the distribution of an actor, and the distribution the number of outputs of the policy
+head. `params` (..., P) are the parameters of a distribution: logits, or means and log standard deviations. Masks are
+(..., n) bool, true where an action is allowed. The logit of a forbidden action is replaced by the lowest finite float
+instead of minus infinity: the probability is exactly 0, and 0 * log 0 is 0 instead of NaN.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Distribution(nn.Module):
         return outputs.float()
 
     def check_mask(self, mask: Tensor) -> None:
-        """Raise `NonFiniteDataError` unless every row of a mask (..., n) allows some action."""
+        """Raise `NonFiniteDataError` unless every row of a mask (..., n) allows at least one action."""
         check_mask(mask)
 
     def sample(self, params: Tensor, mask: Tensor | None, generator: torch.Generator | None) -> Tensor:
@@ -86,7 +86,7 @@ def check_mask(mask: Tensor) -> None:
     """Refuse a mask (..., n) with a row that allows no action.
 
     Raises:
-        NonFiniteDataError: A row allows no action, so its probabilities are not defined.
+        NonFiniteDataError: A row allows no action, so the row's probabilities are not defined.
     """
     if not bool(mask.any(-1).all()):
         rows = (~mask.any(-1)).nonzero().flatten().tolist()
@@ -108,7 +108,10 @@ def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Categorical(Distribution):
-    """One of n actions, counted from 0 (environments add the `start` of their space). Params: logits (..., n)."""
+    """A choice of one of n actions, counted from 0 (environments add the `start` of their space).
+
+    Params: logits (..., n).
+    """
 
     def __init__(self, n: int) -> None:
         super().__init__()
@@ -146,7 +149,7 @@ class MultiCategorical(Distribution):
     """
 
     index: Tensor
-    """(D * max n,) int64, the position in the params of each entry of the padded form."""
+    """(D * max n,) int64, for each entry of the padded form its position in the params."""
     present: Tensor
     """(D, max n) bool, false for padding."""
 
@@ -168,7 +171,7 @@ class MultiCategorical(Distribution):
 
     def _split(self, params: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         shape = (*params.shape[:-1], *self.present.shape)
-        # The params may be on another device, because rollouts are completed on the CPU.
+        # The params may be on a device other than the module's, because rollouts are completed on the CPU.
         index, present = self.index.to(params.device), self.present.to(params.device)
         logits = params.index_select(-1, index).view(shape)
         if mask is None:
@@ -283,7 +286,7 @@ class Gaussian(Distribution):
         return (other_log_std - log_std + 0.5 * squares - 0.5).sum(-1)
 
     def clip(self, action: Tensor) -> Tensor:
-        """Return the nearest action within the bounds, as a new tensor."""
+        """Return the action clipped to the bounds, as a new tensor."""
         return torch.clamp(action, self.low, self.high)
 
 

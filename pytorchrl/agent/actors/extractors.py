@@ -22,7 +22,7 @@ from pytorchrl.errors import SpaceError
 HIDDEN_GAIN = math.sqrt(2.0)
 """Gain of orthogonal initialization for hidden layers."""
 
-# The in-place ones are those for which autograd needs only the result; they save one allocation for each layer.
+# Where autograd needs only the result, the function works in place, which saves one allocation per layer.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh_, "relu": torch.relu_, "elu": F.elu, "gelu": F.gelu, "silu": F.silu,
 }
@@ -47,7 +47,7 @@ def linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN, generator: torc
 
 
 def is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether a module computes exactly a linear layer with a bias."""
+    """Return whether a module's forward pass is exactly that of a linear layer with a bias."""
     return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and module.bias is not None
 
 
@@ -150,8 +150,8 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.out_features = size
         self._activation = ACTIVATIONS[activation]
-        # A second list of the same parameters: for small networks, looking them up in modules takes as long as using
-        # them.
+        # A second list of the same parameters: in small networks, looking parameters up in modules takes as long as
+        # computing with them.
         self._weights = [(layer.weight, layer.bias) for layer in layers]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class MLP(nn.Module):
 def image_input(x: Tensor) -> tuple[Tensor, float]:
     """Return images as float32 in channels-last memory, and the factor for the weight of the first layer.
 
-    To divide the weight by 255 instead of every pixel gives the same features and saves a pass over the images.
+    Dividing the weight by 255 instead of every pixel gives the same features and saves a pass over the images.
     Convolutions on channels-last memory are about twice as fast on CPUs.
     """
     scale = 1 / 255 if x.dtype == torch.uint8 else 1.0
@@ -175,7 +175,11 @@ def image_input(x: Tensor) -> tuple[Tensor, float]:
 
 
 class CNN(nn.Module):
-    """The network of Mnih et al. 2015 (DQN, Methods) for images (C, H, W): 32@8/4, 64@4/2, 64@3/1, linear."""
+    """The network of Mnih et al. 2015 (DQN, Methods) for images (C, H, W).
+
+    Three convolutions (32 filters of 8 x 8 with stride 4, 64 of 4 x 4 with stride 2, 64 of 3 x 3 with stride 1) precede
+    one linear layer.
+    """
 
     MIN_SIZE = 36
     """Minimum height and width in pixels."""
@@ -210,10 +214,10 @@ class DictNet(nn.Module):
         hidden_sizes: tuple[int, ...] = (256, 256),
         generator: torch.Generator | None = None,
     ) -> None:
-        """Join `extractors`, leaf -> module with `out_features`."""
+        """Join `extractors`, which map each leaf to a module with `out_features`."""
         super().__init__()
         self._leaves = list(extractors)
-        # No ModuleDict, because the name of a leaf may contain a dot, which the name of a module may not.
+        # No ModuleDict, because the name of a leaf may contain a dot and that of a module may not.
         self.extractors = nn.ModuleList(extractors.values())
         self.joint = MLP(sum(_sizes(extractors.values())), hidden_sizes, "relu", generator)
         self.out_features = self.joint.out_features

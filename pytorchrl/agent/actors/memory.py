@@ -14,7 +14,7 @@ from pytorchrl.agent.actors.extractors import linear
 
 
 class Memory(nn.Module):
-    """The base class of the recurrent cells."""
+    """The base class of recurrent cells."""
 
     num_gates: int
     """Number of blocks of `size` rows in the weights."""
@@ -50,7 +50,7 @@ class Memory(nn.Module):
             done: (B,) or (L, B) bool, whether a row is the first of its episode.
 
         Returns:
-            Outputs (B, size) or (L, B, size), and the state after the last row, (B, H).
+            Outputs (B, size) or (L, B, size), and the state (B, H) after the last row.
         """
         # One product for all steps, because only the recurrent half depends on the previous step.
         projected = F.linear(x, self.inputs.weight, self.inputs.bias)

@@ -1,4 +1,4 @@
-"""Running moments by which an actor normalizes observations and rewards."""
+"""Running moments with which an actor normalizes observations and rewards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytorchrl.agent.moments import Moments, merge_moments
 _CLIP = 10.0
 _EPSILON = 1e-8
 _WIDE = (torch.float64, torch.int64, torch.int32, torch.uint32, torch.uint64)
-"""Dtypes of which float32 cannot represent all numbers exactly."""
+"""Dtypes with numbers that float32 cannot represent exactly."""
 
 
 def moments(samples: Tensor) -> Moments:
@@ -24,7 +24,7 @@ def moments(samples: Tensor) -> Moments:
 
 
 def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> np.ndarray:
-    """Return G_t = gamma * G_{t-1} + r_t, whose moments scale the rewards; after the end of an episode, G is 0.
+    """Return G_t = gamma * G_{t-1} + r_t, whose moments scale the rewards; G is reset to 0 after an episode ends.
 
     Args:
         rollout: T transitions of E environments.
@@ -45,7 +45,7 @@ def discounted_sums(rollout: RolloutData, gamma: float, running: np.ndarray) -> 
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of all merged samples, in buffers, which are part of the actor's state.
+    """Mean and variance of all merged samples, in buffers of the actor's state.
 
     Only `merge` changes the moments; acting and learning do not. Before the first merge, `normalise` only clips.
     """
@@ -57,7 +57,7 @@ class RunningMoments(nn.Module):
     m2: Tensor
     """(...) float64, sum of squared deviations from the mean."""
     shift: Tensor
-    """(...) float32, the mean; stored too, because converting it in each step would slow acting down."""
+    """(...) float32, a copy of the mean, because converting the mean in each step would slow acting down."""
     scale: Tensor
     """(...) float32, 1 / standard deviation."""
 
@@ -70,7 +70,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("scale", torch.ones(shape))
 
     def merge(self, other: Moments) -> None:
-        """Add samples, given by their moments, in place."""
+        """Merge the moments of new samples in place."""
         own = (self.count, self.mean, self.m2)
         count, mean, m2 = merge_moments(own, tuple(x.to(self.mean.device) for x in other))
         if count == 0:

@@ -55,7 +55,7 @@ class OffPolicyActor(ReplayActor):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayActor.Options):
-        """Settings of the actor."""
+        """Options of `OffPolicyActor`."""
 
         policy: str = option(
             "stochastic", help="stochastic (squashed Gaussian, or categorical) for SAC, deterministic for DDPG and "
@@ -70,7 +70,7 @@ class OffPolicyActor(ReplayActor):
         recurrent_size: ClassVar[None] = None
 
         def __post_init__(self) -> None:
-            """Refuse a policy that the action space does not support, and options without effect."""
+            """Refuse a policy that the action space does not support, and options that would have no effect."""
             super().__post_init__()
             space = self.action_space
             is_box = isinstance(space, gym.spaces.Box)
@@ -85,14 +85,14 @@ class OffPolicyActor(ReplayActor):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """See `Actor`. A Box must have finite bounds, because actions are scaled from [-1, 1] to them."""
+        """See `Actor`. A Box must have finite bounds, to which `to_env` scales actions from [-1, 1]."""
         problem = super().action_space_problem(space)
         if problem is None and isinstance(space, gym.spaces.Box) and not np.isfinite([space.low, space.high]).all():
             return "a Box with finite bounds"
         return problem
 
     def __init__(self, options: OffPolicyActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
-        """Build the networks from `seed`, then load the checkpoint if there is one.
+        """Build the networks from `seed`, then load the checkpoint if one is given.
 
         Raises:
             CheckpointError: The checkpoint cannot be read or contains another network.
@@ -156,11 +156,11 @@ class OffPolicyActor(ReplayActor):
         return torch.empty((num_envs, *self.low.shape), device=self.device).uniform_(-1.0, 1.0, generator=generator)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """Return actions (E, ...) for environments; for a Box, scaled from [-1, 1] to its bounds."""
+        """Return actions (E, ...) for environments; actions of a Box are scaled from [-1, 1] to the bounds."""
         if self.is_discrete:
             return action
         scaled = self.low + 0.5 * (action + 1) * (self.high - self.low)
-        return torch.clamp(scaled, self.low, self.high)  # rounding may have exceeded the bounds
+        return torch.clamp(scaled, self.low, self.high)  # rounding may exceed the bounds
 
     def act(
         self, obs: Obs, deterministic: bool = False, mask: Tensor | None = None,
@@ -195,7 +195,7 @@ class OffPolicyActor(ReplayActor):
         return torch.tanh(u).view(-1, *self.low.shape)
 
     def sample_log_prob(self, obs: Obs, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Draw reparameterized actions (B, D) in [-1, 1] of the squashed Gaussian; return them and log-densities (B,).
+        """Draw reparameterized actions (B, D) in [-1, 1] of the squashed Gaussian; return them with log-densities (B,).
 
         Args:
             obs: Leaf -> (B, ...), normalized.
@@ -214,7 +214,7 @@ class OffPolicyActor(ReplayActor):
         return F.log_softmax(logits if mask is None else logits.masked_fill(~mask, _LOWEST), -1)
 
     def get_q_scores(self, obs: Obs, action: Tensor | None = None) -> Tensor:
-        """Return the values by each critic: (num_critics, B) for given actions, or (num_critics, B, n) for all actions.
+        """Return each critic's values: (num_critics, B) for given actions, or (num_critics, B, n) for all actions.
 
         Args:
             obs: Leaf -> (B, ...).
@@ -235,7 +235,7 @@ class OffPolicyActor(ReplayActor):
 
 
 class PolicyNet(nn.Module):
-    """Policy network: feature extractor and one linear head."""
+    """Policy network: a feature extractor and one linear head."""
 
     def __init__(self, options: ReplayNetworkOptions, num_outputs: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -249,5 +249,5 @@ class PolicyNet(nn.Module):
 
 
 def critic_scores(critics: nn.Module, obs: Obs, *action: Tensor) -> Tensor:
-    """Return the values by each of `critics`: (num_critics, B), or (num_critics, B, n) for Discrete spaces."""
+    """Return the values of all `critics`: (num_critics, B), or (num_critics, B, n) for Discrete spaces."""
     return torch.stack([critic(obs, *action) for critic in critics])  # type: ignore[attr-defined] # a ModuleList

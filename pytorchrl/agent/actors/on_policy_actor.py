@@ -29,14 +29,14 @@ class OnPolicyActor(Actor):
 
     Observations are dictionaries leaf -> (B, ...), or (L, B, ...) for sequences; `done` is true where a row is the
     first of its episode; `rhs` maps networks with memory to states (B, H). Without memory, `rhs` is empty and `done`
-    may be None. Inputs are never changed. Call `act` within `torch.inference_mode()`; the actor does not enter it,
-    because that would take longer than a small network.
+    may be None. Inputs are never changed. Call `act` within `torch.inference_mode()`; the actor does not enter that
+    mode itself, because entering takes longer than running a small network.
 
     A subclass with networks of its own defines `build_networks`, `policy_features` and, unless the value head is
     applied to the policy's features, `value_features`.
 
     Attributes:
-        distribution: Distribution of actions that the outputs of the policy head parameterize.
+        distribution: Distribution of actions, parameterized by the outputs of the policy head.
         is_shared: Whether the value head is applied to the policy's features instead of those of `value_features`.
     """
 
@@ -50,7 +50,8 @@ class OnPolicyActor(Actor):
 
         observation_space: Any = option(
             help="Leaf -> space, as environment factories return it, or a gymnasium space.")
-        action_space: Any = option(help="Discrete, MultiDiscrete, MultiBinary, or a Box of floats.")
+        action_space: Any = option(
+            help="Discrete, MultiDiscrete, MultiBinary, or a Box of floats.")
         feature_extractor: str | Callable[..., Any] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option(
             (64, 64), help="Units of each fully connected layer over vectors.", low=1)
@@ -58,11 +59,11 @@ class OnPolicyActor(Actor):
         recurrent_net: str | None = option(None, help="Memory after the extractor.", choices=(None, *MEMORIES))
         recurrent_size: int | None = option(None, help=RECURRENT_SIZE_HELP, low=1)
         shared_policy_value_network: bool | None = option(
-            None, help="Whether policy and value share extractor and memory; None means only for images.")
+            None, help="Whether policy and value share extractor and memory; None means yes for images, else no.")
         policy_gain: float = option(
-            0.01, low=0.0, exclusive=True, help="Gain of the initial weights of the policy head: a small gain gives an "
-                                                "almost "
-            "uniform initial policy (or a Gaussian of mean 0), 1.0 learns faster if there are few updates.")
+            0.01, low=0.0, exclusive=True,
+            help="Gain of the initial weights of the policy head. A small gain makes the initial policy almost uniform "
+                 "(or a Gaussian with a mean near 0); a gain of 1.0 learns faster if there are few updates.")
         log_std_init: float = option(0.0, help="Initial log standard deviation of a Gaussian policy.")
         normalize_obs: bool = option(False, help=NORMALIZE_OBS_HELP)
         normalize_reward: bool = option(
@@ -80,7 +81,7 @@ class OnPolicyActor(Actor):
             check_extractor(self.feature_extractor, self.observation_space)
 
     def __init__(self, options: OnPolicyActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
-        """Build the networks from `seed`, then load the checkpoint if there is one.
+        """Build the networks from `seed`, then load the checkpoint if one is given.
 
         Raises:
             CheckpointError: The checkpoint cannot be read or contains another network.
@@ -90,8 +91,8 @@ class OnPolicyActor(Actor):
         if isinstance(self.distribution, Gaussian):
             nn.init.constant_(self.distribution.log_std, options.log_std_init)
         self.build(seed)
-        # Plain tuples of the same modules: looking up a submodule or parameter of a module is slow, and the look-ups
-        # add up to a third of the time to act with small networks.
+        # Plain tuples of the same modules, because looking up a submodule or a parameter is slow: with small networks,
+        # the look-ups take up to a third of the time of `act`.
         self._trunks: tuple[Any, Any] = (  # a subclass may give its networks any interface
             getattr(self, "policy", None), getattr(self, "value", None))
         self._heads = (self.policy_head, self.value_head, self.distribution)
@@ -101,12 +102,12 @@ class OnPolicyActor(Actor):
     # ---- networks
 
     def build_networks(self, generator: torch.Generator) -> None:
-        """Build extractors, memories and heads as the options say; a subclass may build other networks.
+        """Build extractors, memories and heads from the options; a subclass may build other networks.
 
-        The method sets `policy_head`, a module from features (B, F) to (B, `distribution.num_outputs`), and
-        `value_head`, a module from features to (B, 1); and the modules that `policy_features` and `value_features` use.
-        If the value head is applied to the policy's features, the method sets `is_shared` to True. If the networks have
-        memory, it sets `is_recurrent` to True, and the subclass defines `initial_states`.
+        The method sets `policy_head`, a module from features (B, F) to (B, `distribution.num_outputs`); `value_head`, a
+        module from features to (B, 1); and the modules that `policy_features` and `value_features` use. If the value
+        head is applied to the policy's features, the method sets `is_shared` to True. If the networks have memory, the
+        method sets `is_recurrent` to True, and the subclass defines `initial_states`.
         """
         options, shared = self.options, self.options.shared_policy_value_network
         self.is_recurrent = options.recurrent_net is not None
@@ -123,16 +124,19 @@ class OnPolicyActor(Actor):
         Args:
             obs: Leaf -> (B, ...), or (L, B, ...) for sequences of an actor with memory; normalized.
             rhs: Network -> (B, H), the memory before the first row; empty without memory.
-            done: (B,) or (L, B) bool, whether a row is the first of its episode, before which the memory is reset.
+            done: (B,) or (L, B) bool, whether a row is the first of its episode; the memory is reset before this row.
 
         Returns:
-            Features (B, F) or (L, B, F), and the memory after the last row; an empty dictionary without memory.
+            Features (B, F) or (L, B, F), and the memory after the last row, {} without memory.
         """
         features, state = self._trunks[0].forward(obs, rhs.get("policy"), done)
         return features, {} if state is None else {"policy": state}
 
     def value_features(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Tensor, Obs]:
-        """Return the input of the value head, unless `is_shared`; see `policy_features` for arguments and result."""
+        """Return the input of the value head; see `policy_features` for arguments and result.
+
+        The method is not called if `is_shared` is True.
+        """
         features, state = self._trunks[1].forward(obs, rhs.get("value"), done)
         return features, {} if state is None else {"value": state}
 
@@ -159,7 +163,7 @@ class OnPolicyActor(Actor):
     # ---- acting
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return network -> zeros (E, H), and {} without memory; the state of an LSTM is its output, then its cell."""
+        """Return network -> zeros (E, H), or {} without memory; the state of an LSTM is its output, then its cell."""
         if not self.is_recurrent:
             return {}
         trunks = {"policy": self.policy} | ({} if self.value is None else {"value": self.value})
@@ -178,7 +182,7 @@ class OnPolicyActor(Actor):
         generator: torch.Generator | None = None,
         with_value: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
-        """Choose actions; compute nothing that can be computed later for all steps of a rollout at once.
+        """Choose actions; leave all other values that a whole rollout can compute at once to later calls.
 
         Args:
             obs: Leaf -> (E, ...).
@@ -191,8 +195,8 @@ class OnPolicyActor(Actor):
 
         Returns:
             Actions (E, ...) as drawn; actions for the environment; `dist_params` (E, P), from which
-            `log_prob_from_params` computes log-probabilities later; values (E,), or None without `with_value` or if
-            they come from a separate network without memory; and the memory after these observations.
+            `log_prob_from_params` computes log-probabilities later; values (E,), or None without `with_value` or if a
+            separate network without memory computes values; and the memory after these observations.
 
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
@@ -213,7 +217,7 @@ class OnPolicyActor(Actor):
         return action, distribution.clip(action), params, value, rhs_next
 
     def log_prob_from_params(self, dist_params: Tensor, action: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return log-probabilities (...,) of actions `(..., *shape)` under parameters (..., P) that `act` returned."""
+        """Return log-probabilities (...,) of actions `(..., *shape)` under the parameters (..., P) from `act`."""
         return self.distribution.log_prob(dist_params, action, mask)
 
     def get_action(
@@ -276,7 +280,7 @@ class OnPolicyActor(Actor):
         return logp, entropy, params, {**rhs, **rhs_next}
 
     def get_value(self, obs: Obs, rhs: Obs, done: Tensor | None) -> tuple[Obs, Obs]:
-        """Return {"value": (B,) or (L, B)}, and `rhs` with the next state of the network that computes the value."""
+        """Return {"value": (B,) or (L, B)}, and `rhs` with the next state of the network that computes values."""
         features_of = self.policy_features if self.is_shared else self.value_features
         latent, states = features_of(self.normalise(obs), rhs, done)
         return {"value": self._value_of(latent)}, {**rhs, **states} if states else rhs

@@ -23,10 +23,11 @@ _LOWEST = torch.finfo(torch.float32).min
 
 
 class QActor(ReplayActor):
-    """A Q network, whose action with the highest value is chosen.
+    """An actor that chooses the action with the highest value of a Q network.
 
-    With memory (`recurrent_net`), values depend on earlier observations too; `unroll`, which takes the state of the
-    memory, serves both acting and learning. Without memory, `act` and `get_q_scores` serve them.
+    With memory (`recurrent_net`), values also depend on earlier observations; `unroll`, which takes the state of the
+    memory, is used for both acting and learning. Without memory, `act` is used for acting and `get_q_scores` for
+    learning.
 
     Attributes:
         q: The network, from normalized observations to values (B, n).
@@ -43,16 +44,16 @@ class QActor(ReplayActor):
 
         dueling: bool = option(False, help="Use separate heads for the value and for the advantages of actions.")
         noisy: bool = option(
-            False, help="Add noise of learned size to the parameters of the heads, which explores without epsilon.")
+            False, help="Add noise of learned scale to the parameters of the heads, to explore without epsilon.")
         recurrent_net: str | None = option(
             None, help="Memory after the extractor, for R2D2.", choices=(None, *MEMORIES))
         recurrent_size: int | None = option(None, help=RECURRENT_SIZE_HELP, low=1)
         prev_action_reward: bool = option(
-            False, help="Give the memory the previous action and reward as inputs too; they are 0 at the start of an "
+            False, help="Add the previous action and reward to the inputs of the memory; both are 0 at the start of an "
                         "episode.")
 
         def __post_init__(self) -> None:
-            """Refuse options of the memory if there is none."""
+            """Refuse options of the memory for an actor without memory."""
             super().__post_init__()
             if self.recurrent_size is not None and self.recurrent_net is None:
                 raise ConfigError(f"recurrent_size={self.recurrent_size} needs recurrent_net='gru' or 'lstm', got None")
@@ -60,7 +61,7 @@ class QActor(ReplayActor):
                 raise ConfigError("prev_action_reward=True needs recurrent_net='gru' or 'lstm', got None")
 
     def __init__(self, options: QActor.Options, device: str | torch.device = "cpu", seed: int = 0) -> None:
-        """Build the network from `seed`, then load the checkpoint if there is one.
+        """Build the network from `seed`, then load the checkpoint if one is given.
 
         Raises:
             CheckpointError: The checkpoint cannot be read or contains another network.
@@ -101,7 +102,7 @@ class QActor(ReplayActor):
         return {"q": self.q}
 
     def initial_states(self, num_envs: int) -> Obs:
-        """Return {"q": zeros (E, H)}, and {} without memory; the state of an LSTM is its output, then its cell.
+        """Return {"q": zeros (E, H)}, or {} without memory; the state of an LSTM is its output, then its cell.
 
         With `prev_action_reward`, the result also has `PREVIOUS`, zeros (E, n + 1).
         """
@@ -136,9 +137,9 @@ class QActor(ReplayActor):
         return scores, {} if state is None else {"q": state}
 
     def with_action(self, rhs: Obs, action: Tensor) -> Obs:
-        """Add the chosen actions (B,) to the memory that `unroll` returned, if they are an input of the memory.
+        """Add the chosen actions (B,) to the states that `unroll` returned if actions are an input of the memory.
 
-        `show_reward` adds the rewards of these actions later.
+        `show_reward` later adds the rewards of these actions.
         """
         if not self.options.prev_action_reward:
             return rhs

@@ -1,4 +1,4 @@
-"""The base of the actors of replay algorithms: options, PyTorch's default initialization, and Q networks."""
+"""The base class of actors of replay algorithms: options, PyTorch's default initialization, and Q networks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _NOISE_SCALE = 0.5
 
 
 class ReplayNetworkOptions(NetworkOptions, Protocol):
-    """The options from which `replay_trunk` builds; they are fields of a dataclass."""
+    """The options from which `replay_trunk` builds a trunk; an instance is a dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # as typeshed declares it
 
 
 class ReplayActor(Actor):
-    """The base of the actors of replay algorithms, whose networks share no layers.
+    """The base class of actors of replay algorithms, whose networks share no layers.
 
     Observations are dictionaries leaf -> (B, ...). Inputs are never changed.
     """
@@ -62,11 +62,11 @@ class ReplayActor(Actor):
 
     @abstractmethod
     def networks(self) -> dict[str, nn.Module]:
-        """Return all trained networks: name of the parameter group -> network."""
+        """Return all trained networks, by parameter group."""
 
     @abstractmethod
     def random_actions(self, num_envs: int, mask: Tensor | None, generator: torch.Generator) -> Tensor:
-        """Return uniformly random actions (E, ...), as they are stored, among those that the mask (E, n) allows."""
+        """Return uniformly random actions (E, ...) among the actions that the mask (E, n) allows, in stored form."""
 
     def to_env(self, action: Tensor) -> Tensor:
         """Return actions (E, ...) for environments."""
@@ -94,7 +94,9 @@ def replay_trunk(
 
 
 def default_init(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw weights of all linear and convolutional layers as PyTorch does, uniformly within 1 / sqrt(inputs of a unit).
+    """Draw the parameters of linear and convolutional layers as PyTorch does, uniformly within +-1 / sqrt(inputs).
+
+    `inputs` is the number of inputs of one unit.
 
     Fixup networks keep their weights, because they depend on a special initialization.
     """
@@ -139,7 +141,7 @@ class NoisyLinear(nn.Module):
 
 
 class DiscreteQNet(nn.Module):
-    """Network for the values of all actions of a Discrete space: a trunk, and one linear head or two (dueling)."""
+    """Network for the values of all actions of a Discrete space: a trunk, and one linear head or, if dueling, two."""
 
     def __init__(self, options: ReplayNetworkOptions, num_actions: int, generator: torch.Generator, *,
                  dueling: bool = False, noisy: bool = False, num_previous: int = 0) -> None:
@@ -172,7 +174,7 @@ class DiscreteQNet(nn.Module):
             done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
             mask: (B, n) or (L, B, n) bool, actions over which a dueling network takes the mean of the advantages.
             generator: Generator of the noise of noisy layers; None means no noise.
-            previous: (B, n + 1) or (L, B, n + 1), see `PREVIOUS`; None if it is not an input of the memory.
+            previous: (B, n + 1) or (L, B, n + 1), see `PREVIOUS`; None if the memory does not have this input.
 
         Returns:
             Values (B, n) or (L, B, n), and the memory after the last row, (B, H); None without memory.
@@ -194,7 +196,7 @@ class ContinuousQNet(nn.Module):
 
     def __init__(self, options: ReplayNetworkOptions, action_size: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # no layers: vectors are passed on unchanged
+        self.trunk = replay_trunk(options, generator, hidden_sizes=())  # passes vectors on unchanged
         self.layers = MLP(self.trunk.out_features + action_size, options.hidden_sizes, options.activation, generator)
         default_init(self.layers, generator)
         self.head = replay_linear(self.layers.out_features, 1, generator)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pytorchrl.agent.actors.extractors import conv, image_input, image_shape, linear
 
 CHANNELS = (16, 32, 32)
-"""Number of channels of each of the three stages."""
+"""Number of channels in each of the three stages."""
 _NUM_BLOCKS = 2 * len(CHANNELS)
 
 
@@ -33,8 +33,9 @@ class ResidualBlock(nn.Module):
 class FixupBlock(nn.Module):
     """Residual block that is initially the identity: Zhang et al. 2019 (Fixup initialization), section 3.
 
-    The initial weight of the last convolution is 0, that of the first one is scaled by L^(-1/2) for L blocks. A scalar
-    bias precedes each convolution and activation, and a scalar multiplier follows the last convolution.
+    The last convolution has an initial weight of 0, and the initial weight of the first convolution is scaled by
+    L^(-1/2) for L blocks. A scalar bias precedes each convolution and activation, and a scalar multiplier follows the
+    last convolution.
     """
 
     def __init__(self, channels: int, generator: torch.Generator | None = None) -> None:

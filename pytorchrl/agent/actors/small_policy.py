@@ -1,4 +1,4 @@
-"""A small policy in NumPy, which acts in a third of the time that torch takes. E = environments."""
+"""A small policy in NumPy, which acts in a third of the time of torch. E = environments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _ACTIVATIONS: dict[str, Callable[..., np.ndarray]] = {
     "tanh": np.tanh, "relu": lambda x, out: np.maximum(x, 0.0, out=out),
 }
 _MAX_PRODUCTS = 2**18
-"""Limit of a layer's multiplications over all rows. Above it OpenBLAS starts threads, and calls no longer dominate."""
+"""Largest number of multiplications of a layer over all rows.
+
+Above this limit, OpenBLAS starts threads, and the cost of calls no longer dominates.
+"""
 
 _NOISE_STEPS = 64
 """Number of steps for which noise is drawn at once."""
@@ -28,13 +31,12 @@ _NOISE_STEPS = 64
 class SmallPolicy:
     """An actor's fully connected policy in NumPy, with the actor's own parameters, for a few rows at a time.
 
-    A small network spends its time on calls, not on arithmetic, and a call of NumPy takes a third of the time of a call
-    of torch. The arrays share memory with the parameters, so changes in place, as algorithms make them, take effect at
-    once.
+    A small network spends its time on calls, not on arithmetic, and a NumPy call takes a third of the time of a torch
+    call. The arrays share memory with the parameters, so the in-place updates of algorithms take effect immediately.
     """
 
     def __init__(self, actor: OnPolicyActor) -> None:
-        """Prepare to act for an actor that it `suits`."""
+        """Prepare to act for an actor for which `suits` returns True."""
         layers = [*actor.policy.extractor.layers, actor.policy_head]  # type: ignore[misc] # an MLP has layers
         arrays = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in layers]
         self._hidden, (self._weight, self._bias) = arrays[:-1], arrays[-1]
@@ -51,7 +53,7 @@ class SmallPolicy:
 
     @staticmethod
     def suits(actor: OnPolicyActor) -> bool:
-        """Return whether this class can act for an actor, whose policy must be fully connected and without memory."""
+        """Return whether this class can act for an actor; the policy must be fully connected and without memory."""
         policy = getattr(actor, "policy", None)
         if overrides(actor, OnPolicyActor, "act", "policy_features") or not isinstance(policy, Trunk):
             return False
@@ -63,7 +65,7 @@ class SmallPolicy:
 
     @property
     def noise(self) -> Tensor:
-        """Noise that was drawn and not yet used, (k, E, n) float32; together with the generator, the state of draws."""
+        """Noise that is drawn but not used yet, (k, E, n) float32; it is saved together with the generator's state."""
         return torch.from_numpy(self._noise[self._next_noise:].copy())
 
     @noise.setter
@@ -71,7 +73,7 @@ class SmallPolicy:
         self._noise, self._next_noise = noise.numpy(), 0
 
     def act(self, obs: Arrays, deterministic: bool, generator: torch.Generator) -> ActingStep | None:
-        """Choose the actions of E environments as the actor does; return None if torch is faster for so many."""
+        """Choose the actions of E environments as the actor does; return None if torch is faster for that many."""
         values = obs[OBS_LEAF]
         if len(values) > self._max_rows:
             return None

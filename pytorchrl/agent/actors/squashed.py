@@ -27,8 +27,8 @@ def bound_log_std(outputs: Tensor, bound: str) -> Tensor:
 def squashed_log_prob(u: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """Return the log-density (...,) of tanh(u) in (-1, 1), from u, mean and log_std (..., D).
 
-    The log-density is log N(u) - log(1 - tanh(u)^2). The second term is computed as 2 (log 2 - u - softplus(-2u)),
-    which is also exact for large |u|.
+    The log-density is log N(u) - log(1 - tanh(u)^2), summed over D. The logarithm of 1 - tanh(u)^2 is computed as
+    2 (log 2 - u - softplus(-2u)), which is also exact for large |u|.
     """
     normal = -0.5 * ((u - mean) * (-log_std).exp()).square() - log_std - _HALF_LOG_TWO_PI
     return (normal - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(-1)
@@ -40,6 +40,6 @@ def squashed_draw(mean: Tensor, log_std: Tensor, generator: torch.Generator | No
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Draw actions (..., D); return them and their log-densities (...,), with gradients to mean and log_std."""
+    """Draw actions (..., D); return them with their log-densities (...,), with gradients to mean and log_std."""
     u = squashed_draw(mean, log_std, generator)
     return torch.tanh(u), squashed_log_prob(u, mean, log_std)

@@ -68,12 +68,12 @@ class Trunk(nn.Module):
     """Feature extractor and memory, which compute the input of a head."""
 
     def __init__(self, options: NetworkOptions, generator: torch.Generator, num_previous: int = 0) -> None:
-        """Build extractor and memory.
+        """Build the extractor and, if the options name one, the memory.
 
         Args:
             options: Options of the actor.
             generator: CPU generator for the initial weights.
-            num_previous: P, the number of further inputs of the memory; see `previous` of `forward`.
+            num_previous: P, the number of additional inputs of the memory; see `previous` of `forward`.
         """
         super().__init__()
         self.extractor = _build_extractor(options, generator)
@@ -98,8 +98,8 @@ class Trunk(nn.Module):
             obs: Leaf -> (B, ...) or (L, B, ...), normalized.
             state: (B, H), the memory before the first row; None without memory.
             done: (B,) or (L, B) bool, whether a row is the first of its episode; None without memory.
-            previous: (B, P) or (L, B, P), further inputs of the memory; they are replaced by 0 at the first step of an
-                episode.
+            previous: (B, P) or (L, B, P), additional inputs of the memory, which are replaced by 0 at the first step of
+                an episode.
 
         Returns:
             Features (B, F) or (L, B, F), and the memory after the last row, (B, H); None without memory.
@@ -128,14 +128,14 @@ class Trunk(nn.Module):
 
 
 def check_extractor(name: str | Callable[..., Any], spaces: Spaces) -> None:
-    """Check before a worker is built that an extractor exists and fits the spaces.
+    """Check, before any worker is built, that an extractor exists and fits the spaces.
 
-    With `auto`, a leaf that has the shape of an image but values that cannot be pixels causes a warning, because it
-    gets fully connected layers.
+    With `auto`, warn about a leaf that has the shape of an image but values that cannot be pixels, because fully
+    connected layers process such a leaf.
 
     Raises:
         ConfigError: No extractor has this name.
-        SpaceError: There are no images, or the layers of the extractor do not fit them; the message names the leaf.
+        SpaceError: There are no images, or an image is too small for the extractor; the message names the leaf.
     """
     if not isinstance(name, str):
         return
@@ -163,10 +163,9 @@ def _warn_of_unlikely_image(leaf: str, space: gym.Space[object]) -> None:
         warnings.warn(
             f"leaf {leaf!r} has the shape of an image, {space.shape}, and goes into fully connected layers over "
             f"{math.prod(space.shape)} numbers: for feature_extractor='auto' an image is (H, W, C) with 1, 3 or 4 "
-            "channels or (C, H, W), has 16 x 16 pixels or more, "
-            f"and consists of unsigned bytes, or of floats with bounds of 0 and 1; got {space.dtype} from "
-            f"{space.low.min()} to {space.high.max()}; give feature_extractor='cnn' or 'impala' for an image (C, H, "
-            "W), else 'mlp'",
+            "channels or (C, H, W), has 16 x 16 pixels or more, and consists of unsigned bytes, or of floats with "
+            f"bounds of 0 and 1; got {space.dtype} from {space.low.min()} to {space.high.max()}; give "
+            "feature_extractor='cnn' or 'impala' for an image (C, H, W), else 'mlp'",
             stacklevel=2)
 
 
