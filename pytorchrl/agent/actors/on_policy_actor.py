@@ -48,11 +48,11 @@ class OnPolicyActor(Actor):
     class Options(BaseOptions):
         """Options of `OnPolicyActor`."""
 
-        observation_space: Any = option(
+        observation_space: Any = option(  # checked and replaced by `flatten_space`
             help="Leaf -> space, as environment factories return it, or a gymnasium space.")
-        action_space: Any = option(
+        action_space: Any = option(  # checked and replaced by `flatten_action_space`
             help="Discrete, MultiDiscrete, MultiBinary, or a Box of floats.")
-        feature_extractor: str | Callable[..., Any] = option("auto", help=EXTRACTOR_HELP)
+        feature_extractor: str | Callable[..., object] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option(
             (64, 64), help="Units of each fully connected layer over vectors.", low=1)
         activation: str = option("tanh", help="Activation between those layers.", choices=tuple(ACTIVATIONS))

@@ -42,10 +42,10 @@ class ReplayActor(Actor):
     class Options(BaseOptions):
         """Options of every actor of replay algorithms."""
 
-        observation_space: Any = option(
+        observation_space: Any = option(  # checked and replaced by `flatten_space`
             help="Leaf -> space, as environment factories return it, or a gymnasium space.")
-        action_space: Any = option(help="Space of the actions.")
-        feature_extractor: str | Callable[..., Any] = option("auto", help=EXTRACTOR_HELP)
+        action_space: Any = option(help="Space of the actions.")  # replaced by `flatten_action_space`
+        feature_extractor: str | Callable[..., object] = option("auto", help=EXTRACTOR_HELP)
         hidden_sizes: tuple[int, ...] = option((256, 256), help="Units of each fully connected layer.", low=1)
         activation: str = option("relu", help="Activation between those layers.", choices=tuple(ACTIVATIONS))
         normalize_obs: bool = option(False, help=NORMALIZE_OBS_HELP)

@@ -6,7 +6,7 @@ import difflib
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import gymnasium as gym
 import torch
@@ -44,7 +44,7 @@ class NetworkOptions(Protocol):
         """Leaf -> space."""
 
     @property
-    def feature_extractor(self) -> str | Callable[..., Any]:
+    def feature_extractor(self) -> str | Callable[..., object]:
         """Name of an extractor, or a callable from a space to a module."""
 
     @property
@@ -127,7 +127,7 @@ class Trunk(nn.Module):
         return memory.forward(features, state, done)
 
 
-def check_extractor(name: str | Callable[..., Any], spaces: Spaces) -> None:
+def check_extractor(name: str | Callable[..., object], spaces: Spaces) -> None:
     """Check, before any worker is built, that an extractor exists and fits the spaces.
 
     With `auto`, warn about a leaf that has the shape of an image but values that cannot be pixels, because fully
