@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.agent.env import EnvFactory, VecEnv, check_finite
 from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
+from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.devices import check_device
@@ -21,7 +23,10 @@ from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Encoder, Sent, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
+from pytorchrl.terminal import get_logger
 from pytorchrl.worker_names import collection_worker
+
+logger = get_logger(__name__)
 
 _DRAWS = ("generator", "update_generator", "noise")
 """Parts of an algorithm's state that its random numbers come from."""
@@ -280,6 +285,32 @@ class CWorker(Worker):
         with self.journal.writing():
             self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
             self._snapshot = None
+
+    def apply_gradients(self, gradients: list[Tensor | None],
+                        moments: Sequence[dict[str, Moments]] = ()) -> dict[str, float] | None:
+        """Update the actor once, and merge moments into its normalizers.
+
+        Returns:
+            The algorithm's statistics; None if the gradient is not finite, so that there was no update.
+        """
+        info: dict[str, float] | None = None
+        with self.journal.writing():
+            try:
+                info = self.algo.apply_gradients(gradients)
+            except NonFiniteUpdateError:
+                logger.debug("GWorker %d makes no update of version %d", self.index_parent, self.version, exc_info=True)
+            else:
+                self.version += 1
+            if moments:  # data are finite even if the gradient is not
+                self.merge_moments(moments)
+        return info
+
+    def follow_schedules(self, env_steps: Callable[[], int], target_steps: int) -> None:
+        """Set scheduled parameters of algorithm and storage to their values after `env_steps()` env steps."""
+        for part in (self.algo, self.storage):
+            if part.schedules:
+                with self.journal.writing():  # another thread may be ending a schedule
+                    part.follow_schedules(env_steps(), target_steps)
 
     def merge_moments(self, parts: Iterable[dict[str, Moments]]) -> None:
         """Merge rollouts' moments into the actor's normalisers, outside an update."""

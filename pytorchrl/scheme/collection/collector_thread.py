@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
@@ -14,14 +13,8 @@ from pytorchrl.runtime import Handle, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.pause_point import PausePoint
 from pytorchrl.scheme.base.worker import ASYNC, Communication, Execution
 from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.collection.strategies import (
-    Barrier,
-    CollectionStrategy,
-    LocalCollection,
-    OnArrival,
-    OnDemand,
-    RoundStrategy,
-)
+from pytorchrl.scheme.collection.protocols import CollectionStrategy, Destination, RoundStrategy
+from pytorchrl.scheme.collection.strategies import Barrier, LocalCollection, OnArrival, OnDemand
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import Ledger
@@ -37,36 +30,6 @@ _QUEUE_SIZE = 16
 
 class DrainingError(StoppedError):
     """The learner waits for data of a worker that is to be drained. Ends the request, not the worker."""
-
-
-class Destination(Protocol):
-    """Where rollouts go: a sample queue, or replay. The collector thread calls all methods, or it is paused."""
-
-    @property
-    def queue(self) -> queue.Queue[Any]:
-        """A queue whose contents may be taken and added by hand."""
-
-    @property
-    def delays_requests(self) -> bool:
-        """Whether a rollout is only requested once `may_request` allows it."""
-
-    def put(self, rollouts: list[Rollout]) -> None:
-        """Take rollouts that are in flight in the ledger; wait while there is no room, unless collection is closing."""
-
-    def may_request(self, num_in_flight: int) -> bool:
-        """Return whether one more rollout may be requested besides those in flight, where `delays_requests`."""
-
-    def poll(self) -> None:
-        """Do what is due between two rollouts, without waiting."""
-
-    def begin_drain(self) -> None:
-        """Make room for rollouts, because the learner takes none from now on. May be called again."""
-
-    def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Take rollouts that arrive during a drain, or leave their steps in flight in the ledger."""
-
-    def end_drain(self, deadline: float) -> None:
-        """Discard what the learner has not taken, once no rollout is in flight."""
 
 
 class RolloutQueue:

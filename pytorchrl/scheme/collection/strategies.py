@@ -7,7 +7,6 @@ import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from pytorchrl.agent.options import option
 from pytorchrl.errors import CollectionError, ConfigError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.protocols import Deliver
 from pytorchrl.scheme.collection.weight_broadcast import WeightBroadcast
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.supervision.supervisor import Supervisor
@@ -27,8 +27,6 @@ from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 # A thread with delayed requests checks this often whether the learner has made updates, which wake no thread.
 _DELAYED_INTERVAL_S = 0.01
 
-Deliver = Callable[[list[Rollout]], object]
-
 
 def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
     """Return the numbers that a replayed run repeats: env steps, version, checksum, steps if preempted."""
@@ -36,44 +34,6 @@ def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
     for array in (array for part in rollout.data.parts.values() for array in (part.action, part.reward)):
         checksum = zlib.crc32(np.ascontiguousarray(decode_array(array)).data, checksum)
     return rollout.num_env_steps, rollout.weights_version, checksum, rollout.num_steps if rollout.preempted else 0
-
-
-class CollectionStrategy(Protocol):
-    """One way to collect rollouts for a gradient worker.
-
-    Attributes:
-        delivered_by_lost: Env steps in the rollouts of workers that were lost later, whose own counts are lost.
-    """
-
-    delivered_by_lost: int
-
-    def step(self, deliver: Deliver) -> None:
-        """Collect once, and pass the rollouts to `deliver`. In the ledger, they are in flight."""
-
-    def num_live(self) -> int:
-        """Return the number of workers that are not lost."""
-
-    def num_in_flight(self) -> int:
-        """Return the number of rollouts that were requested from remote workers and have not arrived."""
-
-    def take_send_s(self) -> float:
-        """Return the seconds that requests and rollouts of synchronous rounds were in transit since the last call."""
-
-    def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight without new requests; workers without any at the deadline are lost."""
-
-    def finish(self, timeout_s: float) -> None:
-        """Wait for the rollouts in flight and count their steps; nobody uses them."""
-
-
-class RoundStrategy(CollectionStrategy, Protocol):
-    """A strategy whose rounds the learner waits for."""
-
-    def collect(self) -> list[Rollout]:
-        """Return the rollouts of one round that have a valid step. In the ledger, they are in flight."""
-
-    def request_ahead(self, num_steps: int) -> None:
-        """Start enough rounds on the remote workers to collect at least `num_steps` steps, see `Rollout.size`."""
 
 
 class LocalCollection:
@@ -257,8 +217,8 @@ class Barrier(_RemoteCollection):
 
         col_fraction_workers: float = option(
             1.0, low=0.0, high=1.0, exclusive=True, help="Share of the collection workers whose rollouts must be "
-            "complete before a synchronous round stops the others. It applies to the workers of one gradient worker, or "
-            "to the gradient workers themselves if they collect and average without a central worker.")
+            "complete before a synchronous round stops the others. It applies to the workers of one gradient worker, "
+            "or to the gradient workers themselves if they collect and average without a central worker.")
         fraction_samples: float = option(
             0.25, low=0.0, high=1.0, exclusive=True, help="Least share of its rollout that a stopped worker collects.")
 

@@ -1,95 +1,101 @@
-"""Assembly of the parts through which a gradient worker gets its data."""
+"""Assembly of the parts of a gradient worker."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from pytorchrl.runtime import Runtime
-from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
-from pytorchrl.scheme.collection.strategies import Barrier
-from pytorchrl.scheme.gradients import microbatch as micro
-from pytorchrl.scheme.gradients.batch_source import QueueSource, RoundSource, TrainBatchSource
+from pytorchrl.scheme.collection.protocols import Destination
+from pytorchrl.scheme.collection.strategies import OnArrival
+from pytorchrl.scheme.gradients.batch_plan import BatchPlan, plan_batches
+from pytorchrl.scheme.gradients.batch_source import BatchSource, QueueSource, RoundSource, TrainBatchSource
 from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions, options_of
-from pytorchrl.scheme.gradients.microbatch import GradAccumulator
+from pytorchrl.scheme.gradients.gradient_computer import GradientComputer
+from pytorchrl.scheme.gradients.process_group import ProcessGroup
 from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
-from pytorchrl.scheme.gradients.replay_source import ReplaySource
+from pytorchrl.scheme.gradients.replay_source import ReplayDestination, ReplaySource, make_shards
 from pytorchrl.scheme.gradients.sample_queue import SampleQueue
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.shards import Shards
+from pytorchrl.scheme.supervision.bad_batches import BadBatches
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.transport.encoder import Wanted
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchPlan:
-    """Sizes of the train batches of a gradient worker, and of the microbatches in which they are differentiated.
+class Parts:
+    """The parts of a gradient worker.
 
     Attributes:
-        train_batch_size: Least number of steps of a train batch; None: one round or one rollout.
-        microbatch_size: Most env steps of one backward pass; None: no limit.
-        is_streamed: Whether each microbatch is discarded after its gradient.
-        prefetch: Microbatches that are requested while a gradient is computed.
-        least_steps: Steps of a rollout that a preempted worker collects at least.
-    """
-
-    train_batch_size: int | None
-    microbatch_size: int | None
-    is_streamed: bool = False
-    prefetch: int = 0
-    least_steps: int = 0
-
-
-def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remote: int, *, warns: bool) -> BatchPlan:
-    """Plan train batches, and prepare the storage for them.
-
-    Args:
-        collection: Options of collection.
-        worker: The local collection worker, whose storage keeps the train batches.
-        num_remote: Number of remote collection workers.
-        warns: Whether to warn of layers that depend on the microbatch.
-    """
-    train = options_of(GWorkerOptions, collection).train_batch_size
-    size = options_of(GradAccumulator.Options, collection).microbatch_size
-    is_sync, barrier = isinstance(collection, Barrier.Options), options_of(Barrier.Options, collection)
-    storage = worker.storage
-    storage.plan_batches(micro.num_rollouts(
-        storage.rollout_size * worker.num_envs, train, (max(1, num_remote), size) if is_sync else None))
-    least_steps = round(barrier.fraction_samples * storage.rollout_size)
-    if size is None:
-        return BatchPlan(train_batch_size=train, microbatch_size=None, least_steps=least_steps)
-    storage.device = torch.device("cpu")  # one slice at a time is moved to the device
-    if warns:
-        micro.warn_of_batch_norm(worker.actor)
-    streamed = options_of(GradAccumulator.CollectOptions, collection)
-    is_streamed = train is not None and not micro.why_all_is_kept(worker.algo.options, streamed.norm_over)
-    can_prefetch = is_streamed and is_sync and num_remote > 0 and barrier.col_fraction_workers == 1.0
-    return BatchPlan(
-        train_batch_size=train, microbatch_size=size, is_streamed=is_streamed, least_steps=least_steps,
-        prefetch=int(can_prefetch) if streamed.prefetch is None else streamed.prefetch)
-
-
-def make_source(collection: CollectorThread.Options, plan: BatchPlan, collector: CollectorThread,  # noqa: PLR0913 - its collaborators
-                samples: SampleQueue, shards: Shards | None, worker: CWorker, ledger: Ledger, stats: WorkerStats,
-                runtime: Runtime) -> TrainBatchSource:
-    """Return the source of train batches.
-
-    Args:
-        collection: Options of collection.
-        plan: Sizes of train batches.
-        collector: The collector thread.
-        samples: The queue of rollouts.
+        ledger: Counts the env steps of its collection workers by place.
+        stats: Statistics for its next message.
+        group: The group of ranks that average gradients.
+        plan: Sizes of train batches and microbatches.
         shards: The connection to replay shards; None without a replay level.
-        worker: The local collection worker.
-        ledger: The gradient worker's ledger.
-        stats: The gradient worker's statistics.
-        runtime: The runtime of the collector thread.
+        collector: The collector thread.
+        source: The source of batches.
+        gradients: Computes gradients of the batches.
     """
+
+    ledger: Ledger
+    stats: WorkerStats
+    group: ProcessGroup
+    plan: BatchPlan
+    shards: Shards | None
+    collector: CollectorThread
+    source: BatchSource
+    gradients: GradientComputer
+
+
+def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorkerSet | None,
+             collection: CollectorThread.Options, supervision: Supervisor.Options, runtime: Runtime, *,
+             compress_weights_to_send: Wanted, point: Callable[[str], bool] | None) -> Parts:
+    """Build the parts of a gradient worker.
+
+    Args:
+        index_worker: Index of the gradient worker.
+        col_workers: Its set of collection workers.
+        replay_workers: Its set of replay shards; None without a replay level.
+        collection: Options of collection.
+        supervision: Options for lost workers.
+        runtime: The runtime of the gradient worker's event and clock.
+        compress_weights_to_send: Codec of weights that are sent to collection workers.
+        point: Injects faults in simulations; None: no faults.
+    """
+    worker, remote, col_runtime = col_workers.local_worker(), col_workers.remote_workers(), col_workers.runtime
+    ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup()
+    plan = plan_batches(collection, worker, len(remote), warns=index_worker == 0)
+    closing = runtime.make_event()
+    samples = SampleQueue(
+        worker, col_runtime, ledger, closing, options_of(SampleQueueOptions, collection),
+        plan.train_batch_size if isinstance(collection, OnArrival.Options) else None)
+    destination: Destination = samples
+    shards = None
+    if replay_workers is not None:
+        shards = make_shards(replay_workers, ledger, worker, collection, supervision)
+        destination = ReplayDestination(shards, runtime, closing)
+    collector = CollectorThread(
+        index_worker, worker, remote, collection=collection, destination=destination, closing=closing,
+        runtime=col_runtime, ledger=ledger, compress_weights_to_send=compress_weights_to_send,
+        supervisor=Supervisor(remote, col_workers.replace, col_runtime, supervision, seed=index_worker))
+    batches: TrainBatchSource
     if shards is not None:
-        return ReplaySource(collector, shards, worker, stats)
-    if isinstance(collection, SampleQueueOptions):
-        return QueueSource(collector, samples, runtime, stats, collection.queue_timeout_s, collection.on_starved)
-    goal = plan.train_batch_size
-    step = None if goal is None else plan.microbatch_size or goal
-    return RoundSource(collector, samples, ledger, stats, step if plan.is_streamed else goal, step)
+        batches = ReplaySource(collector, shards, worker, stats)
+    elif isinstance(collection, SampleQueueOptions):
+        batches = QueueSource(collector, samples, col_runtime, stats, collection.queue_timeout_s, collection.on_starved)
+    else:
+        step = None if plan.train_batch_size is None else plan.microbatch_size or plan.train_batch_size
+        batches = RoundSource(collector, samples, ledger, stats, step if plan.is_streamed else plan.train_batch_size,
+                              step)
+    source = BatchSource(worker, batches, ledger, stats, group, is_streamed=plan.is_streamed, is_local=not remote)
+    keep = options_of(GWorkerOptions, collection).keep_bad_batches
+    bad_batches = BadBatches(keep if keep is None else os.fspath(keep), index_worker, worker.algo)
+    return Parts(
+        ledger=ledger, stats=stats, group=group, plan=plan, shards=shards, collector=collector, source=source,
+        gradients=GradientComputer(worker, source, plan, collector, shards, ledger, stats, group, bad_batches, point))

@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 
 from pytorchrl.agent.data import Batch
-from pytorchrl.errors import CallOrderError, NonFiniteUpdateError
-from pytorchrl.runtime import Handle, Runtime, ThreadRuntime, WorkersPart
+from pytorchrl.errors import CallOrderError
+from pytorchrl.runtime import Runtime, ThreadRuntime, WorkersPart
 from pytorchrl.scheme.base.worker import Communication, Execution, Worker
-from pytorchrl.scheme.collection.c_worker import CWorker
-from pytorchrl.scheme.collection.collector_thread import CollectorThread, Destination, DrainingError
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
+from pytorchrl.scheme.collection.collector_thread import CollectorThread, DrainingError
 from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
 from pytorchrl.scheme.gradients import microbatch as micro
-from pytorchrl.scheme.gradients.assembly import make_source, plan_batches
-from pytorchrl.scheme.gradients.batch_source import BatchSource
-from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions, options_of
-from pytorchrl.scheme.gradients.gradient_computer import GradientComputer, not_finite
+from pytorchrl.scheme.gradients.assembly import assemble
+from pytorchrl.scheme.gradients.error_parts import errors_carry_part
+from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions
+from pytorchrl.scheme.gradients.gradient_computer import not_finite
 from pytorchrl.scheme.gradients.kinds import default_collection
-from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, ProcessGroup, Vectors, propose_address
-from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
-from pytorchrl.scheme.gradients.replay_source import ReplayDestination, make_shards
-from pytorchrl.scheme.gradients.sample_queue import SampleQueue
-from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
-from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot
+from pytorchrl.scheme.gradients.process_group import Candidate, Meeting, Vectors, propose_address
+from pytorchrl.scheme.gradients.worker_stats import timed
+from pytorchrl.scheme.ledger import DropReason, LedgerSnapshot
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
-from pytorchrl.scheme.replay.shards import Shards
-from pytorchrl.scheme.supervision.bad_batches import BadBatches
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Encoder, Wanted
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
-from pytorchrl.terminal import get_logger
 
 # The collection workers of a replaced GWorker count their incarnations from a multiple of this, so that no number is
 # used twice.
@@ -44,25 +36,6 @@ _INCARNATIONS = 64
 _STOP_TIMEOUT_S = 5.0
 
 __all__ = ["CollectorThread", "GWorker"]
-
-logger = get_logger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _errors_carry_part(method: Callable[Concatenate[GWorker, P], R]) -> Callable[Concatenate[GWorker, P], R]:
-    """Return the method with errors that carry what the journal noted, because no gradient will."""
-    @functools.wraps(method)
-    def call(self: GWorker, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return method(self, *args, **kwargs)
-        except Exception as error:
-            if self.index_worker > 0:  # the owner of the local worker asks for the part itself
-                error.part = self.take_part()  # type: ignore[attr-defined]
-            raise
-
-    return call
 
 
 class GWorker(Worker):
@@ -77,9 +50,8 @@ class GWorker(Worker):
         col_fraction_workers: Share of the collection workers that ends a synchronous round.
         initial_weights: Weights to start from.
         device: "cpu" or "cuda:N" for its computation; None is the CPU.
-        collection: Options of collection, all in one object: those of this class, `CollectorThread` and
-            `GradAccumulator`, and those of `Barrier`; of `OnArrival` and `SampleQueue`; or of `OnArrival` and
-            `RWorkerSet`. None: the arguments above, and defaults.
+        collection: Options of collection: a `SynchronousCollection`, `AsynchronousCollection` or `ReplayCollection`.
+            None: the arguments above, and defaults.
         supervision: Options for lost workers; None: defaults.
         runtime: Where its remote collection workers run.
         collects: False for the worker that only serves parameters and applies gradients.
@@ -102,7 +74,7 @@ class GWorker(Worker):
 
     Options: TypeAlias = GWorkerOptions
 
-    def __init__(self, index_worker: int, col_workers_factory: Callable[..., Any],  # noqa: PLR0913, PLR0915 - public signature
+    def __init__(self, index_worker: int, col_workers_factory: Callable[..., CWorkerSet],  # noqa: PLR0913 - public signature
                  col_communication: Communication | str = "synchronous", compress_grads_to_send: Wanted = False,
                  col_execution: Execution | str = "Central",
                  col_fraction_workers: float = Barrier.Options.col_fraction_workers,
@@ -119,56 +91,29 @@ class GWorker(Worker):
                                             has_shards=replay_workers_factory is not None)
         is_async = isinstance(collection, OnArrival.Options)
         self.col_communication = Communication.ASYNC if is_async else Communication.SYNC
-        self.compress_grads_to_send = compress_grads_to_send
+        self.compress_grads_to_send, self._incarnation = compress_grads_to_send, incarnation
         self._runtime = runtime or ThreadRuntime()
         self.encoder: Encoder = Encoder(Compression.of(GRADS, compress_grads_to_send), self._runtime.now)
         self._point = self._runtime.points(f"GWorker {index_worker}", incarnation)
-        self._incarnation = incarnation
         self._journal = self._runtime.journal(f"GWorker {index_worker}", incarnation)
         self.col_workers = col_workers_factory(
             index_parent=index_worker, local_device=device, runtime=self._runtime,
             col_execution=col_execution, col_communication=self.col_communication, initial_weights=initial_weights,
             collects=collects, first_incarnation=_INCARNATIONS * incarnation, journal=self._journal)
-        self.local_worker: CWorker = self.col_workers.local_worker()
-        self.remote_workers: list[Handle[CWorker]] = self.col_workers.remote_workers()
+        self.local_worker, self.remote_workers = self.col_workers.local_worker(), self.col_workers.remote_workers()
         self.actor, self.algo, self.storage = self.local_worker.actor, self.local_worker.algo, self.local_worker.storage
-        self.ledger = Ledger()
-        self.stats = WorkerStats(self._runtime.now)
-        self._group = ProcessGroup()
-        self._plan = plan_batches(collection, self.local_worker, len(self.remote_workers), warns=index_worker == 0)
-        supervision = supervision or Supervisor.Options()
-        closing = self._runtime.make_event()
         self.replay_workers: RWorkerSet | None = None
-        self.shards: Shards | None = None
-        destination: Destination
-        samples = SampleQueue(
-            self.local_worker, self.col_workers.runtime, self.ledger, closing,
-            options_of(SampleQueueOptions, collection),
-            self._plan.train_batch_size if isinstance(collection, OnArrival.Options) else None)
         if replay_workers_factory is not None and collects:
             self.replay_workers = replay_workers_factory(
                 index_parent=index_worker, runtime=self._runtime, first_incarnation=_INCARNATIONS * incarnation)
-            self.shards = make_shards(self.replay_workers, self.ledger, self.local_worker, collection, supervision)
-            destination = ReplayDestination(self.shards, self._runtime, closing)
-        else:
-            destination = samples
-        self.collector = CollectorThread(
-            index_worker, self.local_worker, self.remote_workers, collection=collection, destination=destination,
-            closing=closing, runtime=self.col_workers.runtime, ledger=self.ledger, supervisor=Supervisor(
-                self.remote_workers, self.col_workers.replace, self.col_workers.runtime, supervision,
-                seed=index_worker), compress_weights_to_send=compress_weights_to_send)
-        self.inqueue = self.collector.queue
-        self.batch_source = BatchSource(
-            self.local_worker, make_source(collection, self._plan, self.collector, samples, self.shards,
-                                           self.local_worker, self.ledger, self.stats, self.col_workers.runtime),
-            self.ledger, self.stats, self._group, is_streamed=self._plan.is_streamed,
-            is_local=not self.remote_workers)
+        parts = assemble(
+            index_worker, self.col_workers, self.replay_workers, collection, supervision or Supervisor.Options(),
+            self._runtime, compress_weights_to_send=compress_weights_to_send, point=self._point)
+        self.ledger, self.stats, self._group, self._plan = parts.ledger, parts.stats, parts.group, parts.plan
+        self.shards, self.collector, self.inqueue = parts.shards, parts.collector, parts.collector.queue
+        self.batch_source, self._gradients = parts.source, parts.gradients
         self._collected_before = 0  # env steps in the restored ledger
         self._preparing = 0  # number of the running prepare()
-        keep = options_of(GWorkerOptions, collection).keep_bad_batches
-        self._gradients = GradientComputer(
-            self.local_worker, self.batch_source, self._plan, self.collector, self.shards, self.ledger, self.stats,
-            self._group, BadBatches(keep if keep is None else os.fspath(keep), index_worker, self.algo), self._point)
         self._final: LedgerSnapshot | None = None
 
     def ready(self) -> int:
@@ -260,18 +205,7 @@ class GWorker(Worker):
         micro.log_update(self._plan.microbatch_size, self._gradients.used.num_samples)
         if self._point is not None and self._point("update"):
             gradients = not_finite(gradients)
-        info: dict[str, float] | None = None
-        with self._journal.writing():
-            try:
-                info = self.algo.apply_gradients(gradients)
-            except NonFiniteUpdateError:
-                logger.debug("GWorker %d makes no update of version %d", self.index_worker, self.actor_version,
-                             exc_info=True)
-            else:
-                self.local_worker.version += 1
-            if moments:  # data are finite, whatever the gradient is
-                self.local_worker.merge_moments(moments)
-        return info
+        return self.local_worker.apply_gradients(gradients, moments)
 
     # Requests of the update worker
 
@@ -280,7 +214,7 @@ class GWorker(Worker):
         part = self._journal.take()
         return None if part is None else (f"GWorker {self.index_worker}", self._incarnation, part)
 
-    @_errors_carry_part
+    @errors_carry_part
     def prepare(self, weights: Weights | None = None, *, skip_remaining: bool = False,
                 parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
         """Take the next train batch if the last one is used up.
@@ -305,7 +239,7 @@ class GWorker(Worker):
         if skip_remaining:
             self.skip_remaining()
 
-    @_errors_carry_part
+    @errors_carry_part
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
                          parameters: Parameters | None = None, check: bool = False) -> Gradients:
@@ -433,10 +367,7 @@ class GWorker(Worker):
 
     def follow_schedules(self, env_steps: Callable[[], int], target_steps: int) -> None:
         """Set scheduled parameters of algorithm and storage to their values after so many env steps."""
-        for part in (self.algo, self.storage):
-            if part.schedules:
-                with self._journal.writing():  # another thread may be ending a schedule
-                    part.follow_schedules(env_steps(), target_steps)
+        self.local_worker.follow_schedules(env_steps, target_steps)
 
     # Checkpoints and the end
 

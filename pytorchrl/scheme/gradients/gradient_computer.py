@@ -11,7 +11,7 @@ from pytorchrl.agent.data import Batch, ReplayBatch, weights_of_gradients
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.collection.collector_thread import CollectorThread
 from pytorchrl.scheme.gradients import microbatch as micro
-from pytorchrl.scheme.gradients.assembly import BatchPlan
+from pytorchrl.scheme.gradients.batch_plan import BatchPlan
 from pytorchrl.scheme.gradients.batch_source import BatchSource
 from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 from pytorchrl.scheme.gradients.process_group import ProcessGroup, Vectors

@@ -1,0 +1,62 @@
+"""Sizes of train batches and microbatches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.collector_thread import CollectorThread
+from pytorchrl.scheme.collection.strategies import Barrier
+from pytorchrl.scheme.gradients import microbatch as micro
+from pytorchrl.scheme.gradients.g_worker_options import GWorkerOptions, options_of
+from pytorchrl.scheme.gradients.microbatch import GradAccumulator
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Sizes of the train batches of a gradient worker, and of the microbatches in which they are differentiated.
+
+    Attributes:
+        train_batch_size: Least number of steps of a train batch; None: one round or one rollout.
+        microbatch_size: Most env steps of one backward pass; None: no limit.
+        is_streamed: Whether each microbatch is discarded after its gradient.
+        prefetch: Microbatches that are requested while a gradient is computed.
+        least_steps: Steps of a rollout that a preempted worker collects at least.
+    """
+
+    train_batch_size: int | None
+    microbatch_size: int | None
+    is_streamed: bool = False
+    prefetch: int = 0
+    least_steps: int = 0
+
+
+def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remote: int, *, warns: bool) -> BatchPlan:
+    """Plan train batches, and prepare the storage for them.
+
+    Args:
+        collection: Options of collection.
+        worker: The local collection worker, whose storage keeps the train batches.
+        num_remote: Number of remote collection workers.
+        warns: Whether to warn of layers that depend on the microbatch.
+    """
+    train = options_of(GWorkerOptions, collection).train_batch_size
+    size = options_of(GradAccumulator.Options, collection).microbatch_size
+    is_sync, barrier = isinstance(collection, Barrier.Options), options_of(Barrier.Options, collection)
+    storage = worker.storage
+    storage.plan_batches(micro.num_rollouts(
+        storage.rollout_size * worker.num_envs, train, (max(1, num_remote), size) if is_sync else None))
+    least_steps = round(barrier.fraction_samples * storage.rollout_size)
+    if size is None:
+        return BatchPlan(train_batch_size=train, microbatch_size=None, least_steps=least_steps)
+    storage.device = torch.device("cpu")  # one slice at a time is moved to the device
+    if warns:
+        micro.warn_of_batch_norm(worker.actor)
+    streamed = options_of(GradAccumulator.CollectOptions, collection)
+    is_streamed = train is not None and not micro.why_all_is_kept(worker.algo.options, streamed.norm_over)
+    can_prefetch = is_streamed and is_sync and num_remote > 0 and barrier.col_fraction_workers == 1.0
+    return BatchPlan(
+        train_batch_size=train, microbatch_size=size, is_streamed=is_streamed, least_steps=least_steps,
+        prefetch=int(can_prefetch) if streamed.prefetch is None else streamed.prefetch)

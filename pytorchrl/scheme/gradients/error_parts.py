@@ -1,0 +1,37 @@
+"""Errors of remote gradient workers, which carry the journal's events to the update worker."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from pytorchrl.runtime import WorkersPart
+
+
+class Journaled(Protocol):
+    """A worker with a journal."""
+
+    index_worker: int
+
+    def take_part(self) -> WorkersPart | None:
+        """Return the events that the journal noted since the last call."""
+
+
+W = TypeVar("W", bound=Journaled)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
+    """Return a method of a worker whose errors have the journal's events as `part`, because no gradient will follow."""
+    @functools.wraps(method)
+    def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:
+            if self.index_worker > 0:  # the owner of a local worker takes the events itself
+                error.part = self.take_part()  # type: ignore[attr-defined]
+            raise
+
+    return call
