@@ -1,11 +1,10 @@
-"""The runtimes, in which workers run: Ray actors, threads of one process, or a simulation on a virtual clock."""
+"""Run workers as Ray actors, as threads of one process, or in a simulation with a virtual clock."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
 
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime.base import (
@@ -23,6 +22,7 @@ from pytorchrl.runtime.journal import Event, Journal, Part, WorkersPart
 from pytorchrl.runtime.ray_runtime import RayRuntime
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.runtime.threads import ThreadRuntime
+from pytorchrl.untyped import OptionValue
 
 RUNTIMES: Mapping[str, type[Runtime]] = MappingProxyType(
     {runtime.name: runtime for runtime in (RayRuntime, ThreadRuntime, SimulatedRuntime)})
@@ -30,8 +30,7 @@ RUNTIMES: Mapping[str, type[Runtime]] = MappingProxyType(
 
 __all__ = ["CPU_RESOURCES", "DEFAULT_RESOURCES", "RUNTIMES", "Collective", "Event", "FaultPlan", "Future", "Handle",
            "Journal", "Outcome", "Part", "RayRuntime", "Runtime", "SimulatedRuntime", "ThreadRuntime", "WorkersPart",
-           "is_default",
-           "make_runtime", "options_of_runtime"]
+           "is_default", "make_runtime", "options_of_runtime"]
 
 
 def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool = False,
@@ -40,9 +39,9 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
 
     Args:
         options: `RayRuntime.Options`, `ThreadRuntime.Options`, `SimulatedRuntime.Options` or a subclass of one of them.
-        seed: Seed of the experiment, from which the draws of faults with a probability derive.
-        is_recording: Whether workers record what depends on timing.
-        replay: Worker and incarnation -> the journal to repeat, which only the simulated runtime can.
+        seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
+        is_recording: Whether workers record the order of events that depends on timing.
+        replay: Map from (worker, incarnation) to the journal to repeat; only the simulated runtime accepts a map.
     """
     if isinstance(options, SimulatedRuntime.Options):
         return SimulatedRuntime(options, seed=seed, is_recording=is_recording, replay=replay)
@@ -52,11 +51,11 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
         return RayRuntime(options, seed=seed, is_recording=is_recording)
     if isinstance(options, ThreadRuntime.Options):
         return ThreadRuntime(options, seed=seed, is_recording=is_recording)
-    raise ConfigError(f"options must be those of one of the runtimes {list(RUNTIMES)}, got {options!r}")
+    raise ConfigError(f"options must be the Options of one of the runtimes {list(RUNTIMES)}, got {options!r}")
 
 
-def options_of_runtime(name: str, settings: Mapping[str, Any]) -> Runtime.Options:
-    """Return the options of the runtime `name`, with the values that `settings` has for them.
+def options_of_runtime(name: str, settings: Mapping[str, OptionValue]) -> Runtime.Options:
+    """Return the options of the runtime `name`; options that are in `settings` get their values from there.
 
     Raises:
         ConfigError: The name or a value is not allowed.

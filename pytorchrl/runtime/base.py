@@ -1,8 +1,8 @@
 """The interface between workers and the runtime that they run in.
 
 Workers are plain classes that talk to each other through this interface only, so the same scheme runs on Ray, on
-threads of one process or simulated. Every wait of the package goes through this interface and has a deadline. Clocks,
-queues and threads come from a runtime, too, so that a runtime can own time.
+threads of one process or simulated. Every wait of the package goes through this interface and has a deadline. A runtime
+also provides the clock, queues and threads, so that a simulation can replace real time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
@@ -31,14 +31,14 @@ W = TypeVar("W")
 
 DEFAULT_RESOURCES: Mapping[str, float] = MappingProxyType(
     {"memory": 5368709120, "num_cpus": 1, "num_gpus": 0.2, "object_store_memory": 2147483648})
-"""Default request of a remote worker; shrunk to what the cluster has. Memory is in bytes."""
+"""Default request of a remote worker, reduced to the resources of the cluster. Memory is in bytes."""
 CPU_RESOURCES: Mapping[str, float] = MappingProxyType(
     {name: amount for name, amount in DEFAULT_RESOURCES.items() if name != "num_gpus"})
 """Default request of a remote worker that computes on the CPU."""
 
 
 def is_default(resources: Mapping[str, float]) -> bool:
-    """Return whether a request is a default one, which may shrink."""
+    """Return whether a request is a default request, which may be reduced to the available resources."""
     return dict(resources) in (dict(DEFAULT_RESOURCES), dict(CPU_RESOURCES))
 
 
@@ -48,13 +48,17 @@ class Future(Generic[R]):
 
     worker: str
     """Name of the called worker."""
-    native: Any = field(repr=False)
-    """The runtime's own object, of a type that only the runtime knows."""
+    native: Any = field(repr=False)  # each runtime has its own type
+    """The runtime's own object."""
+
+
+FutureByName: TypeAlias = Future[Any]
+"""The future of a call by the method's name, from which a type checker cannot derive the type of the result."""
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """The value or the error that a call ended with. A dead or hung worker is an error value, not an exception."""
+    """The value or the error of a finished call. A dead or hung worker is an error value, not an exception."""
 
     worker: str
     value: R | None = None
@@ -68,17 +72,17 @@ class Outcome(Generic[R]):
 
 
 class Handle(Generic[W]):
-    """A reference to a worker, which makes its calls one at a time in order of submission."""
+    """A reference to a worker, which runs its calls one at a time in order of submission."""
 
-    def __init__(self, runtime: Runtime, name: str, native: Any) -> None:
+    def __init__(self, runtime: Runtime, name: str, native: Any) -> None:  # each runtime has its own type
         self.runtime, self.name, self.native = runtime, name, native
 
     def submit(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Enqueue a call behind those already submitted."""
+        """Enqueue a call after all calls submitted before."""
         return self.runtime.submit(self, method.__name__, args, kwargs)
 
     def signal(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Make a short call at once, concurrently with the running one. The method may only set flags."""
+        """Run a short call immediately, concurrently with the running call. The method may only set flags."""
         return self.runtime.signal(self, method.__name__, args, kwargs)
 
     def __repr__(self) -> str:
@@ -86,19 +90,20 @@ class Handle(Generic[W]):
 
 
 class Runtime(ABC):
-    """Place where workers run. Threads, queues, events and the clock default to those of this process.
+    """Environment in which workers run. By default, threads, queues, events and the clock are those of this process.
 
     Args:
-        options: Options of the runtime; None: their defaults.
-        seed: Seed of the experiment, from which the draws of faults with a probability derive.
-        is_recording: Whether workers record what depends on timing.
+        options: Options of the runtime; None: the defaults.
+        seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
+        is_recording: Whether workers record the order of events that depends on timing.
 
     Attributes:
         name: Name of the runtime, a key of `RUNTIMES`.
         options: Options of the runtime.
-        faults: Failures to inject into workers; None: none.
-        is_recording: Whether workers record what depends on timing.
-        announce: Called with a line of text at each event of a slow start: processes take seconds to minutes to start.
+        faults: Failures to inject into workers; None injects nothing.
+        is_recording: Whether workers record the order of events that depends on timing.
+        announce: Function that receives a line of text at each stage of a slow start; processes take seconds to minutes
+            to start. None: nothing is announced.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -106,8 +111,8 @@ class Runtime(ABC):
         """Options of every runtime."""
 
         faults: str | None = option(
-            None, help="Failures to inject, such as \"kill col.3 @ step 400; delay col.* 2s p=0.01\"; the syntax is "
-            "that of `FaultPlan`.")
+            None, help="Failures to inject, such as \"kill col.3 @ step 400; delay col.* 2s p=0.01\"; see `FaultPlan` "
+            "for the syntax.")
 
         def __post_init__(self) -> None:
             """Check that `faults` can be parsed."""
@@ -124,45 +129,45 @@ class Runtime(ABC):
         self.announce: Callable[[str], None] | None = None
 
     @abstractmethod
-    def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
+    def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
         """Start `cls(**params)` as a worker. An error of its constructor is the outcome of its first call."""
 
     @abstractmethod
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
-               kwargs: Mapping[str, object]) -> Future[Any]:
+               kwargs: Mapping[str, object]) -> FutureByName:
         """Enqueue a method call on a worker."""
 
     @abstractmethod
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
-               kwargs: Mapping[str, object]) -> Future[Any]:
-        """Make a short method call concurrently with the running one."""
+               kwargs: Mapping[str, object]) -> FutureByName:
+        """Run a short method call concurrently with the running call."""
 
     @abstractmethod
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Wait until at least one future has an outcome; return *all* that have one, in the order given, or []."""
+        """Return *all* futures with an outcome, in the given order, as soon as there is one; [] after `timeout_s`."""
 
     @abstractmethod
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
-        """Return the outcome of a call; after `timeout_s` seconds without one, a `WorkerLostError` (hung)."""
+        """Return the outcome of a call; if it takes longer than `timeout_s` seconds, a `WorkerLostError` (hung)."""
 
     @abstractmethod
     def put(self, value: T) -> T:
-        """Store a value once for many readers; the result stands for the value as an argument of calls."""
+        """Store a value once for many readers; calls take the returned object in place of the value."""
 
     @abstractmethod
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """Kill a worker; return True if it is gone within `timeout_s` seconds."""
+        """Kill a worker; return whether the worker has ended within `timeout_s` seconds."""
 
     @abstractmethod
     def close(self) -> None:
-        """End every worker that this runtime started, and everything it started for itself. Idempotent."""
+        """Stop all workers, threads and processes that this runtime started. Idempotent."""
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Return the request of one worker of each kind.
+        """Return the resources to request for one worker of each kind.
 
         Args:
-            requests: (name, count, resources of each) of every kind of worker.
+            requests: (name, number of workers, resources of one worker) for each kind of worker.
 
         Raises:
             InsufficientResourcesError: The machines do not have the requested resources.
@@ -170,7 +175,7 @@ class Runtime(ABC):
         return [dict(resources) for _, _, resources in requests]
 
     def lacks_room(self, handle: Handle[W]) -> str:
-        """Return the requested and free resources if their lack keeps a worker from starting; else an empty text."""
+        """Return the requested and free resources as text if a worker cannot start for lack of them; else ""."""
         return ""
 
     def in_process(self) -> Runtime:
@@ -178,7 +183,7 @@ class Runtime(ABC):
         return self
 
     def own_gpus(self) -> list[int] | None:
-        """Return the GPUs assigned to the calling worker, by torch's numbers in its process; None: all of them."""
+        """Return torch's indices of the GPUs assigned to the calling worker; None: all GPUs."""
         return None
 
     def get(self, future: Future[R], timeout_s: float) -> R:
@@ -186,12 +191,12 @@ class Runtime(ABC):
         return self.outcome(future, timeout_s).unwrap()
 
     def get_all(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of all calls, in the order given; all share one deadline."""
+        """Return the outcomes of all calls, in the given order; all calls share one deadline."""
         deadline = self.now() + timeout_s
         return [self.outcome(future, max(0.0, deadline - self.now())) for future in futures]
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of the first calls to workers of one kind; slow runtimes announce the progress."""
+        """Return the outcome of each worker's first call, for workers of one kind; slow runtimes announce progress."""
         return self.get_all(futures, timeout_s)
 
     def start_thread(self, thread: threading.Thread) -> None:
@@ -199,13 +204,13 @@ class Runtime(ABC):
         thread.start()
 
     def join_thread(self, thread: threading.Thread, timeout_s: float) -> bool:
-        """Wait for a thread to end; False if it is still alive after `timeout_s` seconds."""
+        """Wait for a thread to end; return False if the thread is still alive after `timeout_s` seconds."""
         if thread.ident is not None:
             thread.join(timeout_s)
         return not thread.is_alive()
 
     def make_queue(self, maxsize: int) -> queue.Queue[T]:
-        """Return a first-in first-out queue between threads of this process; `maxsize=0` means unbounded."""
+        """Return a first-in, first-out queue between threads of this process; `maxsize=0` means unbounded."""
         return queue.Queue(maxsize)
 
     def make_event(self) -> threading.Event:
@@ -225,16 +230,16 @@ class Runtime(ABC):
 
         Args:
             worker: Name of the worker.
-            incarnation: Number of workers that had its place in the tree before.
+            incarnation: Number of earlier workers at the same place in the tree.
 
         Returns:
-            A function of the point's name that returns whether to corrupt the result at hand; None, which costs
-            nothing, if nothing is to happen at any point.
+            A function of the point's name that returns whether to corrupt the current result; None if nothing happens
+            at any point, so that the worker saves the calls.
         """
         return None if self.faults is None else self.faults.points(worker, incarnation, self)
 
     def journal(self, worker: str, incarnation: int = 0) -> Journal:
-        """Return the journal in which a worker records the order of events, or from which it repeats that order."""
+        """Return the journal with which a worker records the order of events, or repeats a recorded order."""
         return Recording() if self.is_recording else Journal()
 
     def sleep(self, seconds: float) -> None:
@@ -246,5 +251,5 @@ class Runtime(ABC):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def now(self) -> float:
-        """Return the seconds of a clock that never goes back."""
+        """Return the time of a monotonic clock in seconds."""
         return time.monotonic()

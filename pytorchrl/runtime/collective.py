@@ -1,4 +1,4 @@
-"""Collective operations among ranks, which exchange tensors without a server."""
+"""Exchange tensors among ranks by collective operations, without a server."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ FromTorch: TypeAlias = Any  # stores, groups and options are bound from C++ and 
 _gloo: FromTorch = distributed
 _options: FromTorch = distributed_c10d
 
-# Seconds within which all ranks of a group must arrive.
+# Seconds within which all ranks of a group must connect.
 _MEETING_TIMEOUT_S = 30.0
-# Interval at which a waiting rank checks whether it was told to leave; answers of others wake it at once.
+# Interval at which a waiting rank checks whether `close` was called; an answer of another rank wakes it immediately.
 _LOOK_INTERVAL = timedelta(seconds=0.05)
 
 
 class Collective(Protocol):
     """Fixed group of ranks, which all make the same calls in the same order.
 
-    A call raises `RankLostError` if a rank is gone, or if this rank was told to leave.
+    A call raises `RankLostError` if another rank is lost, or if this rank has left the group.
     """
 
     size: int
     """Number of ranks."""
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors, bit-identical on all ranks; `tensor` may be overwritten."""
+        """Return the sum of all ranks' tensors, which is bit-identical on all ranks; `tensor` may be overwritten."""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks, of equal shapes, in rank order."""
+        """Return the tensors of all ranks in rank order; their shapes must be equal."""
 
     def close(self) -> None:
         """Leave the group, from any thread; a call in progress on another thread ends. Idempotent."""
 
 
 class GlooCollective:
-    """Ranks in any processes, connected by gloo.
+    """Group of ranks in one or several processes, connected by gloo.
 
     Args:
-        address: Host of rank 0, at which the ranks meet.
+        address: Host of rank 0, to which all ranks connect.
         port: Free TCP port of that host.
         rank: Rank of the caller, 0 .. size - 1.
         size: Number of ranks.
-        timeout_s: Seconds without an answer from a rank after which a call raises.
-        in_order: Whether sums are added in rank order, as in the simulated runtime; gloo's own order is faster.
-        generation: Number of the meeting, from 1; ranks of another meeting do not join this group.
+        timeout_s: Seconds that a call waits for an answer of another rank before it raises an error.
+        in_order: Whether to add tensors in rank order, as the simulated runtime does; gloo's own order is faster.
+        generation: Number of this group at the same port, from 1; ranks with other numbers do not join the group.
 
     Raises:
-        RankLostError: Not all ranks arrived in time.
+        RankLostError: Not all ranks connected in time.
     """
 
     def __init__(self, address: str, port: int, rank: int, size: int, timeout_s: float, in_order: bool = False,
@@ -63,17 +63,17 @@ class GlooCollective:
         self.size, self._in_order, self._timeout = size, in_order, timedelta(seconds=timeout_s)
         meeting = timedelta(seconds=min(timeout_s, _MEETING_TIMEOUT_S))
         self._left = threading.Event()
-        self._busy = threading.Lock()  # held during a call; its holder may release the group
+        self._busy = threading.Lock()  # locked during a call; only the thread that locked it may release the group
         try:
             store = _gloo.TCPStore(address, port, size, is_master=rank == 0, timeout=meeting)
-            # The group belongs to this object, not to the process: the user's own default group stays free.
+            # This is not the default process group of torch, which remains available to the user.
             self._group: FromTorch = _gloo.ProcessGroupGloo(
                 _gloo.PrefixStore(f"gradients {generation}", store), rank, size, meeting)
         except RuntimeError as error:
-            raise RankLostError(f"rank {rank} did not meet the others: {_first_line(error)}") from error
+            raise RankLostError(f"rank {rank} could not connect to the other ranks: {_first_line(error)}") from error
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Return the sum, by all-reduce in place unless the order is fixed."""
+        """Return the sum of all ranks' tensors, computed in place by all-reduce unless the order is fixed."""
         if self._in_order:
             return torch.stack(self.gather(tensor)).sum(0)
         options = _options.AllreduceOptions()
@@ -91,7 +91,7 @@ class GlooCollective:
 
     def _run(self, start: Callable[[FromTorch], FromTorch]) -> None:
         with self._busy:
-            problem, work = "it has left", None
+            problem, work = "this rank has left the group", None
             try:
                 if not self._left.is_set():
                     work = start(self._group)
@@ -100,9 +100,9 @@ class GlooCollective:
             except RuntimeError as error:
                 problem = _first_line(error)
             self._left.set()
-            # As long as a reference to a group exists, its connections stay open and other ranks wait for this one.
-            # Releasing a group during an operation blocks until the operation ends, which it does once the others have
-            # left or died.
+            # While a reference to the group exists, its connections stay open and other ranks wait for this rank.
+            # Releasing the group during an operation blocks until the operation ends, that is, until the other ranks
+            # have left or died.
             is_running, references = work is not None, [work, self._group]
             del work
             self._group = None
@@ -110,10 +110,10 @@ class GlooCollective:
                 threading.Thread(target=references.clear, name="LeavingThread", daemon=True).start()
             else:
                 references.clear()
-        raise RankLostError(f"an exchange among {self.size} gradient workers broke off: {problem}")
+        raise RankLostError(f"an exchange among {self.size} gradient workers was aborted: {problem}")
 
     def _wait(self, work: FromTorch) -> bool:
-        """Return whether an operation completed before this rank was told to leave."""
+        """Return whether an operation completed before this rank left the group."""
         while not self._left.is_set():
             try:
                 work.wait(_LOOK_INTERVAL)
@@ -125,7 +125,7 @@ class GlooCollective:
         return False
 
     def close(self) -> None:
-        """See `Collective`."""
+        """Leave the group; see `Collective`."""
         self._left.set()
         if self._busy.acquire(blocking=False):
             self._group = None

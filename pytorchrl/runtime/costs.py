@@ -1,4 +1,4 @@
-"""Virtual durations of operations in the simulated runtime."""
+"""Draw the virtual durations of operations in the simulated runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from pytorchrl.errors import ConfigError
 
-# Uniform draws, so that workers neither stay in step nor wait long for each other.
+# The durations vary uniformly, so that workers neither run in lockstep nor wait long for each other.
 DEFAULT_COSTS: Mapping[str, object] = {
     "start": ("uniform", 0.5, 1.5),
     "message": ("uniform", 0.0002, 0.0008),
@@ -32,13 +32,13 @@ class Costs:
     """Virtual seconds of each operation.
 
     Operations are "start" (building a worker), "message" (sending a call or a result), "step" (one step of a vector of
-    environments, with acting), "grad" (computing a gradient), "update" (applying one), and "add", "sample" and
-    "priorities" (calls of a replay shard).
+    environments, including the choice of actions), "grad" (computing a gradient), "update" (applying a gradient), and
+    "add", "sample" and "priorities" (calls of a replay shard).
 
     Args:
         costs: Map from an operation, or from "operation@worker" with a pattern for the worker's name (`*` and `?`), to
             seconds, ("uniform", low, high), ("exponential", mean), ("lognormal", median, sigma) or "measured" (the real
-            duration of the operation; such a run cannot be repeated). Other operations keep their defaults.
+            duration of the operation, which makes the run unrepeatable). Other operations keep their defaults.
         seed: Seed of the draws.
 
     Raises:
@@ -48,14 +48,14 @@ class Costs:
     def __init__(self, costs: Mapping[str, object] | None, seed: int) -> None:
         self._rng = random.Random(f"costs {seed}")
         self._rules = [self._rule(key, value) for key, value in {**DEFAULT_COSTS, **(costs or {})}.items()]
-        self._rules.reverse()  # the last match counts
+        self._rules.reverse()  # the last rule that matches applies
         self._chosen: dict[tuple[str, str], Callable[[random.Random], float] | None] = {}
 
     @staticmethod
     def _rule(key: str, value: object) -> tuple[str, str, Callable[[random.Random], float] | None]:
         operation, _, worker = key.partition("@")
         if operation not in DEFAULT_COSTS:
-            raise ConfigError(f"costs has {key!r}; operations are {list(DEFAULT_COSTS)}, with @worker or without")
+            raise ConfigError(f"costs has {key!r}; operations are {list(DEFAULT_COSTS)}, with or without @worker")
         if value == "measured":
             return operation, worker or "*", None
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf"):
@@ -69,7 +69,7 @@ class Costs:
                           f"mean) or ('lognormal', median, sigma), got {value!r}")
 
     def draw(self, operation: str, worker: str, since: float | None = None) -> float:
-        """Return the virtual seconds that `operation` takes `worker`; `since` is `time.perf_counter()` at its start."""
+        """Return the virtual seconds of an operation of `worker`; `since` is `time.perf_counter()` at its start."""
         key = (operation, worker)
         if key not in self._chosen:
             self._chosen[key] = next(rule for name, pattern, rule in self._rules

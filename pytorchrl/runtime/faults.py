@@ -1,4 +1,4 @@
-"""Failures on command, by a plan that names which worker fails, how and when.
+"""Inject failures by a plan that states which worker fails, how and when.
 
 kill col.3 @ step 400; hang grad.1 30s; delay col.* 2s p=0.01; nan grad.0 @ update 5; kill GWorker 2/CWorker 1 @ step 10
 """
@@ -17,7 +17,7 @@ from pytorchrl.errors import ConfigError, InjectedFault
 
 ACTIONS = ("kill", "hang", "delay", "raise", "nan")
 POINTS = {"col": ("step",), "grad": ("grad", "update"), "shard": ("add", "sample", "priorities")}
-"""Points of each kind of worker; a fault without a point happens at the first one."""
+"""Points of each kind of worker; a fault without a point happens at the first point in the list."""
 
 _SYNTAX = re.compile(
     r"(?P<action>\w+)\s+(?P<target>GWorker [\d*?]+(?:/[CR]Worker [\d*?]+)?|[\w.*?]+)(?:\s+(?P<seconds>[0-9.]+)s)?"
@@ -28,10 +28,10 @@ _HELP = ("a fault is ACTION TARGET [SECONDSs] [@ POINT NUMBER] [p=PROBABILITY], 
 
 
 class Place(Protocol):
-    """The part of a runtime that faults use."""
+    """The methods of a runtime that faults use."""
 
     def sleep(self, seconds: float) -> None:
-        """Let the calling worker wait for `seconds` seconds."""
+        """Block the calling worker for `seconds` seconds."""
 
     def die(self, worker: str) -> None:
         """Kill the calling worker, as a crash would."""
@@ -42,8 +42,8 @@ class Fault:
     """One failure of the workers that match its target.
 
     `kill`, `hang`, `raise` and `nan` happen once, at occurrence `count` of their point (None: the first), in the first
-    incarnation of a worker. With a `probability` they may happen at every occurrence and in every incarnation. `delay`
-    happens at every occurrence, or at occurrence `count`.
+    incarnation of a worker. With a `probability`, these faults may happen at every occurrence and in every incarnation.
+    `delay` happens at every occurrence, or at occurrence `count`.
     """
 
     action: str
@@ -68,16 +68,16 @@ class FaultPlan:
     Targets: a worker's name, such as `GWorker 2/CWorker 1` or `GWorker 1/RWorker 2`, or a short form of it: `col.I` is
     collection worker I of every gradient worker, `col.J.I` collection worker I of gradient worker J; `shard.I` and
     `shard.J.I` are replay shards in the same way; `grad.J` is gradient worker J; `*` and `?` match any name. Index 0
-    is the worker inside its parent. Points: `step` of collection workers counts steps of their vector of environments;
-    `grad` and `update` of gradient workers count gradients computed and updates applied; `add`, `sample` and
-    `priorities` of shards count calls. `nan` makes a gradient non-finite at `grad` or `update`.
+    is the worker that runs inside its parent. Points: `step` of collection workers counts steps of their vector of
+    environments; `grad` and `update` of gradient workers count gradients computed and updates applied; `add`, `sample`
+    and `priorities` of shards count calls. `nan` makes a gradient non-finite at `grad` or `update`.
 
     Args:
         text: Faults separated by `;`.
         seed: Seed of the draws of faults with a probability.
 
     Raises:
-        ConfigError: The text is not a plan; the message states why, and the syntax.
+        ConfigError: The text is not a valid plan; the message states the reason and the syntax.
     """
 
     def __init__(self, text: str, seed: int) -> None:
@@ -99,11 +99,11 @@ class FaultPlan:
 
         Args:
             worker: Name of the worker, such as "GWorker 1/CWorker 3".
-            incarnation: Number of workers that had its place in the tree before.
+            incarnation: Number of earlier workers at the same place in the tree.
             place: Runtime of the worker.
 
         Returns:
-            A function of a point's name that returns whether to corrupt the result at hand.
+            A function of a point's name that returns whether to corrupt the current result.
         """
         kind, names = _addresses(worker)
         chosen = [fault for fault in self.faults if any(fnmatch.fnmatchcase(name, fault.target) for name in names)]

@@ -1,8 +1,8 @@
-"""Record what decides a run besides its seeds, and repeat a run from that record.
+"""Record the order of the events in a run that depend on timing, and repeat a run from such a record.
 
-Two things depend on timing: the order in which a worker takes the answers of others, and the order in which the two
-threads of a gradient worker access its parameters. Recording the order of accesses is enough, and the accessed data
-need not be kept (LeBlanc and Mellor-Crummey 1987, "Debugging parallel programs with instant replay").
+Two orders depend on timing: the order in which a worker processes the answers of other workers, and the order in which
+the two threads of a gradient worker access its parameters. Recording these orders is enough; the accessed data need not
+be recorded (LeBlanc and Mellor-Crummey 1987, "Debugging parallel programs with instant replay").
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pytorchrl.runtime.schedule import Schedule, Signal
 
 T = TypeVar("T")
 
-Event = tuple[Any, ...]  # str first, then numbers and names, which readers unpack by kind
-"""(kind of event, index of the worker concerned, numbers that must be equal when the event is repeated ...)."""
+Event = tuple[Any, ...]  # a string, then numbers and names, whose types depend on the kind
+"""Kind of the event, index of the worker concerned, and numbers that must be equal when the event is repeated."""
 
 
 class Part(NamedTuple):
-    """Section of a journal: the entries since the previous section was taken."""
+    """Section of a journal: the entries since the end of the previous section."""
 
     events: list[Event]
     turns: list[int]
-    """Number of reads of the parameters by one thread before each write of the other."""
+    """For each write of the parameters by the learning thread, the collector thread's reads since the last write."""
 
 
 WorkersPart = tuple[str, int, Part]
@@ -38,8 +38,9 @@ class Journal:
     """Journal of one worker. This base class records nothing and enforces no order.
 
     Attributes:
-        lock: Guards the worker's parameters. Hold it alone for accesses whose order affects nothing else.
-        is_kept: Whether events are recorded or compared, so that they have to be described.
+        lock: Lock that guards the worker's parameters. Use the lock directly, instead of `reading` or `writing`, for
+            accesses whose order affects nothing else.
+        is_kept: Whether events are recorded or compared with a record. If not, callers need not describe events.
     """
 
     is_kept = False
@@ -55,11 +56,11 @@ class Journal:
         """Return a context in which the learning thread may write the parameters."""
         return self.lock
 
-    def note(self, *event: Any) -> None:
+    def note(self, *event: object) -> None:
         """Record an event whose order depends on timing."""
 
     def upcoming(self) -> Event | None:
-        """Return the event that has to happen next; None if timing decides."""
+        """Return the event that must happen next; None if timing decides."""
         return None
 
     def upcoming_of(self, kind: str, index: int) -> Event | None:
@@ -74,13 +75,13 @@ class Journal:
         """Record that the collector thread failed, and wake any thread waiting for its turn."""
 
     def release(self) -> None:
-        """Stop recording and enforcing, because the worker is about to stop and its last steps affect nothing."""
+        """Stop recording and enforcing an order: the worker is about to stop, and its last steps affect nothing."""
 
 
 class Recording(Journal):
     """Journal that records.
 
-    One thread adds events, two access the parameters, and the learning thread takes the entries.
+    One thread adds events, two threads access the parameters, and the learning thread takes the entries.
     """
 
     is_kept = True
@@ -108,8 +109,8 @@ class Recording(Journal):
             self.reads = 0
         self.depth += 1
 
-    def note(self, *event: Any) -> None:
-        """Record an event, unless the worker is about to stop: later events are incomplete, and nobody uses them."""
+    def note(self, *event: object) -> None:
+        """Record an event. Events after `release` are ignored: they are incomplete, and no replay needs them."""
         if not self._released:
             self._events.append(event)
 
@@ -123,7 +124,10 @@ class Recording(Journal):
 
 
 class _Read:
-    """Read by the collector thread. Every update has some, and an object costs a fraction of a generator."""
+    """Context of a read by the collector thread.
+
+    Each update makes such reads, so this is a class: a generator-based context manager would cost several times more.
+    """
 
     def __init__(self, journal: Recording) -> None:
         self._journal, self._lock = journal, journal.lock
@@ -137,7 +141,7 @@ class _Read:
 
 
 class _Write:
-    """Write by the learning thread."""
+    """Context of a write by the learning thread."""
 
     def __init__(self, journal: Recording) -> None:
         self._journal, self._lock = journal, journal.lock
@@ -152,19 +156,19 @@ class _Write:
 
 
 def _take_all(items: list[T]) -> list[T]:
-    """Remove and return the items of a list, to which another thread may be appending."""
+    """Remove and return the items of a list to which another thread may be appending."""
     taken = items[:]
     del items[:len(taken)]
     return taken
 
 
 class Replaying(Journal):
-    """Journal that enforces the order of a record, up to its end or until `release`.
+    """Journal that enforces the order of a record until the record ends or `release` is called.
 
     Args:
         worker: Name of the worker, for error messages.
         part: All recorded entries of the worker.
-        schedule: Schedule of the simulated runtime, the only one that can repeat a run.
+        schedule: Schedule of the simulated runtime; only this runtime can repeat a run.
     """
 
     is_kept = True
@@ -180,7 +184,7 @@ class Replaying(Journal):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Wait until the recorded writes before this read are done, then read."""
+        """Wait for the writes that precede this read in the record, then read."""
         self._wait(lambda: self._reads < self._turns[0], "read")
         with self.lock:
             self._reads += 1
@@ -191,7 +195,7 @@ class Replaying(Journal):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Wait until the recorded reads before this write are done, then write."""
+        """Wait for the reads that precede this write in the record, then write."""
         if not self._depth:
             self._wait(lambda: self._reads == self._turns[0], "write")
         with self.lock:
@@ -220,11 +224,11 @@ class Replaying(Journal):
             raise self._failure
 
     def fail(self, error: BaseException) -> None:
-        """Wake any thread waiting for its turn, which raises `error`."""
+        """Wake any thread that waits for its turn; that thread raises `error`."""
         self._failure = error
         self._schedule.notify(self._changed)
 
-    def note(self, *event: Any) -> None:
+    def note(self, *event: object) -> None:
         """Compare an event with the record.
 
         Raises:
@@ -235,9 +239,8 @@ class Replaying(Journal):
         recorded = self._events.popleft()
         self._num_events += 1
         if recorded != event:
-            raise ReplayError(f"the replayed run differs from its record at event {self._num_events} of "
-                              f"{self._worker}: "
-                              f"recorded was {_show(recorded)}, now it is {_show(event)}")
+            raise ReplayError(f"the replayed run differs from its record at event {self._num_events} of {self._worker}:"
+                              f" the record has {_show(recorded)}, the replay has {_show(event)}")
 
     def upcoming(self) -> Event | None:
         """Return the next event of the record; None at its end."""
@@ -248,7 +251,7 @@ class Replaying(Journal):
         return next((event for event in self._events if event[:2] == (kind, index)), None)
 
     def release(self) -> None:
-        """Discard the rest of the record."""
+        """Discard the remaining entries of the record."""
         self._events.clear()
         self._turns.clear()
         self._schedule.notify(self._changed)

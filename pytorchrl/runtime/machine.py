@@ -1,4 +1,4 @@
-"""Refuse more workers than this machine can hold, before Ray starts on it."""
+"""Refuse more workers than this machine has resources for, before Ray starts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from pytorchrl.runtime.base import is_default
 from pytorchrl.runtime.room import no_gpu, sharing_of
 
 WORKER_BYTES = 180 * 10**6
-"""Least private memory of a remote worker in bytes: Python, torch and Ray, with a small network and
-CartPole. Measured on Linux with torch's CPU build, 179 to 180 MB for collection and gradient workers alike."""
+"""Least private memory of a remote worker in bytes: Python, torch and Ray, with a small network and CartPole.
+
+Measured on Linux with torch's CPU build: 179 to 180 MB for collection workers and for gradient workers.
+"""
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -30,7 +32,7 @@ class Machine:
 
 
 def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
-    """Return the CPUs, GPUs and memory of this machine; a container's memory limit counts if it is lower.
+    """Return the CPUs, GPUs and memory of this machine, or the memory limit of its container if that is lower.
 
     Args:
         limits: Files with the memory limit of a container in bytes, for versions 2 and 1 of control groups.
@@ -43,13 +45,13 @@ def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
 
 
 def check_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]], machine: Machine) -> None:
-    """Refuse more workers than the memory of a machine holds, and explicit requests for more CPUs or GPUs than it has.
+    """Refuse more workers than fit into the memory of a machine, and explicit requests for more CPUs or GPUs.
 
-    More workers than cores are allowed: the default request shrinks, and they share the cores.
+    More workers than cores are allowed: the default request is reduced, and the workers share the cores.
 
     Args:
-        requests: (name, count, resources of each) of all kinds of remote workers of a scheme.
-        machine: The only machine on which they can run.
+        requests: (name, number of workers, resources of one worker) for each kind of remote worker of a scheme.
+        machine: The only machine on which the workers can run.
 
     Raises:
         InsufficientResourcesError: The message states the requested and available resources, and what to do.
@@ -64,7 +66,7 @@ def check_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]], mach
         if sum(count * amount for _, count, amount in asked) > present:
             wanted = " and ".join(f"{count} {name} x {key}={amount:g}" for name, count, amount in asked)
             raise InsufficientResourcesError(
-                f"{wanted} were asked for; this machine has {present}; ask for less or use fewer workers")
+                f"{wanted} were requested; this machine has {present}; request less or use fewer workers")
 
 
 def _check_memory(requests: Sequence[tuple[str, int, Mapping[str, float]]], machine: Machine) -> None:
@@ -72,9 +74,7 @@ def _check_memory(requests: Sequence[tuple[str, int, Mapping[str, float]]], mach
     if num_workers > most:
         wanted = " and ".join(f"{count} {name}" for name, count, _ in requests if count)
         raise InsufficientResourcesError(
-            f"{wanted} were asked for, each a process of {WORKER_BYTES / 1e6:.0f} MB or more, "
-            f"together {num_workers * WORKER_BYTES / 1e9:.0f} GB; this machine has {machine.memory_bytes / 1e9:.1f} GB "
-            "of memory, "
-            f"which holds {most} at most, and {machine.num_cpus} CPU cores; use fewer workers, about one for each "
-            "core, with more "
-            "environments each (vec_env_size, --num-envs), or give the address of a cluster")
+            f"{wanted} were requested, each a process of {WORKER_BYTES / 1e6:.0f} MB or more, together "
+            f"{num_workers * WORKER_BYTES / 1e9:.0f} GB; this machine has {machine.memory_bytes / 1e9:.1f} GB of "
+            f"memory, enough for {most}, and {machine.num_cpus} CPU cores; use fewer workers, about one per core, with "
+            "more environments each (vec_env_size, --num-envs), or give the address of a cluster")

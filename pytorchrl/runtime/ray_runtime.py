@@ -1,7 +1,7 @@
-"""Workers as Ray actors. Only this module imports Ray, and only when the first remote worker starts.
+"""Run workers as Ray actors. Only this module imports Ray, and only when the first remote worker starts.
 
-Ray never restarts or retries anything here: a restarted actor would lose its state, and a retried call would collect
-twice. Every failure becomes an outcome; no other module knows Ray's exceptions.
+Ray never restarts actors or retries calls here: a restarted actor would lose its state, and a retried call would
+collect twice. Every failure becomes an outcome; no other module handles Ray's exceptions.
 """
 
 from __future__ import annotations
@@ -18,45 +18,46 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 from pytorchrl.agent.options import option
 from pytorchrl.errors import InsufficientResourcesError, RayConnectionError, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, T, W, is_default
+from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W, is_default
 from pytorchrl.runtime.machine import check_machine, this_machine
 from pytorchrl.runtime.ray_values import Enclosed, RemoteTraceback
 from pytorchrl.runtime.reaper import start_reaper
 from pytorchrl.runtime.room import RAY_KEYS, group_of, no_gpu, room_for, sharing_of, shown, shrunk_to
 from pytorchrl.runtime.threads import ThreadRuntime
 from pytorchrl.terminal import get_logger
+from pytorchrl.untyped import Untyped
 
 logger = get_logger(__name__)
 
-FromRay: TypeAlias = Any
+FromRay: TypeAlias = Untyped
 """The module of Ray, its actors, references and placement groups, whose own types are missing or `Never`."""
 
 _CONNECT_TIMEOUT_S = 5.0
 # Shared values up to this size are part of each request: a reference costs each reader 0.7 ms, a value a tenth of that.
-# From 100 KiB on, Ray itself would turn each argument into a reference.
+# Ray itself would replace each argument of 100 KiB or more by a reference.
 _MAX_ENCLOSED_BYTES = 90_000
 # Ending Ray's remaining processes takes a tenth of a second, and longer on a busy machine.
 _REAP_TIMEOUT_S = 5.0
 
 
 class _Host:
-    """Ray actor, which builds its worker in the thread that makes all calls. Signals run on a thread of their own."""
+    """Ray actor, which builds its worker in the thread that runs all calls. Signals run in a separate thread."""
 
     def __init__(self, cls: type[object], params: Mapping[str, object]) -> None:
         self._cls, self._params = cls, params
         self._worker: object = None
-        # signals before the worker was built
+        # Signals that arrived before the worker was built.
         self._early: list[tuple[str, tuple[object, ...], Mapping[str, object]]] = []
         self._lock = threading.Lock()
 
     def up(self) -> None:
-        """Return once the process runs."""
+        """Return as soon as the actor's process runs."""
 
     def call(self, method: str, *args: object, **kwargs: object) -> object:
         if self._worker is None:
@@ -76,26 +77,25 @@ class _Host:
 
 
 class RayRuntime(Runtime):
-    """Ray actors as workers.
+    """Runtime whose workers are Ray actors.
 
     Args:
-        options: Options of the runtime; None: their defaults.
-        seed: Seed of the experiment, from which the draws of faults with a probability derive.
-        is_recording: Whether workers record what depends on timing.
+        options: Options of the runtime; None: the defaults.
+        seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
+        is_recording: Whether workers record the order of events that depends on timing.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Runtime.Options):
-        """Options of Ray."""
+        """Options of the Ray runtime."""
 
         address: str | None = option(
-            None, help="Address of a Ray cluster, such as \"10.0.0.1:6379\". None: the cluster that this process uses "
-            "already, else "
-            "the one at RAY_ADDRESS, else a local one, which the run starts.")
+            None, help="Address of a Ray cluster, such as \"10.0.0.1:6379\". None: the cluster that this process "
+            "already uses, else the cluster at RAY_ADDRESS, else a local cluster, which the run starts.")
         placement: str | None = option(
             None, choices=(None, "colocate"),
-            help="None: Ray spreads all workers over the nodes. \"colocate\": each remote gradient "
-            "worker runs on one node with its own collection workers and replay shards.")
+            help="None: Ray spreads all workers over the nodes. \"colocate\": each remote gradient worker runs on one "
+            "node with its own collection workers and replay shards.")
 
     name = "ray"
     options: Options
@@ -105,17 +105,17 @@ class RayRuntime(Runtime):
         self._seed = seed
         self._ray: FromRay = None
         self._host: FromRay = None
-        self._reaper: subprocess.Popen[bytes] | None = None  # of the Ray that this runtime started, if it did
-        self._has_joined = False  # a cluster that others started
-        # actor -> (request, reference ready once it runs)
+        self._reaper: subprocess.Popen[bytes] | None = None  # of a local Ray that this runtime started
+        self._has_joined = False  # whether this runtime has joined a cluster that was already running
+        # Actor -> (requested resources, reference that is ready once the actor's process runs).
         self._actors: dict[FromRay, tuple[dict[str, float], FromRay]] = {}
-        # request of a gradient worker with the workers it starts, if they are colocated
+        # Joint request of a gradient worker and the workers that it starts, if they are colocated.
         self._bundle: dict[str, float] = {}
-        self._groups: dict[str, FromRay] = {}  # gradient worker -> placement group, which a replacement reuses
+        self._groups: dict[str, FromRay] = {}  # gradient worker -> placement group, which its replacement reuses
         self._threads: ThreadRuntime | None = None
 
     def __reduce__(self) -> tuple[partial[RayRuntime], tuple[Options]]:
-        """Start empty in another process, where the runtime joins the Ray that runs there."""
+        """Pickle the options only: in another process, the runtime joins the Ray that already runs there."""
         return partial(RayRuntime, seed=self._seed,
                        is_recording=self.is_recording), (replace(self.options, address=None),)
 
@@ -124,18 +124,18 @@ class RayRuntime(Runtime):
             return self._ray
         if self._starts_a_local_ray():  # before the import, which takes seconds
             self._tell("starting Ray ...")
-        # Ray reads it once; set later, processes would expect a token that Ray does not send
+        # Ray reads this variable once. If it were set later, processes would expect a token that Ray does not send.
         if "ray" not in sys.modules:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         elif "RAY_AUTH_MODE" not in os.environ:
             logger.info("ray was imported before the first scheme that uses it; without RAY_AUTH_MODE=token in the "
-                        "environment "
-                        "its calls are not authenticated")
+                        "environment, its calls are not authenticated")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-        # A call after the end, for example of an interrupted start, must not start another Ray with Ray's own defaults.
+        # A call after `close`, for example by an interrupted start, must not start another Ray with Ray's own defaults.
         os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
-        # Ray's native handler of SIGTERM would abort the process; Python's handlers, and stacks after a crash, remain.
+        # Ray's native handler of SIGTERM would abort the process. This setting does not affect Python's signal handlers
+        # and the stacks that faulthandler prints after a crash.
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         import ray as ray_module
 
@@ -161,15 +161,14 @@ class RayRuntime(Runtime):
         return ray
 
     def _check_is_wanted(self, running: str, own_ip: str) -> None:
-        """Raise `RayConnectionError` if this process uses the cluster at `running` but the options name another."""
+        """Raise `RayConnectionError` if this process uses the cluster at `running` and the options name another."""
         wanted = self.options.address
         if wanted is None or wanted in ("auto", "local") or wanted.startswith("ray://"):
             return
         if _place_of(wanted, own_ip) != _place_of(running, own_ip):
             raise RayConnectionError(
                 f"address={wanted!r}, but this process already uses the Ray cluster at {running!r}; call "
-                "ray.shutdown() before the "
-                "first step, or leave address out to use that cluster")
+                "ray.shutdown() before the first step, or leave address out to use that cluster")
 
     def _starts_a_local_ray(self) -> bool:
         ray = sys.modules.get("ray")
@@ -188,12 +187,12 @@ class RayRuntime(Runtime):
         try:
             with _without_handlers_of(ray):
                 ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                         # Ray makes its folder readable for all; the one above stays private
+                         # Ray makes its own directory readable for all users; the directory around it stays private.
                          _temp_dir=os.path.join(directory, "r"))
         except BaseException as error:
             self._leave(ray)
             if isinstance(error, Exception):
-                problem = f"Ray did not start on this machine: {error}; a very busy machine or a full disk can be why"
+                problem = f"Ray did not start on this machine: {error}; a busy machine or a full disk can be the cause"
                 raise RayConnectionError(problem) from error
             raise
 
@@ -203,15 +202,15 @@ class RayRuntime(Runtime):
             ray.shutdown()
             self._has_joined = False
         if reaper is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the reaper continues by itself
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the reaper then continues in the background
                 reaper.communicate(timeout=_REAP_TIMEOUT_S)
 
-    def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
+    def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` as an actor that Ray neither restarts nor retries."""
+        """Start `cls(**params)` as an actor; Ray neither restarts the actor nor retries its calls."""
         self._connect()
         options = dict(resources)
-        options.pop("object_store_memory", None)  # the store is the node's, not the actor's
+        options.pop("object_store_memory", None)  # the object store belongs to the node, not to an actor
         group = self._group_of(name)
         asked = self._bundle if name in self._groups else {} if group else {
             RAY_KEYS.get(key, key): amount for key, amount in options.items()}
@@ -224,10 +223,10 @@ class RayRuntime(Runtime):
         return Handle(self, name, actor)
 
     def _group_of(self, name: str) -> FromRay:
-        """Return the scheduling strategy that binds an actor to a placement group; None if it belongs to none."""
+        """Return the scheduling strategy that binds an actor to its placement group; None if it has no group."""
         if self.options.placement != "colocate":
             return None
-        group = self._ray.util.get_current_placement_group()  # in the process of a gradient worker: its own group
+        group = self._ray.util.get_current_placement_group()  # the gradient worker's group, in its process
         if self._bundle and name.startswith("GWorker"):
             if name not in self._groups:
                 self._groups[name] = self._ray.util.placement_group([self._bundle], strategy="STRICT_PACK")
@@ -236,7 +235,7 @@ class RayRuntime(Runtime):
         return group and strategies.PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
 
     def lacks_room(self, handle: Handle[W]) -> str:
-        """Return the request of an actor that has no process, and the free resources, if no node has room for it."""
+        """Return the requested and free resources as text if an actor has no process and fits on no node; else ""."""
         asked, up = self._actors[handle.native]
         group = self._groups.get(handle.name)
         if self._ray.wait([up], timeout=0)[0] or (group is not None and group.wait(1)):
@@ -245,20 +244,20 @@ class RayRuntime(Runtime):
         if any(all(node.get(key, 0.0) >= amount for key, amount in asked.items()) for node in nodes):
             return ""
         free = "; ".join(shown({key: node.get(key, 0.0) for key in asked}) for node in nodes)
-        return f"it asks for {shown(asked)}, and the {len(nodes)} nodes have {free} free"
+        return f"it requests {shown(asked)}, and the {len(nodes)} nodes have {free} free"
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
-               kwargs: Mapping[str, object]) -> Future[Any]:
-        """Enqueue a method call on an actor; results of `put` among the arguments arrive as their values."""
+               kwargs: Mapping[str, object]) -> FutureByName:
+        """Enqueue a method call on an actor, which receives the stored values of arguments that `put` returned."""
         return Future(handle.name, handle.native.call.remote(method, *args, **kwargs))
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
-               kwargs: Mapping[str, object]) -> Future[Any]:
-        """Make a short call in the actor's control group."""
+               kwargs: Mapping[str, object]) -> FutureByName:
+        """Run a short call in the actor's control group, concurrently with the running call."""
         return Future(handle.name, handle.native.signal.remote(method, *args, **kwargs))
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Return all futures that have an outcome, once one has; [] after `timeout_s` seconds."""
+        """Return all futures with an outcome as soon as there is one; [] after `timeout_s` seconds."""
         references = [future.native for future in futures]
         if timeout_s:
             if not self._ray.wait(references, num_returns=1, timeout=timeout_s, fetch_local=False)[0]:
@@ -280,14 +279,14 @@ class RayRuntime(Runtime):
             return Outcome(future.worker, error=cause)
         except exceptions.GetTimeoutError:
             return Outcome(future.worker, error=WorkerLostError(
-                f"{future.worker} gave no answer within {timeout_s:.1f} s"))
+                f"{future.worker} did not answer within {timeout_s:.1f} s"))
         except exceptions.RayError as error:
             lost = WorkerDiedError(f"{future.worker} is lost: {type(error).__name__}: {_reason(error)}")
             lost.__cause__ = error
             return Outcome(future.worker, error=lost)
 
     def get_started(self, kind: str, futures: Sequence[Future[R]], timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of the first calls to workers of one kind; announce how many have answered."""
+        """Return the outcome of each worker's first call, for workers of one kind; announce how many have started."""
         deadline, references, num_up = self.now() + timeout_s, [future.native for future in futures], 0
         while num_up < len(references):
             self._tell(f"started {num_up} of {len(references)} {kind} ...")
@@ -302,7 +301,7 @@ class RayRuntime(Runtime):
         return self.get_all(futures, max(0.0, deadline - self.now()))
 
     def put(self, value: T) -> T:
-        """Store a value once in this node's object store; a small value is pickled once, and part of each request."""
+        """Store a value once in this node's object store; a small value is pickled once and sent with each request."""
         ray, buffers = self._connect(), list[pickle.PickleBuffer]()
         pickled = ray.cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         if len(pickled) + sum(buffer.raw().nbytes for buffer in buffers) <= _MAX_ENCLOSED_BYTES:
@@ -311,20 +310,20 @@ class RayRuntime(Runtime):
         return ray.put(value)
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """Kill the actor's process; return True once a call to the actor fails for that reason."""
+        """Kill the actor's process; return whether a call to the actor then fails because the process has ended."""
         self._actors.pop(handle.native, None)
         self._ray.kill(handle.native, no_restart=True)
         return isinstance(self.outcome(self.submit(handle, "call", ("ready",), {}), timeout_s).error, WorkerDiedError)
 
     def in_process(self) -> Runtime:
-        """Return a runtime of threads, which needs no Ray."""
+        """Return a runtime whose workers are threads, without Ray."""
         if self._threads is None:
             self._threads = ThreadRuntime(is_recording=self.is_recording)
             self._threads.faults = self.faults
         return self._threads
 
     def own_gpus(self) -> list[int] | None:
-        """Return the GPUs that Ray assigned to an actor, which sees no others unless Ray was told not to hide them."""
+        """Return the GPUs that Ray assigned to this actor. Ray hides all other GPUs unless configured not to."""
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
             return None
@@ -335,7 +334,7 @@ class RayRuntime(Runtime):
         return sorted(int(gpu) if names is None else names.split(",").index(str(gpu)) for gpu in given)
 
     def close(self) -> None:
-        """Kill the actors; leave a cluster that was joined, or shut down Ray if this runtime started it."""
+        """Kill the actors; disconnect from a cluster that was already running, or shut down a local Ray."""
         if self._threads is not None:
             self._threads.close()
         if self._ray is None:
@@ -350,9 +349,9 @@ class RayRuntime(Runtime):
         self._ray = self._host = None
 
     def fit_resources(self, requests: Sequence[tuple[str, int, Mapping[str, float]]]) -> list[dict[str, float]]:
-        """Check explicit requests against the cluster, and shrink default requests to the rest."""
+        """Check explicit requests against the cluster, and reduce default requests to the remaining resources."""
         if self._starts_a_local_ray():
-            check_machine(requests, this_machine())  # Ray could tell only after it has started, seconds later
+            check_machine(requests, this_machine())  # Ray could report this only after its start, which takes seconds
         nodes = [node["Resources"] for node in self._connect().nodes() if node["Alive"]]
         total: dict[str, float] = {}
         for node in nodes:
@@ -368,23 +367,23 @@ class RayRuntime(Runtime):
                 spare[ray_key] = spare.get(ray_key, 0.0) - count * amount
                 if amount > most or spare[ray_key] < -1e-9:
                     raise InsufficientResourcesError(
-                        f"{count} {name} ask for {key}={amount:g} each, {count * amount:g} together; the largest node "
+                        f"{count} {name} request {key}={amount:g} each, {count * amount:g} together; the largest node "
                         f"has {most:g}, the cluster {total.get(ray_key, 0.0):g} ({spare[ray_key] + count * amount:g} "
-                        "not yet asked for); ask for less or use fewer workers")
+                        "not yet requested); request less or use fewer workers")
         share = self._shares(requests, nodes, spare)
         fitted = [shrunk_to(share, resources) if is_default(resources) else dict(resources) for _, _,
                   resources in requests]
         if any(fit.get(key, 0) < resources.get(key, 0) for (_, count, resources),
                fit in zip(requests, fitted, strict=True)
                for key in RAY_KEYS if count):
-            logger.info("default resources shrunk to what the cluster has: %s", fitted)
+            logger.info("default requests of workers are reduced to the resources of the cluster: %s", fitted)
         if self.options.placement == "colocate":
             self._bundle = group_of(requests, fitted, nodes)
         return fitted
 
     def _shares(self, requests: Sequence[tuple[str, int, Mapping[str, float]]], nodes: Sequence[Mapping[str, float]],
                 spare: Mapping[str, float]) -> dict[str, float]:
-        """Return the largest share of each resource for default requests; raise if they need a missing GPU."""
+        """Return the largest share of each resource for default requests; raise an error if a needed GPU is missing."""
         share = {}
         for key in ("num_cpus", "num_gpus", "memory"):
             count = sum(sharing_of(requests, key).values())
@@ -392,13 +391,13 @@ class RayRuntime(Runtime):
             share[key] = room_for(key, nodes, spare, num_places, max(1, count / num_places))
         if (sharing := sharing_of(requests, "num_gpus")) and not share["num_gpus"]:
             present, free = sum(node.get("GPU", 0.0) for node in nodes), max(0.0, spare.get("GPU", 0.0))
-            raise no_gpu(sharing, f"the cluster has {present:g}, of which {free:g} free")
+            raise no_gpu(sharing, f"the cluster has {present:g}, of which {free:g} are free")
         return share
 
 
 @contextlib.contextmanager
 def _without_handlers_of(ray: FromRay) -> Iterator[None]:
-    """Keep a starting Ray from installing handlers of SIGTERM, which end the process with their own exit codes."""
+    """Prevent Ray from installing handlers of SIGTERM at its start, which end the process with other exit codes."""
     utils = ray._private.utils
     found = getattr(utils, "set_sigterm_handler", None)
     utils.set_sigterm_handler = lambda handler: None
@@ -411,13 +410,13 @@ def _without_handlers_of(ray: FromRay) -> Iterator[None]:
 def _place_of(address: str, own_ip: str) -> tuple[str, str]:
     """Return host (resolved, if possible) and port of "host:port"; names of this machine become `own_ip`."""
     host, _, port = address.rpartition(":")
-    with contextlib.suppress(OSError):  # an unknown name stays as it is
+    with contextlib.suppress(OSError):  # an unknown name is compared as text
         host = socket.gethostbyname(host)
     return own_ip if host.startswith("127.") else host, port
 
 
 def _check_reachable(address: str) -> None:
-    """Raise `RayConnectionError` if nothing listens at "host:port", where Ray itself would try for minutes."""
+    """Raise `RayConnectionError` if nothing listens at "host:port"; Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         try:
@@ -427,13 +426,13 @@ def _check_reachable(address: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return Ray's one line on a death; for a failed start, the last of many lines, which has the error."""
+    """Return the line of Ray's message that states the reason: the first, or the last if the start failed."""
     lines = str(error).splitlines()
     return f"its start failed: {lines[-1]}" if "creation task" in lines[0] and len(lines) > 1 else lines[0]
 
 
 def _make_host(ray: FromRay) -> type[_Host]:
-    """Return `_Host` with signals in Ray's control group; Ray's decorator exists only once Ray is imported."""
+    """Return `_Host` with signals in Ray's control group. This is a function because it needs Ray's decorator."""
     class Worker(_Host):
         signal = ray.method(concurrency_group="control")(_Host.signal)
 

@@ -1,4 +1,4 @@
-"""Objects that cross between processes of Ray in a form of their own; the module does not need Ray."""
+"""Define how two kinds of objects are pickled between processes of Ray. This module does not import Ray."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Enclosed:
-    """Small value that many requests contain: pickled once, and deserialized with read-only arrays."""
+    """Small value that many requests contain. It is pickled once, and its arrays are read-only after unpickling."""
 
     def __init__(self, pickled: bytes, buffers: list[bytes]) -> None:
         self._pickled, self._buffers = pickled, buffers
@@ -20,7 +20,7 @@ def _deserialize(pickled: bytes, buffers: list[bytes]) -> object:
     return pickle.loads(pickled, buffers=buffers)
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - shown as the cause of the error itself
+class RemoteTraceback(Exception):  # noqa: N818 - not an error, but the cause that Python prints with one
     """Traceback of the worker's process, as text."""
 
     def __str__(self) -> str:

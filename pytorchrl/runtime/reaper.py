@@ -1,8 +1,8 @@
 """Kill the remaining processes of a local Ray and remove its directory, once its driver has finished or died.
 
-`python reaper.py DIRECTORY SESSION DRIVER` waits for the end of its standard input, which the driver holds open.
-Without a reaper, Ray's agents would survive a killed driver by a minute, and its files would stay. The module uses the
-standard library only, because a reaper starts with each Ray.
+`python reaper.py DIRECTORY SESSION DRIVER` waits for the end of its standard input, which the driver keeps open.
+Without a reaper, Ray's agents would outlive a killed driver by a minute, and their files would remain. The module uses
+the standard library only, because a reaper starts with each local Ray.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _INTERVAL_S, _ATTEMPTS = 0.05, 100
 
 
 def start_reaper(directory: str) -> subprocess.Popen[bytes]:
-    """Start a reaper for this process in a session of its own, beyond Ctrl-C and the end of a terminal."""
+    """Start a reaper for this process, in a separate session that Ctrl-C and a closing terminal do not affect."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, directory, str(os.getsid(0)), str(os.getpid())],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
 
 
 def processes_of(directory: str, session: int) -> list[int]:
-    """Return the processes of a session whose command line names the directory, or which have one of its files open."""
+    """Return the processes of a session that name the directory in their command line or have a file in it open."""
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
-        with contextlib.suppress(OSError, ValueError):  # not a process, another user's, or one that has ended
+        with contextlib.suppress(OSError, ValueError):  # not a process, another user's process, or an ended process
             pid = int(name)
             if os.getsid(pid) == session and _uses(pid, directory):
                 found.append(pid)
@@ -48,7 +48,7 @@ def _uses(pid: int, directory: str) -> bool:
 
 
 def main(directory: str, session: int, driver: int) -> None:
-    """Wait for the driver, kill the remaining processes, remove the directory."""
+    """Wait for the driver to end, kill the remaining processes, and remove the directory."""
     sys.stdin.buffer.read()
     for _ in range(_ATTEMPTS):
         left = [pid for pid in processes_of(directory, session) if pid != driver]

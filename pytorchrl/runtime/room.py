@@ -1,6 +1,7 @@
-"""Fit the requests of workers to the resources of a cluster. Arithmetic only, without Ray.
+"""Fit the requests of workers to the resources of a cluster, by arithmetic without Ray.
 
-A request is (name, count, resources of each worker). A node maps Ray's names of resources to the amounts of a machine.
+A request is (name, number of workers, resources of one worker). A node is a map from Ray's name of a resource to the
+amount that a machine has.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from collections.abc import Mapping, Sequence
 from pytorchrl.errors import InsufficientResourcesError
 from pytorchrl.runtime.base import is_default
 
-_MOST = 1.2  # equal machines differ a little in memory
+_MOST = 1.2  # above 1, because the memory of equal machines differs a little
 RAY_KEYS = {"num_cpus": "CPU", "num_gpus": "GPU"}
-"""Resources that have another name in requests than in Ray's description of a node."""
+"""Name of a resource in requests -> its name in Ray's description of a node, for names that differ."""
 
 
 def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str, float], num_places: int,
              per_place: float) -> float:
-    """Return the largest share of a resource for each default request, `per_place` of which go to one node.
+    """Return the largest share of a resource for each default request, with `per_place` requests per node.
 
-    The largest of several nodes is left out, so that the others have room for its workers if it is lost. It counts if
-    it has clearly more than all others together, because the requests would otherwise be small enough to crowd the
-    small nodes; and GPUs of all nodes count, because a worker without a share would not see a GPU. A node without a
-    CPU, such as a head that keeps its cores for the learner, gets no workers, whatever else it has.
+    The largest of several nodes is not counted, so that its workers fit on the other nodes if it is lost. There are two
+    exceptions. A node that has clearly more than all other nodes together is counted: the requests would otherwise
+    become so small that too many workers would start on the small nodes. GPUs of all nodes are counted, because a
+    worker without a share of a GPU would not see one. A node without CPUs, such as a head node that reserves its cores
+    for the learner, gets no workers, whatever its other resources are.
     """
     ray_key = RAY_KEYS.get(key, key)
     total = sum(node.get(ray_key, 0.0) for node in nodes)
@@ -36,7 +38,10 @@ def room_for(key: str, nodes: Sequence[Mapping[str, float]], spare: Mapping[str,
 
 
 def largest_share(free: Sequence[float], count: int) -> float:
-    """Return the largest amount that each of `count` workers can take from one of the nodes, by their free amounts."""
+    """Return the largest amount that `count` workers can have each, if every worker runs on one node.
+
+    `free` contains the free amount of each node.
+    """
     shares = sorted(amount / part for amount in free if amount > 0 for part in range(1, count + 1))
     first_too_large = bisect.bisect_left(
         shares, True, key=lambda share: sum(int(amount / share + 1e-9) for amount in free) < count)
@@ -44,7 +49,7 @@ def largest_share(free: Sequence[float], count: int) -> float:
 
 
 def shrunk_to(share: Mapping[str, float], resources: Mapping[str, float]) -> dict[str, float]:
-    """Return a default request, shrunk to a share of each resource."""
+    """Return a default request, reduced to a share of each resource."""
     fitted = {}
     for key in ("num_cpus", "num_gpus", "memory"):
         asked = float(resources.get(key, 0.0))
@@ -72,9 +77,8 @@ def group_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], fitted: S
         wanted = " and ".join(f"{count // num_groups} {name}" for name, count, _ in requests if count)
         present = "; ".join(shown({key: node.get(key, 0.0) for key in bundle}) for node in nodes)
         raise InsufficientResourcesError(
-            f"placement='colocate' puts {wanted} on one node, which together ask for {shown(bundle)}, {num_groups} "
-            "times; the "
-            f"nodes have {present}, which is room for {room}; ask for less, or leave placement out")
+            f"placement='colocate' puts {wanted} on one node, which together request {shown(bundle)}, {num_groups} "
+            f"times; the nodes have {present}, which is room for {room}; request less, or leave placement out")
     return bundle
 
 
@@ -84,13 +88,12 @@ def shown(resources: Mapping[str, float]) -> str:
 
 
 def sharing_of(requests: Sequence[tuple[str, int, Mapping[str, float]]], key: str) -> dict[str, int]:
-    """Return name -> count of the workers with a default request that contains this resource."""
+    """Return the number of workers by name, for workers with a default request that contains this resource."""
     return {name: count for name, count, resources in requests if count and is_default(resources) and key in resources}
 
 
 def no_gpu(sharing: Mapping[str, int], present: str) -> InsufficientResourcesError:
-    """Return the error for workers that share GPUs if there is no GPU; `present` states what is available."""
+    """Return the error for workers that share GPUs if there is no GPU; `present` states the available GPUs."""
     wanted = " and ".join(f"{count} {name}" for name, count in sharing.items())
     return InsufficientResourcesError(f"{wanted} each need a share of a GPU, but {present}; set their device to 'cpu', "
-                                      "or "
-                                      "use nodes with GPUs")
+                                      "or use nodes with GPUs")

@@ -1,8 +1,8 @@
-"""Tasks on a virtual clock: one runs at a time, and the order depends on a seed alone.
+"""Run tasks on a virtual clock, one at a time, in an order that depends only on a seed.
 
-A task is a thread that runs only while it holds the baton. Where a task would wait, it passes the baton to the task
-that is due first by virtual time; a seeded generator breaks ties. So no two tasks run concurrently, and a debugger, a
-print or a slow machine changes nothing.
+A task is a thread that runs only while it has the baton. When a task has to wait, it passes the baton to the task that
+is due first in virtual time; a seeded generator breaks ties. Therefore no two tasks run concurrently, and neither a
+debugger nor a print statement nor a slow machine changes the order.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from pytorchrl.errors import DeadlockError
 
 # Number of events kept for reports; the digest covers all events.
 _NUM_LAST_EVENTS = 200
-# A sleep without an end lasts until this moment, which is later than any deadline.
+# An infinite sleep lasts until this moment, which is later than any deadline.
 _FAR_AWAY_S = 1e15
-# Real seconds within which an ended task must return from code that does not wait through the schedule.
+# Real seconds that an ended task has to return from code that does not wait through the schedule.
 _UNWIND_TIMEOUT_S = 30.0
 
 
 class Ended(BaseException):
-    """Ends a task: raised in the task where it waits."""
+    """Raised in a task that waits, to end the task."""
 
 
 class Signal:
-    """The tasks to wake when something changes."""
+    """Signal of a change, with the tasks that wait for it."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Task, int]] = []
 
 
 class Task:
-    """Thread that the schedule lets run.
+    """Thread that runs only when the schedule chooses it.
 
     Attributes:
-        owner: Owner of the task, which the schedule does not use.
+        owner: Owner of the task; the schedule does not use it.
         thread: Thread of the task.
-        finished: Whether the task has finished; `ended` is notified then.
+        finished: Whether the task has finished; the signal `ended` is notified at that moment.
         since: `time.perf_counter()` when the task last resumed.
     """
 
     def __init__(self, name: str, owner: object) -> None:
         self.name, self.owner = name, owner
         self.thread = threading.current_thread()
-        self.baton = threading.Lock()  # free while it is handed to this task
+        self.baton = threading.Lock()  # unlocked while the baton is being passed to this task
         self.baton.acquire()
-        self.num_waits = 0    # a wake-up names the wait it is for; one for an earlier wait is void
+        self.num_waits = 0    # a wake-up contains the number of its wait; wake-ups for earlier waits are ignored
         self.waits_for = ""   # empty while the task can run
         self.killed = self.finished = False
         self.ended = Signal()
         self.since = time.perf_counter()
 
     def wake(self) -> None:
-        """Let the task check whether it is its turn; an unnecessary call does no harm."""
+        """Wake the task, so that it checks whether it has the baton; an unnecessary call does no harm."""
         if self.baton.locked():
             with contextlib.suppress(RuntimeError):  # another thread has just released it
                 self.baton.release()
@@ -71,7 +71,7 @@ Entry = tuple[Task, int] | Callable[[], object]
 
 
 class Schedule:
-    """Decides which task runs. The thread that creates a schedule is its first task, the driver.
+    """Scheduler that decides which task runs. The thread that creates a schedule is its first task, the driver.
 
     Args:
         seed: Seed of the choice among tasks that are due at the same moment.
@@ -79,10 +79,10 @@ class Schedule:
     Attributes:
         now: Virtual seconds since the start.
         current: The running task.
-        tasks: The tasks that have not finished, the driver first.
-        after_event: Called after every event, for checks of invariants; None: nothing is called.
+        tasks: The tasks that have not finished; the first is the driver.
+        after_event: Function to call after every event, for checks of invariants; None: no call.
         num_events: Number of events so far.
-        last_events: The newest events, oldest first.
+        last_events: The newest events, in the order in which they occurred.
     """
 
     def __init__(self, seed: int) -> None:
@@ -91,11 +91,11 @@ class Schedule:
         self.tasks: list[Task] = [self._driver]
         self._ties = random.Random(seed)
         self._order = itertools.count()
-        # (moment, tie, order, entry, whether the entry ends a wait in vain); an entry is a task with the number of its
-        # wait, or a function to call.
+        # (moment, tie, order, entry, whether the entry is the timeout of a wait). An entry is a task with the number of
+        # its wait, or a function to call.
         self._agenda: list[tuple[float, float, int, Entry, bool | None]] = []
-        self._num_fruitless = 0  # waits in a row that ended in vain
-        self._interruption: BaseException | None = None  # for the driver, when it resumes
+        self._num_fruitless = 0  # consecutive waits that timed out
+        self._interruption: BaseException | None = None  # the driver raises it when it resumes
         self._digest = hashlib.blake2b(digest_size=16)
         self.after_event: Callable[[], None] | None = None
         self.num_events = 0
@@ -130,7 +130,7 @@ class Schedule:
         self._park("time to pass", [], min(self.now + seconds, _FAR_AWAY_S), in_vain=False)
 
     def notify(self, signal: Signal) -> None:
-        """Make the tasks that wait for a signal due now, to check again."""
+        """Make the tasks that wait for a signal due now, so that they check their conditions again."""
         waiting, signal.waiting = signal.waiting, []
         self._num_fruitless = 0
         for task, number in waiting:
@@ -179,7 +179,7 @@ class Schedule:
         thread.start()
 
     def end(self, task: Task) -> None:
-        """Raise `Ended` in a task where it waits now or waits next; the task may unwind at this moment."""
+        """Raise `Ended` in a task at its current or next wait; a waiting task becomes due now."""
         task.killed = True
         if task is not self.current:
             task.num_waits += 1
@@ -213,13 +213,13 @@ class Schedule:
         heapq.heappush(self._agenda, (moment, self._ties.random(), next(self._order), entry, in_vain))
 
     def _let_others_go_first(self) -> None:
-        """Give other tasks that are due at this moment an equal chance."""
+        """Give other tasks that are due at this moment an equal chance to run first."""
         self.check_running()
         if self._agenda and self._agenda[0][0] <= self.now:
             self._park("its turn", [], self.now, in_vain=None)
 
     def _park(self, what: str, signals: Iterable[Signal], deadline: float, *, in_vain: bool | None) -> None:
-        """Pass the baton on; return when notified or at the deadline."""
+        """Pass the baton to the next task; return after a notification or at the deadline."""
         task = self.current
         if threading.current_thread() is not task.thread:
             raise RuntimeError(f"{threading.current_thread().name} waits in the simulated runtime, but {task.name} is "
@@ -235,7 +235,7 @@ class Schedule:
             chosen = self._choose()
             if chosen is not task:
                 self._swap(task, chosen)
-        except KeyboardInterrupt:  # the chosen task, whichever it was, becomes due again
+        except KeyboardInterrupt:  # the chosen task is not known here, so every waiting task becomes due again
             for other in self.tasks:
                 if other.waits_for:
                     self._enter(self.now, (other, other.num_waits))
@@ -248,7 +248,10 @@ class Schedule:
         self.check_running()
 
     def _swap(self, task: Task, chosen: Task) -> None:
-        """Pass the baton to `chosen`, wait until `task` has it again: `current` says who has it, `baton` only wakes."""
+        """Pass the baton to `chosen`, and wait until `task` has it again.
+
+        `current` is the task that has the baton; the lock `Task.baton` only wakes a task's thread.
+        """
         self.current = chosen
         while self.current is not task:
             try:
@@ -265,7 +268,7 @@ class Schedule:
         self.current.wake()
 
     def _choose(self) -> Task:
-        """Return the task to run next: the driver if it is to be interrupted, also by a deadlock."""
+        """Return the task to run next, which is the driver if it must raise an interruption or a deadlock."""
         try:
             while self._interruption is None or not self._driver.waits_for:
                 task = self._take_next()
@@ -278,14 +281,14 @@ class Schedule:
         return self._driver
 
     def _take_next(self) -> Task | None:
-        """Advance the clock to the next entry of the agenda; return its task, or None if it has none."""
+        """Advance the clock to the next entry of the agenda; return the entry's task, or None without a task."""
         if not self._agenda:
             raise DeadlockError(self._who_waits())
         moment, _, _, entry, in_vain = heapq.heappop(self._agenda)
         if _is_void(entry):
             return None
         self.now = max(self.now, moment)
-        if in_vain is not None:  # a task that only let others go first has not waited in vain
+        if in_vain is not None:  # None: the task only let other tasks go first, which is not a timeout
             self._num_fruitless = self._num_fruitless + 1 if in_vain else 0
         if not isinstance(entry, tuple):
             entry()
@@ -295,7 +298,7 @@ class Schedule:
         return entry[0]
 
     def _nobody_works(self) -> bool:
-        """Return whether the agenda contains only waits that end in vain."""
+        """Return whether the agenda contains only timeouts of waits."""
         return all(in_vain or _is_void(entry) for _, _, _, entry, in_vain in self._agenda)
 
     def _who_waits(self) -> str:
@@ -304,5 +307,5 @@ class Schedule:
 
 
 def _is_void(entry: Entry) -> bool:
-    """Return whether an entry is for a task that has finished, or has ended that wait."""
+    """Return whether an entry is obsolete, because its task has finished or its wait is over."""
     return isinstance(entry, tuple) and (entry[0].finished or entry[0].num_waits != entry[1])

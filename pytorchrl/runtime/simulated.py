@@ -1,4 +1,4 @@
-"""Workers in one process on a virtual clock: a seed repeats a run bit for bit, asynchronous or not."""
+"""Run workers in one process on a virtual clock, so that a seed repeats any run bit for bit, even asynchronous runs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytorchrl.agent.options import option
 from pytorchrl.errors import ConfigError, RankLostError, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, T, W
+from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.collective import Collective
 from pytorchrl.runtime.costs import DEFAULT_COSTS, Costs
 from pytorchrl.runtime.journal import Journal, Part, Replaying
@@ -24,7 +23,7 @@ from pytorchrl.runtime.schedule import Ended, Schedule, Signal, Task
 
 
 class _Actor:
-    """Worker in a task of its own, which makes its calls in order, one at a time."""
+    """Worker with its own task, which runs its calls one at a time, in order."""
 
     def __init__(self, name: str, owner: _Actor | None, build: Callable[[], object]) -> None:
         self.name, self.owner, self.build = name, owner, build
@@ -32,7 +31,7 @@ class _Actor:
         self.failure: BaseException | None = None
         self.calls: deque[tuple[_Result, str, tuple[object, ...], Mapping[str, object]]] = deque()
         self.early: list[Callable[[], object]] = []  # signals to a worker that is not built yet
-        self.unsettled: dict[_Result, None] = {}     # a dict for its order
+        self.unsettled: dict[_Result, None] = {}     # a dict, because a set has no order
         self.arrived = Signal()
         self.messages: deque[Callable[[], object]] = deque()  # in flight, to or from this worker, in order
         self.last_arrival = 0.0
@@ -53,11 +52,11 @@ class _Result:
 
 
 class SimulatedQueue(queue.Queue[T]):
-    """Queue on the virtual clock, as `queue.Queue`, with timeouts in virtual seconds.
+    """Queue like `queue.Queue`, with timeouts in virtual seconds.
 
     Args:
         maxsize: Largest number of items; 0 means unbounded.
-        schedule: Schedule that chooses the next task while one waits.
+        schedule: Schedule that runs other tasks while a task waits.
     """
 
     def __init__(self, maxsize: int, schedule: Schedule) -> None:
@@ -74,7 +73,7 @@ class SimulatedQueue(queue.Queue[T]):
         self._note("put")
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Take the oldest item; raise `queue.Empty` after `timeout` virtual seconds without one (None: never)."""
+        """Remove and return the oldest item; raise `queue.Empty` after `timeout` virtual seconds (None: never)."""
         if not self._wait(lambda: not self.empty(), block, timeout, "an item in a queue"):
             raise queue.Empty
         item: T = self._get()
@@ -82,12 +81,12 @@ class SimulatedQueue(queue.Queue[T]):
         return item
 
     def task_done(self) -> None:
-        """Mark one item that was taken as done."""
+        """Mark one removed item as done."""
         super().task_done()
         self._schedule.notify(self._changed)
 
     def join(self) -> None:
-        """Wait until `task_done` was called for every item that was put."""
+        """Wait until `task_done` has been called for every item that was added."""
         self._wait(lambda: not self.unfinished_tasks, True, None, "the last task of a queue")
 
     def _wait(self, ready: Callable[[], bool], block: bool, timeout: float | None, what: str) -> bool:
@@ -102,7 +101,7 @@ class SimulatedQueue(queue.Queue[T]):
 
 
 class SimulatedEvent(threading.Event):
-    """Event on the virtual clock, as `threading.Event`, with timeouts in virtual seconds."""
+    """Event like `threading.Event`, with timeouts in virtual seconds."""
 
     def __init__(self, schedule: Schedule) -> None:
         super().__init__()
@@ -120,7 +119,7 @@ class SimulatedEvent(threading.Event):
 
 
 class SimulatedCollective:
-    """Ranks of one process. A call ends once every rank has made it."""
+    """Group of ranks in one process. A call returns once every rank has made the same call."""
 
     def __init__(self, schedule: Schedule, meeting: _Meeting, rank: int, size: int, timeout_s: float) -> None:
         self.size = size
@@ -136,13 +135,15 @@ class SimulatedCollective:
             self._schedule.notify(meeting.changed)
         found = self._schedule.wait_until(
             lambda: self._left or len(parts) == self.size, [meeting.changed], self._timeout_s, "all ranks")
-        # A rank that has left fails even if all have answered meanwhile: with real processes, too, some ranks may then
-        # continue while others fail.
+        # A rank that has left fails even if all ranks have answered in the meantime: with real processes, too, some
+        # ranks may then continue while others fail.
         if self._left or not found:
             missing = sorted(set(range(self.size)) - parts.keys())
-            what = "it has left" if self._left else f"ranks {missing} did not answer within {self._timeout_s:.1f} s"
-            raise RankLostError(f"an exchange among {self.size} gradient workers broke off: {what}")
-        meeting.brought.pop(self._num_calls - 1, None)  # every rank has made this call, so all have finished that one
+            what = ("this rank has left the group" if self._left else
+                    f"ranks {missing} did not answer within {self._timeout_s:.1f} s")
+            raise RankLostError(f"an exchange among {self.size} gradient workers was aborted: {what}")
+        # Every rank has made this call, so every rank has finished the previous call.
+        meeting.brought.pop(self._num_calls - 1, None)
         return [parts[rank].clone() for rank in range(self.size)]
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -150,13 +151,13 @@ class SimulatedCollective:
         return torch.stack(self.gather(tensor)).sum(0)
 
     def close(self) -> None:
-        """See `Collective`."""
+        """Leave the group; see `Collective`."""
         self._left = True
         self._schedule.notify(self._meeting.changed)
 
 
 class _Meeting:
-    """Tensors of the ranks that meet, by number of the call and rank."""
+    """Tensors that the ranks of one group exchange, by number of the call and rank."""
 
     def __init__(self) -> None:
         self.brought: dict[int, dict[int, Tensor]] = {}
@@ -164,31 +165,31 @@ class _Meeting:
 
 
 class SimulatedRuntime(Runtime):
-    """Workers in this process, of which one at a time runs, on a virtual clock.
+    """Runtime with a virtual clock. Its workers are in this process, and one worker runs at a time.
 
     Args:
-        options: Options of the runtime; None: their defaults.
-        seed: Seed of the experiment, from which the draws of faults with a probability derive.
-        is_recording: Whether workers record what depends on the schedule.
-        replay: Worker and incarnation -> the journal to repeat; then no operation takes time.
+        options: Options of the runtime; None: the defaults.
+        seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
+        is_recording: Whether workers record the order of events that depends on the schedule.
+        replay: Map from (worker, incarnation) to the journal to repeat. In a replay, operations take no virtual time.
 
     Attributes:
-        schedule: Decides which worker runs when; it also keeps the events and their digest.
+        schedule: Schedule that decides when each worker runs; it also stores the events and their digest.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Runtime.Options):
-        """Options of the simulation."""
+        """Options of the simulated runtime."""
 
         schedule_seed: int = option(
             0, low=0, high=2**63 - 1,
             help="Seed of the simulated schedule, which breaks ties between workers and draws `costs`.")
         costs: Mapping[str, object] | None = option(
-            None, help="Virtual seconds that operations take, by operation; the forms are those of `Costs`. None: its "
-            "defaults.")
+            None, help="Virtual seconds of each operation, in the forms that `Costs` describes. None: the defaults of "
+            "`Costs`.")
 
         def __post_init__(self) -> None:
-            """Check that `costs` names operations and distributions."""
+            """Check that the operations and distributions in `costs` exist."""
             super().__post_init__()
             Costs(self.costs, 0)
 
@@ -207,7 +208,7 @@ class SimulatedRuntime(Runtime):
         self._meetings: dict[tuple[int, int], _Meeting] = {}  # by port and generation
         self._closed = False
 
-    # Time, threads and what they share
+    # Time, threads, queues and events
 
     def now(self) -> float:
         """Return the virtual seconds since the start."""
@@ -226,7 +227,7 @@ class SimulatedRuntime(Runtime):
         return SimulatedEvent(self.schedule)
 
     def start_thread(self, thread: threading.Thread) -> None:
-        """Start a thread as a task, which ends with the worker that starts it."""
+        """Start a thread as a task, which ends together with the worker that starts it."""
         task = self._threads[thread] = Task(thread.name, self._current_actor())
         self.schedule.start(task, thread, thread.run)
 
@@ -237,12 +238,12 @@ class SimulatedRuntime(Runtime):
 
     def join_ranks(self, address: str, port: int, rank: int, size: int, timeout_s: float,
                    generation: int = 1) -> Collective:
-        """Join the ranks that meet at the same port of the same generation, within this process."""
+        """Join the ranks in this process with the same port and generation."""
         meeting = self._meetings.setdefault((port, generation), _Meeting())
         return SimulatedCollective(self.schedule, meeting, rank, size, timeout_s)
 
     def points(self, worker: str, incarnation: int = 0) -> Callable[[str], bool] | None:
-        """Return a function that lets the cost of the operation pass at each point, then injects faults."""
+        """Return a function that waits for the virtual duration of an operation at its point, then injects faults."""
         inject = super().points(worker, incarnation)
 
         def point(operation: str) -> bool:
@@ -252,16 +253,16 @@ class SimulatedRuntime(Runtime):
         return point
 
     def journal(self, worker: str, incarnation: int = 0) -> Journal:
-        """Return a journal that enforces the order of the record if one is replayed."""
+        """Return a journal, which enforces the order of the record if a record is replayed."""
         if self._replay is None:
             return super().journal(worker, incarnation)
         return Replaying(worker, self._replay.get((worker, incarnation), Part([], [])), self.schedule)
 
     # Workers
 
-    def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
+    def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` as a task of its own; resources are unlimited."""
+        """Start `cls(**params)` in a task of its own; resources are unlimited."""
         actor = _Actor(name, self._current_actor(), lambda: cls(**params))
         self._actors.append(actor)
         thread = threading.Thread(name=name, daemon=True)
@@ -270,7 +271,7 @@ class SimulatedRuntime(Runtime):
         return Handle(self, name, actor)
 
     def _current_actor(self) -> _Actor | None:
-        """Return the worker whose task runs; None for the driver and its threads."""
+        """Return the worker whose task is running; None for the driver and its threads."""
         owner = self.schedule.current.owner
         return owner if isinstance(owner, _Actor) else None
 
@@ -300,7 +301,7 @@ class SimulatedRuntime(Runtime):
             return getattr(actor.worker, method)(*args, **kwargs), None
         except Ended:
             raise
-        except BaseException as error:  # noqa: BLE001 - the caller gets it as a value
+        except BaseException as error:  # noqa: BLE001 - the caller receives it as a value
             return None, error
 
     def _settle(self, actor: _Actor, result: _Result, value: object, error: BaseException | None) -> None:
@@ -314,17 +315,17 @@ class SimulatedRuntime(Runtime):
 
     def _deliver_in_order(self, actor: _Actor, deliver: Callable[[], object]) -> None:
         """Deliver a message to or from a worker after a latency; messages do not overtake each other."""
-        # at once, since in the recorded run a message may have arrived before its sender died
+        # A replay delivers immediately: in the recorded run, the message may have arrived before its sender died.
         if self._replay is not None:
             deliver()
             return
         now = self.schedule.now
         actor.last_arrival = max(actor.last_arrival, now + self._costs.draw("message", actor.name))
-        actor.messages.append(deliver)  # several may arrive at the same moment
+        actor.messages.append(deliver)  # several messages may arrive at the same moment
         self.schedule.later(actor.last_arrival - now, actor.deliver_next)
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
-               kwargs: Mapping[str, object]) -> Future[Any]:
+               kwargs: Mapping[str, object]) -> FutureByName:
         """Enqueue a method call on a worker."""
         actor: _Actor = handle.native
         result = _Result(f"{handle.name}.{method}")
@@ -342,8 +343,8 @@ class SimulatedRuntime(Runtime):
         return Future(handle.name, result)
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
-               kwargs: Mapping[str, object]) -> Future[Any]:
-        """Make a short call concurrently with the running one, after the latency of a message."""
+               kwargs: Mapping[str, object]) -> FutureByName:
+        """Run a short call concurrently with the running call, after the latency of a message."""
         actor: _Actor = handle.native
         result = _Result(f"{handle.name}.{method}")
         self.schedule.record(f"signal {result.call}")
@@ -363,7 +364,7 @@ class SimulatedRuntime(Runtime):
         return Future(handle.name, result)
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Return all futures that have an outcome, once one has; [] after `timeout_s` virtual seconds."""
+        """Return all futures with an outcome as soon as there is one; [] after `timeout_s` virtual seconds."""
         def ready() -> bool:
             return any(future.native.outcome is not None for future in futures)
 
@@ -373,19 +374,19 @@ class SimulatedRuntime(Runtime):
         return [future for future in futures if future.native.outcome is not None]
 
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
-        """Return the outcome of a call, an error after `timeout_s` virtual seconds."""
+        """Return the outcome of a call, or an error after `timeout_s` virtual seconds."""
         result = future.native
         if not self.schedule.wait_until(lambda: result.outcome is not None, [result.done], timeout_s,
                                         f"the result of {result.call}"):
             return Outcome(future.worker, error=WorkerLostError(
-                f"{future.worker} gave no answer within {timeout_s:.1f} s"))
+                f"{future.worker} did not answer within {timeout_s:.1f} s"))
         return Outcome(future.worker, *result.outcome)
 
     def put(self, value: T) -> T:
-        """Return the value: shared memory needs no store."""
+        """Return the value itself, because all workers share memory."""
         return value
 
-    # Ends
+    # Shutdown
 
     @property
     def running(self) -> list[str]:
@@ -393,7 +394,7 @@ class SimulatedRuntime(Runtime):
         return [task.name for task in self.schedule.tasks[1:]]
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """End a worker, its threads and the workers that it started, whatever they are doing."""
+        """End a worker, its threads and the workers that it started, even during a call."""
         self._end_actor(handle.native)
         ending = [task for task in self.schedule.tasks if task.killed and task is not self.schedule.current]
         return self.schedule.wait_until(lambda: all(task.finished for task in ending), [task.ended for task in ending],
@@ -403,8 +404,8 @@ class SimulatedRuntime(Runtime):
         """End the calling worker and the workers that it started, as a crash of its process would."""
         actor = self._current_actor()
         if actor is None:
-            raise ConfigError(f"faults kill {worker}, which is part of the driver; only its process as a whole can be "
-                              "killed, from outside")
+            raise ConfigError(f"faults kill {worker}, which is part of the driver and cannot be killed by itself; "
+                              "target a worker outside the driver")
         self._end_actor(actor)
         self.schedule.check_running()
 

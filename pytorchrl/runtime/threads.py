@@ -1,4 +1,4 @@
-"""Workers as threads of this process, for central schemes and for tests of all others."""
+"""Run workers as threads of this process, for central schemes and for tests of all other schemes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pytorchrl.errors import ConfigError, WorkerDiedError, WorkerLostError
-from pytorchrl.runtime.base import Future, Handle, Outcome, R, Runtime, T, W
+from pytorchrl.runtime.base import Future, FutureByName, Handle, Outcome, R, Runtime, T, W
 from pytorchrl.runtime.faults import FaultPlan
 
-# Seconds in which all threads together must end their current calls.
+# Seconds that all threads together have to finish their current calls.
 _CLOSE_TIMEOUT_S = 5.0
 
 
@@ -23,9 +22,9 @@ _Call = tuple[cf.Future[object], str, tuple[object, ...], Mapping[str, object]]
 
 
 class _ThreadActor(threading.Thread):
-    """Thread that builds a worker, then makes its calls in order.
+    """Thread that builds a worker and then runs its calls in order.
 
-    `calls` is the only input of the thread, and `dead` its only flag; None in `calls` wakes the thread to look at it.
+    Other threads use only `calls` and `dead`. None in `calls` wakes the thread, which then checks `dead`.
     """
 
     def __init__(self, cls: type[object], params: Mapping[str, object], name: str) -> None:
@@ -60,7 +59,7 @@ class _ThreadActor(threading.Thread):
             return
         try:
             result = getattr(self.worker, method)(*args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - the caller gets it as a value
+        except BaseException as error:  # noqa: BLE001 - the caller receives it as a value
             _settle(future, error=error)
         else:
             _settle(future, result=result)
@@ -73,22 +72,25 @@ class _ThreadActor(threading.Thread):
 
 
 def _settle(future: cf.Future[object], result: object = None, error: BaseException | None = None) -> None:
-    with contextlib.suppress(cf.InvalidStateError):  # kill() may have settled it already
+    with contextlib.suppress(cf.InvalidStateError):  # kill() may have set an error already
         future.set_exception(error) if error is not None else future.set_result(result)
 
 
 class ThreadRuntime(Runtime):
-    """Threads of this process as workers, which share its memory: a receiver must own what it is sent."""
+    """Runtime whose workers are threads of this process.
+
+    The workers share memory, so a receiver must copy data that its sender may change.
+    """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Runtime.Options):
-        """Options of threads."""
+        """Options of the threads runtime."""
 
         def __post_init__(self) -> None:
             """Refuse faults that kill a worker."""
             super().__post_init__()
             if self.faults is not None and FaultPlan(self.faults, 0).kills:
-                raise ConfigError("faults kill a worker, but a thread cannot be killed; give runtime='ray' or "
+                raise ConfigError("faults kill a worker, but a thread cannot be killed; use runtime='ray' or "
                                   "runtime='simulated'")
 
     name = "threads"
@@ -98,16 +100,16 @@ class ThreadRuntime(Runtime):
         self._actors: list[_ThreadActor] = []
         self._pending: dict[_ThreadActor, list[cf.Future[object]]] = {}
 
-    def start_actor(self, cls: type[W], params: Mapping[str, Any], *, name: str,
+    def start_actor(self, cls: type[W], params: Mapping[str, object], *, name: str,
                     resources: Mapping[str, float]) -> Handle[W]:
-        """Start `cls(**params)` on a thread, which has the resources of this process."""
+        """Start `cls(**params)` in a thread, which has the resources of this process."""
         actor = _ThreadActor(cls, params, name)
         self._actors.append(actor)
         self.start_thread(actor)
         return Handle(self, name, actor)
 
     def submit(self, handle: Handle[W], method: str, args: tuple[object, ...],
-               kwargs: Mapping[str, object]) -> Future[Any]:
+               kwargs: Mapping[str, object]) -> FutureByName:
         """Enqueue a method call on a worker."""
         future: cf.Future[object] = cf.Future()
         actor: _ThreadActor = handle.native
@@ -120,8 +122,8 @@ class ThreadRuntime(Runtime):
         return Future(handle.name, future)
 
     def signal(self, handle: Handle[W], method: str, args: tuple[object, ...],
-               kwargs: Mapping[str, object]) -> Future[Any]:
-        """Call at once, on the caller's thread: signals only set flags."""
+               kwargs: Mapping[str, object]) -> FutureByName:
+        """Run the call immediately in the caller's thread; a signal only sets flags."""
         future: cf.Future[object] = cf.Future()
         actor: _ThreadActor = handle.native
         if actor.worker is None:
@@ -129,30 +131,30 @@ class ThreadRuntime(Runtime):
         else:
             try:
                 _settle(future, result=getattr(actor.worker, method)(*args, **kwargs))
-            except Exception as error:  # noqa: BLE001 - the caller gets it as a value
+            except Exception as error:  # noqa: BLE001 - the caller receives it as a value
                 _settle(future, error=error)
         return Future(handle.name, future)
 
     def wait(self, futures: Sequence[Future[R]], timeout_s: float) -> list[Future[R]]:
-        """Return all futures that have an outcome, once one has; [] after `timeout_s` seconds."""
+        """Return all futures with an outcome as soon as there is one; [] after `timeout_s` seconds."""
         cf.wait([future.native for future in futures], timeout_s, return_when=cf.FIRST_COMPLETED)
         return [future for future in futures if future.native.done()]
 
     def outcome(self, future: Future[R], timeout_s: float) -> Outcome[R]:
-        """Return the outcome of a call, an error after `timeout_s` seconds."""
+        """Return the outcome of a call, or an error after `timeout_s` seconds."""
         try:
             error = future.native.exception(timeout_s)
         except cf.TimeoutError:
             return Outcome(future.worker, error=WorkerLostError(
-                f"{future.worker} gave no answer within {timeout_s:.1f} s"))
+                f"{future.worker} did not answer within {timeout_s:.1f} s"))
         return Outcome(future.worker, None if error else future.native.result(), error)
 
     def put(self, value: T) -> T:
-        """Return the value: shared memory needs no store."""
+        """Return the value itself, because threads share memory."""
         return value
 
     def kill(self, handle: Handle[W], timeout_s: float = 5.0) -> bool:
-        """Refuse further calls and interrupt the worker, if it can be; its thread ends after its current call."""
+        """Refuse further calls, and interrupt a worker that has `interrupt`; its thread ends after its current call."""
         actor: _ThreadActor = handle.native
         actor.end()
         if hasattr(actor.worker, "interrupt"):

@@ -281,7 +281,7 @@ def test_a_recorded_run_is_repeated_bit_for_bit_in_this_process(make_scheme, sto
 
 
 @pytest.mark.parametrize(("resources", "message"), [
-    ({"num_gpus": 1}, "2 collection workers ask for num_gpus=1 each.*has 0"),
+    ({"num_gpus": 1}, "2 collection workers request num_gpus=1 each.*has 0"),
     ({"num_cpus": 1000}, "num_cpus=1000 each"),
     ({"num_cpus": 3}, "num_cpus=3 each, 6 together.*cluster 4"),
     ({"special": 1}, "special=1"),

@@ -30,7 +30,7 @@ def test_a_recording_gives_each_event_once():
 def test_every_number_of_an_event_is_compared(schedule, event):
     journal = Replaying("GWorker 1", Part([("start", 0), ("answer", 1, 40, 3)], []), schedule)
     journal.note("start", 0)
-    with pytest.raises(ReplayError, match="at event 2 of GWorker 1: recorded was answer 1 40 3, now it is "
+    with pytest.raises(ReplayError, match="at event 2 of GWorker 1: the record has answer 1 40 3, the replay has "
                                           f"{' '.join(map(str, event))}$"):
         journal.note(*event)
 

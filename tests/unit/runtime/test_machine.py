@@ -1,4 +1,4 @@
-"""More workers than this machine holds are refused before Ray starts, with what was asked for and what there is."""
+"""More workers than this machine has memory for are refused before Ray starts, in an error that states both."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_workers_of_all_kinds_count_together(counts, wanted):
     with pytest.raises(InsufficientResourcesError) as caught:
         check_machine(requests(*counts), ROOM_FOR_TEN)
     text = str(caught.value)
-    assert text.startswith(f"{wanted} asked for, each a process of 180 MB or more, together 2 GB; "
-                           "this machine has 1.8 GB of memory, which holds 10 at most, and 2 CPU cores; use fewer "
+    assert text.startswith(f"{wanted} requested, each a process of 180 MB or more, together 2 GB; "
+                           "this machine has 1.8 GB of memory, enough for 10, and 2 CPU cores; use fewer "
                            "workers")
     assert "address of a cluster" in text
 
@@ -96,7 +96,7 @@ def test_the_command_line_refuses_too_many_workers_without_a_traceback(no_ray, c
                  "--no-progress"])
     captured = capsys.readouterr()
     assert (code, captured.out) == (2, "")
-    assert captured.err.startswith("pytorchrl: error: 500 collection workers were asked for")
+    assert captured.err.startswith("pytorchrl: error: 500 collection workers were requested")
     assert len(captured.err.splitlines()) == 1
     assert not (tmp_path / "run" / "run.json").exists()
 

@@ -97,7 +97,8 @@ def test_only_who_asks_for_gpus_shares_them(on):
 
 
 @pytest.mark.parametrize(("gpus", "spare", "present"), [
-    (0.0, None, "the cluster has 0, of which 0 free"), (1.0, {"GPU": 0.0}, "the cluster has 1, of which 0 free")])
+    (0.0, None, "the cluster has 0, of which 0 are free"),
+    (1.0, {"GPU": 0.0}, "the cluster has 1, of which 0 are free")])
 def test_who_computes_on_a_gpu_is_refused_where_there_is_none(on, gpus, spare, present):
     runtime = on(node(8.0, gpus), spare=spare)
     with pytest.raises(InsufficientResourcesError,
@@ -145,7 +146,7 @@ def test_what_was_asked_for_does_not_shrink(on):
     asked = {"num_cpus": 2, "simulator": 1}
     assert runtime.fit_resources([("collection workers", 2, asked)]) == [asked]
     with pytest.raises(InsufficientResourcesError,
-                       match="5 collection workers ask for num_cpus=2 each, 10 together; the largest"):
+                       match="5 collection workers request num_cpus=2 each, 10 together; the largest"):
         runtime.fit_resources([("collection workers", 5, {"num_cpus": 2})])
 
 
@@ -272,7 +273,7 @@ def test_without_placement_workers_are_spread_also_where_the_driver_is_in_a_grou
 
 
 @pytest.mark.parametrize(("free", "lacks"), [
-    ([{"CPU": 0.5}, {"CPU": 1.0}], "it asks for CPU=2, sim=1, and the 2 nodes have CPU=0.5, sim=0; CPU=1, sim=0 free"),
+    ([{"CPU": 0.5}, {"CPU": 1.0}], "it requests CPU=2, sim=1, and the 2 nodes have CPU=0.5, sim=0; CPU=1, sim=0 free"),
     ([{"CPU": 0.5}, {"CPU": 2.0, "sim": 1.0}], ""),
 ])
 def test_a_worker_without_a_process_lacks_room_if_no_node_has_what_it_asks_for(with_groups, free, lacks):
@@ -290,7 +291,7 @@ def test_a_gradient_worker_lacks_room_for_its_whole_group(with_groups):
     handle = start(runtime, "GWorker 1", num_cpus=1)
     runtime._ray._private = SimpleNamespace(
         state=SimpleNamespace(available_resources_per_node=lambda: {1: {"CPU": 3.0}}))
-    assert runtime.lacks_room(handle) == "it asks for CPU=4, and the 1 nodes have CPU=3 free"
+    assert runtime.lacks_room(handle) == "it requests CPU=4, and the 1 nodes have CPU=3 free"
     runtime._groups["GWorker 1"].is_placed = True  # what it has is no more free
     assert runtime.lacks_room(handle) == ""
 

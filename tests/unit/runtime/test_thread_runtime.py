@@ -98,7 +98,7 @@ def test_no_answer_within_the_deadline_is_an_outcome(runtime):
     start = time.monotonic()
     outcome = runtime.outcome(future, 0.05)
     assert isinstance(outcome.error, WorkerLostError)
-    assert "actor gave no answer within 0.1 s" in str(outcome.error)
+    assert "actor did not answer within 0.1 s" in str(outcome.error)
     assert time.monotonic() - start < 1
     worker.native.worker.flag = True
 
@@ -189,7 +189,7 @@ def test_a_runtime_has_the_options_that_it_was_made_with():
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), [
-    ("threads", {"faults": "kill col.1"}, "a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
+    ("threads", {"faults": "kill col.1"}, "a thread cannot be killed; use runtime='ray' or runtime='simulated'"),
     ("threads", {"faults": "stab col.1"}, "the action must be one of"),
     ("ray", {"faults": 3}, "faults must be a string or None, got 3"),
     ("ray", {"placement": "spread"}, "placement must be one of .*'colocate'.*, got 'spread'"),

@@ -41,9 +41,9 @@ def train(check_ledger):
 ], ids=["round", "asynchronous", "gradient-worker", "below-a-gradient-worker"])
 def test_a_replacement_without_room_ends_the_run(train, monkeypatch, settings, who):
     monkeypatch.setattr(SimulatedRuntime, "lacks_room",
-                        lambda self, handle: "it asks for CPU=9" if handle.native.worker is None else "")
+                        lambda self, handle: "it requests CPU=9" if handle.native.worker is None else "")
     with pytest.raises(InsufficientResourcesError,
-                       match=rf"{who} has found no room for 5 s: it asks for CPU=9; add a machine") as caught:
+                       match=rf"{who} has found no room for 5 s: it requests CPU=9; add a machine") as caught:
         train(**settings)
     assert "worker_timeout_s" in str(caught.value)
 
@@ -55,6 +55,6 @@ def test_one_that_only_takes_long_to_start_is_waited_for(train):
 
 
 def test_going_on_with_fewer_needs_no_room(train, monkeypatch):
-    monkeypatch.setattr(SimulatedRuntime, "lacks_room", lambda self, handle: "it asks for CPU=9")
+    monkeypatch.setattr(SimulatedRuntime, "lacks_room", lambda self, handle: "it requests CPU=9")
     scheme = train(60, num_col_workers=2, faults="kill col.2 @ step 6", on_worker_failure="ignore")
     assert scheme.metrics()["workers_restarted"] == 0

@@ -21,7 +21,7 @@ def test_another_event_is_named(runs):
             event[1] = 1 - event[1]
         return bool(answers)
     runs.alter(change)
-    with pytest.raises(ReplayError, match=r"(differs from its record at event \d+ of UWorker: recorded was "
+    with pytest.raises(ReplayError, match=r"(differs from its record at event \d+ of UWorker: the record has "
                                           r"answer|follow its record)"):
         runs.replay(**ALL_ASYNC)
 
@@ -35,7 +35,7 @@ def test_another_turn_is_named(runs):
             return True
         return False
     runs.alter(change)
-    with pytest.raises(ReplayError, match=r"(?s)event .* of GWorker 0: recorded was|waits for its turn to write the "
+    with pytest.raises(ReplayError, match=r"(?s)event .* of GWorker 0: the record has|waits for its turn to write the "
                                           r"parameters of GWorker 0"):
         runs.replay(**ASYNC_COLLECTION)
 
@@ -50,7 +50,7 @@ def test_an_environment_that_does_not_repeat_is_named(runs):
     settings = {"envs": VecEnv.create_factory(Drawn), **ASYNC_COLLECTION}
     runs.record(runtime="threads", **settings)
     Drawn.offsets = iter([1] * 100)
-    with pytest.raises(ReplayError, match="at event 1 of GWorker 0: recorded was answer"):
+    with pytest.raises(ReplayError, match="at event 1 of GWorker 0: the record has answer"):
         runs.replay(**settings)
 
 
@@ -67,7 +67,7 @@ def test_other_parameters_at_the_end_are_told(runs):
 def test_a_worker_that_is_not_there_is_named(runs):
     runs.record(runtime="threads", **ASYNC_COLLECTION)
     runs.alter(lambda part: part[0] == "GWorker 0" and (part[2].insert(0, ["replaced", 99]) or True))
-    with pytest.raises(ReplayError, match="recorded was replaced 99"):
+    with pytest.raises(ReplayError, match="the record has replaced 99"):
         runs.replay(**ASYNC_COLLECTION)
 
 
@@ -79,5 +79,5 @@ def test_other_numbers_in_an_update_are_named(runs, monkeypatch):
         grads, info = right(self, batch)
         return [grad * (1 + 1e-6) for grad in grads], info
     monkeypatch.setattr(PPO, "compute_gradients", compute)
-    with pytest.raises(ReplayError, match="at event 1 of UWorker: recorded was update 1"):
+    with pytest.raises(ReplayError, match="at event 1 of UWorker: the record has update 1"):
         runs.replay(**ASYNC_COLLECTION)

@@ -163,9 +163,9 @@ def test_what_the_user_changes_is_changed_at_the_same_update(runs, workers, name
     first = runs.record(between=look_and_change, algo=algo, runtime="threads", **workers)
     again = runs.replay(between=change, algo=algo, **workers)
     assert torch.equal(first["state"]["all"], again["state"]["all"])
-    with pytest.raises(ReplayError, match=f"recorded was parameter {name} 0.0001, now"):
+    with pytest.raises(ReplayError, match=f"the record has parameter {name} 0.0001, the replay"):
         runs.replay(algo=algo, **workers)
-    with pytest.raises(ReplayError, match=f"recorded was .*, now it is parameter {name} 0.0001"):
+    with pytest.raises(ReplayError, match=f"the record has .*, the replay has parameter {name} 0.0001"):
         runs.replay(between=lambda scheme: scheme.update_algorithm_parameter(name,
                                                                              1e-4) if scheme.version == 3 else None,
                     algo=algo, **workers)
