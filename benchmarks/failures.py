@@ -307,8 +307,8 @@ def markdown(table: dict[str, Any]) -> str:
     def seconds(row: dict[str, Any], key: str) -> str:
         return "" if key not in row else f"{row[key]['p50']:.2f} / {row[key]['p95']:.2f}"
 
-    lines = ["| failure | injected | noticed after, s | back after, s | stop(), s | env steps lost by each | learned "
-             "twice | ledger |",
+    lines = ["| failure | injected | noticed after, s | replaced after, s | stop(), s | env steps lost per failure | "
+             "learned twice | ledger |",
              "|---|---|---|---|---|---|---|---|"]
     for name, row in table.items():
         lost = "" if "lost" not in row else f"{row['lost']:.0f}"
