@@ -197,7 +197,7 @@ _SCHEME = [
          ("self._num_requests[index] = 0", "pass"),
          ("self._request_rounds(-(-num_steps // self._round_size))",
           "self._request_rounds(num_steps // self._round_size)")),
-    *_of("scheme/collection/c_worker.py", "scheme/test_c_worker.py scheme/test_preemption.py",
+    *_of("scheme/collection/c_worker.py", "scheme/collection/test_c_worker.py scheme/test_preemption.py",
          ("self.algo.parameters = dict(weights.parameters)", "pass"),
          ("(self._snapshot.parameters, self._snapshot.storage_parameters) != (", "() == ("),
          ("self.version = weights.version\n", "pass\n"),

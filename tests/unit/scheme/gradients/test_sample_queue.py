@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pytorchrl.errors import ConfigError
+from pytorchrl import ASYNC
+from pytorchrl.envs.testing import SleepEnv
+from pytorchrl.errors import ConfigError, LearnerStarvedError
 from pytorchrl.runtime import Journal, ThreadRuntime
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.gradients.queue_options import SampleQueueOptions
@@ -246,3 +249,27 @@ def test_a_learner_whose_requests_wait_takes_the_oldest_version_first(make):
     for version in (5, 3, 4):
         samples.put([make_rollout(version, STEPS)])
     assert [samples.take(0.0).version for _ in range(3)] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("queue_size", [1, 5])
+def test_a_full_queue_holds_collection_back(make_scheme, one_batch, recorder, queue_size):
+    scheme = make_scheme(recorder.env_fn, storage=recorder.storage, algo=one_batch, num_envs=1, size=8,
+                         num_col_workers=2, col_communication=ASYNC, col_in_flight=1, queue_size=queue_size)
+    by_probe = len(recorder.made)
+    scheme.step()
+    number, deadline = -1, time.monotonic() + 10
+    while number != len(recorder.made) and time.monotonic() < deadline:
+        number = len(recorder.made)
+        time.sleep(0.3)
+    rollouts = (number - by_probe) / 8
+    # Used, queued, in the collecting thread's hands, and one finished by each worker.
+    assert queue_size + 1 < rollouts <= 1 + queue_size + 1 + 2
+
+
+def test_queue_timeout_s(make_scheme):
+    scheme = make_scheme(SleepEnv, {"step_s": 0.1}, num_envs=1, size=20, num_col_workers=2, col_communication=ASYNC,
+                         queue_timeout_s=0.3)
+    start = time.monotonic()
+    with pytest.raises(LearnerStarvedError, match=r"0.3 s.*queue_timeout_s"):
+        scheme.step()
+    assert time.monotonic() - start < 1.5

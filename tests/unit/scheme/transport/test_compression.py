@@ -17,6 +17,7 @@ from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.transport.encoder import Compression
 from pytorchrl.scheme.gradients.worker_stats import WorkerStats
 from pytorchrl.scheme.transport.messages import Rollout, Weights
+from pytorchrl.scheme.transport.requests import Requests
 from pytorchrl.scheme.transport.weight_sync import WeightSync
 
 LOSSY = ("fp16", "bf16", "int8", "topk")
@@ -254,3 +255,37 @@ def test_replay_shards_decode_what_they_add(make_replay_scheme):
     metrics = scheme.metrics()
     assert metrics["compress/data/decode_time_ms"] is not None
     assert metrics["compress/data/bytes_raw"] == metrics["bytes_in_raw"]
+
+
+def test_compress_data_to_send(make_scheme):
+    plain, packed = make_scheme(num_col_workers=2), make_scheme(num_col_workers=2, compress_data_to_send=True)
+    assert torch.equal(after(plain, 6)[0], after(packed, 6)[0])
+    plain, packed = plain.metrics(), packed.metrics()
+    assert plain["bytes_in"] == plain["bytes_in_raw"] > 0
+    assert packed["bytes_in_raw"] == plain["bytes_in_raw"]
+    assert packed["bytes_in"] != packed["bytes_in_raw"]
+
+
+def test_compressed_data_is_smaller(make_scheme):
+    scheme = make_scheme(num_col_workers=2, compress_data_to_send=True, size=256)
+    scheme.step()
+    metrics = scheme.metrics()
+    assert metrics["bytes_in"] < 0.8 * metrics["bytes_in_raw"]
+
+
+def test_compress_grads_to_send(make_scheme, monkeypatch):
+    received = []
+    receive = Requests.poll
+
+    def poll(self, timeout_s):
+        for index, answer in receive(self, timeout_s):
+            received.extend(type(vector) for vector in getattr(answer, "vectors", ()))
+            yield index, answer
+    monkeypatch.setattr(Requests, "poll", poll)
+    plain = after(make_scheme(num_grad_workers=2), 4)[0]
+    assert set(received) == {np.ndarray}
+    received.clear()
+    packed = after(make_scheme(num_grad_workers=2, compress_grads_to_send=True, size=32), 4)[0]
+    assert set(received) == {codecs.Packed}
+    assert torch.equal(after(make_scheme(num_grad_workers=2, size=32), 4)[0], packed)
+    assert not torch.equal(plain, packed)

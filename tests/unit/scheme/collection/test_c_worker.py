@@ -65,3 +65,12 @@ def test_a_worker_takes_over_the_version_of_its_weights(make):
     assert worker.version == 7
     worker.set_weights(server.get_weights().state)  # a state alone has no version
     assert worker.version == 7
+
+
+def test_collect_worker_is_what_runs(make_scheme):
+    """The class that collects can be named and driven alone, as documented."""
+    scheme = make_scheme(num_col_workers=2)
+    handle = scheme.update_worker.local_worker.remote_workers[0]
+    rollout = handle.runtime.get(handle.submit(CWorker.collect), 10.0)
+    assert rollout.num_env_steps == 16
+    assert rollout.sequence == 1

@@ -1,0 +1,182 @@
+"""When a collection strategy asks workers for rollouts, and when it ends a synchronous round early."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import types
+
+import pytest
+
+from pytorchrl import ASYNC, GAEBuffer
+from pytorchrl.envs.testing import SleepEnv
+from pytorchrl.runtime import Handle, Journal, Outcome, ThreadRuntime
+from pytorchrl.scheme.collection.strategies import Barrier, OnArrival
+from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from pytorchrl.scheme.timing import Stopwatch
+from pytorchrl.scheme.transport.messages import Rollout
+
+
+class FirstIsSlow:
+    """Makes environments of which the first made after the probe is slow."""
+
+    def __init__(self, step_s):
+        self._step_s, self._made, self._lock = step_s, itertools.count(-1), threading.Lock()
+
+    def __call__(self):
+        with self._lock:
+            number = next(self._made)
+        return SleepEnv(step_s=self._step_s if number == 0 else 0.0)
+
+
+def _rounds(make_scheme, one_batch, **settings):
+    """Lengths of the rollouts of three rounds of 3 workers, one of them slow: 20 ms a step of 40."""
+    rounds = []
+
+    class Watched(GAEBuffer):
+        def insert_data_slice(self, rollouts):
+            rounds.append(sorted(rollout.num_steps for rollout in rollouts))
+            super().insert_data_slice(rollouts)
+    scheme = make_scheme(FirstIsSlow(0.02), num_envs=1, size=40, storage=Watched, algo=one_batch, num_col_workers=3,
+                         **settings)
+    for _ in range(3):
+        scheme.step()
+    metrics, ledger = scheme.metrics(), scheme.stop()
+    assert ledger["collected"] == ledger["consumed_unique"] == sum(map(sum, rounds))  # what was held is used
+    return rounds, metrics["rollouts_preempted"]
+
+
+def test_col_fraction_workers_ends_rounds_early(make_scheme, one_batch):
+    full, preempted = _rounds(make_scheme, one_batch)
+    assert full == [[40, 40, 40]] * 3
+    assert preempted == 0
+    short, preempted = _rounds(make_scheme, one_batch, col_fraction_workers=0.6, fraction_samples=0.1)
+    assert all(lengths[1:] == [40, 40] and 4 <= lengths[0] < 40 for lengths in short)
+    assert preempted == 3
+
+
+def test_fraction_samples_is_what_a_stopped_worker_collects_at_least(make_scheme, one_batch):
+    few, _ = _rounds(make_scheme, one_batch, col_fraction_workers=0.6, fraction_samples=0.1)
+    many, _ = _rounds(make_scheme, one_batch, col_fraction_workers=0.6, fraction_samples=0.75)
+    assert all(30 <= lengths[0] < 40 for lengths in many)
+    assert min(lengths[0] for lengths in few) < 30
+
+
+class InstantRuntime(ThreadRuntime):
+    """Calls are only written down; the test says which are done."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.signals, self.done = [], [], []
+
+    def submit(self, handle, method, args, kwargs):
+        future = _FakeFuture(handle.name)
+        self.calls.append((handle.name, method, future))
+        return future
+
+    def signal(self, handle, method, args, kwargs):
+        self.signals.append((handle.name, method, args))
+
+    def wait(self, futures, timeout_s):
+        done = self.done.pop(0)
+        return [future for future in futures if future.worker in done]
+
+    def outcome(self, future, timeout_s):
+        return Outcome(future.worker, Rollout(
+            data=None, num_env_steps=1, size=1, collected_steps=1, weights_version=0, worker=int(future.worker),
+            sequence=1))
+
+
+class _FakeFuture:
+    def __init__(self, worker):
+        self.worker = worker
+
+
+def _fake_workers(number):
+    runtime = InstantRuntime()
+    return runtime, [Handle(runtime, str(index), None) for index in range(number)]
+
+
+def _supervisor(workers, runtime):
+    return Supervisor(workers, lambda place: None, runtime, Supervisor.Options(on_worker_failure="raise"))
+
+
+class _FakeWeights:
+    """Weights that nobody is due; each time a request could carry new ones is written down."""
+
+    def __init__(self, steps):
+        storage = types.SimpleNamespace(rollout_size=6)
+        self.local_worker = types.SimpleNamespace(journal=Journal(), storage=storage, num_envs=1)
+        self.watch, self.num_rollouts_since, self._steps = Stopwatch(lambda: 0.0), 0, steps
+
+    def attach_due(self, index=None):
+        self._steps.append("refresh")
+
+    def take(self, index):
+        return None
+
+    def delivered(self, index, num_steps):
+        pass
+
+
+def _collaborators(workers, runtime, steps):
+    ledger = Ledger()
+    return workers, runtime, _supervisor(workers, runtime), ledger, _FakeWeights(steps)
+
+
+def _barrier(workers, runtime):
+    options = Barrier.Options(col_fraction_workers=0.5, fraction_samples=0.5)  # half of a rollout: three steps
+    return Barrier(*_collaborators(workers, runtime, []), options, 60.0)
+
+
+def test_workers_that_finish_at_the_same_moment_end_a_round_too():
+    """More than enough at once: the rest is told to stop all the same."""
+    runtime, workers = _fake_workers(4)
+    runtime.done = [["0", "2", "3"], [], ["1"]]
+    rounds = []
+    _barrier(workers, runtime).step(rounds.append)
+    assert {(name, method, args) for name, method, args in runtime.signals} == {("1", "preempt", (1, 3))}
+    assert [[rollout.worker for rollout in item] for item in rounds] == [[0, 1, 2, 3]]
+
+
+def test_nobody_is_told_to_stop_before_enough_have_finished():
+    runtime, workers = _fake_workers(4)
+    runtime.done = [["0"], ["1", "2", "3"]]
+    _barrier(workers, runtime).step(lambda item: None)
+    assert runtime.signals == []
+
+
+@pytest.mark.parametrize("col_in_flight", [1, 3])
+def test_each_worker_has_that_many_requests(col_in_flight):
+    runtime, workers = _fake_workers(2)
+    runtime.done = [["0"]]
+    steps = []
+    strategy = OnArrival(*_collaborators(workers, runtime, steps), OnArrival.Options(col_in_flight=col_in_flight))
+    strategy.step(lambda item: steps.append("item"))
+    # All requests of worker 0 had come back, and each was asked for again after item and refresh.
+    assert [name for name, *_ in runtime.calls].count("1") == col_in_flight
+    assert [name for name, *_ in runtime.calls].count("0") == 2 * col_in_flight
+    # New weights before the first requests, and between handing an item on and asking its worker again.
+    assert steps[-2 * col_in_flight:] == ["item", "refresh"] * col_in_flight
+    assert set(steps[:-2 * col_in_flight]) == {"refresh"}
+
+
+@pytest.mark.parametrize("col_in_flight", [1, 3])
+def test_col_in_flight_of_a_scheme(make_scheme, monkeypatch, col_in_flight):
+    outstanding, most = {}, []
+    submit = ThreadRuntime.submit
+
+    def watch(self, handle, method, args, kwargs):
+        future = submit(self, handle, method, args, kwargs)
+        if method == "collect":
+            calls = outstanding.setdefault(handle.name, [])
+            calls[:] = [call for call in calls if not call.native.done()] + [future]
+            most.append(len(calls))
+        return future
+    monkeypatch.setattr(ThreadRuntime, "submit", watch)
+    scheme = make_scheme(
+        SleepEnv, {"step_s": 0.002}, num_col_workers=2, col_communication=ASYNC, col_in_flight=col_in_flight)
+    for _ in range(8):
+        scheme.step()
+    assert max(most) == col_in_flight
