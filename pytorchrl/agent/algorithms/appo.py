@@ -40,16 +40,17 @@ class APPO(VTraceAlgorithm, PPO):
         """Options of `APPO`."""
 
         kl_coef: float = option(
-            0.0, help="Initial weight of the KL divergence, which adapts to kl_target; 0 switches it off.", low=0.0)
+            0.0, help="Initial weight of the KL divergence, which adapts to kl_target; 0 omits the KL term.", low=0.0)
         kl_target: float = option(
-            _KL_TARGET, help="Target of the KL divergence: kl_coef is multiplied by 1.5 above twice the target, by 0.5 "
-                             "below half of it.", low=0.0, exclusive=True)
+            _KL_TARGET, low=0.0, exclusive=True,
+            help="Target of the KL divergence: kl_coef is multiplied by 1.5 if the divergence is above twice the "
+                 "target, and by 0.5 if the divergence is below half the target.")
         target_network: bool = option(False, help="Use a slow policy for V-trace and the ratio (IMPACT).")
         target_update_interval: int = option(
-            _SLOW_INTERVAL, help="Updates between two copies of the current policy to the slow one.", low=1)
+            _SLOW_INTERVAL, help="Updates between two copies of the current policy to the slow policy.", low=1)
         is_clip: float = option(
-            _IS_CLIP, help="Largest importance weight of a sample, the ratio of the policy that acted to the slow one.",
-            low=0.0, exclusive=True)
+            _IS_CLIP, help="Largest importance weight of a sample, the ratio of the policy that acted to the slow "
+                           "policy.", low=0.0, exclusive=True)
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -84,7 +85,7 @@ class APPO(VTraceAlgorithm, PPO):
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `PPO`; `kl` is a term of the loss if `kl_coef` is not 0, else a measure."""
+        """See `PPO`; `kl` is a term of the loss if the option `kl_coef` is not 0, else a measure."""
         slow_kl = None
         if self._slow is not None:
             with torch.no_grad(), self._precision():
@@ -106,7 +107,7 @@ class APPO(VTraceAlgorithm, PPO):
         return {**terms, "kl": slow_kl}, measures
 
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
-        """See `OnPolicyAlgorithm`. The weight of `kl` adapts, so it is not one of the `parameters`."""
+        """See `OnPolicyAlgorithm`. The weight of `kl` adapts to `kl_target`, so it is not among the `parameters`."""
         weights = super().loss_weights(parameters)
         return {**weights, "kl": self.kl_coef} if self.options.kl_coef else weights
 
@@ -120,7 +121,7 @@ class APPO(VTraceAlgorithm, PPO):
         return logp, self.actor.get_value(obs, rhs, done)[0]["value"]
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """See `PPO`. If `kl_coef` is not 0, the last vector is the mean of KL, to be averaged over workers too."""
+        """See `PPO`. If `kl_coef` is not 0, the last vector is the mean KL, which is also averaged over workers."""
         gradients, info = super().compute_gradients(batch)
         if self.options.kl_coef:
             self._gradients = gradients = [*gradients, gradients[0].new_tensor([info["kl"]])]
@@ -128,14 +129,14 @@ class APPO(VTraceAlgorithm, PPO):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """See `Algorithm`; if `kl_coef` is not 0, the last vector contains KL."""
+        """See `Algorithm`; if `kl_coef` is not 0, the last vector contains the mean KL, one scalar."""
         return [*super().gradient_sizes, 1] if self.options.kl_coef else super().gradient_sizes
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
         """Update the weights; then, every `target_update_interval` updates, adapt `kl_coef` and copy the slow policy.
 
         Returns:
-            The values of `Algorithm`, and `kl_coef` for the next update if it is not 0.
+            The values of `Algorithm`, and `kl_coef` for the next update if the option `kl_coef` is not 0.
         """
         gradients = self.last_gradients() if gradients is None else gradients
         info = super().apply_gradients(gradients[:len(self.groups)])
@@ -169,7 +170,7 @@ class APPO(VTraceAlgorithm, PPO):
             copy_tensors(slow, {name: state[name] for name in slow}, "gradient state")
 
     def state_dict(self) -> State:
-        """See `Algorithm`; the state also has the number of updates, which decides when the slow policy is copied."""
+        """See `Algorithm`; the state also has the number of updates, which determines the time of the next copy."""
         return {**super().state_dict(), "num_updates": self._num_updates}
 
     def load_state_dict(self, state: State) -> None:

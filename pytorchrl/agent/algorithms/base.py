@@ -1,4 +1,4 @@
-"""The base of algorithms: flat parameter groups, the optimizer step, schedules and states.
+"""The base class of algorithms: flat parameter groups, the optimizer step, schedules and states.
 
 E = environments, P = scalars of a group's parameter vector.
 """
@@ -58,8 +58,8 @@ class Algorithm(Part, Updatable, ABC):
         adam_eps: float = option(
             1e-5, help="Epsilon of Adam and AdamW, outside the square root.", low=0.0, exclusive=True)
         weight_decay: float = option(
-            0.01, help="Weight decay of AdamW: each step subtracts this share, times the learning rate, of the "
-                       "parameters.", low=0.0)
+            0.01, help="Weight decay of AdamW: each step subtracts this share of the parameters, times the learning "
+                       "rate.", low=0.0)
         momentum: float = option(0.0, help="Momentum of SGD: the share of the previous step in the next one.", low=0.0,
                                  high=1.0)
         rmsprop_eps: float = option(1e-5, help="Epsilon of RMSProp.", low=0.0, exclusive=True)
@@ -70,7 +70,7 @@ class Algorithm(Part, Updatable, ABC):
         gamma: float = option(0.99, help="Discount of rewards.", low=0.0, high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse an optimizer that cannot update a vector, and options of optimizers that are not chosen."""
+            """Refuse an optimizer that cannot update a vector, and options that the chosen optimizer does not use."""
             super().__post_init__()
             if not isinstance(self.optimizer, str):
                 check_optimizer(self.optimizer)
@@ -80,24 +80,30 @@ class Algorithm(Part, Updatable, ABC):
                                                   f"optimizer={self.optimizer!r}")
 
     learns_from: DataKind
-    """The kind of data that the algorithm learns from, which its storage must provide. Each class declares or inherits
-    it."""
+    """The kind of data that the algorithm learns from; the storage must provide this kind.
+
+    Each class declares or inherits the attribute.
+    """
     actor_class: ClassVar[type[nn.Module]]
-    """The class of actor that the algorithm trains, including subclasses. Each class declares or inherits it."""
+    """The class of actor that the algorithm trains, including subclasses.
+
+    Each class of algorithm declares or inherits the attribute.
+    """
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-    """Option of the actor -> supported values; errors suggest the first one. Other options may have any value."""
+    """Option of the actor -> supported values; errors suggest the first value. Other options may have any value."""
     action_spaces: ClassVar[tuple[type[gym.Space[object]], ...]] = LEAF_SPACES
-    """Kinds of action space that the algorithm supports, as far as its class of actor supports them."""
+    """Kinds of action space that the algorithm supports if its class of actor also supports them."""
     advantage_normalization: str = "none"
     loss_reduction: ClassVar[str] = "mean"
-    """Whether the loss is the "mean" or the "sum" over the valid samples; it decides how microbatches are combined."""
+    """Whether the loss is the "mean" or the "sum" over the valid samples; gradients of microbatches are combined
+    accordingly."""
     actor: Any  # a class of the user's own need not derive from `Actor`
     _gradients: list[Any] | None = None  # of the last `compute_gradients`; with several policies, some may be None
 
     @classmethod
     @brief_errors
     def create_factory(cls, **options: object) -> Factory[Self]:
-        """Return a factory of this algorithm; raise `ConfigError` for a wrong option."""
+        """Return a factory of this algorithm; raise `ConfigError` for an unknown option or a wrong value."""
         return Factory(cls, build_options(cls, options))
 
     def __init__(self, options: Algorithm.Options, *, actor: nn.Module, seed: int, device: str = "cpu") -> None:
@@ -110,7 +116,7 @@ class Algorithm(Part, Updatable, ABC):
             device: Device of the actor.
 
         Raises:
-            ConfigError: The algorithm cannot learn with such an actor, or their options contradict each other.
+            ConfigError: The algorithm cannot train such an actor, or the options of the two contradict each other.
         """
         of_actor = getattr(actor, "options", None)
         check_actor(type(self), type(actor), of_actor)
@@ -127,13 +133,13 @@ class Algorithm(Part, Updatable, ABC):
         self._start_parameters()
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Return group -> name -> parameter; by default, one group with all parameters of the actor."""
+        """Return group -> name -> parameter; by default, the group `all` has all parameters of the actor."""
         return {"all": dict(self.actor.named_parameters())}
 
     # Acting
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Become collector `index` of `num_collectors` in the whole worker tree, counted from 0.
+        """Act from now on as collector `index`, from 0, of the `num_collectors` in the whole worker tree.
 
         By default, all collectors act alike.
         """
@@ -152,7 +158,7 @@ class Algorithm(Part, Updatable, ABC):
             mask: (E, n) bool, true where an action is allowed.
 
         Returns:
-            Actions, the memory after these observations, and in `other` further values to store with the transition.
+            Actions, the memory after these observations, and in `other` additional values to store with the transition.
         """
 
     @abstractmethod
@@ -168,8 +174,8 @@ class Algorithm(Part, Updatable, ABC):
 
         Args:
             rollout: The rollout; only its valid steps are counted.
-            running: State that the collector keeps between rollouts: `returns` is G <- gamma * G + r of each
-                environment, (E,).
+            running: State that the collector keeps between rollouts: `returns` (E,) is the discounted return G of each
+                environment, G <- gamma * G + r.
 
         Returns:
             Normalizer -> (count, mean, M2).
@@ -183,10 +189,10 @@ class Algorithm(Part, Updatable, ABC):
 
     @abstractmethod
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
-        """Return one batch for each update that is due, after new data were inserted into the storage."""
+        """Return the batches, one for each update, that are due after new data were inserted into the storage."""
 
     def prepare_batch(self, batch: Any) -> Any:  # the class of batches depends on the kind of data
-        """Return a batch with all values that depend on the whole batch, before it is split into microbatches."""
+        """Add all values that depend on the whole batch; called before the batch is split into microbatches."""
         return batch
 
     @abstractmethod
@@ -195,22 +201,22 @@ class Algorithm(Part, Updatable, ABC):
 
         Returns:
             A flat gradient for each group, (P,) float32, valid until the next call; and the loss and its terms by name.
-            If the loss is not finite, all elements of the gradient are NaN, so that it, and any mean that contains it,
-            is refused by `apply_gradients`.
+            If the loss is not finite, all elements of the gradient are NaN, so that `apply_gradients` refuses the
+            gradient and every mean that includes it.
         """
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
         """Clip the gradient of each group by its global norm, and make one optimizer step.
 
         Args:
-            gradients: One gradient (P,) for each group, averaged over workers and only read; None means those of the
-                last `compute_gradients`.
+            gradients: One gradient (P,) for each group, averaged over workers and only read; None means the gradients
+                of the last `compute_gradients`.
 
         Returns:
             `grad_norm` before clipping, and `lr`; if there are several groups, both names end with `_<group>`.
 
         Raises:
-            CallOrderError: `gradients` is None, and `compute_gradients` was not called yet.
+            CallOrderError: `gradients` is None, and `compute_gradients` has not been called yet.
             NonFiniteUpdateError: A gradient contains NaN or infinity; nothing was changed.
         """
         gradients = self.last_gradients() if gradients is None else gradients
@@ -234,7 +240,7 @@ class Algorithm(Part, Updatable, ABC):
         return info
 
     def last_gradients(self) -> list[Any]:
-        """Return the gradients of the last `compute_gradients`; raise `CallOrderError` if there was none."""
+        """Return the gradients of the last `compute_gradients`; raise `CallOrderError` if there are none."""
         if self._gradients is None:
             raise CallOrderError("apply_gradients() without gradients applies those of the last "
                                  "compute_gradients(batch), which was not called yet; call it first, or give gradients")
@@ -252,7 +258,7 @@ class Algorithm(Part, Updatable, ABC):
     # Parameters that change while training
 
     def update_algorithm_parameter(self, name: str, value: object) -> None:
-        """Set an option that may change during training; a number ends its schedule, a `Schedule` starts one.
+        """Set an option that may change during training; a number replaces a schedule, a `Schedule` starts a new one.
 
         Raises:
             KeyError: There is no such option, or it cannot change.
@@ -263,7 +269,7 @@ class Algorithm(Part, Updatable, ABC):
     # States
 
     def reseed(self, seed: int) -> None:
-        """Reset the random generators to those of a new algorithm with this seed."""
+        """Reset the random generators to the state that they have in a new algorithm with this seed."""
         self.generator.manual_seed(derive_seed(seed, Stream.ACTING))
 
     def acting_state(self) -> dict[str, Tensor]:
@@ -271,7 +277,9 @@ class Algorithm(Part, Updatable, ABC):
         return {name: tensor.detach().cpu().clone() for name, tensor in self.acting_tensors()}
 
     def load_acting_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Copy an `acting_state()`, as tensors or arrays, into the actor; optimizers, schedules and generators stay.
+        """Copy an `acting_state()`, as tensors or arrays, into the actor.
+
+        Optimizers, schedules and generators do not change.
 
         Raises:
             WeightsError: Names or shapes do not fit; nothing was changed.
@@ -279,7 +287,7 @@ class Algorithm(Part, Updatable, ABC):
         copy_tensors(dict(self.acting_tensors()), state, "acting state")
 
     def learning_state(self) -> dict[str, Tensor]:
-        """Return copies on the CPU of all further tensors that gradients depend on, such as target networks."""
+        """Return copies on the CPU of all other tensors that gradients depend on, such as target networks."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self._learning_tensors()}
 
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
@@ -287,7 +295,7 @@ class Algorithm(Part, Updatable, ABC):
         copy_tensors(dict(self._learning_tensors()), state, "gradient state")
 
     def gradient_state(self) -> State:
-        """Return all that gradients depend on: the `acting` and `learning` states, and the current `parameters`."""
+        """Return everything that gradients depend on: `acting` state, `learning` state and current `parameters`."""
         return {"acting": self.acting_state(), "learning": self.learning_state(), "parameters": dict(self.parameters)}
 
     def load_gradient_state(self, state: State) -> None:
@@ -297,7 +305,7 @@ class Algorithm(Part, Updatable, ABC):
         self.parameters = dict(state["parameters"])
 
     def state_dict(self) -> State:
-        """Return all that an exact continuation needs: gradient state, schedules, optimizer moments and generator."""
+        """Return everything that exact resumption needs: gradient state, schedules, optimizer moments and generator."""
         return {
             "gradient": self.gradient_state(),
             "schedules": self.schedules_state(),
@@ -350,6 +358,6 @@ def copy_tensors(live: Mapping[str, Tensor], state: Mapping[str, Tensor | np.nda
         for name, tensor in live.items():
             value = state[name]
             if isinstance(value, np.ndarray) and tensor.device.type == "cpu":
-                np.copyto(tensor.detach().numpy(), value)  # torch warns of arrays that are not writable
+                np.copyto(tensor.detach().numpy(), value)  # torch warns about arrays that are not writable
             else:
                 tensor.copy_(torch.as_tensor(np.array(value)) if isinstance(value, np.ndarray) else value)

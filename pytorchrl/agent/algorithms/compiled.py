@@ -21,9 +21,9 @@ Gradient = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 class CompiledGradient:
     """A gradient that is compiled at the first batch: forward pass, loss and backward pass in one graph.
 
-    The graph contains the backward pass and does not use the autograd engine. It writes the gradients into one vector.
-    The current values of updatable options are an input of the graph, so a change of them compiles nothing again;
-    neither does a batch of another size.
+    The graph contains the backward pass, does not use the autograd engine, and writes the gradients into one vector.
+    The current values of updatable options are inputs of the graph, so neither a change of these values nor a batch of
+    another size causes a new compilation.
     """
 
     def __init__(self, loss: LossFunction, params: list[nn.Parameter], device: torch.device) -> None:
@@ -33,7 +33,7 @@ class CompiledGradient:
         self._values = Constants(device)
 
     def __call__(self, batch: Batch, parameters: Mapping[str, float], weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient (P,), in a new tensor, and the values that the loss measured.
+        """Return the gradient (P,), in a new tensor, and the second result of the loss, its measured values.
 
         Raises:
             ConfigError: This machine cannot compile the gradient.
@@ -42,7 +42,7 @@ class CompiledGradient:
             batch.obs, batch.done, batch.rhs, batch.mask, batch.action, batch.valid, batch.logp, batch.value, batch.ret,
             batch.advantage)
         names = tuple(sorted(parameters))
-        # Everything that the graph depends on, except the shapes and dtypes of tensors, which torch compares itself.
+        # The key has everything that the graph depends on, except shapes and dtypes of tensors, which torch compares.
         key = (names, batch.mask is None, batch.valid is None, batch.is_normalized)
         if key not in self._gradients:
             self._gradients[key] = self._compile(names, tensors, batch.is_normalized)
@@ -69,7 +69,7 @@ class CompiledGradient:
             grads = torch.autograd.grad(loss, self._params, materialize_grads=True)
             return torch.cat([grad.reshape(-1) for grad in grads]), measured
 
-        # torch caches compiled graphs by code object; with a shared code object, the gradients would evict one another.
+        # torch caches compiled graphs by code object; with a shared code object, gradients would evict each other.
         gradient.__code__ = gradient.__code__.replace()
         return torch.compile(gradient, fullgraph=True, options={
             # Computes tanh from one exp, which is four times as fast on CPUs, with an error below 1e-7.

@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 class Constants:
-    """A cached tensor of numbers, which is rebuilt only if they change, because that takes as long as a small layer."""
+    """A cached tensor of numbers.
+
+    The tensor is rebuilt only if the numbers change, because building it takes as long as computing a small layer.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -15,7 +18,7 @@ class Constants:
         self._tensor = torch.empty(0, device=device)
 
     def of(self, *numbers: float) -> Tensor:
-        """Return the numbers as a tensor (n,) float32, which must not be changed."""
+        """Return the numbers as a tensor (n,) float32, which the caller must not change."""
         if numbers != self._numbers:
             self._numbers, self._tensor = numbers, torch.tensor(numbers, device=self._device)
         return self._tensor

@@ -28,18 +28,18 @@ class DDPG(ReplayAlgorithm):
 
     With the target networks mu' and Q', and the n-step return R and discount DISC from the storage:
     y = R + DISC * min_j Q'_j(o', mu'(o')); L_q = 1/2 sum_j mean w (Q_j - y)^2; L_pi = -mean Q_1(o, mu(o)), minimized
-    over the policy alone. The paper has one critic (`num_critics=1`). Noise is added when acting, in units of half the
-    range of an action.
+    over the policy alone. The paper uses one critic (`num_critics=1`). Noise is added to actions for exploration, in
+    units of half the range of an action.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayAlgorithm.Options):
-        """Options of DDPG."""
+        """Options of `DDPG`."""
 
         lr_q: float | Schedule = option(1e-3, help="Learning rate of the critics.", low=0.0, updatable=True)
         lr_pi: float | Schedule = option(1e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
         noise: str = option(
-            "gaussian", help="Noise on actions: gaussian, ou (Ornstein-Uhlenbeck) or none.", choices=NOISES)
+            "gaussian", help="Exploration noise on actions: gaussian, ou (Ornstein-Uhlenbeck) or none.", choices=NOISES)
         noise_std: float | Schedule = option(
             0.1, help="Standard deviation of Gaussian noise, in units of half the range of an action.", low=0.0,
             updatable=True)
@@ -48,7 +48,7 @@ class DDPG(ReplayAlgorithm):
         ou_dt: float = option(1.0, help="Time step of Ornstein-Uhlenbeck noise.", low=0.0, exclusive=True)
 
         def __post_init__(self) -> None:
-            """Refuse options of another kind of noise."""
+            """Refuse options that the chosen noise does not use."""
             super().__post_init__()
             if self.noise != "ou":
                 self._refuse_changed(_OU_OPTIONS, f"noise='ou', got noise={self.noise!r}")
@@ -83,7 +83,7 @@ class DDPG(ReplayAlgorithm):
     # Learning
 
     def target_actions(self, next_obs: Obs) -> Tensor:
-        """Return the actions (B, D) at the next observations, from which targets are computed.
+        """Return the actions (B, D) at the next observations, whose values the targets contain.
 
         Args:
             next_obs: Leaf -> (B, ...), normalized.
@@ -106,7 +106,7 @@ class DDPG(ReplayAlgorithm):
     # States
 
     def state_dict(self) -> State:
-        """See `Algorithm`; the state also has that of Ornstein-Uhlenbeck noise."""
+        """See `Algorithm`; the state also has the state of the Ornstein-Uhlenbeck noise."""
         return {**super().state_dict(), "noise": self._drift.state.cpu().clone()}
 
     def load_state_dict(self, state: State) -> None:
@@ -119,23 +119,22 @@ class DDPG(ReplayAlgorithm):
 class TD3(DDPG):
     """DDPG with less overestimation of values: two critics, delayed policy updates, and noise on the target's actions.
 
-    a' = clip(mu'(o') + clip(e, -c, c), -1, 1), e ~ N(0, target_noise^2) for each sample and dimension. The policy is
-    updated at every `policy_delay`-th update, and the target networks at every `target_update_interval`-th of these
-    updates.
+    The target's action is clip(mu'(o') + clip(e, -c, c), -1, 1), with e ~ N(0, target_noise^2) for each sample and
+    dimension. The policy changes in updates whose number is a multiple of `policy_delay`, and the target networks in
+    updates whose number is a multiple of both `policy_delay` and `target_update_interval`.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(DDPG.Options):
-        """Options of TD3."""
+        """Options of `TD3`."""
 
         lr_q: float | Schedule = option(3e-4, help="Learning rate of the critics.", low=0.0, updatable=True)
         lr_pi: float | Schedule = option(3e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
         policy_delay: int = option(
-            2, help="Updates of the critics for each update of policy and target networks.", low=1)
+            2, help="Updates of the critics per update of the policy and the target networks.", low=1)
         target_noise: float = option(
             0.2, help="Standard deviation of the noise on the target's actions, in units of half the range of an "
-                      "action.",
-            low=0.0)
+                      "action.", low=0.0)
         noise_clip: float = option(
             0.5, help="Largest noise on the target's actions, in units of half the range of an action.", low=0.0)
 
@@ -146,7 +145,7 @@ class TD3(DDPG):
         return (action + noise.clamp_(-clip, clip)).clamp_(-1.0, 1.0)
 
     def is_due(self, group: str) -> bool:
-        """Return whether the group is updated: the policy at every `policy_delay`-th update, critics always."""
+        """Return whether the next update changes the group: critics always, the policy every `policy_delay` updates."""
         delay: int = self.options.policy_delay
         return group != "pi" or (self.num_updates_made + 1) % delay == 0
 

@@ -27,19 +27,21 @@ from pytorchrl.agent.storages import PERBuffer, ReplayBuffer
 from pytorchrl.agent.updatable import refuse_function
 from pytorchrl.errors import ConfigError
 
-EPSILON_PER_WORKER_HELP = "Give each collector a constant epsilon of its own, from 0.4 for the first one downwards."
+EPSILON_PER_WORKER_HELP = "Give each collector its own constant epsilon: 0.4 for the first, less for each later one."
 _EPSILON = "epsilon"
 
 
 def ladder_epsilon(index: int, num_collectors: int) -> float:
-    """Return epsilon of collector i of N, 0.4^(1 + 7 i / (N - 1)): Horgan et al. 2018 (Ape-X), section 4; 0.4 if N = 1.
+    """Return the epsilon of collector i of N, 0.4^(1 + 7 i / (N - 1)), or 0.4 if N = 1.
+
+    The formula is from Horgan et al. 2018 (Ape-X), section 4.
 
     Args:
         index: i, from 0 to N - 1.
         num_collectors: N.
 
     Raises:
-        ConfigError: The index is not in this range.
+        ConfigError: The index is not in the range from 0 to N - 1.
     """
     if not 0 <= index < num_collectors:
         raise ConfigError(f"the index of a collector must be from 0 to {num_collectors - 1}, got {index}")
@@ -52,22 +54,22 @@ def _is_probability(value: object) -> bool:
 
 @algorithm("dqn", storage=ReplayBuffer, prioritized_storage=PERBuffer)
 class DQN(ReplayAlgorithm):
-    """Q-learning: the actor learns Q of the best actions, and chooses them, or with probability epsilon random ones.
+    """Q-learning: the actor learns the values of actions, and acts epsilon-greedily.
 
     With a* = argmax_a Q(o', a) (double) or argmax_a Q_target(o', a), and the n-step return R and discount DISC from the
     storage: delta = R + DISC * Q_target(o', a*) - Q(o, a); the loss is the mean of w * l(delta), with weights w from
     the storage.
 
     Epsilon is the parameter `epsilon`, which follows the env steps of the whole experiment (`follow_schedules`);
-    `update_algorithm_parameter` can set it.
+    `update_algorithm_parameter` can replace its schedule.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayAlgorithm.Options):
-        """Options of DQN; dueling and noisy networks are options of its actor."""
+        """Options of `DQN`; dueling and noisy networks are options of the actor."""
 
         lr: float | Schedule = option(1e-4, help="Learning rate.", low=0.0, updatable=True)
-        double: bool = option(True, help="Choose the target's action by the online network.")
+        double: bool = option(True, help="Choose the target's action with the online network.")
         loss: str = option(
             "huber", help="Loss of a TD error: huber (quadratic up to 1) or mse.", choices=("huber", "mse"))
         initial_epsilon: float = option(
@@ -80,7 +82,7 @@ class DQN(ReplayAlgorithm):
         epsilon_per_worker: bool = option(False, help=EPSILON_PER_WORKER_HELP)
         update_every: int = option(4, help=UPDATE_EVERY_HELP, low=1)
         num_updates: int = option(1, help=NUM_UPDATES_HELP, low=1)
-        mini_batch_size: int = option(32, help="Transitions of a batch.", low=1)
+        mini_batch_size: int = option(32, help="Transitions per batch.", low=1)
         polyak: float = option(0.0, help=POLYAK_HELP, low=0.0, high=1.0)
         target_update_interval: int = option(1000, help=TARGET_UPDATE_INTERVAL_HELP, low=1)
         max_grad_norm: float | None = option(
@@ -88,7 +90,7 @@ class DQN(ReplayAlgorithm):
             updatable=True)
 
         def __post_init__(self) -> None:
-            """Refuse options of the common epsilon if each collector has its own."""
+            """Refuse options of the common epsilon if each collector has its own epsilon."""
             super().__post_init__()
             if self.epsilon_per_worker:
                 self._refuse_changed(("initial_epsilon", "final_epsilon", "epsilon_steps"), "epsilon_per_worker=False")
@@ -105,7 +107,7 @@ class DQN(ReplayAlgorithm):
         self._loss = F.huber_loss if options.loss == "huber" else F.mse_loss
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Become collector `index`; with `epsilon_per_worker`, take its constant epsilon. See `Algorithm`.
+        """See `Algorithm`; with `epsilon_per_worker`, use the constant epsilon of collector `index`.
 
         Raises:
             ConfigError: There is no such collector.
@@ -115,7 +117,7 @@ class DQN(ReplayAlgorithm):
             self._ladder_epsilon = epsilon
 
     def update_algorithm_parameter(self, name: str, value: object) -> None:
-        """Set an option or `epsilon`, to a number, a `Schedule` or a list of points (env step, value)."""
+        """Set an option or `epsilon` to a number, a `Schedule` or a list of points (env step, value)."""
         if name != _EPSILON:
             super().update_algorithm_parameter(name, value)
             return
@@ -161,7 +163,7 @@ class DQN(ReplayAlgorithm):
     # Learning
 
     def target_values(self, batch: ReplayBatch) -> Tensor:
-        """Return the targets for the values of the batch's actions, (B,) float32; called without gradient.
+        """Return the targets (B,) float32 for the values of the batch's actions; called without gradient.
 
         A subclass may define other targets. `batch.ret` and `batch.discount` cover up to n steps, `self.targets["q"]`
         is the target network, and `actor.normalise` converts observations to inputs of the networks.

@@ -23,10 +23,10 @@ class IMPALA(VTraceAlgorithm, A2C):
 
     loss = -mean log pi(a|o) A + value_loss_coef * mean (V - v)^2 / 2 - entropy_coef * H.
 
-    The loss of the paper is the sum over T * B = 640 samples, the loss here is the mean. The paper's clipping at 40 and
-    RMSProp with epsilon 0.01 therefore correspond to max_grad_norm 40 / 640 and rmsprop_eps 0.01 / 640^2. The initial
-    mean square of the paper, 1, would correspond to 1 / 640^2, for which there is no option; the first thousand updates
-    of "rmsprop_tf" are smaller than those of the paper.
+    The loss of the paper is the sum over T * B = 640 samples, and the loss of this class is the mean. The paper's
+    clipping at 40 and RMSProp with epsilon 0.01 therefore correspond to max_grad_norm 40 / 640 and rmsprop_eps
+    0.01 / 640^2. The paper's initial mean square of 1 would correspond to 1 / 640^2, for which there is no option;
+    therefore, the first thousand updates of "rmsprop_tf" are smaller than the paper's.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,5 @@ class IMPALA(VTraceAlgorithm, A2C):
             if self.advantage_normalization != "none":
                 raise ConfigError(
                     f'IMPALA needs advantage_normalization="none", got "{self.advantage_normalization}", because '
-                    'subtracting '
-                    "the mean from advantages of an older policy pushes the current policy away from it without limit; "
-                    "use APPO, whose clipping bounds this")
+                    "subtracting the mean from advantages of an older policy pushes the current policy away from it "
+                    "without limit; use APPO, whose clipping bounds this")

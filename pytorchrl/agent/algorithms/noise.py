@@ -17,7 +17,7 @@ class OrnsteinUhlenbeck:
     At the start of an episode, x is 0.
 
     Attributes:
-        state: (E, D) x of each environment, or empty before the first draw.
+        state: (E, D), x of each environment; empty before the first draw.
     """
 
     def __init__(self, theta: float, sigma: float, dt: float) -> None:
@@ -25,7 +25,7 @@ class OrnsteinUhlenbeck:
         self.state = torch.zeros(0)
 
     def draw(self, num_envs: int, size: int, done: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the next noise (E, D); `done` (E,) is true where an episode starts."""
+        """Return the next noise (E, D); `done` (E,) bool is true where an episode starts."""
         if self.state.shape != (num_envs, size):
             self.state = torch.zeros(num_envs, size, device=done.device)
         start = self.state.masked_fill(done.unsqueeze(-1), 0.0)

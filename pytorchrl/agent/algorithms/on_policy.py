@@ -1,4 +1,4 @@
-"""The base of on-policy algorithms: acting, values of a rollout, and a loss that is a weighted sum of named terms.
+"""The base class of on-policy algorithms: acting, values of a rollout, and a loss as a weighted sum of named terms.
 
 T = steps of a rollout, E = environments, B = samples of a batch, P = scalars of the parameter vector.
 """
@@ -43,12 +43,12 @@ from pytorchrl.tracebacks import brief_errors
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-NUM_MINI_BATCH_HELP = "Minibatches of each pass over a rollout, with one update each."
+NUM_MINI_BATCH_HELP = "Minibatches per pass over a rollout, with one update each."
 ADVANTAGE_NORMALIZATION_HELP = "Samples over which advantages are normalized."
 
 
 _CHUNK_BYTES = 2**25
-"""Largest size of observations, as float32, for which the network computes values in one forward pass."""
+"""Largest size in bytes of observations, as float32, whose values are computed in one forward pass."""
 
 
 class OnPolicyAlgorithm(Algorithm):
@@ -66,7 +66,7 @@ class OnPolicyAlgorithm(Algorithm):
         num_epochs: int = option(4, help="Passes over each rollout.", low=1)
         num_mini_batch: int = option(4, help=NUM_MINI_BATCH_HELP, low=1)
         mini_batch_size: int | None = option(
-            None, low=1, help="Largest number of steps of a minibatch, instead of num_mini_batch; a pass is split into "
+            None, low=1, help="Largest number of steps per minibatch, instead of num_mini_batch; a pass is split into "
                               "as few minibatches as possible, of nearly equal size.")
         value_loss_coef: float = option(0.5, help="Weight of the value loss.", low=0.0, updatable=True)
         entropy_coef: float | Schedule = option(0.01, help="Weight of the entropy bonus.", low=0.0, updatable=True)
@@ -86,11 +86,11 @@ class OnPolicyAlgorithm(Algorithm):
     @classmethod
     @brief_errors
     def create_factory(cls, **options: object) -> Factory[Self]:
-        """See `Algorithm`. Only one of `num_mini_batch` and `mini_batch_size` may be given."""
+        """See `Algorithm`. `num_mini_batch` and `mini_batch_size` exclude each other."""
         if options.get("num_mini_batch") is not None and options.get("mini_batch_size") is not None:
             raise ConfigError(f"num_mini_batch={options['num_mini_batch']} and "
-                              f"mini_batch_size={options['mini_batch_size']} both set how "
-                              "a pass is split into minibatches; give only one")
+                              f"mini_batch_size={options['mini_batch_size']} both set how a pass is split into "
+                              "minibatches; give only one")
         return super().create_factory(**options)
 
     def __init__(
@@ -101,7 +101,7 @@ class OnPolicyAlgorithm(Algorithm):
         self._flat = self.groups["all"]
         self._small_policy: SmallPolicy | None = None
         if self.device.type == "cpu" and not options.mixed_precision and SmallPolicy.suits(actor):
-            # Not earlier, because `FlatParameters` has moved the parameters.
+            # Built after `FlatParameters`, which moves the parameters that the policy shares.
             self._small_policy = SmallPolicy(actor)
         self._compiled = CompiledGradient(self._evaluate_loss, self._flat.params,
                                           self.device) if options.compile else None
@@ -110,11 +110,11 @@ class OnPolicyAlgorithm(Algorithm):
         self._term_names: tuple[str, ...] = ()
         # V-trace computes values with the learner's weights, so collectors compute no values.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
-        # Passed only if it is False, because a user's actor need not have the argument.
+        # `with_value` is passed only if it is False, because a user's actor need not have the argument.
         self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
-        # if given, the storage sets num_mini_batch accordingly
+        # If this is not None, the storage sets `num_mini_batch` accordingly.
         self.mini_batch_size: int | None = options.mini_batch_size
         self.advantage_normalization = options.advantage_normalization
 
@@ -131,7 +131,7 @@ class OnPolicyAlgorithm(Algorithm):
     def acting_step(
         self, obs: Arrays, rhs: Arrays, done: np.ndarray, deterministic: bool = False, mask: np.ndarray | None = None,
     ) -> ActingStep:
-        """See `Algorithm`; `other` has the inputs from which `finish_rollout` computes log-probabilities and values."""
+        """See `Algorithm`; `other` has the inputs of `finish_rollout` for log-probabilities and values."""
         small = self._small_policy
         if small is not None and mask is None and (step := small.act(obs, deterministic, self.generator)) is not None:
             return step
@@ -149,9 +149,9 @@ class OnPolicyAlgorithm(Algorithm):
             {name: row.cpu().numpy() for name, row in other.items()})
 
     def finish_rollout(self, rollout: RolloutData) -> None:
-        """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,) for the weights that acted, in a few passes.
+        """Add `logp` (T, E), `value` (T + 1, E) and `final_value` (K,), computed with the weights that acted.
 
-        An algorithm that learns from rollouts of older policies does not add values. See `Algorithm`.
+        An algorithm that learns from rollouts of older policies adds only `logp`. See `Algorithm`.
         """
         dist_params = rollout.other.pop("dist_params").flatten(0, 1)
         num_steps, num_envs = rollout.reward.shape
@@ -182,7 +182,7 @@ class OnPolicyAlgorithm(Algorithm):
         value = rows if known is None else torch.cat([known, rows])
         if not len(rollout.final_index):
             return value, torch.zeros(0)
-        # Row t + 1 of `rhs` is the state after o_t. It is set to zero at the start of an episode only when it is used.
+        # Row t + 1 of `rhs` is the state after o_t; a state is reset at the start of an episode only when it is used.
         t, e = rollout.final_index.unbind(1)
         return value, self._values(
             rollout.final_obs, {name: state[t + 1, e] for name, state in rollout.rhs.items()},
@@ -191,7 +191,7 @@ class OnPolicyAlgorithm(Algorithm):
     # Learning
 
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
-        """Return batches that contain each sample once in each epoch."""
+        """Return batches that contain each sample once per epoch."""
         batches = storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
         return batches if self.info_names else check_first_batch(storage, batches)
 
@@ -199,24 +199,24 @@ class OnPolicyAlgorithm(Algorithm):
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute the terms of the loss for each sample; a subclass may add terms of its own to those of its base.
+        """Compute the terms of the loss for each sample; a subclass may add its own terms to those of its base class.
 
         Args:
             evaluated: The actor's outputs for the batch with its current weights, with gradient: log-probabilities,
                 entropies, values, and the features that feed the heads.
             batch: The samples; advantages are already normalized if `advantage_normalization` is "minibatch".
             parameters: Name -> current value of each updatable option, a float or (with `compile`) a tensor (). Read
-                values from here and not from `self.parameters`, which is constant in a compiled loss.
+                values from this argument and not from `self.parameters`, which is constant in a compiled loss.
 
         Returns:
-            Two dictionaries: name -> term of the loss, with the names of `loss_weights`; and name -> further measure
+            Two dictionaries: name -> term of the loss, with the names of `loss_weights`; and name -> additional measure
             without gradient. Terms and measures are float32 and have one number for each sample, (B,) or (L, B), like
-            `evaluated.logp`. Numbers of samples that are not valid are ignored, but must be finite. `info` reports the
-            mean of each term and measure under its name.
+            `evaluated.logp`. The numbers of invalid samples are ignored, but must be finite. `info` reports the mean of
+            each term and measure under its name.
         """
 
     def loss_weights(self, parameters: Mapping[str, float]) -> dict[str, float]:
-        """Return the weight of each term in the loss; a subclass adds those of its own terms.
+        """Return the weight of each term in the loss; a subclass adds the weights of its own terms.
 
         Args:
             parameters: Name -> current value of each updatable option.
@@ -235,12 +235,11 @@ class OnPolicyAlgorithm(Algorithm):
             weights: (k,) float32 weights of the terms, in the order of `loss_weights`.
 
         Returns:
-            The loss (); and, without gradient, one value for each of `info_names`: the loss, and the means of all
-            terms and measures.
+            The loss (); and, without gradient, one value for each of `info_names`: the loss, and the means of all terms
+            and measures.
 
         Raises:
-            ContractError: At the first batch, the results of `terms` and `loss_weights` do not fit each other or the
-                batch.
+            ContractError: At the first batch, the result of `terms` does not fit `loss_weights` or the batch.
         """
         returned = self.terms(evaluated, batch, parameters)
         if not self.info_names:
@@ -292,7 +291,7 @@ class OnPolicyAlgorithm(Algorithm):
         """See `Algorithm`."""
         super().reseed(seed)
         if self._small_policy is not None:
-            self._small_policy.noise = torch.zeros(0)  # noise that was drawn in advance
+            self._small_policy.noise = torch.zeros(0)  # discards noise that was drawn in advance
 
     def state_dict(self) -> State:
         """See `Algorithm`; the state also has the noise that was drawn in advance."""
@@ -341,5 +340,5 @@ class OnPolicyAlgorithm(Algorithm):
 
 
 def rows_at_once(obs: Obs) -> int:
-    """Return the largest number of rows of observations, leaf -> (rows, ...), for one forward pass."""
+    """Return the largest number of rows for one forward pass over observations, leaf -> (rows, ...)."""
     return max(1, _CHUNK_BYTES // sum(4 * leaf[0].numel() for leaf in obs.values()))

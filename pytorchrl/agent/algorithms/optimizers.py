@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop", "rmsprop_tf")
 OPTIMIZER_HELP = (
-    "Optimizer; in Python also a class of torch.optim, or a function of params and lr that returns an optimizer.")
+    "Optimizer; in Python also a class of torch.optim or a function of params and lr that returns an optimizer.")
 _ADAM_BETAS = 0.9, 0.999
 
 
@@ -60,7 +60,10 @@ OPTIONS_OF = MappingProxyType({
 
 
 def make_optimizer(kind: str | Callable[..., Optimizer], like: Tensor, settings: OptimizerSettings) -> VectorOptimizer:
-    """Return an optimizer for vectors like `like` (P,): a named one, or a wrapper of one of torch's."""
+    """Return an optimizer for vectors with the shape, dtype and device of `like` (P,).
+
+    A name selects a `FlatOptimizer`; a function that returns a torch optimizer is wrapped in a `TorchOptimizer`.
+    """
     return FlatOptimizer(kind, like, settings) if isinstance(kind, str) else TorchOptimizer(kind, like)
 
 
@@ -79,14 +82,14 @@ class FlatOptimizer:
     """Adam, AdamW, SGD or RMSProp on one vector, in a few in-place operations; the moments are plain tensors."""
 
     def __init__(self, name: str, like: Tensor, settings: OptimizerSettings) -> None:
-        """Allocate the moments for vectors like `like` (P,).
+        """Allocate the moments for vectors with the shape, dtype and device of `like`.
 
         Args:
             name: "adam" (Kingma & Ba 2015), "adamw" (Loshchilov & Hutter 2019), "sgd" (with momentum, unless it is 0),
                 "rmsprop" (epsilon outside the root, initial mean square 0), or "rmsprop_tf" (TensorFlow's: epsilon
                 inside the root, initial mean square 1).
             like: (P,) float32.
-            settings: Settings of all optimizers; those of other ones are ignored.
+            settings: Settings of all named optimizers; only those of `name` are used.
         """
         self.name, self._is_adam = name, name in ("adam", "adamw")
         self._eps = settings.adam_eps if self._is_adam else settings.rmsprop_eps
@@ -139,13 +142,13 @@ class FlatOptimizer:
 
 
 class TorchOptimizer:
-    """An optimizer of torch, or one with the same interface, on one vector.
+    """A `torch.optim.Optimizer` that updates one vector.
 
     The optimizer sees all parameters of a group as one tensor (P,), so it cannot treat layers separately.
     """
 
     def __init__(self, make: Callable[..., Optimizer], like: Tensor) -> None:
-        """Build the optimizer for vectors like `like` (P,).
+        """Build the optimizer for vectors with the shape, dtype and device of `like`.
 
         Args:
             make: Function that returns the optimizer, called with a list of one parameter and `lr`.

@@ -34,11 +34,13 @@ class PPO(OnPolicyAlgorithm):
         """Options of `PPO`."""
 
         clip_param: float | Schedule = option(
-            0.2, help="How far the probability ratio may move from 1.", low=0.0, exclusive=True, updatable=True)
+            0.2, help="Largest deviation of the probability ratio from 1 that the loss rewards.", low=0.0,
+            exclusive=True, updatable=True)
         use_clipped_value_loss: bool = option(
-            False, help="Clip the change of a value during the updates from one rollout to clip_param_vf.")
+            False, help="Clip the change of a value during the updates on one rollout to at most clip_param_vf.")
         clip_param_vf: float | None = option(
-            None, help="Largest change of a value; None means clip_param.", low=0.0, exclusive=True, updatable=True)
+            None, help="Largest change of a value during the updates on one rollout; None means clip_param.", low=0.0,
+            exclusive=True, updatable=True)
         target_kl: float | None = option(
             None, help="Skip the remaining batches of a rollout once the KL divergence exceeds 1.5 times this value.",
             low=0.0, exclusive=True, updatable=True)
@@ -64,7 +66,7 @@ class PPO(OnPolicyAlgorithm):
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `OnPolicyAlgorithm`. The measures are `kl` and `clip_fraction`, 1 for samples with a clipped ratio."""
+        """See `OnPolicyAlgorithm`. The measures are `kl`, and `clip_fraction`, 1 for samples with a clipped ratio."""
         clip, advantage, value = parameters["clip_param"], batch.advantage, evaluated.value
         log_ratio = evaluated.logp - batch.logp
         if batch.valid is not None:  # before exp, because infinity times a masked zero would be NaN in the gradient
@@ -87,12 +89,16 @@ class PPO(OnPolicyAlgorithm):
         return terms, {"kl": kl, "clip_fraction": is_clipped}
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
-        """See `OnPolicyAlgorithm`. With `target_kl`, `info["skip_remaining"]` is 1.0 if KL is too large."""
+        """See `OnPolicyAlgorithm`. With `target_kl`, `info["skip_remaining"]` is 1.0 if KL is too large, else 0.0."""
         gradients, info = super().compute_gradients(batch)
         if "target_kl" in self.parameters:
             info["skip_remaining"] = float(self.skip_remaining(info))
         return gradients, info
 
     def skip_remaining(self, info: Mapping[str, float]) -> bool:
-        """Return whether to skip the remaining batches of a rollout, by `info["kl"]`, the mean over all workers."""
+        """Return whether KL is so large that the remaining batches of a rollout are skipped.
+
+        Args:
+            info: Statistics whose `kl` is the mean over all workers.
+        """
         return info["kl"] > _KL_TOLERANCE * self.parameters.get("target_kl", float("inf"))

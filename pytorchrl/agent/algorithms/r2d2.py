@@ -27,15 +27,15 @@ RESCALING_EPS = 1e-3
 
 
 def rescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
-    """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x, a compression: Pohlen et al. 2018, section 3.2."""
+    """Return h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x, which compresses values: Pohlen et al. 2018, section 3.2."""
     return x / ((x.abs() + 1).sqrt() + 1) + eps * x
 
 
 def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
     """Return the inverse of `rescale`: sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1).
 
-    With s for the root, the inner bracket is 1 + y, where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1), which is
-    free of cancellation for small |x|. The result is sign(x) y (y + 2).
+    With s for the root, the squared term is 1 + y, where y = 2 |x| (1 - 2 eps / (s + 1 + 2 eps)) / (s + 1). The result
+    is computed as sign(x) y (y + 2), which avoids cancellation for small |x|.
     """
     root = (1 + 4 * eps * (x.abs() + 1 + eps)).sqrt()
     y = 2 * x * (1 - 2 * eps / (root + 1 + 2 * eps)) / (root + 1)
@@ -44,30 +44,34 @@ def unrescale(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
 
 @algorithm("r2d2", storage=SequenceBuffer, rollout_storage=RolloutSequenceBuffer)
 class R2D2(DQN):
-    """DQN with memory, trained on sequences that begin with the memory's state that was stored when acting.
+    """DQN with memory, trained on sequences that begin with the state of the memory that was stored while acting.
 
-    The network and its target both process the first W steps of a sequence, the burn-in, from the stored state and
-    without gradient. For the L steps after them, with a* = argmax_a Q(o_{t+m}, a) (double), and the return R, discount
-    DISC and number m <= n of steps from the storage: delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t).
-    The loss is the sum of w * delta^2 / 2 over the valid steps, divided by their number.
+    The online and the target network both process the first W steps of a sequence, the burn-in, from the stored state
+    and without gradient. For the L steps after the burn-in, with a* = argmax_a Q(o_{t+m}, a) (double), and the return
+    R, discount DISC and number m <= n of steps from the storage:
+    delta = h(R + DISC * h^-1(Q_target(o_{t+m}, a*))) - Q(o_t, a_t).
+    The loss is the sum of w * delta^2 / 2 over the valid steps, divided by the number of valid steps.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(DQN.Options):
-        """Options of R2D2; dueling networks and the memory are options of its actor, sequences of its storage."""
+        """Options of `R2D2`.
+
+        Dueling networks and the memory are options of the actor, and the lengths of sequences options of the storage.
+        """
 
         adam_eps: float = option(
             1e-3, help="Epsilon of Adam and AdamW, outside the square root.", low=0.0, exclusive=True)
         gamma: float = option(0.997, help="Discount of rewards.", low=0.0, high=1.0)
         lr: float | Schedule = option(1e-4, help="Learning rate.", low=0.0, updatable=True)
         loss: str = option(
-            "mse", help="Loss of a TD error: mse (half its square) or huber (the same up to 1, linear beyond).",
+            "mse", help="Loss of a TD error: mse (half the square) or huber (half the square up to 1, linear beyond).",
             choices=("huber", "mse"))
         epsilon_per_worker: bool = option(True, help=EPSILON_PER_WORKER_HELP)
-        mini_batch_size: int = option(64, help="Sequences of a batch.", low=1)
+        mini_batch_size: int = option(64, help="Sequences per batch.", low=1)
         target_update_interval: int = option(2500, help=TARGET_UPDATE_INTERVAL_HELP, low=1)
         value_rescaling: bool = option(
-            True, help="Learn h(Q), which grows like a square root, instead of clipping rewards.")
+            True, help="Learn a rescaled Q, which grows like a square root, instead of clipping rewards.")
         max_grad_norm: float | None = option(
             80.0, help="Largest global norm of a gradient; None means no limit.", low=0.0, exclusive=True,
             updatable=True)
@@ -105,7 +109,7 @@ class R2D2(DQN):
     def losses(  # type: ignore[override] # its batches are sequences
         self, batch: SequenceBatch,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """See `ReplayAlgorithm`; the errors are (L, B), and 0 for steps that are not valid."""
+        """See `ReplayAlgorithm`; the errors have shape (L, B) and are 0 for steps that are not valid."""
         actor, length = self.actor, len(batch.action)
         burn_in, rest = slice(0, batch.burn_in), slice(batch.burn_in, None)
         obs, state = actor.normalise(batch.obs), batch.rhs.get("q")
@@ -141,7 +145,7 @@ class R2D2(DQN):
 
     def _unroll(self, net: nn.Module, obs: Obs, state: Tensor | None, batch: SequenceBatch,
                 rows: slice) -> tuple[Tensor, Tensor | None]:
-        """Return values (rows, B, actions) of some rows, and the memory after them; `obs` has all rows, normalized."""
+        """Return the values (rows, B, actions) and the final memory of some rows; `obs` has all rows, normalized."""
         assert isinstance(net, DiscreteQNet)
         return net.unroll({name: leaf[rows] for name, leaf in obs.items()}, state, batch.done[rows],
                           None if batch.mask is None else batch.mask[rows], self.update_generator,

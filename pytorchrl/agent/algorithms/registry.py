@@ -27,15 +27,15 @@ _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 @dataclass(frozen=True)
 class Registration:
-    """An algorithm with the parts that `train` composes it with.
+    """An algorithm and the parts with which `train` combines it.
 
     Attributes:
-        name: Its name in `train`, on the command line and in names of run directories.
-        algorithm: Its class.
-        storage: The storage that it learns from.
-        actor: The actor that it trains.
-        prioritized_storage: The storage with `prioritized=True`; None: the algorithm has no such option.
-        rollout_storage: The storage with `kind="batch"`; None: `storage`.
+        name: Name of the algorithm in `train`, on the command line and in names of run directories.
+        algorithm: Class of the algorithm.
+        storage: Class of the storage that the algorithm learns from.
+        actor: Class of the actor that the algorithm trains.
+        prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm has no such option.
+        rollout_storage: Class of the storage for `kind="batch"`; None means `storage`.
     """
 
     name: str
@@ -47,18 +47,18 @@ class Registration:
 
     @property
     def is_own(self) -> bool:
-        """Whether the class itself is registered; otherwise it shares the registration of one of its bases."""
+        """Whether the class itself is registered; otherwise, the registration is that of one of its base classes."""
         own = _by_name.get(self.name)
         return own is not None and own.algorithm is self.algorithm
 
     @property
     def label(self) -> str:
-        """The name to show: `name`, or the name of a class that is not registered itself."""
+        """The name for display: `name`, or the class name of a class that is not registered itself."""
         return self.name if self.is_own else self.algorithm.__name__
 
     @property
     def reference(self) -> str:
-        """The name that `run.json` keeps: `name` for an algorithm of this package, `module:Class` for any other."""
+        """The name in `run.json`: `name` for an algorithm of this package, `module:Class` for any other algorithm."""
         is_built_in = self.algorithm.__module__.split(".")[0] == __name__.split(".")[0]
         return self.name if self.is_own and is_built_in else reference_to(self.algorithm)
 
@@ -71,20 +71,20 @@ def algorithm(
     prioritized_storage: type[Storage] | None = None,
     rollout_storage: type[Storage] | None = None,
 ) -> Callable[[A], A]:
-    """Register the decorated algorithm, so that `train(name, ...)` and `pytorchrl train name` know it.
+    """Register the decorated algorithm, so that `train(name, ...)` and `pytorchrl train name` accept its name.
 
         @algorithm("reinforce", storage=VanillaOnPolicyBuffer)
         class Reinforce(OnPolicyAlgorithm): ...
 
     Args:
-        name: A name of letters, digits and `_.-` that no other algorithm has.
-        storage: The storage that the algorithm learns from.
-        actor: The actor that it trains; None: its `actor_class`.
-        prioritized_storage: The storage with `prioritized=True`; None: the algorithm has no such option.
-        rollout_storage: The storage of whole rollouts, with `kind="batch"`; None: `storage`.
+        name: A unique name of letters, digits and `_.-` that begins with a letter.
+        storage: Class of the storage that the algorithm learns from.
+        actor: Class of the actor that the algorithm trains; None means its `actor_class`.
+        prioritized_storage: Class of the storage for `prioritized=True`; None if the algorithm has no such option.
+        rollout_storage: Class of the storage of whole rollouts, for `kind="batch"`; None means `storage`.
 
     Raises:
-        ConfigError: The name is not allowed or taken, or the class is no algorithm or declares no actor.
+        ConfigError: The name is not allowed or is taken, or the class is not an algorithm or declares no actor.
     """
     def register(cls: A) -> A:
         trained = actor or getattr(cls, "actor_class", None)
@@ -95,7 +95,7 @@ def algorithm(
         if trained is None:
             raise ConfigError(f"@algorithm({name!r}) needs actor, the class of actor that {cls.__name__} trains")
         taken = _by_name.get(name)
-        # A notebook runs the same cell again; the class that it defines replaces the previous one.
+        # If a notebook runs a cell again, the new class replaces the previous class of the same name.
         if taken is not None and reference_to(taken.algorithm) != reference_to(cls):
             raise ConfigError(f"@algorithm({name!r}) on {reference_to(cls)}: {reference_to(taken.algorithm)} has that "
                               "name; choose another")
@@ -117,8 +117,8 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
         algorithm: A registered name; a class; or "module:Class", whose module is imported.
 
     Raises:
-        ConfigError: No algorithm has this name, the module cannot be imported, or neither the class nor one of its
-            bases is registered.
+        ConfigError: No algorithm has this name, the module cannot be imported, or neither the class nor one of its base
+            classes is registered.
     """
     if isinstance(algorithm, type):
         return _of_class(algorithm)
@@ -134,7 +134,7 @@ def registration_of(algorithm: str | type[Algorithm]) -> Registration:
 
 
 def imported_registration(reference: str) -> Registration | None:
-    """Return the registration that `Registration.reference` names, or None if its class is not imported yet.
+    """Return the registration with this `Registration.reference`, or None if the class is not imported yet.
 
     This function imports nothing.
 
@@ -143,7 +143,7 @@ def imported_registration(reference: str) -> Registration | None:
     """
     if not isinstance(reference, str) or not is_reference(reference):
         return registration_of(reference)
-    # Only names are compared: getattr on the module could run its code.
+    # Only names are compared, because getattr on the module could run its code.
     found = next((cls for cls in _subclasses(Algorithm) if reference_to(cls) == reference), None)
     return None if found is None else _of_class(found)
 
@@ -154,12 +154,12 @@ def is_reference(text: str) -> bool:
 
 
 def reference_to(cls: type) -> str:
-    """Return `module:Class` of a class."""
+    """Return `module:Class` for a class."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def _of_class(cls: type) -> Registration:
-    """Return the registration of a class, or that of its nearest registered base, whose storage and actor it shares."""
+    """Return the registration of a class, with the storage and actor of its nearest registered base class."""
     if not issubclass(cls, Algorithm):
         raise ConfigError(f"algorithm must be a class that derives from Algorithm, got {cls!r}")
     by_class = {registration.algorithm: registration for registration in _by_name.values()}
@@ -178,7 +178,7 @@ def _import(reference: str) -> type:
         found: object = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(f"the module of algorithm {reference!r} cannot be imported ({error}); run from the folder "
-                          "that has it, or add that folder to PYTHONPATH") from error
+                          "that contains the module, or add that folder to PYTHONPATH") from error
     except Exception as error:
         raise ConfigError(
             f"importing the module of algorithm {reference!r} raised {type(error).__name__}: {error}") from error

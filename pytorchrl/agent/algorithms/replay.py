@@ -1,4 +1,4 @@
-"""The base of algorithms that learn from replay: start steps, stages of updates, target networks.
+"""The base class of algorithms that learn from replay: start steps, stages of updates, target networks.
 
 E = environments, B = transitions of a batch, P = scalars of a group's parameter vector.
 """
@@ -26,21 +26,21 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.errors import ConfigError
 
 START = "random_actions"
-"""Parameter that is above 0 while actions are drawn uniformly; it decreases from 1 to 0 over the start steps."""
+"""Parameter that is above 0 while actions are uniformly random; it decreases from 1 to 0 over the start steps."""
 
 UPDATE_EVERY_HELP = "Env steps between two stages of updates."
-NUM_UPDATES_HELP = "Updates of a stage."
-POLYAK_HELP = "Weight of a target network's old parameters in each update of it; 0 copies the network."
+NUM_UPDATES_HELP = "Updates per stage."
+POLYAK_HELP = "Weight of a target network's old parameters in each of its updates; 0 copies the online network."
 TARGET_UPDATE_INTERVAL_HELP = "Updates between two updates of the target networks."
 
 
 class ReplayAlgorithm(Algorithm):
     """The base class of algorithms that learn from transitions of any policy.
 
-    The first `start_steps` env steps of the whole experiment have uniformly random actions. When acting, the parameter
-    `random_actions` decides: it is a schedule of env steps (`follow_schedules`), is sent with the weights, and is above
-    0 until all collectors together have made so many steps. When learning, the storage decides: until so many
-    transitions were inserted, there are no batches.
+    The first `start_steps` env steps of the whole experiment use uniformly random actions. Collectors act randomly
+    while the parameter `random_actions` is above 0. This parameter follows the env steps (`follow_schedules`), is sent
+    with the weights, and reaches 0 when all collectors together have made `start_steps` steps. There are no batches
+    until `start_steps` transitions have been inserted into the storage.
 
     Target networks are copies of networks of the actor. They change only in `apply_gradients`, like all other state
     that advances with updates.
@@ -63,7 +63,7 @@ class ReplayAlgorithm(Algorithm):
             low=0)
         update_every: int = option(50, help=UPDATE_EVERY_HELP, low=1)
         num_updates: int = option(50, help=NUM_UPDATES_HELP, low=1)
-        mini_batch_size: int = option(256, help="Transitions of a batch.", low=1)
+        mini_batch_size: int = option(256, help="Transitions per batch.", low=1)
         polyak: float = option(0.995, help=POLYAK_HELP, low=0.0, high=1.0)
         target_update_interval: int = option(1, help=TARGET_UPDATE_INTERVAL_HELP, low=1)
 
@@ -77,12 +77,12 @@ class ReplayAlgorithm(Algorithm):
     learns_from = DataKind.TRANSITIONS
     actor_options: ClassVar[Mapping[str, tuple[object, ...]]] = {"recurrent_net": (None,)}
     target_groups: ClassVar[tuple[str, ...]]
-    """Groups for which there is a target network."""
+    """Parameter groups that have a target network."""
 
     def __init__(self, options: ReplayAlgorithm.Options, *, actor: nn.Module, seed: int, device: str = "cpu") -> None:
         """Build the algorithm; see `Algorithm` for the arguments."""
         super().__init__(options, actor=actor, seed=seed, device=device)
-        # For noise in losses; separate from the generator of acting, which another thread may use at the same time.
+        # For noise in losses, apart from the generator for acting, which another thread may use at the same time.
         self.update_generator = torch_generator(derive_seed(seed, Stream.BATCHES), self.device)
         networks = self.actor.networks()
         self.targets: dict[str, nn.Module] = {}
@@ -139,12 +139,12 @@ class ReplayAlgorithm(Algorithm):
         return ActingStep(action.cpu().numpy(), clipped_action.cpu().numpy(), {}, {})
 
     def random_actions(self, num_envs: int, mask: Tensor | None) -> Tensor:
-        """Return uniformly random actions (E, ...), as they are stored, among those that the mask (E, n) allows."""
+        """Return uniformly random actions (E, ...) among the actions that the mask (E, n) allows, in stored form."""
         actions: Tensor = self.actor.random_actions(num_envs, mask, self.generator)
         return actions
 
     def finish_rollout(self, rollout: RolloutData) -> None:
-        """Add nothing, because values are computed when transitions are learned from."""
+        """Add nothing, because values are computed during learning."""
 
     # Learning
 
@@ -163,19 +163,19 @@ class ReplayAlgorithm(Algorithm):
         return storage.generate_batches(num_mini_batch=due * self.num_updates, mini_batch_size=self.mini_batch_size)
 
     def _num_stages(self, num_transitions: int) -> int:
-        """Return the number of stages of updates that are due after so many transitions."""
+        """Return the number of stages of updates that are due in total after `num_transitions` transitions."""
         return max(0, num_transitions - self.start_steps) // self.update_every
 
     @abstractmethod
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """Compute the losses of a batch; a subclass may add to the losses and measures of its base.
+        """Compute the losses of a batch; a subclass may add to the losses and measures of its base class.
 
         Args:
-            batch: B transitions, with the weights that correct for priorities.
+            batch: B transitions, with importance weights that correct for priorities.
 
         Returns:
-            Three values: group -> loss (), which is minimized over the parameters of that group alone and has a graph
-            of its own; name -> further measure () without gradient, which `info` reports under that name; and the
+            Three values: group -> loss (), which is minimized over the parameters of that group alone and has its own
+            graph; name -> additional measure () without gradient, which `info` reports under that name; and the
             absolute TD errors (B,) without gradient, for priorities.
         """
 
@@ -185,7 +185,7 @@ class ReplayAlgorithm(Algorithm):
             return self.losses(batch)[2]
 
     def compute_gradients(self, batch: ReplayBatch) -> tuple[list[Tensor], dict[str, Any]]:  # type: ignore[override]
-        """Compute the gradients of all groups at the same parameters; see `Algorithm`.
+        """Compute the gradients of all groups at the current parameters; see `Algorithm`.
 
         Returns:
             A gradient (P,) for each group; and the losses and measures as numbers by name, with `errors`, the absolute
@@ -213,7 +213,7 @@ class ReplayAlgorithm(Algorithm):
         return gradients, {**dict(zip(names, values, strict=True)), "errors": errors.detach().cpu()}
 
     def apply_gradients(self, gradients: list[Tensor] | None = None) -> dict[str, float]:
-        """Update the weights, then the target networks every `target_update_interval` updates; see `Algorithm`."""
+        """Update the weights and, every `target_update_interval` updates, the target networks; see `Algorithm`."""
         info = super().apply_gradients(gradients)
         self.num_updates_made += 1
         if self.num_updates_made % self.options.target_update_interval == 0:
@@ -259,7 +259,7 @@ class ReplayAlgorithm(Algorithm):
         yield from self.actor.state_buffers().items()
 
     def _learning_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, live tensor) of all further tensors that gradients depend on: critics and target networks."""
+        """Yield (name, live tensor) of all other tensors that gradients depend on: critics and target networks."""
         acting = self.actor.acting_networks()
         for name, group in self.groups.items():
             if name not in acting:

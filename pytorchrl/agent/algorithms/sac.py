@@ -25,20 +25,20 @@ from pytorchrl.errors import ConfigError
 class SAC(ReplayAlgorithm):
     """Maximum-entropy reinforcement learning: the policy maximizes Q plus alpha times its entropy.
 
-    With a and a' drawn from the policy at o and o', their log-densities logp and logp' in [-1, 1], alpha =
+    With a and a' drawn from the policy at o and o', their log-densities logp and logp' on [-1, 1], alpha =
     exp(log_alpha), and the n-step return R and discount DISC from the storage: y = R + DISC * (min_i Q'_i(o', a') -
     alpha logp'); L_q = 1/2 sum_i mean w (Q_i - y)^2; L_pi = mean(alpha logp - min_i Q_i(o, a)), minimized over the
     policy alone; L_alpha = -log_alpha * (mean logp + target_entropy), minimized over log_alpha alone. For discrete
     actions, expectations are sums over all actions.
 
     Attributes:
-        log_alpha: () log of the entropy's weight, trained as group `alpha` if `learn_alpha`.
-        target_entropy: The entropy towards which alpha is learned.
+        log_alpha: (), log of the entropy's weight, trained as group `alpha` if `learn_alpha` is set.
+        target_entropy: The entropy that the policy reaches by the adaptation of alpha.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayAlgorithm.Options):
-        """Options of SAC."""
+        """Options of `SAC`."""
 
         lr_q: float | Schedule = option(1e-3, help="Learning rate of the critics.", low=0.0, updatable=True)
         lr_pi: float | Schedule = option(3e-4, help="Learning rate of the policy.", low=0.0, updatable=True)
@@ -47,14 +47,14 @@ class SAC(ReplayAlgorithm):
         learn_alpha: bool = option(True, help="Learn the weight of the entropy so that the entropy approaches its "
                                               "target.")
         target_entropy: float | None = option(
-            None, help="Target of the entropy; None means minus the dimensions of an action, or target_entropy_scale * "
-                       "log(n) for n discrete actions.")
+            None, help="Target of the entropy; None means minus the number of dimensions of an action, or "
+                       "target_entropy_scale * log(n) for n discrete actions.")
         target_entropy_scale: float = option(
             0.89, help="Target of the entropy for discrete actions, as a share of the largest entropy.", low=0.0,
             high=1.0)
 
         def __post_init__(self) -> None:
-            """Refuse options of the target entropy if alpha is not learned."""
+            """Refuse options without effect: of the target entropy without learned alpha, or of an unused scale."""
             super().__post_init__()
             if self.target_entropy is not None and not self.learn_alpha:
                 raise ConfigError(f"target_entropy={self.target_entropy} needs learn_alpha=True")
@@ -76,7 +76,7 @@ class SAC(ReplayAlgorithm):
         size = actor.action_size
         target = options.target_entropy_scale * math.log(size) if actor.is_discrete else -float(size)
         self.target_entropy: float = target if options.target_entropy is None else options.target_entropy
-        """The target without action masks; with a mask, the number of allowed actions takes the place of n."""
+        """The target without action masks; with a mask, the number of allowed actions replaces n."""
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
@@ -88,7 +88,7 @@ class SAC(ReplayAlgorithm):
         return super().contradiction(agent)
 
     def trained_parameters(self) -> dict[str, dict[str, nn.Parameter]]:
-        """See `Algorithm`; log alpha is a further group if it is learned."""
+        """See `Algorithm`; if alpha is learned, log alpha is an additional group."""
         log_alpha = torch.tensor(math.log(self.options.initial_alpha), device=self.device)
         groups = super().trained_parameters()
         if not self.options.learn_alpha:
@@ -122,14 +122,14 @@ class SAC(ReplayAlgorithm):
         if batch.mask is None or self.options.target_entropy is not None:
             return self.target_entropy
         allowed = batch.mask.sum(-1)
-        # A row that forbids all actions gives no information; log(0) would make the target minus infinity.
+        # A row that forbids all actions counts as unmasked, because log(0) would make the target minus infinity.
         allowed = torch.where(allowed == 0, self.actor.action_size, allowed)
         return self.options.target_entropy_scale * allowed.log().mean()
 
     def _continuous_terms(
         self, batch: ReplayBatch, obs: Obs, next_obs: Obs, alpha: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return soft values (B,) at o', values (num_critics, B) of the batch's actions, policy loss and entropy ()."""
+        """Return soft values (B,) at o', values (num_critics, B) of the actions, policy loss () and entropy ()."""
         actor, generator = self.actor, self.update_generator
         with torch.no_grad():
             next_action, next_logp = actor.sample_log_prob(next_obs, generator)

@@ -1,4 +1,4 @@
-"""The base of algorithms that learn by V-trace from rollouts of older policies. T = steps, E = environments."""
+"""The base class of algorithms that learn from rollouts of older policies by V-trace. T = steps, E = environments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytorchrl.agent.data import DataKind, Obs, RolloutData
 class VTraceAlgorithm(OnPolicyAlgorithm):
     """The base class of on-policy algorithms with targets from a `VTraceBuffer`, whose data may be a few updates old.
 
-    Collectors compute no values, because the learner needs values of its own weights.
+    Collectors compute no values, because the learner needs values that are computed with its own weights.
     """
 
     learns_from = DataKind.OLDER_ROLLOUTS
@@ -21,14 +21,14 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     def evaluate_rollout(
         self, rollout: RolloutData, sequence_length: int | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Evaluate a rollout with the current weights, as V-trace needs it, without gradient.
+        """Evaluate a rollout with the current weights, for V-trace, without gradient.
 
-        The memory is unrolled over each sequence from its stored first state, exactly as in the loss. For the last row
+        The memory is unrolled over each sequence from the stored first state, exactly as in the loss. For the last row
         and for final observations, the stored state is used, as at the start of the next sequence.
 
         Args:
             rollout: T steps of E environments.
-            sequence_length: Steps of a sequence, for actors with memory; None means the whole rollout.
+            sequence_length: Steps per sequence, for actors with memory; None means the whole rollout.
 
         Returns:
             Log-probabilities (T, E) of the recorded actions under the target policy, values (T + 1, E), and values (K,)
@@ -57,7 +57,7 @@ class VTraceAlgorithm(OnPolicyAlgorithm):
     ) -> tuple[Tensor, Tensor]:
         """Return the target policy's log-probabilities of the recorded actions, and the current values; each is (L, E).
 
-        The target policy is the actor's policy, unless a subclass chooses another. The method is called without
+        The target policy is the actor's policy, unless a subclass chooses another policy. The method is called without
         gradient.
 
         Args:
