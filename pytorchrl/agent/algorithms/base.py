@@ -36,6 +36,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.errors import CallOrderError, NonFiniteUpdateError, WeightsError
 from pytorchrl.tracebacks import brief_errors
+from pytorchrl.untyped import BatchOfKind, StateDict, UserPart
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,8 +98,8 @@ class Algorithm(Part, Updatable, ABC):
     loss_reduction: ClassVar[str] = "mean"
     """Whether the loss is the "mean" or the "sum" over the valid samples; gradients of microbatches are combined
     accordingly."""
-    actor: Any  # a class of the user's own need not derive from `Actor`
-    _gradients: list[Any] | None = None  # of the last `compute_gradients`; with several policies, some may be None
+    actor: UserPart
+    _gradients: list[Any] | None = None  # see `last_gradients`
 
     @classmethod
     @brief_errors
@@ -168,8 +169,7 @@ class Algorithm(Part, Updatable, ABC):
         The collector calls this method once for each rollout, before the weights change.
         """
 
-    # nested for several policies
-    def moments_of(self, rollout: RolloutData, running: dict[str, Any]) -> dict[str, Any]:
+    def moments_of(self, rollout: RolloutData, running: StateDict) -> dict[str, object]:
         """Return the moments of a rollout for the actor's normalizers.
 
         Args:
@@ -191,12 +191,14 @@ class Algorithm(Part, Updatable, ABC):
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
         """Return the batches, one for each update, that are due after new data were inserted into the storage."""
 
-    def prepare_batch(self, batch: Any) -> Any:  # the class of batches depends on the kind of data
+    def prepare_batch(self, batch: BatchOfKind) -> BatchOfKind:
         """Add all values that depend on the whole batch; called before the batch is split into microbatches."""
         return batch
 
     @abstractmethod
-    def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, Any]]:
+    def compute_gradients(
+        self, batch: Batch,
+    ) -> tuple[list[Tensor], dict[str, Any]]:  # numbers, and the `errors` of replay, a tensor
         """Compute the gradient of the loss over a batch's valid samples, without changing any state.
 
         Returns:
@@ -239,7 +241,7 @@ class Algorithm(Part, Updatable, ABC):
             info[f"grad_norm{suffix}"], info[f"lr{suffix}"] = norm, lr
         return info
 
-    def last_gradients(self) -> list[Any]:
+    def last_gradients(self) -> list[Any]:  # tensors; with several policies, some may be None
         """Return the gradients of the last `compute_gradients`; raise `CallOrderError` if there are none."""
         if self._gradients is None:
             raise CallOrderError("apply_gradients() without gradients applies those of the last "

@@ -111,7 +111,7 @@ class OnPolicyAlgorithm(Algorithm):
         # V-trace computes values with the learner's weights, so collectors compute no values.
         self._stores_values = self.learns_from is DataKind.ROLLOUTS
         # `with_value` is passed only if it is False, because a user's actor need not have the argument.
-        self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}
+        self._act_options: dict[str, Any] = {} if self._stores_values else {"with_value": False}  # keywords of `act`
         self.num_epochs: int = options.num_epochs
         self.num_mini_batch: int = options.num_mini_batch
         # If this is not None, the storage sets `num_mini_batch` accordingly.

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -184,7 +184,9 @@ class ReplayAlgorithm(Algorithm):
         with torch.no_grad():
             return self.losses(batch)[2]
 
-    def compute_gradients(self, batch: ReplayBatch) -> tuple[list[Tensor], dict[str, Any]]:  # type: ignore[override]
+    def compute_gradients(  # type: ignore[override] # its batches are transitions
+        self, batch: ReplayBatch,
+    ) -> tuple[list[Tensor], dict[str, float | Tensor]]:
         """Compute the gradients of all groups at the current parameters; see `Algorithm`.
 
         Returns:
