@@ -1,4 +1,4 @@
-"""`Scheme.checkpoint` and `resume`: a run that is resumed is the run that went on, bit for bit, with an exact account."""
+"""`Scheme.checkpoint` and `resume`: a resumed run equals the uninterrupted run bit for bit, and its ledger is exact."""
 
 from __future__ import annotations
 

@@ -177,9 +177,8 @@ def watch(make_scheme, monkeypatch, see_gpus):
 
 def named(num_grads, num_cols, grad, col):
     return {**{f"GWorker {index}": grad for index in range(1, num_grads + 1)},
-            **{f"GWorker {parent}/CWorker {index}": col for parent in range(1,
-                                                                            num_grads + 1) for index in range(1,
-                                                                                                              num_cols + 1)}}
+            **{f"GWorker {parent}/CWorker {index}": col
+               for parent in range(1, num_grads + 1) for index in range(1, num_cols + 1)}}
 
 
 @pytest.mark.parametrize("communication", [SYNC, ASYNC])

@@ -1,5 +1,7 @@
-"""How much is on its way, and how old it gets, by scheme: random sizes, costs and schedules on the virtual clock, looked at
-after every event. Asynchronous collection into a queue is in `test_learner_thread.py`.
+"""How many env steps are in flight, and how old they get, by scheme.
+
+Sizes, costs and schedules are random, and the scheme is inspected after every event of the virtual clock. Asynchronous
+collection into a queue is in `test_learner_thread.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ SEEDS = range(12)
 
 
 class Look:
-    """The env steps made so far, as those who made them know, and the most that were in no final place at any moment."""
+    """The env steps made so far, as the collectors count them, and the most that were unused at any moment."""
 
     def __init__(self, scheme, unused):
         self.root, self.unused, self.most = scheme.start(10**6), unused, 0
@@ -114,7 +116,7 @@ def test_synchronous_collection_by_pieces(make_scheme, plain_a2c, dice, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("is_slow", [False, True], ids=["equal", "one-slow"])
 def test_asynchronous_gradients(make, dice, seed, is_slow):
-    """A rollout of each worker; gradients lag by the number of the others, or by what those make while the slow one works."""
+    """One rollout per worker; a gradient lags by the number of other gradients applied while its worker computed."""
     rng = dice(seed)
     workers, rollout, times = rng.choice((2, 3, 5)), rng.choice((4, 6)), rng.choice((2.5, 7.5)) if is_slow else 1
     costs = {"message": 2.0**-20, "update": 2.0**-20, "grad": 0, "step": 0.25, "step@GWorker 2*": 0.25 * times}

@@ -127,7 +127,7 @@ def test_the_other_way_is_the_largest_priority_seen(make_apex, added):
 
 
 def test_training_draws_by_first_priorities(make_apex, monkeypatch):
-    """Transitions whose error is a thousand times that of the others are nearly all that is drawn before it is learned."""
+    """Transitions with an error a thousand times larger than the others are nearly all that is drawn at first."""
     def add_errors(storage, rollout):
         errors = torch.full(rollout.reward.shape, 1e-3)
         errors[2] = 1.0

@@ -273,7 +273,7 @@ def test_the_queue_serves_the_oldest_version_first(learner, train, monkeypatch):
 
 
 def test_max_weight_sync_delay(learner, train):
-    """A worker that has made 200 steps, four rollouts, since its last weights is given the newest with its next request."""
+    """A worker that has made 200 steps, four rollouts, since its last weights gets the newest with its next request."""
     often, _ = train(learner(costs=FAST | {"grad": 0.02}), 100)
     seldom, ledger = train(learner(costs=FAST | {"grad": 0.02}, max_weight_sync_delay=200), 100)
     assert often["weight_pushes"] > 80

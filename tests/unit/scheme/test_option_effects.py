@@ -62,7 +62,8 @@ ELSEWHERE = {
     "queue_timeout_s": "unit/scheme/gradients/test_sample_queue.py::test_queue_timeout_s",
     "on_starved": "unit/scheme/test_learner_thread.py::test_a_starved_learner_goes_on_waiting",
     "microbatch_size": "unit/scheme/microbatching/test_microbatching.py::test_sizes_of_microbatches_and_slices",
-    "norm_over": "unit/scheme/microbatching/test_microbatching.py::test_norm_over_changes_what_advantages_are_normalised_over",
+    "norm_over": ("unit/scheme/microbatching/test_microbatching.py::"
+                  "test_norm_over_changes_what_advantages_are_normalised_over"),
     "replay_proportion": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",
     "replay_slots": "unit/scheme/test_learner_thread.py::test_old_rollouts_are_mixed_in",
     "device": "unit/scheme/test_scheme.py::test_device_reaches_actor_and_algorithm",

@@ -1,4 +1,4 @@
-"""The policy lag of what is drawn from shards, beside a list of every rollout that came, every draw and every version."""
+"""The policy lag of data drawn from shards, compared with a list of every rollout, every draw and every version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import functools
 import numpy as np
 import pytest
 
-from pytorchrl import ASYNC, DQN, R2D2, SYNC, MultiAgentVecEnv, PERBuffer, QActor, ReplayBuffer, Scheme, SequenceBuffer, VecEnv, multi_agent
+from pytorchrl import (
+    ASYNC, DQN, R2D2, SYNC, MultiAgentVecEnv, PERBuffer, QActor, ReplayBuffer, Scheme, SequenceBuffer, VecEnv,
+    multi_agent)
 from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
 from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import ComingAndGoing, CountingEnv

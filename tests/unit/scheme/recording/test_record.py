@@ -1,4 +1,4 @@
-"""A run that was recorded, on threads or simulated, is repeated from its record: bit for bit, or the first difference is named."""
+"""A recorded run, on threads or simulated, repeats bit for bit from its record, or the first difference is named."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Watched(SyntheticStorage):
 
 @pytest.fixture
 def run(make_scheme, check_ledger, monkeypatch):
-    """A function that runs a scheme of a synthetic agent; its scheme, final ledger, metrics and the steps learned from."""
+    """A function that runs a scheme of a synthetic agent, and returns what the run left behind."""
     def run_(updates=12, **settings):
         monkeypatch.setattr(Watched, "given", [])
         algo, actor, _, envs = synthetic_agent()

@@ -131,9 +131,9 @@ def test_a_gradient_that_is_not_finite_is_still_left_out(make_scheme, codec):
 
 @pytest.fixture
 def far_away(monkeypatch):
-    """A function that makes a link of virtual time for each byte, both ways, and codecs that take a little for each message.
+    """A function that makes both directions of a link, and decoding, take virtual time.
 
-    Given bytes a second, and seconds to decode an array, of one codec or of all.
+    Its arguments: bytes per second, seconds to decode an array, and the only codec that is slow (None: all codecs).
     """
     call, pack, decode = SimulatedRuntime._call, codecs.Codec.pack, codecs.Packed.decode
     runtimes = []
@@ -192,7 +192,7 @@ def test_auto_follows_the_link(make_scheme, far_away, settings, rate, decode_s):
     ("data", "lz4", {"num_col_workers": 2}), ("grads", "bf16", {"num_grad_workers": 2})], ids=["data", "grads"])
 @pytest.mark.parametrize("slow", ["weights", "answers"])
 def test_two_autos_on_the_same_way_are_told_apart(make_scheme, far_away, kind, good, settings, slow):
-    """zstd takes longer to decode than it saves, while another codec saves more than that, of what comes back or of what goes out."""
+    """In one direction zstd takes longer to decode than it saves; in the other, another codec saves more than that."""
     far_away(1e5, 0.005 if slow == "weights" else 0.02, slow_codec="zstd")
     codec_of = {"weights": "zstd", kind: good} if slow == "weights" else {"weights": "bf16", kind: "zstd"}
     options = {f"compress_{name}_to_send": f"auto:{codec}" for name, codec in codec_of.items()}

@@ -211,10 +211,11 @@ def test_late_gradients_are_dropped_and_training_goes_on(make):
 def test_a_dropped_item_teaches_normalisers_nothing(make_scheme):
     """Of two workers that answer together the second one's data is given up, moments and all."""
     def seen(**settings):
-        scheme = make_scheme(algo=A2C.create_factory(), runtime="simulated", num_grad_workers=2, grad_communication=ASYNC,
-                             schedule_seed=3, size=4, updates_per_step=30, **settings)
-        merged, merge = [], scheme.start().local_worker.local_worker.merge_moments
-        scheme.update_worker.local_worker.local_worker.merge_moments = lambda moments: (merged.extend(moments), merge(moments))
+        scheme = make_scheme(algo=A2C.create_factory(), runtime="simulated", num_grad_workers=2,
+                             grad_communication=ASYNC, schedule_seed=3, size=4, updates_per_step=30, **settings)
+        worker = scheme.start().local_worker.local_worker
+        merged, merge = [], worker.merge_moments
+        worker.merge_moments = lambda moments: (merged.extend(moments), merge(moments))
         scheme.step()
         return len(merged), scheme.metrics()["grads_dropped"]
     envs = VecEnv.create_factory(CountingEnv, None, 2)
@@ -230,15 +231,17 @@ NOTHING_LATE = {"max_grad_lag": 0, "lag_policy": "drop"}
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("settings", "options"), [
-    ({"max_grad_lag": 1, "lag_policy": "drop", "num_grad_workers": 3}, {}), (NOTHING_LATE, {}), (NOTHING_LATE, {"target_kl": 1e-6}),
-    ({"faults": "kill grad.2 @ grad 6; kill grad.1 @ grad 11"}, {})], ids=["lag 1", "lag 0", "early stop", "lost"])
+    ({"max_grad_lag": 1, "lag_policy": "drop", "num_grad_workers": 3}, {}), (NOTHING_LATE, {}),
+    (NOTHING_LATE, {"target_kl": 1e-6}), ({"faults": "kill grad.2 @ grad 6; kill grad.1 @ grad 11"}, {})],
+    ids=["lag 1", "lag 0", "early stop", "lost"])
 def test_normalisers_learn_an_item_once_and_with_its_last_gradient(make_scheme, monkeypatch, settings, options, seed):
-    """Where that gradient is applied: some of the others may have been dropped, or a worker lost with an item half used."""
+    """Where that gradient is applied: others may have been dropped, or a worker lost with an item half used."""
     envs = VecEnv.create_factory(CountingEnv, None, 2)
     scheme = make_scheme(
-        algo=PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-2, **options), envs=envs, size=4, runtime="simulated",
-        actor=OnPolicyActor.create_factory(envs.observation_space, envs.action_space, normalize_obs=True), schedule_seed=seed,
-        costs={"grad": ("exponential", 0.1)}, grad_communication=ASYNC, **{"num_grad_workers": 2} | settings)
+        algo=PPO.create_factory(num_epochs=2, num_mini_batch=2, lr=1e-2, **options), envs=envs, size=4,
+        actor=OnPolicyActor.create_factory(envs.observation_space, envs.action_space, normalize_obs=True),
+        runtime="simulated", schedule_seed=seed, costs={"grad": ("exponential", 0.1)}, grad_communication=ASYNC,
+        **{"num_grad_workers": 2} | settings)
     statistics = scheme.start(10**6).statistics
     learner = scheme.update_worker.local_worker.local_worker
     apply, merge, ends, merged = statistics.apply, learner.merge_moments, [], []
@@ -313,7 +316,8 @@ def test_an_aggregate_of_scaled_gradients(make):
 
 @pytest.mark.parametrize("schedule_seed", range(4))
 def test_an_aggregate_of_all_is_parallel_synchronous_bit_for_bit(make_scheme, schedule_seed):
-    settings = {"algo": A2C.create_factory(lr=1e-2), "num_grad_workers": 3, "runtime": "simulated", "env_fn": "CartPole-v1"}
+    settings = {"algo": A2C.create_factory(lr=1e-2), "num_grad_workers": 3, "runtime": "simulated",
+                "env_fn": "CartPole-v1"}
     sync = make_scheme(**settings)
     aggregated = make_scheme(grad_communication=ASYNC, aggregate=3, schedule_seed=schedule_seed, **settings)
     for _ in range(12):
@@ -366,8 +370,9 @@ def test_an_error_is_raised_once_the_good_results_are_used_and_answered(make):
 
 
 def test_an_error_of_an_environment_is_raised_though_an_aggregate_waits(make_scheme):
-    scheme = make_scheme(env_fn=FaultyEnv, env_kwargs={"fault": "step", "at": 20}, algo=A2C.create_factory(), runtime="simulated",
-                         num_grad_workers=2, grad_communication=ASYNC, aggregate=2, updates_per_step=20)
+    scheme = make_scheme(
+        env_fn=FaultyEnv, env_kwargs={"fault": "step", "at": 20}, algo=A2C.create_factory(), runtime="simulated",
+        num_grad_workers=2, grad_communication=ASYNC, aggregate=2, updates_per_step=20)
     with pytest.raises(EnvError):
         scheme.step()
 
@@ -411,8 +416,8 @@ def test_the_ledger_is_exact_with_drops_and_faults(make, check_ledger, seed):
 
 def test_a_run_with_drops_is_repeated_where_its_answers_came_one_by_one(make_scheme, tmp_path):
     """A worker whose gradient was dropped was asked again before the next answer came, with the weights of then."""
-    settings = {"num_grad_workers": 4, "grad_communication": ASYNC, "aggregate": 2, "max_grad_lag": 0, "lag_policy": "drop",
-                "algo": A2C.create_factory(), "size": 4, "updates_per_step": 5}
+    settings = {"num_grad_workers": 4, "grad_communication": ASYNC, "aggregate": 2, "max_grad_lag": 0,
+                "lag_policy": "drop", "algo": A2C.create_factory(), "size": 4, "updates_per_step": 5}
     num_asked = 0
     for seed in range(6):
         path = tmp_path / f"{seed}.jsonl"

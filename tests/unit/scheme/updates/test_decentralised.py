@@ -1,20 +1,17 @@
-"""Gradient workers that average among themselves: equal to one place that applies, equal to each other, also after a loss."""
+"""Gradient workers that average among themselves equal each other, and a central update, also after a loss."""
 
 from __future__ import annotations
-
-import queue
-import threading
 
 import numpy as np
 import pytest
 import torch
 
-from pytorchrl import DQN, PPO, SAC, GAEBuffer, OffPolicyActor, OnPolicyActor, PERBuffer, QActor, ReplayBuffer, Scheme, VecEnv
+from pytorchrl import (
+    DQN, PPO, SAC, GAEBuffer, OffPolicyActor, OnPolicyActor, PERBuffer, QActor, ReplayBuffer, Scheme, VecEnv)
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.errors import NoWorkersLeft, RankLostError, RanksDifferError, WorkerLostError
-from pytorchrl.runtime import ThreadRuntime
 from pytorchrl.scheme.gradients.g_worker import GWorker
-from pytorchrl.scheme.gradients.process_group import GradientGroup, Meeting, ProcessGroup, propose_address
+from pytorchrl.scheme.gradients.process_group import ProcessGroup
 from pytorchrl.scheme.updates.decentralised import DecentralisedUpdates
 
 REPLAY = {"start_steps": 16, "update_every": 8, "num_updates": 4, "mini_batch_size": 8}
@@ -71,7 +68,7 @@ def workers(scheme):
 
 
 def flat(state, name=""):
-    """Name -> tensor of all that updates depend on; what actions are drawn by is each worker's own, schedules the driver's."""
+    """Name -> tensor of all state that updates depend on: not each worker's generators, and not the schedules."""
     if isinstance(state, dict):
         return {key: value for part,
                 inner in state.items() if part not in ("generator", "update_generator", "noise", "schedules")
@@ -330,94 +327,6 @@ def test_what_is_not_acted_with_is_compared_too(make, monkeypatch):
         train(scheme, 12)
 
 
-# Exchanges themselves
-
-
-def in_threads(size, body):
-    """What `body(rank, place)` gives in each of `size` threads whose ranks have met; errors are given as values."""
-    runtime, found = ThreadRuntime(), queue.Queue()
-    ranks = [ProcessGroup() for _ in range(size)]
-    address, port = propose_address()
-
-    def run(place):
-        try:
-            ranks[place].join(runtime, Meeting(1, address, port, size, 20.0), place)
-            found.put((place, body(ranks[place], place)))
-        except RankLostError as error:
-            found.put((place, error))
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return [value for _, value in sorted((found.get_nowait() for _ in range(size)), key=lambda pair: pair[0])]
-
-
-def test_values_of_any_size_are_gathered():
-    told = in_threads(3, lambda rank, place: rank._group.gather_objects([{"x": np.full(place * 100, place)}] * place))
-    for values in told:
-        assert [len(value) for value in values] == [0, 1, 2]
-        assert [part["x"].tolist() for part in values[2]] == [[2] * 200] * 2
-
-
-def test_all_are_let_go_when_one_leaves():
-    """Those that wait, the one that leaves while it works, and the one that was told to."""
-    def body(rank, place):
-        if place == 3:
-            rank.leave(1)
-        return rank.mean([torch.ones(4)], [1], [4], shares=False)
-    assert all(isinstance(value, RankLostError) for value in in_threads(4, body))
-
-
-def test_a_signal_ends_a_wait():
-    """Whoever comes late may still find what was left there, once."""
-    def body(rank, place):
-        if place == 0:
-            threading.Timer(0.2, rank.leave, [1]).start()
-            return rank.mean([torch.ones(4)], [1], [4], shares=False)
-        left.wait(60)
-        rank.mean([torch.ones(4)], [1], [4], shares=False)
-        return rank.mean([torch.ones(4)], [1], [4], shares=False)
-    left = threading.Event()
-    threading.Timer(1.0, left.set).start()
-    assert all(isinstance(value, RankLostError) for value in in_threads(2, body))
-
-
-class Alone:
-    """A group of one."""
-
-    size = 1
-
-    def __init__(self):
-        self.closed = False
-
-    def sum(self, tensor):
-        return tensor
-
-    def gather(self, tensor):
-        return [tensor]
-
-    def close(self):
-        self.closed = True
-
-
-def test_signals_are_for_one_generation(monkeypatch):
-    groups = []
-    monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: groups.append(Alone()) or groups[-1])
-    rank = ProcessGroup()
-    rank.join(ThreadRuntime(), Meeting(2, "", 0, 1, 1.0), 0)
-    rank.leave(1)  # late
-    assert not groups[0].closed
-    rank.leave(3)  # early for the third
-    assert groups[0].closed
-    rank.join(ThreadRuntime(), Meeting(3, "", 0, 1, 1.0), 0)
-    assert groups[1].closed
-    rank.join(ThreadRuntime(), Meeting(4, "", 0, 1, 1.0), 0)
-    assert not groups[2].closed
-    rank.leave()
-    assert groups[2].closed
-
-
 def test_parameters_changed_here_stay_when_weights_are_pulled_from_a_rank(make):
     """Those of the algorithm and of the storage: the ranks are told both with the next step."""
     scheme = make("per")
@@ -432,19 +341,3 @@ def test_parameters_changed_here_stay_when_weights_are_pulled_from_a_rank(make):
     scheme.step()
     for worker in workers(scheme):
         assert (worker.algo.parameters["lr"], worker.storage.parameters["beta"]) == (0.125, 0.75)
-
-
-def test_moments_are_told_once_also_if_the_exchange_breaks_off(monkeypatch):
-    monkeypatch.setattr(ThreadRuntime, "join_ranks", lambda self, *args: Alone())
-    rank = ProcessGroup()
-    rank.join(ThreadRuntime(), Meeting(1, "", 0, 1, 1.0), 0)
-    rank.store([{"x": (1, 2.0, 3.0)}])
-    rank.mean([torch.ones(1)], [1], [1], shares=False)
-    assert rank.shared(False) == ()  # no rank has come to the end of its item
-    rank.mean([torch.ones(1)], [1], [1], shares=True)
-    with monkeypatch.context() as patch:
-        patch.setattr(GradientGroup, "gather_objects", lambda self,
-                      value: (_ for _ in ()).throw(RankLostError("broken")))
-        with pytest.raises(RankLostError):
-            rank.shared(True)
-    assert rank.share() == ()

@@ -1,4 +1,4 @@
-"""Gradients without anything to learn from: counted, no update, the version stays, and nothing else is as it would not be without them."""
+"""Empty gradients are counted, and change neither the version nor anything else."""
 
 from __future__ import annotations
 
