@@ -18,6 +18,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed, torch_generator
 from pytorchrl.agent.storages.rollout_rows import ActingRow, RolloutRows
 from pytorchrl.agent.updatable import Updatable
 from pytorchrl.tracebacks import brief_errors
+from pytorchrl.untyped import BatchOfKind, UserPart
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -29,16 +30,17 @@ class StorageActor(Protocol):
     """The members of an actor that every storage uses."""
 
     def initial_states(self, num_proc: int, /) -> Obs:
-        """Return the memory's states at the start of episodes, net -> (num_proc, H); empty without memory."""
+        """Return the initial states of the memory, network -> (num_proc, H); empty for an actor without memory."""
 
 
 class Storage(Part, Updatable, ABC):
-    """Store of transitions between acting and learning.
+    """Storage of transitions between acting and learning.
 
-    A collector fills its storage row by row and takes the rollout out; a learner puts rollouts in and draws batches.
-    One object may do both when collector and learner take turns. Memory is allocated at the first transition only.
+    A collector writes one row for each step and takes rollouts out of its storage. A learner inserts rollouts into its
+    storage and draws batches. One object serves both if collector and learner take turns. Memory is allocated only when
+    the first transition arrives.
 
-    A subclass defines `Options` with `size`, `gives`, and the part that the learner uses: `insert_data_slice`,
+    A subclass defines `Options` with the option `size`, `gives`, and the methods for the learner: `insert_data_slice`,
     `generate_batches`, `reset` and `counters`. A subclass whose options may change during training also defines
     `update_storage_parameter`.
 
@@ -53,21 +55,20 @@ class Storage(Part, Updatable, ABC):
 
     home: ClassVar[str] = "rollouts"
     gives: DataKind
-    """The kind of data in its batches, which the algorithm must learn from. Each class declares or inherits it.
+    """Kind of data in the batches, from which the algorithm must be able to learn. Each class declares or inherits it.
 
-    If `gives.is_kept`, `counters` also has `evicted`.
+    If `gives.is_kept`, `counters` also contains `evicted`.
     """
     draws_rollouts: ClassVar[bool] = False
     """Whether a replay storage keeps and draws whole rollouts."""
     has_priorities: ClassVar[bool] = False
-    """Whether draws depend on TD errors. If so, the storage has `add_errors` and `update_priorities`, and the algorithm
-    must have `td_errors`."""
+    """Whether sampling depends on TD errors. If so, the storage has `add_errors` and `update_priorities`, and the
+    algorithm must have `td_errors`."""
     num_learned_from: int = 0
-    """Number of inserted transitions for which a replay algorithm has already drawn its batches; the algorithm writes
-    it."""
-    options: Any  # each subclass has its own class of options
-    actor: Any  # a subclass may need any member of the actor and the algorithm that it is made for
-    algorithm: Any
+    """Number of inserted transitions for which a replay algorithm has already drawn batches; set by the algorithm."""
+    options: Any  # each subclass has its own `Options`
+    actor: UserPart
+    algorithm: UserPart
     device: torch.device
     generator: torch.Generator
 
@@ -75,7 +76,7 @@ class Storage(Part, Updatable, ABC):
     @brief_errors
     @checked_names
     def create_factory(cls, size: int, **options: object) -> Factory[Self]:
-        """Return a factory of this storage; raises `ConfigError` for a wrong option."""
+        """Return a factory of this storage; raise `ConfigError` for an invalid option."""
         return Factory(cls, build_options(cls, {"size": size, **options}))
 
     def __init__(
@@ -93,7 +94,7 @@ class Storage(Part, Updatable, ABC):
             device: Device of the batches.
 
         Raises:
-            ConfigError: Options of the three parts contradict each other.
+            ConfigError: The options of algorithm, actor and storage contradict each other.
         """
         self.refuse_contradiction(AgentOptions(
             algorithm=getattr(algorithm, "options", None), actor=getattr(actor, "options", None), storage=options,
@@ -101,7 +102,7 @@ class Storage(Part, Updatable, ABC):
         self.options, self.actor, self.algorithm, self.num_envs = options, actor, algorithm, num_envs
         self.device = torch.device(device)
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
-        # Used by the collector only.
+        # Only a collector uses these rows.
         self._rollout_rows = RolloutRows(self.rollout_size, num_envs, actor.initial_states(num_envs), algorithm)
         self._start_parameters()
 
@@ -114,20 +115,23 @@ class Storage(Part, Updatable, ABC):
 
     @property
     def rollout_size(self) -> int:
-        """T, steps per environment of a whole rollout: the option `size`, unless a subclass overrides this property."""
+        """T, steps per environment in a complete rollout: the option `size`, unless a subclass overrides it."""
         return int(self.options.size)
 
     @property
     def full(self) -> bool:
-        """Whether the current rollout has its T steps."""
+        """Whether the current rollout has all of its T steps."""
         return self._rollout_rows.num_steps >= self._rollout_rows.size
 
     def start(self, obs: dict[str, np.ndarray], mask: np.ndarray | None = None) -> None:
-        """Start from the observations after a reset, leaf -> (E, ...), and the allowed actions, (E, n) bool."""
+        """Start a rollout with the observations after a reset, leaf -> (E, ...), and the action masks, (E, n) bool."""
         self._rollout_rows.start(obs, mask)
 
     def current(self) -> ActingRow:
-        """Return obs, rhs, done and mask to act on: (E, ...) views, valid until the next `insert_transition`."""
+        """Return the inputs for the next action: obs, rhs, done and mask.
+
+        They are (E, ...) views, valid until the next `insert_transition`.
+        """
         return self._rollout_rows.current()
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
@@ -135,11 +139,11 @@ class Storage(Part, Updatable, ABC):
         self._rollout_rows.insert(acting, step)
 
     def get_all_buffer_data(self, copy: bool = True) -> RolloutData:
-        """Return the t <= T steps of the current rollout; the next transition starts a new one from its last row.
+        """Return the t <= T steps of the current rollout; the next transition starts a new rollout from the last row.
 
         Args:
-            copy: Whether the receiver owns the tensors. If not, they are views, valid until the next
-                `insert_transition`, for a learner that takes turns with this collector.
+            copy: Whether to return copies. If not, the tensors are views, valid until the next `insert_transition`, for
+                a learner that takes turns with this collector.
         """
         return self._rollout_rows.take(copy)
 
@@ -147,43 +151,43 @@ class Storage(Part, Updatable, ABC):
 
     @abstractmethod
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
-        """Receive rollouts to learn from."""
+        """Insert rollouts to learn from."""
 
     def insert_from(self, rollouts: Sequence[RolloutData], sources: Sequence[Hashable]) -> None:
-        """Receive rollouts to learn from, with the collector of each; most storages ignore the collectors."""
+        """Insert rollouts to learn from, and the collector of each rollout, which most storages ignore."""
         self.insert_data_slice(list(rollouts))
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Prepare for passes over `num_rollouts` full rollouts.
+        """Prepare for passes over `num_rollouts` complete rollouts.
 
-        Some algorithms derive the size of batches from this.
+        On-policy storages derive the number of minibatches from `num_rollouts`.
         """
 
     def before_gradients(self) -> None:
         """Prepare the inserted rollouts for `generate_batches`."""
 
     def advantage_moments(self) -> tuple[float, float, float]:
-        """Return count, mean and sum of squared deviations of the advantages of valid samples; there may be none."""
+        """Return count, mean and sum of squared deviations of the advantages of valid samples; the count may be 0."""
         return 0, 0.0, 0.0
 
     def normalize_advantages(self, mean: float, std: float) -> None:
         """Replace each advantage A by (A - mean) / (std + 1e-8)."""
 
-    def normalize_by(self, moments: Sequence[Any]) -> None:  # `Moments`, or those of each of several policies
-        """Normalise advantages by the combined `advantage_moments` of all workers."""
+    def normalize_by(self, moments: Sequence[Any]) -> None:  # `Moments`, or policy -> `Moments`
+        """Normalize the advantages with the combined `advantage_moments` of all workers."""
         self.normalize_advantages(*mean_and_std(moments))
 
     @abstractmethod
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1
-    ) -> Iterator[Any]:  # of the class that belongs to `gives`
+    ) -> Iterator[BatchOfKind]:
         """Yield the batches to compute gradients on."""
 
-    def after_gradients(self, batch: Any, info: Mapping[str, object]) -> None:  # a batch of the class of `gives`
-        """Use the result of a batch's gradients, such as errors for priorities."""
+    def after_gradients(self, batch: BatchOfKind, info: Mapping[str, object]) -> None:
+        """Process the results of a gradient computation, such as TD errors for priorities."""
 
-    def item_errors(self, batch: Any, errors: object) -> object:
-        """Return the error of each drawn item, (B,), from an algorithm's errors; `after_gradients` uses it."""
+    def item_errors(self, batch: BatchOfKind, errors: object) -> object:
+        """Return one error for each drawn item, (B,), from the algorithm's errors; called by `after_gradients`."""
         return errors
 
     @abstractmethod
@@ -193,15 +197,12 @@ class Storage(Part, Updatable, ABC):
     @property
     @abstractmethod
     def counters(self) -> dict[str, int]:
-        """Numbers of transitions that were `inserted`, are `resident` and were `sampled`."""
+        """Numbers of transitions: `inserted` and `sampled` so far, `resident` now."""
 
     def state_dict(self) -> State:
-        """Return a state from which `load_state_dict` continues exactly.
-
-        The generator, and the contents of a replay.
-        """
+        """Return the state of the generator and, for a replay, the contents; `load_state_dict` continues exactly."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`."""
+        """Restore a state from `state_dict()`."""
         self.generator.set_state(state["generator"])

@@ -1,15 +1,15 @@
-"""Columns of observations in a replay ring, stored as they are or, for stacked frames, with each frame stored once.
+"""Columns of observations in a replay ring, stored unchanged or, for stacked frames, with each frame stored once.
 
-C = capacity in rows, N = observations in a call, K = frames of a stack, T = steps, E = environments.
+C = capacity in rows, N = observations per call, K = frames per stack, T = steps, E = environments.
 
-An observation belongs to a row, at a place in [0, C), or is an *extra* observation that no row contains: the last one
-of an episode, or the last one of a rollout until the next rollout arrives. Extra observation k has the place -(k + 1).
+Every observation has a place. The observation of a row has a place in [0, C). An *extra* observation belongs to no row:
+it is the last observation of an episode, or the last observation of a rollout until the next rollout arrives. Extra
+observation k has the place -(k + 1).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 
@@ -23,18 +23,18 @@ class SlotPool:
     """Allocator of slot numbers 0, 1, 2, ...; released numbers are reused, and the pool grows when none is free."""
 
     def __init__(self) -> None:
-        """Make an empty pool."""
+        """Create an empty pool."""
         self._free = np.zeros(0, dtype=np.int64)
         self.capacity = 0
-        """Number of slots, free ones included."""
+        """Number of slots, including free slots."""
 
     @property
     def taken(self) -> np.ndarray:
-        """The slots in use, in ascending order, (N,) int64."""
+        """Slots in use, in ascending order, (N,) int64."""
         return np.setdiff1d(np.arange(self.capacity), self._free)
 
     def take(self, count: int) -> np.ndarray:
-        """Return `count` slots that were free, (count,) int64."""
+        """Allocate `count` free slots and return their numbers, (count,) int64."""
         missing = count - len(self._free)
         if missing > 0:
             grown = max(_FIRST_EXTRAS, self.capacity + missing, int(_GROWTH * self.capacity))
@@ -45,7 +45,7 @@ class SlotPool:
         return taken[::-1].copy()
 
     def give_back(self, numbers: np.ndarray) -> None:
-        """Release these slots."""
+        """Release the slots `numbers`, (N,) int64."""
         self._free = np.concatenate([self._free, numbers])
 
     def state_dict(self) -> State:
@@ -53,12 +53,12 @@ class SlotPool:
         return {"free": self._free.copy(), "capacity": self.capacity}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`."""
+        """Restore a state from `state_dict()`."""
         self._free, self.capacity = np.array(state["free"]), int(state["capacity"])
 
 
 def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fill: int = 0) -> np.ndarray:
-    """Write `values` to the rows `numbers` of an array; return it, or a larger copy if it lacks some of these rows."""
+    """Write `values` to the rows `numbers` of `array`; return the array, or a larger copy if it has too few rows."""
     if len(numbers) and (needed := int(numbers.max()) + 1) > len(array):
         larger = np.zeros((max(_FIRST_EXTRAS, needed, int(_GROWTH * len(array))), *array.shape[1:]), array.dtype)
         if fill:
@@ -70,7 +70,7 @@ def write_extras(array: np.ndarray, numbers: np.ndarray, values: np.ndarray, fil
 
 
 def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
-    """Write values (E, T, ...), one environment after another, from place `start` on; wrap at the end of the ring."""
+    """Write values (E, T, ...), one environment after another, starting at place `start`; wrap at the ring's end."""
     count, capacity = values.shape[0] * values.shape[1], len(column)
     end = start + count
     if end <= capacity:
@@ -82,10 +82,10 @@ def write_rows(column: np.ndarray, start: int, values: np.ndarray) -> None:
 
 
 class ObservationColumn(ABC):
-    """One leaf of the observations of all rows, and of the extra observations."""
+    """Storage of one leaf of the observations, for all rows and all extra observations."""
 
     depth: int = 0
-    """Number of rows after a row that may share its data."""
+    """Number of later rows that may need the data of a row."""
 
     @abstractmethod
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
@@ -93,43 +93,43 @@ class ObservationColumn(ABC):
 
         Args:
             start: Place of the first row; the rows of an environment are consecutive.
-            obs: (T+1, E, ...).
-            places: (T+1, E) int64, the place of each observation; those of row T are extra observations.
+            obs: Observations, (T+1, E, ...).
+            places: (T+1, E) int64, the place of each observation; in row T, places of extra observations.
             previous: (E,) int64, places of the extra observations that row 0 repeats; 0 where there is none.
-            cut: (T+1, E) bool, whether an observation is not the one a step after that of the previous row.
+            cut: (T+1, E) bool, whether an observation does not directly follow the observation of the previous row.
         """
 
     @abstractmethod
     def write_finals(self, obs: np.ndarray, places: np.ndarray, before: np.ndarray) -> None:
-        """Store N last observations of episodes, (N, ...).
+        """Store the last observations of N episodes.
 
         Args:
-            obs: (N, ...).
-            places: (N,) int64, their extra places.
-            before: (N,) int64, places of the rows one step before them.
+            obs: Observations, (N, ...).
+            places: (N,) int64, places of these extra observations.
+            before: (N,) int64, for each observation the place of the row one step earlier.
         """
 
     @abstractmethod
     def take(self, places: np.ndarray) -> np.ndarray:
         """Return a copy of the observations at `places`, (N, ...)."""
 
-    def free(self, places: np.ndarray) -> None:  # noqa: B027 - only stacks have anything to do
-        """Release what is stored for the observations at these places."""
+    def free(self, places: np.ndarray) -> None:  # noqa: B027 - only stacks have data to release
+        """Release the data of the observations at `places`, (N,) int64."""
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Return whether each of `rows` needs data of the `count` freed rows from `start` on, (N,) bool."""
+        """Return whether each of `rows` needs data of the `count` evicted rows that begin at `start`, (N,) bool."""
         return np.zeros(len(rows), dtype=np.bool_)
 
-    def clear(self) -> None:  # noqa: B027 - only stacks have anything to do
-        """Release everything."""
+    def clear(self) -> None:  # noqa: B027 - only stacks have data to release
+        """Release all data."""
 
     @abstractmethod
     def state_dict(self, num_rows: int) -> State:
-        """Return a copy of the whole state; rows from `num_rows` on were never written."""
+        """Return a copy of the state; only the first `num_rows` rows have been written."""
 
     @abstractmethod
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`."""
+        """Restore a state from `state_dict()`."""
 
     @property
     @abstractmethod
@@ -138,9 +138,9 @@ class ObservationColumn(ABC):
 
 
 class PlainColumn(ObservationColumn):
-    """Observations stored as they are."""
+    """Column of observations that are stored unchanged."""
 
-    def __init__(self, capacity: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, capacity: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
         """Allocate `capacity` rows."""
         self.rows = np.zeros((capacity, *shape), dtype)
         self._extras = np.zeros((0, *shape), dtype)
@@ -178,22 +178,23 @@ class PlainColumn(ObservationColumn):
 
 
 class StackedColumn(ObservationColumn):
-    """Stacks of the last K frames, each frame stored once.
+    """Column of stacks of the last K frames, each frame stored once.
 
-    A row stores the newest frame of its stack, and the numbers of all K frames: numbers below C are frames of rows, C
-    is a black frame, and larger numbers are extra frames. Frames that the previous row does not contain (at the start
-    of an episode, with any padding) are stored as extra frames, so that every stack is restored exactly.
+    A row stores the newest frame of its stack and the numbers of all K frames. Numbers below C are frames of rows, C is
+    a black frame, and larger numbers are extra frames. Older frames that the previous row does not contain (at the
+    start of an episode, with any padding) are stored as extra frames, so that every stack is restored exactly.
 
-    An extra frame is owned by one place, and is released with it. A row whose older frames were evicted is `broken`.
+    Each extra frame is owned by one place, and is released with the observation at that place. A row is `broken` if
+    older frames of its stack were evicted.
     """
 
-    def __init__(self, capacity: int, shape: tuple[int, ...], dtype: np.dtype[Any], num_frames: int) -> None:
+    def __init__(self, capacity: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], num_frames: int) -> None:
         """Allocate `capacity` rows of stacks of `shape` (K·c, ...), where K is `num_frames`."""
         self._shape, self._num_frames = shape, num_frames
         self._black = capacity
         frame_size = int(np.prod(shape)) // num_frames
         self.frames = np.zeros((capacity, frame_size), dtype)
-        self._extra_frames = np.zeros((1, frame_size), dtype)  # number 0 is the black one
+        self._extra_frames = np.zeros((1, frame_size), dtype)  # number 0 is the black frame
         self._row_frames = np.zeros((capacity, num_frames), dtype=np.int32)
         self._extra_stacks = np.zeros((0, num_frames), dtype=np.int32)
         self.clear()
@@ -202,11 +203,11 @@ class StackedColumn(ObservationColumn):
         """See `ObservationColumn`."""
         self.slots = SlotPool()
         self.slots.take(1)
-        self.owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # nobody owns the black frame
+        self.owners = np.full(len(self._extra_frames), self._black, dtype=np.int64)  # the black frame has no owner
 
     @property
     def depth(self) -> int:  # type: ignore[override]
-        """K - 1."""
+        """K - 1, because a frame is part of the stacks of up to K rows."""
         return self._num_frames - 1
 
     def write(self, start: int, obs: np.ndarray, places: np.ndarray, previous: np.ndarray, cut: np.ndarray) -> None:
@@ -263,8 +264,8 @@ class StackedColumn(ObservationColumn):
 
     def broken(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
         """See `ObservationColumn`."""
-        # A stack with an extra frame of a row also contains the row's own, newer frame, so checking the latter
-        # suffices.
+        # A stack that contains an extra frame owned by a row also contains the newest frame of that row, so checking
+        # the newest frames suffices.
         frames = self._row_frames[rows]
         return ((frames < self._black) & ((frames - start) % self._black < count)).any(axis=1)
 
@@ -301,14 +302,14 @@ class StackedColumn(ObservationColumn):
         return frames
 
     def _keep(self, images: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store extra frames (N, F) owned by `owners`, (N,) places; return their numbers, (N,)."""
+        """Store extra frames, (N, pixels), for the places `owners`, (N,); return the numbers of the frames, (N,)."""
         extra = self.slots.take(len(images))
         self._extra_frames = write_extras(self._extra_frames, extra, images)
         self.owners = write_extras(self.owners, extra, owners, fill=self._black)
         return extra + self._black
 
     def _whole(self, stacks: np.ndarray, newest: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Store all frames but the newest of stacks (N, K, F); return the numbers of all frames, (N, K)."""
+        """Store all frames of stacks (N, K, pixels) except the newest; return the numbers of all frames, (N, K)."""
         frames = np.empty(stacks.shape[:2], dtype=np.int32)
         frames[:, -1] = newest
         for k in range(self._num_frames - 2, -1, -1):
@@ -318,15 +319,15 @@ class StackedColumn(ObservationColumn):
         return frames
 
     def _taken_over(self, extras: np.ndarray, newest: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return the numbers of frames of rows that replace extra observations, and take over the frames' ownership.
+        """Return the frame numbers of rows that replace extra observations; make the rows the owners of the frames.
 
         Args:
             extras: (N,) places of the extra observations.
-            newest: (N,) numbers of their newest frames.
+            newest: (N,) numbers of the newest frames of the rows.
             rows: (N,) places of the rows.
 
         Returns:
-            (N, K) numbers.
+            (N, K) numbers of frames.
         """
         frames = self._extra_stacks[-1 - extras]
         own = frames == frames[:, -1:]
@@ -338,21 +339,21 @@ class StackedColumn(ObservationColumn):
 
 
 def _follows(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Return whether the stacks `after`, (N, K, F), are the stacks `before` moved on by one frame, (N,) bool."""
+    """Return whether the stacks `after`, (N, K, pixels), are the stacks `before` shifted by one frame, (N,) bool."""
     size = before.shape[2]
     older, newer = before.reshape(len(before), -1)[:, size:], after.reshape(len(after), -1)[:, :-size]
-    if size * before.itemsize % 8 == 0:  # eight bytes at once take a fifth of the time
+    if size * before.itemsize % 8 == 0:  # comparing eight bytes at once takes a fifth of the time
         older, newer = older.view(np.uint64), newer.view(np.uint64)
     return (older == newer).all(axis=1)
 
 
 def _follow_on(frames: np.ndarray, newest: np.ndarray, base: np.ndarray) -> np.ndarray:
-    """Return the numbers of the frames of all rows, (T+1, E, K).
+    """Return the frame numbers of all rows, (T+1, E, K).
 
     Args:
         frames: (T+1, E, K) numbers, correct where `base` is true.
-        newest: (T+1, E), numbers of the newest frames.
-        base: (T+1, E) bool, true in row 0; every other row is the previous row moved on by one frame.
+        newest: (T+1, E) numbers of the newest frames.
+        base: (T+1, E) bool, true in row 0; where false, the stack is that of the previous row, shifted by one frame.
     """
     num_rows, num_envs, num_frames = frames.shape
     row, env = np.arange(num_rows)[:, None], np.arange(num_envs)[None]

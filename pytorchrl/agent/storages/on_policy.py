@@ -21,17 +21,17 @@ from pytorchrl.agent.storages.returns import gae
 from pytorchrl.agent.storages.samples import Samples, sequences, single_steps
 
 _REWARD_CLIP = 10.0
-"""Largest absolute value of a normalised reward."""
+"""Largest absolute value of a normalized reward."""
 
 
 class OnPolicyStorageActor(StorageActor, Protocol):
     """The members of an actor that on-policy storages use."""
 
-    options: Any
+    options: Any  # each actor has its own `Options`
     is_recurrent: bool
 
     def reward_scale(self) -> float:
-        """Return the factor that normalises rewards."""
+        """Return the factor that normalizes rewards."""
 
 
 class RolloutLearner(Protocol):
@@ -48,7 +48,7 @@ class RolloutLearner(Protocol):
 
 
 class VanillaOnPolicyBuffer(Storage):
-    """Rollouts with Monte-Carlo returns up to the bootstrap: GAE with lambda = 1."""
+    """Storage of rollouts with Monte Carlo returns up to the bootstrap: GAE with lambda = 1."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
@@ -56,7 +56,7 @@ class VanillaOnPolicyBuffer(Storage):
 
         size: int = option(help="Steps per environment in a rollout, T.", low=1)
         sequence_length: int | None = option(
-            None, help="Steps of a training sequence, for actors with memory; None takes whole rollouts.", low=1)
+            None, help="Steps per training sequence, for actors with memory; None uses whole rollouts.", low=1)
 
     gives = DataKind.ROLLOUTS
     options: Options
@@ -74,7 +74,7 @@ class VanillaOnPolicyBuffer(Storage):
             actor: The actor of this worker.
             algorithm: The algorithm of this worker.
             num_envs: E, the number of environments of the collector that fills the storage.
-            seed: Seed of the order of samples.
+            seed: Seed of the random order of samples.
             device: Device of the batches.
         """
         super().__init__(options, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed, device=device)
@@ -90,10 +90,10 @@ class VanillaOnPolicyBuffer(Storage):
         return 1.0
 
     def plan_batches(self, num_rollouts: int) -> None:
-        """Derive the algorithm's `num_mini_batch` from its `mini_batch_size`, if set, for passes over full rollouts.
+        """Derive the algorithm's `num_mini_batch` from its `mini_batch_size`, if set, for passes over whole rollouts.
 
-        The number is the same for every pass, even if fewer steps have arrived: workers that average their gradients
-        must make the same number of updates.
+        The number is the same for every pass, even if fewer steps have arrived, because workers that average their
+        gradients must make the same number of updates.
         """
         wanted = getattr(self.algorithm, "mini_batch_size", None)
         if wanted is None:
@@ -105,7 +105,7 @@ class VanillaOnPolicyBuffer(Storage):
         self.algorithm.num_mini_batch = -(-count // (wanted // length))
 
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
-        """Replace the stored rollouts by these, of any lengths, which `finish_rollout` has completed."""
+        """Replace the stored rollouts by `rollouts`, which have any lengths and went through `finish_rollout`."""
         self._rollouts = [rollout for rollout in rollouts if rollout.num_steps]
         self._samples = None
 
@@ -136,13 +136,13 @@ class VanillaOnPolicyBuffer(Storage):
     ) -> Iterator[Batch]:
         """Draw every sample or sequence once per epoch, in minibatches whose sizes differ by at most one.
 
-        If the algorithm normalises advantages by "batch" and `normalize_advantages` was not called, they are normalised
-        here over all stored samples.
+        If the algorithm's `advantage_normalization` is "batch" and `normalize_advantages` was not called, this method
+        normalizes the advantages over all stored samples.
 
         Args:
-            num_mini_batch: Minibatches of an epoch; fewer if there are fewer samples.
-            mini_batch_size: Largest size of a minibatch, instead of `num_mini_batch`.
-            num_epochs: Passes over the samples.
+            num_mini_batch: Number of minibatches per epoch; lower if there are fewer samples.
+            mini_batch_size: Largest size of a minibatch; replaces `num_mini_batch`.
+            num_epochs: Number of passes over the samples.
         """
         samples = self._samples
         if samples is None or not samples.num_valid:
@@ -173,14 +173,14 @@ class VanillaOnPolicyBuffer(Storage):
         return {**self._counters, "resident": sum(rollout.num_valid() for rollout in self._rollouts)}
 
     def estimate(self, rollout: RolloutData, anew: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Compute advantages and returns; a subclass may define another estimate.
+        """Compute advantages and returns; a subclass may override this estimate.
 
         Args:
             rollout: T steps of E environments.
             anew: Whether to compute values with the current weights instead of using those stored with the rollout.
 
         Returns:
-            Advantages and returns, (T, E) float32 numpy arrays. Steps that are not valid are ignored.
+            Advantages and returns, (T, E) float32 NumPy arrays; entries of invalid steps are ignored.
         """
         value, final_value = self.values_of(rollout, anew)
         return gae(rollout, value, final_value, self.algorithm.gamma, self.gae_lambda, self.rewards_of(rollout))
@@ -197,7 +197,7 @@ class VanillaOnPolicyBuffer(Storage):
         return rollout.other["value"], rollout.other["final_value"]
 
     def rewards_of(self, rollout: RolloutData) -> np.ndarray:
-        """Return the rewards for learning, (T, E) float32, normalised if the actor normalises rewards."""
+        """Return the rewards for learning, (T, E) float32, normalized if the actor normalizes rewards."""
         reward: np.ndarray = rollout.reward.numpy()
         if self.actor.options.normalize_reward:
             reward = np.clip(reward * self.actor.reward_scale(), -_REWARD_CLIP, _REWARD_CLIP)
@@ -233,14 +233,14 @@ class VanillaOnPolicyBuffer(Storage):
                     f"to {wanted} or less, or mini_batch_size to {length} or more")
         count = math.inf if agent.num_envs is None or wanted is not None else agent.num_envs * -(-size // length)
         if num_parts is not None and count < num_parts:
-            return (f"{agent.num_envs} environments give {count} sequences a rollout, fewer than "
+            return (f"{agent.num_envs} environments give {count} sequences per rollout, fewer than "
                     f"num_mini_batch={num_parts}; set sequence_length below {size}, use more environments, or lower "
                     "num_mini_batch")
         return super().contradiction(agent)
 
 
 class GAEBuffer(VanillaOnPolicyBuffer):
-    """Rollouts with generalised advantage estimates."""
+    """Storage of rollouts with generalized advantage estimates (GAE)."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(VanillaOnPolicyBuffer.Options):

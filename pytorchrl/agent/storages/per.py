@@ -1,4 +1,4 @@
-"""Prioritised experience replay (Schaul et al. 2016). N = transitions that can be drawn, B = transitions drawn."""
+"""Prioritized experience replay (Schaul et al. 2016). N = transitions that can be drawn, B = transitions drawn."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ _FIRST_PRIORITY = 1.0
 class PERBuffer(ReplayBuffer):
     """Replay that draws transitions with larger TD errors more often (Schaul et al. 2016).
 
-    With d the absolute TD error: p = (d + epsilon)^alpha, P = p / sum p, w = (N P)^-beta / max w. A new transition has
-    the largest d + epsilon so far, at first 1, unless `add_errors` has computed its own.
+    A transition with absolute TD error d has the priority p = (d + epsilon)^alpha, the probability P = p / sum p, and
+    the importance weight w = (N P)^-beta / max w. For a new transition, d + epsilon is the largest value so far,
+    initially 1, unless `add_errors` has computed the error.
     """
 
     has_priorities: ClassVar[bool] = True
@@ -38,34 +39,35 @@ class PERBuffer(ReplayBuffer):
         """Options of `PERBuffer`."""
 
         alpha: float = option(
-            0.6, low=0.0, exclusive=True, help="Exponent of priorities; towards 0, draws become uniform.")
+            0.6, low=0.0, exclusive=True, help="Exponent of priorities; near 0, sampling is almost uniform.")
         beta: float | Schedule = option(
             0.4, low=0.0, exclusive=True, updatable=True,
-            help="Exponent of importance weights; 1 corrects entirely for the priorities.")
-        epsilon: float = option(1e-6, help="Added to each absolute error.", low=0.0, exclusive=True)
+            help="Exponent of importance weights; 1 fully corrects for non-uniform sampling.")
+        epsilon: float = option(1e-6, help="Constant added to each absolute TD error.", low=0.0, exclusive=True)
         weight_norm: str = option(
             "batch", help="Set of transitions whose largest weight is scaled to 1: the batch, or the whole buffer.",
             choices=("batch", "buffer"))
-        stratified: bool = option(False, help="Draw once from each of B equal parts of the sum of priorities.")
+        stratified: bool = option(
+            False, help="Whether to draw one transition from each of B equal segments of the sum of priorities.")
 
     options: Options
 
-    def __init__(self, options: Options, **context: Any) -> None:  # those of `ReplayBuffer`
+    def __init__(self, options: Options, **context: Any) -> None:  # the arguments of `ReplayBuffer`
         """Use `create_factory`; see `ReplayBuffer`."""
         super().__init__(options, **context)
         self._max_priority = _FIRST_PRIORITY
         self._num_stale = 0
 
-    # The trees are made when first needed, because a collector's storage does not need them.
+    # The trees are created on first use, because a collector's storage does not need them.
 
     @functools.cached_property
     def priority_sums(self) -> SumTree:
-        """Priorities p by place in the ring, in a tree of sums."""
+        """Sum tree of the priorities p, by place in the ring."""
         return SumTree(self.options.size)
 
     @functools.cached_property
     def priority_minima(self) -> MinTree:
-        """Priorities p by place in the ring, in a tree of minima."""
+        """Minimum tree of the priorities p, by place in the ring."""
         return MinTree(self.options.size)
 
     @property
@@ -75,7 +77,7 @@ class PERBuffer(ReplayBuffer):
 
     @property
     def min_priority(self) -> float:
-        """Smallest p of all transitions that can be drawn; infinity if there is none."""
+        """Smallest p of all transitions that can be drawn; infinity if no transition can be drawn."""
         return self.priority_minima.smallest if self.num_items else math.inf
 
     @property
@@ -86,18 +88,17 @@ class PERBuffer(ReplayBuffer):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Counters of `ReplayBuffer`, and `stale_priorities`.
-
-        Errors that arrived after the eviction of their transitions.
-        """
+        """Counters of `ReplayBuffer`, and `stale_priorities`: the number of errors of transitions already evicted."""
         return {**super().counters, "stale_priorities": self._num_stale}
 
     def after_gradients(self, batch: ReplayBatch, info: Mapping[str, object]) -> None:
-        """Update priorities from the errors of a batch; if an error is not finite, the update is skipped, as is this.
+        """Update the priorities of a batch from its TD errors.
+
+        If an error is not finite, priorities stay unchanged, because the update of the parameters is skipped as well.
 
         Args:
-            batch: The batch that the gradients are of.
-            info: Contains `errors`, (B,) TD errors of either sign.
+            batch: The batch from which the gradients were computed.
+            info: Contains `errors`, (B,) signed TD errors.
 
         Raises:
             ConfigError: `info` contains no errors.
@@ -109,12 +110,13 @@ class PERBuffer(ReplayBuffer):
             self.update_priorities(_array(batch.ids), errors)
 
     def add_errors(self, rollout: RolloutData) -> None:
-        """Add the first priorities of transitions to their rollout: absolute TD errors with this algorithm's weights.
+        """Compute the absolute TD errors of a rollout with this algorithm's weights, for the initial priorities.
 
-        N-step returns end with the rollout, as they do in replay until the next rollout arrives.
+        N-step returns end with the rollout, as in replay until the next rollout arrives.
 
         Args:
-            rollout: T >= 1 steps; receives `other["error"]`, (T, E) float32, which is 0 where there is no transition.
+            rollout: T >= 1 steps. The method adds `other["error"]`, (T, E) float32, which is 0 in rows without a
+                transition.
         """
         ring = Ring(rollout.num_steps * rollout.num_envs, stacked_frames=1)
         rows = ring.insert(rollout, None).rows
@@ -124,21 +126,21 @@ class PERBuffer(ReplayBuffer):
         rollout.other[ERROR] = torch.from_numpy(errors.reshape(rollout.num_envs, rollout.num_steps).T.copy())
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Set the priorities of transitions from their errors; errors of evicted transitions are counted and discarded.
+        """Set the priorities of transitions from their TD errors; count and discard errors of evicted transitions.
 
         Args:
-            ids: (N,) int64 ids of batches; of repeated ids the last one wins.
-            errors: (N,) float TD errors of either sign.
+            ids: (N,) int64 ids from batches; for a repeated id, the last error is used.
+            errors: (N,) float, signed TD errors.
 
         Raises:
-            ValueError: Lengths differ, an error is not finite, or an id was not given to a row so far.
+            ValueError: Lengths differ, an error is not finite, or an id was never assigned to a row.
         """
         if len(ids) != len(errors):
             raise ValueError(f"got {len(ids)} ids and {len(errors)} priorities")
         if not np.isfinite(errors).all():
             raise ValueError("priorities must be finite")
         rows = ids % self.options.size
-        # A row that lost a frame of its stack cannot be drawn either.
+        # A row whose stack has lost a frame cannot be drawn either.
         known = self.ring.resident(ids)
         known[known] = self.ring.columns["drawable"][rows[known]]
         self._num_stale += int(np.count_nonzero(~known))
@@ -160,7 +162,7 @@ class PERBuffer(ReplayBuffer):
         self._set_leaves(inserted.rows, np.where(valid, priorities ** self.options.alpha, 0.0))
 
     def _priorities(self, errors: np.ndarray) -> np.ndarray:
-        """Return d + epsilon of errors (N,), (N,) float64, and remember the largest.
+        """Return |error| + epsilon for errors (N,), (N,) float64, and update the largest value so far.
 
         Raises:
             ValueError: An error is not finite.
@@ -179,7 +181,7 @@ class PERBuffer(ReplayBuffer):
         rows = self.priority_sums.find_prefix(share * self.priority_sums.total)
         leaves = self.priority_sums.get(rows)
         smallest = leaves.min() if self.options.weight_norm == "batch" else self.priority_minima.smallest
-        return rows, (leaves / smallest) ** -self.parameters["beta"]  # N and the sum cancel out
+        return rows, (leaves / smallest) ** -self.parameters["beta"]  # N and the sum of priorities cancel out
 
     def _set_leaves(self, rows: np.ndarray, leaves: np.ndarray | float) -> None:
         self.priority_sums.set(rows, leaves)

@@ -22,9 +22,10 @@ ERROR = "error"
 
 
 class ReplayBuffer(Storage):
-    """Replay of the newest `size` transitions, drawn uniformly with replacement; a draw computes n-step returns.
+    """Replay of the newest `size` transitions, drawn uniformly with replacement.
 
-    Rows without a transition (the reset step of NEXT_STEP) are stored, but never drawn.
+    N-step returns are computed when a batch is drawn. Rows without a transition (the reset step of NEXT_STEP) are
+    stored, but never drawn.
 
     Attributes:
         ring: The stored rows.
@@ -37,12 +38,13 @@ class ReplayBuffer(Storage):
     class Options(BaseOptions):
         """Options of `ReplayBuffer`."""
 
-        size: int = option(help="Stored transitions, over all environments of all collectors.", low=1)
+        size: int = option(help="Number of stored transitions, over all environments of all collectors.", low=1)
         rollout_size: int = option(50, help="Steps per environment of a collector's rollout, T.", low=1)
-        n_step: int = option(1, help="Rewards summed before the bootstrap.", low=1)
+        n_step: int = option(1, help="Number of rewards summed before the bootstrap.", low=1)
         stacked_frames: int | None = option(
             None, low=1,
-            help="Frames stacked in an observation; each is stored once. None detects stacks, 1 stores them whole.")
+            help="Number of frames stacked in an observation; each frame is stored once. None detects stacks, 1 stores "
+            "observations unchanged.")
 
     options: Options
 
@@ -55,7 +57,7 @@ class ReplayBuffer(Storage):
         Args:
             options: Checked options.
             actor: The actor of this worker.
-            algorithm: The algorithm of this worker, which has `gamma`.
+            algorithm: The algorithm of this worker, which must have `gamma`.
             num_envs: E, the number of environments of the collector that fills the storage.
             seed: Seed of the random draws.
             device: Device of the batches.
@@ -86,17 +88,18 @@ class ReplayBuffer(Storage):
     # Inserting
 
     def insert_data_slice(self, rollouts: list[RolloutData], sources: Sequence[Hashable] | None = None) -> None:
-        """Append copies of rollouts; evict the oldest transitions if there is no room.
+        """Append copies of rollouts; evict the oldest transitions if the storage is full.
 
         Args:
             rollouts: Rollouts of any lengths.
             sources: The collector of each rollout, such as (worker, incarnation). Rollouts of one source are
-                consecutive in time, and n-step windows continue from one to the next. None: the position in the list is
-                the source.
+                consecutive in time, and n-step windows continue from one rollout to the next. None: the position in the
+                list is the source.
 
         Raises:
             ConfigError: A rollout is larger than `size`.
-            ValueError: A rollout has other observations than the first one, or the two lists differ in length.
+            ValueError: Names, shapes or dtypes differ from those of the first rollout, or the two lists differ in
+                length.
         """
         sources = range(len(rollouts)) if sources is None else sources
         if len(sources) != len(rollouts):
@@ -118,16 +121,16 @@ class ReplayBuffer(Storage):
 
     @property
     def num_rows_added(self) -> int:
-        """Number of rows inserted so far, rows without a transition included; see `rows_of`."""
+        """Number of rows inserted so far, including rows without a transition; see `rows_of`."""
         return self.ring.total
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the rows of the (N,) ids of batches, numbered from 0 in the order of insertion, (N,) int64."""
+        """Return the row number of each id from a batch, (N,) int64; rows are numbered from 0 in order of insertion."""
         return ids
 
     @property
     def num_rows_given_up(self) -> int:
-        """Number of evicted rows, rows without a transition included."""
+        """Number of evicted rows, including rows without a transition."""
         return self.ring.first
 
     @property
@@ -141,8 +144,8 @@ class ReplayBuffer(Storage):
         """Draw `num_mini_batch` · `num_epochs` batches; draw none while the storage is empty.
 
         Args:
-            num_mini_batch: Batches in an epoch.
-            mini_batch_size: B.
+            num_mini_batch: Number of batches per epoch.
+            mini_batch_size: B, the number of transitions in a batch.
             num_epochs: Number of epochs.
         """
         if mini_batch_size is None:
@@ -155,7 +158,7 @@ class ReplayBuffer(Storage):
             yield batch
 
     def sample(self, batch_size: int) -> ReplayBatch | None:
-        """Draw `batch_size` transitions with replacement; return None if there is none."""
+        """Draw `batch_size` transitions with replacement; return None if no transition can be drawn."""
         if not self.num_items:
             return None
         drawn = self.draw(batch_size)
@@ -168,7 +171,7 @@ class ReplayBuffer(Storage):
         return self._batch(self.ring, rows, weight)
 
     def _batch(self, ring: Ring, rows: np.ndarray, weight: np.ndarray) -> ReplayBatch:
-        """Return the transitions that begin at rows of a ring, (B,) places, with importance weights (B,)."""
+        """Return a batch of the transitions that begin at `rows`, (B,) places, with importance weights (B,)."""
         window = ring.window(rows, self.options.n_step, self.algorithm.gamma)
         following = ring.columns["link"][window.last]
         mask, next_mask = ring.take_mask(rows), ring.take_mask(following)
@@ -188,7 +191,7 @@ class ReplayBuffer(Storage):
     # Parameters, states
 
     def update_storage_parameter(self, name: str, value: object) -> None:
-        """Change an updatable option to a number or a schedule.
+        """Set an updatable option to a number or a schedule.
 
         Raises:
             KeyError: The option is not updatable.
@@ -202,28 +205,25 @@ class ReplayBuffer(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Valid transitions: `inserted`, `evicted`, `evicted_unused` (never drawn), `resident`; and draws.
-
-        `sampled`.
-        """
+        """Numbers of transitions: `inserted`, `evicted`, `evicted_unused` (never drawn), `resident` and `sampled`."""
         return {**self.ring.counters, "sampled": self._num_sampled}
 
     @property
     def num_bytes(self) -> int:
-        """Allocated memory of the stored transitions in bytes."""
+        """Memory allocated for transitions, in bytes."""
         return self.ring.num_bytes
 
     def state_dict(self) -> State:
-        """Return a state from which `load_state_dict` continues exactly, stored transitions included."""
+        """Return a state from which `load_state_dict` continues exactly; it includes the stored transitions."""
         return {**super().state_dict(), "parameters": dict(self.parameters), "schedules": self.schedules_state(),
                 "contents": _convert(self._contents(), torch.from_numpy, np.ndarray),
                 "num_learned_from": self.num_learned_from}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`.
+        """Restore a state from `state_dict()`.
 
         Raises:
-            ConfigError: The state is of a storage of another size.
+            ConfigError: The state was saved by a storage of another size.
         """
         self._load_contents(_convert(state["contents"], Tensor.numpy, Tensor))
         self.num_learned_from = state["num_learned_from"]
@@ -231,7 +231,7 @@ class ReplayBuffer(Storage):
         self.load_schedules(state["schedules"])
         super().load_state_dict(state)
 
-    # Overridden by replay with priorities or of sequences
+    # Overridden by prioritized replay and by replay of sequences
 
     def _insert(self, rollout: RolloutData, source: Hashable) -> None:
         """Append a rollout of at least one step."""
@@ -240,16 +240,16 @@ class ReplayBuffer(Storage):
             errors=None if errors is None else errors.numpy().T.reshape(-1)))
 
     def _inserted(self, inserted: Inserted) -> None:
-        """Prepare to draw the rows that were inserted."""
+        """Prepare the inserted rows for drawing."""
 
     def drawable_rows(self) -> np.ndarray:
-        """Return all rows that can be drawn, from oldest to newest, (N,) int64; takes time proportional to `size`."""
+        """Return all rows that can be drawn, from oldest to newest, (N,) int64, in time proportional to `size`."""
         rows: np.ndarray = np.flatnonzero(self.ring.columns["drawable"])
         oldest = np.searchsorted(rows, self.ring.first % self.ring.capacity)
         return np.roll(rows, -int(oldest))
 
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Choose the rows of a batch; a subclass may choose differently. It is called only if a row can be drawn.
+        """Choose the rows of a batch; a subclass may override this. Called only if a row can be drawn.
 
         Args:
             count: B, the number of rows.
@@ -286,7 +286,7 @@ class ReplayBuffer(Storage):
         return {name: self._tensor(array) for name, array in arrays.items()}
 
 
-def _convert(state: Any, function: Callable[[Any], object], kind: type) -> Any:
+def _convert(state: Any, function: Callable[[Any], object], kind: type) -> Any:  # any value in a state
     """Return `state` with `function` applied to each value of type `kind` in its dictionaries, lists and tuples."""
     if isinstance(state, kind):
         return function(state)

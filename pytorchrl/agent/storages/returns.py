@@ -1,4 +1,4 @@
-"""Returns and advantages of a rollout: one backwards recursion, time-major. T = steps, E = environments."""
+"""Compute returns and advantages of a rollout by one backward recursion over time. T = steps, E = environments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytorchrl.agent.data import RolloutData
 
 
 def backward_recursion(delta: np.ndarray, decay: np.ndarray) -> np.ndarray:
-    """Compute x[t] = delta[t] + decay[t] * x[t + 1] with x[T] = 0, backwards and in place.
+    """Compute x[t] = delta[t] + decay[t] * x[t + 1] with x[T] = 0, backward and in place.
 
     Args:
         delta: (T, ...) float; overwritten with the result.
@@ -30,11 +30,11 @@ def gae(
     rollout: RolloutData, value: Tensor, final_value: Tensor, gamma: float, gae_lambda: float,
     reward: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generalised advantage estimate (Schulman et al. 2016, eq. 16), computed in float64.
+    """Return generalized advantage estimates (Schulman et al. 2016, eq. 16), computed in float64.
 
-    A transition bootstraps from its true next observation: its entry of `final_obs` if it has one, else row t + 1
-    (which with NEXT_STEP is the last observation itself). A termination drops the bootstrap, a time limit keeps it;
-    both stop the recursion. Invalid rows have advantage 0 and stop the recursion.
+    A transition bootstraps from its true next observation: its entry of `final_obs` if it has one, else row t + 1 (with
+    NEXT_STEP, row t + 1 is the last observation of the episode). A termination removes the bootstrap, a time limit
+    keeps it, and both stop the recursion. Invalid rows have advantage 0 and stop the recursion.
 
     Args:
         rollout: T transitions of E environments.
@@ -42,10 +42,10 @@ def gae(
         final_value: (K,) V of `rollout.final_obs`.
         gamma: Discount, in [0, 1].
         gae_lambda: Bias-variance trade-off, in [0, 1].
-        reward: (T, E) to use in place of the rollout's.
+        reward: (T, E) rewards to use instead of `rollout.reward`.
 
     Returns:
-        Advantages and returns (advantage + value), (T, E) float32 each, not normalised.
+        Advantages and returns (advantage + value), (T, E) float32 each, not normalized.
     """
     values = value.numpy().astype(np.float64)
     delta, goes_on = _errors(rollout, values, final_value, gamma, reward)
@@ -53,38 +53,38 @@ def gae(
     return advantage.astype(np.float32), (advantage + values[:-1]).astype(np.float32)
 
 
-def vtrace(  # noqa: PLR0913 - what the formula is made of
+def vtrace(  # noqa: PLR0913 - the terms of the formula
     rollout: RolloutData, logp: Tensor, value: Tensor, final_value: Tensor, gamma: float, *, rho_bar: float = 1.0,
     c_bar: float = 1.0, vtrace_lambda: float = 1.0, reward: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """V-trace targets and advantages (Espeholt et al. 2018, eq. 1 and section 4.2), computed in float64.
+    """Return V-trace advantages and targets (Espeholt et al. 2018, eq. 1 and section 4.2), computed in float64.
 
     With rho = min(rho_bar, pi / mu) and c = vtrace_lambda * min(c_bar, pi / mu), where mu is the policy that acted:
     v_t = V_t + rho_t (r_t + gamma V'_t - V_t) + gamma c_t (v_{t+1} - V_{t+1}), and the advantage is
-    rho_t (r_t + gamma v_{t+1} - V_t). Ends are treated as in `gae`: V' is the value of the true next observation, 0
-    after a termination, and nothing comes back over an end, where V' also takes the place of v_{t+1}.
+    rho_t (r_t + gamma v_{t+1} - V_t). Ends of episodes are treated as in `gae`: V' is the value of the true next
+    observation, or 0 after a termination; no correction crosses an end, where V' also replaces v_{t+1}.
 
     Args:
         rollout: T transitions of E environments, with the log-probabilities of mu as `other["logp"]` (T, E).
-        logp: (T, E) log-probabilities of the same actions by the policy to learn about, pi.
+        logp: (T, E) log-probabilities of the same actions under the learned policy pi.
         value: (T + 1, E) V(o_t).
         final_value: (K,) V of `rollout.final_obs`.
         gamma: Discount, in [0, 1].
-        rho_bar: Largest weight of a temporal difference; it decides which policy's value is found.
-        c_bar: Largest weight of what comes back from later steps; it decides how fast.
+        rho_bar: Largest weight of a temporal difference; it determines the policy whose values are learned.
+        c_bar: Largest weight of corrections from later steps; it determines the speed of convergence.
         vtrace_lambda: Bias-variance trade-off, in [0, 1].
-        reward: (T, E) to use in place of the rollout's.
+        reward: (T, E) rewards to use instead of `rollout.reward`.
 
     Returns:
-        Advantages and targets v, (T, E) float32 each. Rows that are not valid have 0 and V.
+        Advantages and targets v, (T, E) float32 each. Invalid rows have advantage 0 and target V.
     """
     values = value.numpy().astype(np.float64)
     delta, goes_on = _errors(rollout, values, final_value, gamma, reward)
     log_ratio = np.where(rollout.valid.numpy(), logp.numpy().astype(np.float64) - rollout.other["logp"].numpy(), 0.0)
-    # Cut before exp, which could overflow.
+    # Clip before exp, which could overflow.
     rho, c = (np.exp(np.minimum(log_ratio, math.log(limit))) for limit in (rho_bar, c_bar))
     correction = backward_recursion(rho * delta, (gamma * vtrace_lambda) * c * goes_on)
-    # r + gamma V' - V, plus how much more than V' the next target is.
+    # r + gamma V' - V, plus gamma times the difference between the next target and V'.
     advantage = delta
     advantage[:-1] += gamma * goes_on[:-1] * correction[1:]
     return (rho * advantage).astype(np.float32), (values[:-1] + correction).astype(np.float32)
@@ -93,7 +93,7 @@ def vtrace(  # noqa: PLR0913 - what the formula is made of
 def _errors(
     rollout: RolloutData, values: np.ndarray, final_value: Tensor, gamma: float, reward: np.ndarray | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Temporal differences r + gamma V' - V (0 where not valid), and whether a transition is valid and no end."""
+    """Return the temporal differences r + gamma V' - V (0 if invalid), and which rows are valid and end no episode."""
     next_value = values[1:].copy()
     if len(rollout.final_index):
         index = rollout.final_index.numpy()

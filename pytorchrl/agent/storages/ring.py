@@ -1,10 +1,10 @@
 """Ring buffer of transitions for replay. C = capacity in rows, T = steps, E = environments, B = rows drawn.
 
-Rows are numbered in the order of insertion, 0, 1, 2, ...: the number of a row is its *id*, its place is id mod C, and
-ids from `first` to `total - 1` are resident. The rows of one environment of a rollout are consecutive. The *link* of a
+Rows are numbered 0, 1, 2, ... in order of insertion. The number of a row is its *id*, and its *place* is id mod C. The
+ids from `first` to `total - 1` are resident. The rows of one environment in a rollout are consecutive. The *link* of a
 row is the place of its true next observation: another row, or an extra observation (see `observation_columns`).
-Rollouts of one source continue each other: the last observation of a rollout is an extra one until the next rollout
-begins with it.
+Rollouts of one source are consecutive in time: the last observation of a rollout is an extra observation until the next
+rollout arrives and begins with the same observation.
 """
 
 from __future__ import annotations
@@ -38,48 +38,48 @@ class Inserted(NamedTuple):
     """(N,) int64, places of resident rows that can no longer be drawn, because an older frame of their stack was
     evicted."""
     continued: np.ndarray
-    """(E,) bool, whether the environment continues where the source's previous rollout ended."""
+    """(E,) bool, whether each environment continues from the end of the source's previous rollout."""
     errors: np.ndarray | None = None
     """(T·E,) float, absolute TD errors of the rows if the collector computed them, else None."""
 
 
 class Window(NamedTuple):
-    """Transitions that begin at B rows and span up to n steps."""
+    """Transitions of up to n steps that begin at B rows."""
 
     last: np.ndarray
-    """(B,) int64, places of the last row of each."""
+    """(B,) int64, place of the last row of each transition."""
     ret: np.ndarray
     """(B,) float64, discounted sum of the m <= n rewards."""
     discount: np.ndarray
     """(B,) float64, gamma^m, or 0 after a termination."""
     num_steps: np.ndarray
-    """(B,) int64, m."""
+    """(B,) int64, the numbers of steps m."""
 
 
 @dataclass(slots=True)
 class _Head:
-    """The end of a source's last rollout; each array is (E,)."""
+    """End of the newest rollout of a source; each array has the shape (E,)."""
 
     ids: np.ndarray
     """Ids of the last rows."""
     places: np.ndarray
-    """Places of the extra observations after them; 0 where the observation begins an episode without rows so far."""
+    """Places of the extra observations after these rows; 0 where the observation starts an episode without rows."""
     done: np.ndarray
-    """Whether that observation is the first of an episode."""
+    """Whether each of these observations is the first of an episode."""
 
 
 class Ring:
     """Ring buffer of transitions, allocated when the first rollout is inserted."""
 
     def __init__(self, capacity: int, stacked_frames: int | None = None, in_sequences: bool = False) -> None:
-        """Make an empty ring.
+        """Create an empty ring.
 
         Args:
             capacity: C, the number of rows.
-            stacked_frames: Frames stacked in an observation, each of which is stored once; None detects stacks, 1
-                stores observations as they are.
+            stacked_frames: Number of frames stacked in an observation; each frame is stored once. None detects stacks,
+                1 stores observations unchanged.
             in_sequences: Whether rows are drawn in sequences. If so, the ring also stores where episodes begin, and a
-                row can be drawn after `make_drawable`; else every valid row can be drawn immediately.
+                row can be drawn only after `make_drawable`; otherwise every valid row can be drawn immediately.
         """
         self.capacity = capacity
         self._stacked_frames, self._in_sequences = stacked_frames, in_sequences
@@ -91,21 +91,21 @@ class Ring:
         self.extras = SlotPool()
         self._heads: dict[Hashable, _Head] = {}
         self._layout: dict[str, tuple[tuple[int, ...], str, int]] = {}
-        """Column -> shape, dtype, frames of a stack (1: stored as it is)."""
+        """Column -> shape, dtype, number of stacked frames (1 if stored unchanged)."""
 
     # Writing
 
     def insert(self, rollout: RolloutData, source: Hashable) -> Inserted:
-        """Append a rollout; evict the oldest rows if there is no room.
+        """Append a rollout; evict the oldest rows if the ring is full.
 
         Args:
             rollout: T >= 1 steps.
-            source: Identifies the collector. An environment continues the source's previous rollout if its first
-                observation equals the last one there.
+            source: Identifier of the collector. An environment continues the source's previous rollout if its first
+                observation equals the last observation of that rollout.
 
         Raises:
             ConfigError: The rollout has more rows than the ring.
-            ValueError: Its columns differ from those of the first rollout.
+            ValueError: The columns of the rollout differ from those of the first rollout.
         """
         num_steps, num_envs = rollout.num_steps, rollout.num_envs
         count = num_steps * num_envs
@@ -134,7 +134,7 @@ class Ring:
         rows = places[:-1].T.reshape(-1)
         valid = self.columns["valid"][rows]
         self.columns["drawable"][rows], self.columns["broken"][rows], self.columns["used"][rows] = False, False, False
-        shown = link[-1] == heads  # else the episode ended in the last row, and no row links to the next observation
+        shown = link[-1] == heads  # otherwise the episode ended in the last row, and no row links to the observation
         self._give_back(heads[~shown])
         self._heads[source] = _Head(ids[-1], np.where(shown, heads, 0), rollout.done[-1].numpy().copy())
         self.total += count
@@ -146,7 +146,7 @@ class Ring:
         return Inserted(rows, broken, previous < 0)
 
     def make_drawable(self, rows: np.ndarray, drawable: bool = True) -> None:
-        """Allow or forbid to draw rows at (N,) distinct places."""
+        """Allow or forbid drawing the rows at (N,) distinct places."""
         changed = np.count_nonzero(self.columns["drawable"][rows] != drawable)
         self.columns["drawable"][rows] = drawable
         self.num_drawable += int(changed) if drawable else -int(changed)
@@ -154,7 +154,8 @@ class Ring:
     def evict(self, count: int) -> np.ndarray:
         """Evict the `count` oldest rows.
 
-        Return the places of later rows that depend on them and can no longer be drawn.
+        Returns:
+            Places of later rows that depend on the evicted rows, so that they can no longer be drawn.
         """
         if count <= 0:
             return np.zeros(0, dtype=np.int64)
@@ -186,10 +187,7 @@ class Ring:
     # Reading
 
     def resident(self, ids: np.ndarray) -> np.ndarray:
-        """Return whether the rows of (N,) ids are resident, (N,) bool.
-
-        Raise `ValueError` for an id not given so far.
-        """
+        """Return whether the row of each id is resident, (N,) bool; raise `ValueError` for an id never assigned."""
         if len(ids) and (ids.min() < 0 or ids.max() >= self.total):
             raise ValueError(f"ids must be in [0, {self.total}), got {ids.min()} to {ids.max()}")
         return ids >= self.first
@@ -203,13 +201,14 @@ class Ring:
         return {name[4:]: leaf.take(places) for name, leaf in self.observations.items() if name != MASK}
 
     def take_mask(self, places: np.ndarray) -> np.ndarray | None:
-        """Return the allowed actions at (N,) places, (N, n) bool; None without action masks."""
+        """Return the action masks at (N,) places, (N, n) bool; None if the ring has no masks."""
         return self.observations[MASK].take(places) if MASK in self.observations else None
 
     def window(self, rows: np.ndarray, n_step: int, gamma: float) -> Window:
-        """Return the n-step transitions from rows, of m = min(n, steps to the episode's end or the newest row) steps.
+        """Return the n-step transitions that begin at `rows`, (B,) places.
 
-        R = r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}, discount gamma^m (1 - terminated_{t+m-1}); in float64.
+        Each has m steps, the smallest of n, the steps to the end of the episode, and the steps to the newest row. Its
+        return is r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}, its discount gamma^m (1 - terminated_{t+m-1}).
         """
         column = self.columns
         last, ret = rows.copy(), column["reward"][rows].astype(np.float64)
@@ -228,7 +227,7 @@ class Ring:
 
     @property
     def sources(self) -> list[Hashable]:
-        """Sources whose last rows are resident."""
+        """Sources whose newest rows are resident."""
         return list(self._heads)
 
     @property
@@ -251,7 +250,7 @@ class Ring:
                       for source, head in self._heads.items()]}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`; raise `ConfigError` if that ring had another capacity."""
+        """Restore a state from `state_dict()`; raise `ConfigError` if its ring had another capacity."""
         if state["capacity"] != self.capacity:
             raise ConfigError(f"a replay of size {self.capacity} cannot continue from one of size {state['capacity']}; "
                               "use the same size, or start a new run")
@@ -268,7 +267,7 @@ class Ring:
         self._heads = {source: _Head(np.array(ids), np.array(places), np.array(done))
                        for source, ids, places, done in state["heads"]}
 
-    # Inside
+    # Internals
 
     def _parts(self, rollout: RolloutData) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return the observations (T+1, E, ...) and the other columns (T, E, ...) of a rollout, as arrays."""
@@ -287,7 +286,7 @@ class Ring:
             num_frames = _num_frames(leaf, done, self._stacked_frames)
             layout[name] = (leaf.shape[2:], leaf.dtype.str, num_frames)
         if (self._stacked_frames or 1) > 1 and all(num_frames == 1 for *_, num_frames in layout.values()):
-            raise ConfigError(f"stacked_frames={self._stacked_frames} needs observations of three axes, got "
+            raise ConfigError(f"stacked_frames={self._stacked_frames} needs observations with three axes, got "
                               f"{ {name: shape for name, (shape, *_) in layout.items()} }; leave it out")
         self._make_leaves(layout)
         self.columns = {name: np.zeros((self.capacity, *values.shape[2:]), values.dtype)
@@ -309,15 +308,15 @@ class Ring:
                      if name in self.columns}
         got = {name: (values.shape[2:], values.dtype) for name, values in {**leaves, **columns}.items()}
         if got != expected:
-            raise ValueError(f"a rollout must have the columns of the first one, {expected}, got {got}")
+            raise ValueError(f"a rollout must have the columns of the first rollout, {expected}, got {got}")
 
     def _break(self, rows: np.ndarray, start: int, count: int) -> np.ndarray:
-        """Mark as broken all rows that need data of freed rows; return the places of the newly broken ones.
+        """Mark all rows that need data of evicted rows as broken; return the places of newly broken rows.
 
         Args:
-            rows: (N,) places of the rows that freed rows link to.
-            start: Place of the first freed row.
-            count: Number of freed rows.
+            rows: (N,) places of the rows to which evicted rows link.
+            start: Place of the first evicted row.
+            count: Number of evicted rows.
         """
         rows, broken = rows[(rows - start) % self.capacity >= count], []
         for _ in range(max(leaf.depth for leaf in self.observations.values())):
@@ -332,7 +331,7 @@ class Ring:
         return np.concatenate(broken) if broken else np.zeros(0, dtype=np.int64)
 
     def _continued(self, head: _Head, leaves: dict[str, np.ndarray], done: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Link the source's last rows to `rows`, (E,) places of row 0, where both have the same observation.
+        """Link the source's last rows to `rows`, the (E,) places of row 0, where the observations are equal.
 
         Returns:
             (E,) int64, places of the extra observations that row 0 replaces; 0 where there is none.
@@ -351,7 +350,7 @@ class Ring:
     def _write_observations(
         self, leaves: dict[str, np.ndarray], rollout: RolloutData, places: np.ndarray, previous: np.ndarray,
     ) -> np.ndarray:
-        """Write a rollout's observations, and release the extra ones that it repeats.
+        """Write the observations of a rollout, and release the extra observations that the rollout repeats.
 
         Returns:
             (K,) int64, places of the final observations.
@@ -378,7 +377,7 @@ class Ring:
 
 
 def _num_frames(leaf: np.ndarray, done: np.ndarray, wanted: int | None) -> int:
-    """Return the number of frames stacked in observations (T+1, E, ...); 1 to store observations as they are.
+    """Return the number of frames stacked in observations (T+1, E, ...); 1 to store observations unchanged.
 
     Raises:
         ConfigError: The observations are not stacks of `wanted` frames.
@@ -396,5 +395,5 @@ def _num_frames(leaf: np.ndarray, done: np.ndarray, wanted: int | None) -> int:
     if wanted is None:
         return num_frames if goes_on.any() and moved_on[goes_on].mean() > 0.5 else 1
     if goes_on.any() and not moved_on[goes_on].any():
-        raise ConfigError(f"stacked_frames={wanted}, but stacks do not move on by one frame a step; leave it out")
+        raise ConfigError(f"stacked_frames={wanted}, but stacks do not shift by one frame per step; leave it out")
     return num_frames

@@ -12,13 +12,13 @@ from pytorchrl.agent.contracts import check_acting_step
 from pytorchrl.agent.data import ActingStep, Arrays, Obs, RolloutData, Step, show_reward
 
 ActingRow = tuple[Arrays, Arrays, np.ndarray, "np.ndarray | None"]
-"""obs, rhs, done, mask of the row to act on, each (E, ...)."""
+"""Inputs for the next action: obs, rhs, done and mask, each (E, ...)."""
 _FIRST_FINALS = 64
-"""Initial capacity for final observations, which doubles when it is exhausted."""
+"""Initial capacity for final observations; it doubles when it is exhausted."""
 
 
 class _Row(NamedTuple):
-    """Views of one row of observations, made once so that the hot loop makes none."""
+    """Views of one row of observations, created once, because creating views takes time in the hot loop."""
 
     obs: tuple[tuple[str, np.ndarray], ...]
     done: np.ndarray
@@ -41,8 +41,8 @@ class RolloutRows:
     """T + 1 rows of observations and T rows of transitions in memory that is allocated once.
 
     Invariant: rows 0 to t of the observations and 0 to t - 1 of the transitions belong to the current rollout. After
-    `take`, the last row remains the row to act on; only the next `insert` copies it to row 0. Views that `take`
-    returned are therefore valid until then.
+    `take`, the last row remains the input for the next action; only the next `insert` copies it to row 0. Therefore,
+    views that `take` returned are valid until that `insert`.
     """
 
     def __init__(self, size: int, num_envs: int, rhs: Obs, algorithm: object = None) -> None:
@@ -51,8 +51,8 @@ class RolloutRows:
         Args:
             size: T, steps per environment.
             num_envs: E, the number of environments.
-            rhs: Network -> (E, H), the memory's initial state.
-            algorithm: The algorithm that acts; errors name its class.
+            rhs: Network -> (E, H), the initial state of the memory.
+            algorithm: The algorithm that chooses the actions; error messages name its class.
         """
         self.size, self._num_envs, self._algorithm = size, num_envs, algorithm
         self._initial_rhs: Arrays = {name: state.cpu().numpy() for name, state in rhs.items()}
@@ -81,7 +81,7 @@ class RolloutRows:
             np.copyto(row.mask, mask)
 
     def current(self) -> ActingRow:
-        """Return obs, rhs, done and mask of the row to act on."""
+        """Return obs, rhs, done and mask of row t, the inputs for the next action."""
         return self._acting_rows[self._t]
 
     def insert(self, acting: ActingStep, step: Step) -> None:
@@ -94,7 +94,7 @@ class RolloutRows:
         if t >= self.size:
             raise RuntimeError(f"the rollout is complete at {self.size} steps; take it first")
         row = self._transition_rows[t]
-        # An assignment takes a fifth of the time of torch's copy_, and a third of that of NumPy's copyto.
+        # An assignment takes a fifth of the time of torch's copy_, and a third of the time of NumPy's copyto.
         row.action[...] = acting.action
         for name, target in row.other:
             target[...] = acting.other[name]
@@ -108,7 +108,7 @@ class RolloutRows:
         self._t = t + 1
 
     def take(self, copy: bool) -> RolloutData:
-        """Return the t rows of the current rollout; `copy` gives tensors that the receiver owns."""
+        """Return the t transitions of the current rollout, as copies or as views."""
         if self._other is None:
             raise RuntimeError("there is no rollout before the first transition")
         if self._taken:
@@ -200,7 +200,7 @@ class RolloutRows:
         self._num_finals = end
 
     def _begin_next(self) -> None:
-        """Copy the last row of the rollout that was taken to row 0."""
+        """Start the next rollout by copying the last row of the previous rollout to row 0."""
         last, self._t, self._num_finals, self._taken = self._t, 0, 0, False
         if last == 0:
             return

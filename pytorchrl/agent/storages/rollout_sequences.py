@@ -1,4 +1,4 @@
-"""Replay whole rollouts, for actors with memory. T = steps, E = environments, B = sequences."""
+"""Replay of whole rollouts, for actors with memory. T = steps, E = environments, B = sequences."""
 
 from __future__ import annotations
 
@@ -17,35 +17,33 @@ from pytorchrl.agent.storages.sequence_batch import Walk, take_sequences
 
 
 class _Kept(NamedTuple):
-    """A rollout in the ring: the rows of each environment are consecutive, one environment after another."""
+    """A rollout in the ring; the rows of each environment are consecutive."""
 
     first: int
-    """Id of its first row."""
+    """Id of the first row of the rollout."""
     num_steps: int
     """T, steps per environment."""
     num_envs: int
     """E, the number of environments."""
     states: Arrays
-    """Net -> (E, H) float32, the memory's state before the first row of each environment."""
+    """Network -> (E, H) float32, the memory state before the first row of each environment."""
 
     @property
     def rows(self) -> np.ndarray:
-        """Ids of its rows, (T, E) int64."""
+        """Ids of the rows of the rollout, (T, E) int64."""
         return self.first + np.arange(self.num_envs) * self.num_steps + np.arange(self.num_steps)[:, None]
 
 
 class RolloutSequenceBuffer(ReplayBuffer):
-    """Keep the newest whole rollouts.
+    """Replay of the newest whole rollouts, drawn uniformly with replacement as sequences with stored memory states.
 
-    Draw them uniformly, with replacement, as sequences with the memory's stored state.
+    In a drawn rollout, the T steps of each environment form one sequence of a `SequenceBatch`. The sequence begins with
+    the stored memory state, and the memory is reset at the start of each episode. The true last observation of an
+    episode has a row of its own, which is not a trained step. Targets end with the rollout: a step shortly before the
+    end sums fewer than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in, so all
+    steps are trained.
 
-    The T steps of each environment in a drawn rollout are one sequence of a `SequenceBatch`. It begins with the stored
-    state, and the memory is reset at the beginning of each episode. The true last observation of an episode is a row of
-    its own, which belongs to no trained step. Targets end with the rollout: a step shortly before the end sums fewer
-    than `n_step` rewards and bootstraps from the rollout's last observation. There is no burn-in, so all steps are
-    trained.
-
-    A rollout is evicted as a whole when a newer one needs one of its rows. Rollouts without a transition are not
+    A rollout is evicted as a whole when a newer rollout needs any of its rows. Rollouts without a transition are not
     stored.
     """
 
@@ -56,11 +54,12 @@ class RolloutSequenceBuffer(ReplayBuffer):
     class Options(ReplayBuffer.Options):
         """Options of `RolloutSequenceBuffer`."""
 
-        n_step: int = option(5, help="Rewards summed before the bootstrap, at most: sums end with the rollout.", low=1)
+        n_step: int = option(
+            5, help="Largest number of rewards summed before the bootstrap; sums end with the rollout.", low=1)
 
     options: Options
 
-    def __init__(self, options: Options, **context: Any) -> None:  # those of `ReplayBuffer`
+    def __init__(self, options: Options, **context: Any) -> None:  # the arguments of `ReplayBuffer`
         """Use `create_factory`; see `ReplayBuffer`."""
         super().__init__(options, **context)
         self.ring = Ring(options.size, options.stacked_frames, in_sequences=True)
@@ -75,7 +74,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
             ring.evict(gone.num_steps * gone.num_envs)
         kept = _Kept(ring.total, rollout.num_steps, rollout.num_envs, {
             name: states[0].numpy().copy() for name, states in rollout.rhs.items()})
-        # Each rollout is its own source, so that rollouts share no observation and each can be evicted independently.
+        # Each rollout is its own source, so that rollouts share no observations and can be evicted independently.
         ring.insert(rollout, source=kept.first)
         ring.make_drawable(self._place(kept))  # one row represents the whole rollout
         self._kept.append(kept)
@@ -99,14 +98,14 @@ class RolloutSequenceBuffer(ReplayBuffer):
         return batch
 
     def _walk(self, drawn: list[_Kept]) -> Walk:
-        """Return the rows of each environment: its steps in order, and the last observations of episodes."""
+        """Return the rows of each sequence: the steps in order, and the last observations of episodes."""
         column, capacity, n_step = self.ring.columns, self.ring.capacity, self.options.n_step
         found = []
         for kept in drawn:
             rows = kept.rows % capacity
             link = column["link"][rows]
-            # A step whose next observation is not that of the following step needs an extra row, which shifts all later
-            # steps.
+            # A step whose next observation differs from the observation of the following step needs an extra row, which
+            # shifts all later steps.
             own = np.repeat(np.arange(kept.num_steps)[:, None], kept.num_envs, 1)
             own[1:] += np.cumsum(link[:-1] != rows[1:], 0)
             found.append((rows, link, own))
@@ -119,7 +118,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
             begin += rows.shape[1]
             places[:, columns] = link[-1]
             places[own + 1, columns] = link
-            places[own, columns] = rows  # a following step overwrites the row of the observation that it begins with
+            places[own, columns] = rows  # overwrites links that lead to the following step
             is_step[own, columns] = column["valid"][rows]
         return Walk(places, is_step, 0, n_step)
 

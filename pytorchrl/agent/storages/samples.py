@@ -1,4 +1,4 @@
-"""The learner's half of an on-policy storage: samples in a layout from which a batch is one selection per tensor.
+"""The learner's half of an on-policy storage: samples in a layout in which a batch is one selection per tensor.
 
 T = steps, E = environments, N = samples, L = steps of a sequence, C = sequences.
 """
@@ -18,7 +18,7 @@ from pytorchrl.agent.data import Batch, Obs, RolloutData, map_tensors
 
 @dataclass(slots=True)
 class Samples:
-    """Samples to select from: rows (N, ...), or sequences (L, C, ...) with the memory's state before each, (C, H)."""
+    """Samples to select from: rows (N, ...), or sequences (L, C, ...) with initial memory states (C, H)."""
 
     obs: Obs
     done: Tensor
@@ -38,11 +38,11 @@ class Samples:
     """Whether the layout is (L, C, ...)."""
 
     def to(self, device: torch.device) -> Samples:
-        """Return the same samples on a device."""
+        """Return the samples on `device`."""
         return map_tensors(self, lambda tensor: tensor.to(device))
 
     def select(self, index: Tensor) -> Batch:
-        """Return the batch of these rows or sequences, without its counts."""
+        """Return the batch of the rows or sequences `index`; the caller sets the counts of the batch."""
         axis = 1 if self.sequences else 0
 
         def pick(leaf: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Samples:
 def single_steps(rollouts: list[RolloutData], advantages: list[np.ndarray], returns: list[np.ndarray]) -> Samples:
     """Return samples that are single steps, for actors without memory; invalid rows are never drawn."""
     def rows(parts: list[Tensor]) -> Tensor:
-        """Cut tensors (>= T, E, ...) to T steps and join them to (sum of T·E, ...)."""
+        """Cut tensors (>= T, E, ...) to T steps and concatenate them to (sum of T·E, ...)."""
         cut = [part[:rollout.num_steps].flatten(0, 1) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut)
 
@@ -81,15 +81,15 @@ def sequences(
 ) -> Samples:
     """Return samples that are sequences of `length` steps (None: whole rollouts), for actors with memory.
 
-    Shorter sequences are padded with invalid rows, which start an episode, so that no state reaches them. Action masks
-    of padding, and of rows without an action, allow all actions, so that log-probabilities are finite there. Sequences
-    without a valid row are never drawn.
+    Shorter sequences are padded with invalid rows that are marked as starts of episodes, so that no memory state
+    reaches them. Action masks of padding, and of rows without an action, allow all actions, so that log-probabilities
+    are finite there. Sequences without a valid row are never drawn.
     """
     longest = max(rollout.num_steps for rollout in rollouts)
     length = min(length or longest, longest)
 
     def columns(parts: list[Tensor], fill: float | bool = 0) -> Tensor:
-        """Cut tensors (>= T, E, ...) to T steps, and join their sequences to (L, C, ...)."""
+        """Cut tensors (>= T, E, ...) to T steps and concatenate their sequences to (L, C, ...)."""
         cut = [
             _chunks(part[:rollout.num_steps], length, fill) for part, rollout in zip(parts, rollouts, strict=True)]
         return cut[0] if len(cut) == 1 else torch.cat(cut, dim=1)
@@ -110,7 +110,7 @@ def sequences(
 
 
 class _Leaves(TypedDict):
-    """Fields of `Samples` that are laid out alike."""
+    """Fields of `Samples` with a common layout."""
 
     obs: Obs
     done: Tensor
@@ -139,7 +139,7 @@ def _leaves(
 
 
 def _chunks(part: Tensor, length: int, fill: float | bool) -> Tensor:
-    """Cut (T, E, ...) into chunks side by side, (length, ceil(T / length) * E, ...); pad the last one with `fill`."""
+    """Cut (T, E, ...) into chunks side by side, (length, ceil(T / length) * E, ...); pad the last with `fill`."""
     num_steps = part.shape[0]
     missing = -num_steps % length
     if missing:

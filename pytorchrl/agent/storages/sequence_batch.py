@@ -17,12 +17,12 @@ from pytorchrl.agent.storages.ring import Ring
 
 
 class Walk(NamedTuple):
-    """The rows of B sequences, in the order in which an actor saw them."""
+    """Rows of B sequences, in the order in which an actor received the observations."""
 
     places: np.ndarray
     """(W+L+n, B) int64, places of the observations in the ring; padding repeats a sequence's first or last place."""
     is_step: np.ndarray
-    """(W+L+n, B) bool, whether a transition begins at the row."""
+    """(W+L+n, B) bool, whether a transition begins at each row."""
     burn_in: int
     """W, steps of burn-in."""
     n_step: int
@@ -36,13 +36,13 @@ class Walk(NamedTuple):
 
 def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight: np.ndarray, ids: np.ndarray,
                    gamma: float, as_tensor: Callable[[np.ndarray], Tensor]) -> SequenceBatch:
-    """Make a batch of the sequences along `walk`, and mark their trained steps as used.
+    """Return a batch of the sequences in `walk`, and mark their trained steps as used.
 
     Args:
-        ring: Holds the rows.
+        ring: The ring that contains the rows.
         walk: The rows of each sequence.
-        states: Net -> (B, H) float32, the memory's states before row 0; includes `PREVIOUS` if it is an input of the
-            memory.
+        states: Network -> (B, H) float32, the memory states before row 0; includes `PREVIOUS` if the memory has this
+            input.
         weight: (B,) importance weights.
         ids: (B,) int64 ids of the sequences.
         gamma: Discount of one step.
@@ -81,7 +81,7 @@ def take_sequences(ring: Ring, walk: Walk, states: dict[str, np.ndarray], weight
 def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return R, discount and m of the L trained rows, (L, B) each; see `Ring.window`.
 
-    `rows` are (W+L+n, B) places >= 0.
+    `rows` contains places >= 0, (W+L+n, B).
     """
     rows, is_step, length = rows[walk.burn_in:], walk.is_step[walk.burn_in:], len(rows) - walk.burn_in - walk.n_step
     column = ring.columns
@@ -99,7 +99,7 @@ def _targets(ring: Ring, walk: Walk, rows: np.ndarray, gamma: float) -> tuple[np
 
 
 def _previous(ring: Ring, walk: Walk, rows: np.ndarray, stored: np.ndarray) -> np.ndarray:
-    """Return `PREVIOUS` of every row, (W+L+n, B, actions + 1) float32, from that of row 0, (B, actions + 1)."""
+    """Return `PREVIOUS` for all rows, (W+L+n, B, actions + 1) float32; `stored` is its value in row 0."""
     column, there = ring.columns, walk.is_step[:-1]
     found = np.zeros((*rows.shape, stored.shape[-1]), np.float32)
     found[0] = stored

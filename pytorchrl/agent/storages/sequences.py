@@ -1,9 +1,9 @@
-"""Prioritised replay of sequences for actors with memory: Kapturowski et al. 2019 (R2D2), section 2.3.
+"""Prioritized replay of sequences for actors with memory: Kapturowski et al. 2019 (R2D2), section 2.3.
 
-Each step is stored once, as in other replay. A sequence is a *window* of steps in one episode of one environment:
-`length` trained steps after up to `burn_in` steps, which only warm up the memory. The first trained row identifies a
-window, also among the priorities. E = environments, B = windows drawn, H = size of a memory state, W = steps of
-burn-in, L = `length`, n = `n_step`.
+Each step is stored only once. A sequence is a *window* of steps in one episode of one environment: up to `burn_in`
+steps, which only warm up the memory, and then `length` trained steps. The first trained row of a window identifies the
+window, and has its priority. E = environments, B = windows drawn, H = size of a memory state, W = steps of burn-in,
+L = `length`, n = `n_step`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ class _Window(NamedTuple):
     start: int
     """Id of the first trained row."""
     warm: int
-    """Id of the first row, that of the burn-in included."""
+    """Id of the first row, including the burn-in."""
     num_warm: int
     """Number of burn-in rows."""
 
 
 class Episode:
-    """Windows of one environment's episode, which are found while its steps arrive.
+    """Windows in one episode of one environment, found incrementally as the steps arrive.
 
-    The trained steps of window k begin k * `period` steps after the episode's first step, and up to `burn_in` steps
-    before them are its burn-in. The first window that reaches the episode's end is the last one. If the beginning of an
-    episode is unknown, the first window begins `burn_in` steps later, so that its burn-in is complete.
+    The trained steps of window k begin k * `period` steps after the first step of the episode; the `burn_in` steps
+    before them, or fewer at the start of the episode, are the burn-in. The first window that reaches the end of the
+    episode is the last window. If the start of the episode is unknown, trained steps begin `burn_in` steps later, so
+    that every burn-in is complete.
 
     Args:
         options: Options of the storage.
@@ -54,7 +55,7 @@ class Episode:
     def __init__(self, options: SequenceBuffer.Options, from_start: bool) -> None:
         self._options, self.from_start = options, from_start
         self.num_steps = 0
-        # Pending windows, which cannot be drawn so far: ids of their first rows, and of their first trained rows.
+        # Ids of the first rows, and of the first trained rows, of pending windows, which cannot be drawn yet.
         self._warm: deque[int] = deque()
         self._start: deque[int] = deque()
         self._num_opened = 0
@@ -66,11 +67,12 @@ class Episode:
         return max(0, self._trained_from(k) - self._options.burn_in)
 
     def grow(self, first_id: int, count: int) -> tuple[list[int], list[_Window]]:
-        """Add `count` steps, whose rows have the ids from `first_id` on.
+        """Add `count` steps with consecutive row ids that begin at `first_id`.
 
         Returns:
-            Ids of the rows before which windows need the memory's state (except the first step of an episode, where the
-            state is zero), and the windows that can be drawn now, because all steps of their targets have arrived.
+            Ids of the rows before which a memory state must be stored for a window (except the first step of an
+            episode, where the state is zero); and the windows that can now be drawn, because all steps of their targets
+            have arrived.
         """
         before, self.num_steps = self.num_steps, self.num_steps + count
         wanted: list[int] = []
@@ -84,7 +86,7 @@ class Episode:
         return wanted, list(self._open(lambda k: self._trained_from(k) + steps <= self.num_steps))
 
     def finish(self) -> list[_Window]:
-        """End the episode; return the windows that can be drawn now, up to the one that reaches its end."""
+        """End the episode; return the windows that can now be drawn, up to the window that reaches the end."""
         length = self._options.length
         return list(self._open(lambda k: k == 0 or self._trained_from(k - 1) + length < self.num_steps))
 
@@ -101,7 +103,7 @@ class Episode:
 
     @classmethod
     def from_state(cls, options: SequenceBuffer.Options, state: State) -> Episode:
-        """Return the episode whose `state_dict()` this is."""
+        """Restore an episode from its `state_dict()`."""
         episode = cls(options, state["from_start"])
         episode.num_steps, episode._num_opened = state["num_steps"], state["num_opened"]
         episode._warm, episode._start = deque(state["warm"]), deque(state["start"])
@@ -109,28 +111,28 @@ class Episode:
 
 
 class _WindowTable:
-    """Index of windows by the places of their rows, (C,) each; -1 where there is none."""
+    """Lookup tables of windows by the place of a row, (C,) each; -1 stands for no window or no slot."""
 
     def __init__(self, capacity: int) -> None:
-        # At a first trained row: the window's first row, its steps of burn-in, and another window with the same first
-        # row.
+        # Indexed by the first trained row of a window: the place of its first row, its number of burn-in steps, and the
+        # next older window with the same first row.
         self.warm = np.full(capacity, -1, np.int64)
         self.num_warm = np.zeros(capacity, np.int32)
         self.other = np.full(capacity, -1, np.int64)
-        # At a window's first row: the newest window that begins there, and the slot of the memory's state before it.
+        # Indexed by the first row of a window: the newest window that begins there, and the slot of its memory state.
         self.newest = np.full(capacity, -1, np.int64)
         self.slot = np.full(capacity, -1, np.int64)
 
 
 class SequenceBuffer(PERBuffer):
-    """Prioritised replay of sequences, with the memory's state that was stored when acting.
+    """Prioritized replay of sequences, with the memory states that were stored during acting.
 
-    With d the absolute TD errors of a window's trained steps, p = (eta max d + (1 - eta) mean d + epsilon)^alpha, where
-    eta is `priority_eta`. In all other respects it is a `PERBuffer`.
+    The priority of a window is p = (eta max d + (1 - eta) mean d + epsilon)^alpha, where d are the absolute TD errors
+    of its trained steps and eta is `priority_eta`. In all other respects, this storage is a `PERBuffer`.
 
-    A window can be drawn as soon as the steps of its n-step targets have arrived, or its episode has ended; in the
-    latter case it may be shorter, and is padded. It is evicted with the first of its steps. A window that its source
-    does not complete, because the worker was lost, is never drawn.
+    A window can be drawn as soon as the steps of its n-step targets have arrived or its episode has ended; in the
+    latter case, a shorter window is padded. A window is evicted with its first step. A window that stays incomplete,
+    because its worker was lost, is never drawn.
     """
 
     gives = DataKind.SEQUENCES
@@ -139,29 +141,33 @@ class SequenceBuffer(PERBuffer):
     class Options(PERBuffer.Options):
         """Options of `SequenceBuffer`."""
 
-        n_step: int = option(5, help="Rewards summed before the bootstrap.", low=1)
+        n_step: int = option(5, help="Number of rewards summed before the bootstrap.", low=1)
         alpha: float = option(
-            0.9, low=0.0, exclusive=True, help="Exponent of priorities; towards 0, draws become uniform.")
+            0.9, low=0.0, exclusive=True, help="Exponent of priorities; near 0, sampling is almost uniform.")
         beta: float | Schedule = option(
             0.6, low=0.0, exclusive=True, updatable=True,
-            help="Exponent of importance weights; 1 corrects entirely for the priorities.")
-        length: int = option(80, help="Trained steps of a sequence.", low=1)
-        burn_in: int = option(40, help="Largest number of steps before them that only warm up the memory.", low=0)
-        period: int = option(40, help="Steps of an environment between the starts of consecutive sequences.", low=1)
+            help="Exponent of importance weights; 1 fully corrects for non-uniform sampling.")
+        length: int = option(80, help="Number of trained steps in a sequence.", low=1)
+        burn_in: int = option(
+            40, help="Largest number of steps before the trained steps that only warm up the memory.", low=0)
+        period: int = option(
+            40, help="Number of steps between the starts of consecutive sequences of an environment.", low=1)
         priority_eta: float = option(
             0.9, low=0.0, high=1.0,
-            help="Share of the largest error in the priority of a sequence; the remaining share is that of the mean.")
+            help="Weight of the largest error in the priority of a sequence; the mean error has the remaining weight.")
 
         def __post_init__(self) -> None:
             """Refuse gaps between sequences."""
             super().__post_init__()
             if self.period > self.length:
-                raise ConfigError(f"period must not exceed length, got {self.period} > {self.length}: steps in between "
-                                  "would never be learned from")
+                raise ConfigError(f"period must not exceed length, got {self.period} > {self.length}: steps between "
+                                  "sequences would never be trained on; lower period")
 
     options: Options
 
-    def __init__(self, options: Options, *, actor: StorageActor, num_envs: int, **context: Any) -> None:
+    def __init__(
+        self, options: Options, *, actor: StorageActor, num_envs: int, **context: Any,  # as of `ReplayBuffer`
+    ) -> None:
         """Use `create_factory`; see `ReplayBuffer`.
 
         Raises:
@@ -177,11 +183,11 @@ class SequenceBuffer(PERBuffer):
 
     @classmethod
     def check_size(cls, options: Options, num_envs: int, num_sources: int, share: int | None = None) -> None:
-        """Refuse a size with which the first step of every window is evicted before the window is complete.
+        """Refuse a size at which the first step of every window is evicted before the window is complete.
 
         Args:
             options: Options of this storage.
-            num_envs: Environments of each source.
+            num_envs: Number of environments of each source.
             num_sources: Number of collectors, whose rollouts arrive in turn.
             share: Capacity of the storage in steps; None for the option `size`.
 
@@ -201,13 +207,13 @@ class SequenceBuffer(PERBuffer):
             raise ConfigError(
                 f"a shard of size {size} overwrites a sequence of burn_in {options.burn_in} + length {options.length} "
                 f"before it is complete: {num_sources} collectors x {num_envs} environments x {rollouts} rollouts of "
-                f"{options.rollout_size} steps are {needed}; raise size to that, or shorten sequences or rollouts")
+                f"{options.rollout_size} steps are {needed}; raise size to {needed}, or shorten sequences or rollouts")
 
     # Inserting
 
     @functools.cached_property
     def windows(self) -> _WindowTable:
-        """Windows by place in the ring; made when first needed, because a collector's storage does not need it."""
+        """Windows by place in the ring; created on first use, because a collector's storage does not need them."""
         return _WindowTable(self.options.size)
 
     def _insert(self, rollout: RolloutData, source: Hashable) -> None:
@@ -230,11 +236,11 @@ class SequenceBuffer(PERBuffer):
 
     def _follow(self, episode: Episode | None, runs: Sequence[_Run], first_id: int) -> tuple[
             Episode | None, list[int], list[_Window]]:
-        """Continue an environment's episode, None if there is none, with its runs of rows in a rollout.
+        """Continue an environment's episode (None if there is none) with the environment's runs of rows in a rollout.
 
         Returns:
-            The episode that the rollout leaves open or None; ids of the rows before which windows need the memory's
-            state; and the windows that can be drawn now.
+            The episode that continues after the rollout, or None; ids of the rows before which a memory state must be
+            stored; and the windows that can now be drawn.
         """
         wanted: list[int] = []
         windows: list[_Window] = []
@@ -251,7 +257,7 @@ class SequenceBuffer(PERBuffer):
         return episode, wanted, windows
 
     def _keep_states(self, rollout: RolloutData, ids: list[int], first_id: int, e: int) -> None:
-        """Store the memory's states before rows of environment `e`.
+        """Store the memory states before some rows of environment `e`.
 
         Args:
             rollout: The rollout that contains the rows.
@@ -267,7 +273,7 @@ class SequenceBuffer(PERBuffer):
             self._states[name] = write_extras(states, slots, rollout.rhs[name].numpy()[np.array(ids) - first_id, e])
 
     def _offer(self, windows: list[_Window]) -> None:
-        """Allow to draw windows, except those that have lost a row already."""
+        """Allow drawing of windows, except windows that have already lost a row."""
         ring, book = self.ring, self.windows
         whole = [window for window in windows
                  if window.warm >= ring.first and not ring.columns["broken"][window.warm % ring.capacity]]
@@ -280,7 +286,7 @@ class SequenceBuffer(PERBuffer):
         self._set_leaves(starts, self._max_priority ** self.options.alpha)
 
     def _drop(self, rows: np.ndarray) -> None:
-        """Discard all windows that begin at rows, (N,) places, and the memory's states before them."""
+        """Discard all windows that begin at `rows`, (N,) places, and the memory states stored before these rows."""
         if not len(rows):
             return
         book, dropped = self.windows, []
@@ -299,7 +305,7 @@ class SequenceBuffer(PERBuffer):
     # Drawing
 
     def sample(self, batch_size: int) -> SequenceBatch | None:  # type: ignore[override] # its batches are sequences
-        """Draw `batch_size` sequences with replacement; return None if there is none."""
+        """Draw `batch_size` sequences with replacement; return None if no sequence can be drawn."""
         if not self.num_items:
             return None
         ring = self.ring
@@ -330,7 +336,7 @@ class SequenceBuffer(PERBuffer):
         return Walk(places, is_step, burn_in, self.options.n_step)
 
     def _states_before(self, warm: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the memory's states before rows at (B,) places, net -> (B, H); zero at the start of an episode."""
+        """Return the memory states before rows at (B,) places, network -> (B, H); zero at the start of an episode."""
         slots = self.windows.slot[warm]
         known = slots >= 0
         found = {name: np.zeros((len(warm), states.shape[1]), np.float32) for name, states in self._states.items()}
@@ -341,11 +347,11 @@ class SequenceBuffer(PERBuffer):
     # Priorities, states
 
     def item_errors(self, batch: SequenceBatch, errors: object) -> np.ndarray:
-        """Return eta times the largest absolute error of each sequence's valid steps, plus (1 - eta) times their mean.
+        """Return eta times the largest absolute error of each sequence's valid steps, plus (1 - eta) times the mean.
 
         Args:
             batch: The drawn batch.
-            errors: (L, B) TD errors of either sign.
+            errors: (L, B) signed TD errors.
 
         Returns:
             (B,) float.
@@ -398,7 +404,7 @@ class _Run(NamedTuple):
 
 
 def _runs(rollout: RolloutData) -> list[list[_Run]]:
-    """Return the runs of rows of each environment of a rollout, in order."""
+    """Return the runs of rows of each environment in a rollout, in order of time."""
     valid, first = rollout.valid.numpy(), rollout.done.numpy()[:-1]
     last = rollout.terminated.numpy() | rollout.truncated.numpy()
     begins = first | ~valid

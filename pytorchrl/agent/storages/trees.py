@@ -1,4 +1,4 @@
-"""Segment trees: sums and minima over ranges of values that change. All methods work on arrays of ids."""
+"""Segment trees for sums and minima over ranges of values that change."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ _FEW = 512
 
 
 class _Tree:
-    """Binary tree whose leaves are values 0 to capacity - 1; a node contains the result for its two children.
+    """Binary tree with `capacity` values as leaves; each node contains the sum or minimum of its two children.
 
-    Node 1 is the root, 2i and 2i + 1 are the children of node i. The number of leaves is padded to a power of two with
-    the operation's neutral value. A change recomputes every node above it, so that rounding errors do not accumulate.
+    Node 1 is the root; nodes 2i and 2i + 1 are the children of node i. The number of leaves is padded to a power of two
+    with the neutral value of the operation. A change recomputes every node above the changed leaf, so that rounding
+    errors do not accumulate.
     """
 
     _operation: ClassVar[np.ufunc]
     _neutral: ClassVar[float]
 
     def __init__(self, capacity: int) -> None:
-        """Make a tree of `capacity` >= 1 leaves, all neutral (0 for sums, infinity for minima)."""
+        """Create a tree of `capacity` >= 1 leaves with the neutral value: 0 for sums, infinity for minima."""
         if capacity < 1:
             raise ValueError(f"capacity must be >= 1, got {capacity}")
         self.capacity = capacity
@@ -29,7 +30,7 @@ class _Tree:
         self._nodes = np.full(2 * self._num_leaves, self._neutral)
 
     def set(self, ids: np.ndarray, values: np.ndarray | float) -> None:
-        """Replace values; of repeated ids the last one wins.
+        """Replace values; for a repeated id, the last value is used.
 
         Args:
             ids: (N,) int, in [0, capacity).
@@ -52,7 +53,7 @@ class _Tree:
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes >>= 1
             if is_many:
-                first = np.ones(len(nodes), dtype=np.bool_)  # nodes with the same parent are neighbours
+                first = np.ones(len(nodes), dtype=np.bool_)  # nodes with the same parent are adjacent
                 np.not_equal(nodes[1:], nodes[:-1], out=first[1:])
                 nodes = nodes[first]
             left = nodes << 1
@@ -67,7 +68,7 @@ class _Tree:
 
         Args:
             start: First id.
-            end: One past the last id; a negative one counts from the capacity, None is the capacity.
+            end: One past the last id. A negative number counts from the capacity; None is the capacity.
         """
         end = self.capacity if end is None else end + self.capacity if end < 0 else end
         result, low, high = self._neutral, start + self._num_leaves, end + self._num_leaves
@@ -82,7 +83,7 @@ class _Tree:
         return float(result)
 
     def clear(self) -> None:
-        """Make all values neutral."""
+        """Set all values to the neutral value."""
         self._nodes.fill(self._neutral)
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
@@ -93,7 +94,7 @@ class _Tree:
 
 
 class SumTree(_Tree):
-    """Sum tree: range sums, and search of the value in which a prefix sum falls, in O(log capacity)."""
+    """Tree for range sums, and for the search of a value by its prefix sum, in O(log capacity)."""
 
     _operation, _neutral = np.add, 0.0
 
@@ -106,11 +107,11 @@ class SumTree(_Tree):
         """Return for each m the id i with value[0] + ... + value[i - 1] <= m < value[0] + ... + value[i].
 
         Args:
-            mass: (N,) float, the numbers m, not negative; for m from the sum of all values on, i is the last id whose
-                value is not 0.
+            mass: (N,) float, the numbers m >= 0. If m is not less than the sum of all values, i is the last id
+                whose value is not 0.
 
         Returns:
-            (N,) int64, never the id of a value 0.
+            (N,) int64 ids; their values are never 0.
 
         Raises:
             ValueError: A mass is negative or NaN, or all values are 0.
@@ -124,7 +125,7 @@ class SumTree(_Tree):
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes <<= 1
             left = self._nodes[nodes]
-            # Rounding may leave a mass as large as the sum of both children; then take the last child that is not 0.
+            # Rounding may leave a mass as large as the sum of both children; the last child that is not 0 is then used.
             right = (mass >= left) & (self._nodes[nodes + 1] > 0.0)
             mass -= np.where(right, left, 0.0)
             nodes += right
@@ -132,7 +133,7 @@ class SumTree(_Tree):
 
 
 class MinTree(_Tree):
-    """Minimum tree: range minima; unset values are infinite."""
+    """Tree for range minima; unset values are infinite."""
 
     _operation, _neutral = np.minimum, np.inf
 

@@ -1,4 +1,4 @@
-"""The storage of algorithms that learn from slightly older policies. T = steps, E = environments."""
+"""Storage for algorithms that learn from rollouts of slightly older policies. T = steps, E = environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class VTraceLearner(RolloutLearner, Protocol):
 
 
 class VTraceBuffer(VanillaOnPolicyBuffer):
-    """Rollouts with V-trace targets and advantages, which correct for the policy updates since collection.
+    """Storage of rollouts with V-trace targets and advantages, which correct for the policy updates since collection.
 
     Rollouts arrive with log-probabilities only. The learner computes values and the current policy's log-probabilities
     with its own weights, once for all batches of a train batch.

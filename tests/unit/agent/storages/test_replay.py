@@ -243,11 +243,11 @@ def test_pictures_that_are_no_stacks_are_kept_as_they_are(build_replay):
     batch = storage.sample(20)
     for b, action in enumerate(batch.action.tolist()):
         assert torch.equal(batch.obs["obs"][b], pictures[action, 0])
-    with pytest.raises(ConfigError, match="do not move on by one frame a step"):
+    with pytest.raises(ConfigError, match="do not shift by one frame per step"):
         build_replay(ReplayBuffer, 8, stacked_frames=3).insert_data_slice([rollout])
     with pytest.raises(ConfigError, match="must divide the 3 channels"):
         build_replay(ReplayBuffer, 8, stacked_frames=2).insert_data_slice([rollout])
-    with pytest.raises(ConfigError, match="needs observations of three axes"):
+    with pytest.raises(ConfigError, match="needs observations with three axes"):
         build_replay(ReplayBuffer, 8, stacked_frames=2).insert_data_slice([rollout_of([1] * 4)])
 
 
@@ -322,7 +322,7 @@ def test_rollouts_are_refused_that_do_not_fit(build_replay):
     with pytest.raises(ConfigError, match="1 environments x 5 steps does not fit in a replay of size 4"):
         storage.insert_data_slice([rollout_of([1] * 5)])
     storage.insert_data_slice([rollout_of([1] * 3)])
-    with pytest.raises(ValueError, match="columns of the first one"):
+    with pytest.raises(ValueError, match="columns of the first rollout"):
         storage.insert_data_slice([rollout_of([1] * 3, dtype=torch.int64)])
     with pytest.raises(ValueError, match="got 1 rollouts and 2 sources"):
         storage.insert_data_slice([rollout_of([1])], sources=[0, 1])
