@@ -10,7 +10,8 @@ REQUIREMENTS := requirements.txt constraints.txt pyproject.toml setup.py
 THREADS := OMP_NUM_THREADS=1
 # Processes that share the tests, in the order of tests/conftest.py; all that use Ray go to one of them.
 JOBS ?= 2
-PYTEST = $(THREADS) $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+# Processes that tests start load compiled files, even where Python is told not to write them.
+PYTEST = $(THREADS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help venv train test test-all lint docs bench clean

@@ -24,7 +24,7 @@ FOLDERS = ("unit", "integration", "examples", "docs", "learning")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Run units first, and in each folder what needs no Ray; one process runs all tests with Ray and starts it once."""
+    """Run quick units first; then one process starts Ray once for all tests with Ray, beside the other slow tests."""
     for item in items:
         if item.get_closest_marker("ray") is not None:
             item.add_marker(pytest.mark.xdist_group("ray"))
@@ -33,8 +33,20 @@ def pytest_collection_modifyitems(items):
 
 def place_of(item):
     """Return the place of a test in the order; tests of equal places keep the order in which they were found."""
-    folder = item.path.relative_to(ROOT / "tests").parts[0] if item.path.is_relative_to(ROOT / "tests") else ""
-    return FOLDERS.index(folder) if folder in FOLDERS else 0, item.get_closest_marker("ray") is not None
+    folder = item.path.relative_to(ROOT / "tests").parts[0] if item.path.is_relative_to(ROOT / "tests") else "unit"
+    has_ray, is_slow = (item.get_closest_marker(name) is not None for name in ("ray", "slow"))
+    return (0 if folder == "unit" and not has_ray and not is_slow else 1 if has_ray else 2), FOLDERS.index(folder)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session):
+    """Refuse versions of pytest and pytest-xdist that ignore groups: each process would start a Ray of its own."""
+    if getattr(session.config.option, "loadgroup", False):
+        loose = [item.nodeid for item in session.items
+                 if item.get_closest_marker("xdist_group") is not None and not item.nodeid.endswith("@ray")]
+        if loose:
+            raise pytest.UsageError(f"groups are ignored by pytest {pytest.__version__} with this pytest-xdist, for "
+                                    f"{loose[0]} among {len(loose)}; install the versions of constraints.txt")
 
 
 class Failures:
@@ -54,7 +66,6 @@ class Failures:
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # in the process that writes to the terminal
         config.pluginmanager.register(Failures(config))
-
 
 
 class FakeScheme:
