@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,18 +13,19 @@ import torch
 from torch import Tensor
 
 from pytorchrl.agent.data import Episode
-from pytorchrl.agent.env import EnvFactory, VecEnv, check_finite
-from pytorchrl.agent.options import Factory
+from pytorchrl.agent.env import VecEnv, check_finite
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.runtime import Journal, Runtime, ThreadRuntime
 from pytorchrl.scheme.base.worker import Worker
+from pytorchrl.scheme.collection.recipe import CWorkerRecipe
 from pytorchrl.scheme.devices import check_device
 from pytorchrl.scheme.timing import Stopwatch
-from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Encoder, Sent, Traffic
+from pytorchrl.scheme.transport.encoder import WEIGHTS, Encoder, Sent, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.terminal import get_logger
+from pytorchrl.untyped import UserPart
 from pytorchrl.worker_names import collection_worker
 
 logger = get_logger(__name__)
@@ -32,30 +34,31 @@ _DRAWS = ("generator", "update_generator", "noise")
 """Parts of an algorithm's state that its random numbers come from."""
 
 
+class Role(enum.Enum):
+    """The job of a collection worker."""
+
+    COLLECTOR = enum.auto()
+    """Collects in a process or a thread of its own; the receiver of a rollout owns the data."""
+    LEARNER = enum.auto()
+    """Collects in the thread of its gradient worker; a rollout contains the storage's own tensors."""
+    SERVER = enum.auto()
+    """Collects nothing and has no environments; only its parameters are used."""
+
+
 class CWorker(Worker):
     """Collects rollouts. The local one (index 0) is also its GWorker's parameter server, with or without environments.
 
     Args:
         index_worker: 0 is local to its GWorker, 1..M are remote.
-        index_parent: Index of the GWorker that it collects for.
-        algo_factory: Makes the algorithm.
-        actor_factory: Makes the actor.
-        storage_factory: Makes the storage.
-        train_envs_factory: Makes the environments.
-        collects: Whether it has environments.
-        initial_weights: Weights to start from; None keeps the actor's own initialisation.
-        device: Where the actor lives; see `check_device`.
-        seed: The experiment's seed.
-        incarnation: How often this place in the tree was filled before.
-        num_threads: Torch threads of this process; None leaves them alone.
-        owned_data: Whether rollouts are copies that their receiver owns; False hands out the storage's own tensors.
-        compress_data_to_send: What becomes of rollouts on their way.
-        first_place, num_places: Place of the first worker of its set among all collection workers, and their number,
-            for options that differ by worker.
-        initial_priority: "worker": rollouts bring TD errors, by the weights they were made with, which become first
-            priorities in replay; "max": they do not.
-        runtime: Owner of the clock.
-        journal: That of its GWorker, for the one whose parameters two threads use.
+        recipe: Agent, options and seed of all collection workers; `CWorkerSet.create_factory` returns one.
+        index_parent: Index of its gradient worker.
+        role: Its job.
+        initial_weights: Weights to start from; None keeps the actor's own initialization.
+        device: Device of the actor; see `check_device`.
+        incarnation: Number of workers that were in its place before.
+        num_threads: PyTorch threads of this process; None does not change them.
+        runtime: Owner of the clock; None: threads.
+        journal: Journal of its gradient worker, which has the same parameters; None: a journal of its own.
 
     Attributes:
         actor, algo, storage: The agent's parts.
@@ -65,30 +68,28 @@ class CWorker(Worker):
         collected_steps: Env steps made so far, of delivered rollouts.
     """
 
-    def __init__(self, index_worker: int, index_parent: int = 0, *, algo_factory: Factory[Any],  # noqa: PLR0913
-                 actor_factory: Factory[Any], storage_factory: Factory[Any], train_envs_factory: EnvFactory,
-                 collects: bool = True, initial_weights: Weights | None = None, device: str | None = None,
-                 seed: int = 0,
-                 incarnation: int = 0, num_threads: int | None = None, owned_data: bool = True,
-                 compress_data_to_send: Compression | None = None, first_place: int = 0, num_places: int = 1,
-                 initial_priority: str = "max", runtime: Runtime | None = None, journal: Journal | None = None) -> None:
+    def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *,  # noqa: PLR0913 - set by its set
+                 role: Role = Role.COLLECTOR, initial_weights: Weights | None = None, device: str | None = None,
+                 incarnation: int = 0, num_threads: int | None = None, runtime: Runtime | None = None,
+                 journal: Journal | None = None) -> None:
         super().__init__(index_worker)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         runtime = runtime or ThreadRuntime()
         device = check_device(device, runtime.own_gpus(), "col_device")
-        path = (index_parent, index_worker, incarnation)
-        self.index_parent, self.incarnation, self.num_envs = index_parent, incarnation, train_envs_factory.num_envs
-        self.actor = actor_factory(device=device, seed=derive_seed(seed, Stream.INIT))
-        self.algo = algo_factory(device=device, actor=self.actor, seed=derive_seed(seed, Stream.ACTING, *path))
-        self.algo.take_place(first_place + max(0, index_worker - 1), num_places)
-        self.storage = storage_factory(
-            device=device, actor=self.actor, algorithm=self.algo, num_envs=train_envs_factory.num_envs,
-            seed=derive_seed(seed, Stream.BATCHES, *path))
+        path, envs = (index_parent, index_worker, incarnation), recipe.train_envs_factory
+        self.index_parent, self.incarnation, self.num_envs = index_parent, incarnation, envs.num_envs
+        self.actor = recipe.actor_factory(device=device, seed=derive_seed(recipe.seed, Stream.INIT))
+        self.algo: UserPart = recipe.algo_factory(
+            device=device, actor=self.actor, seed=derive_seed(recipe.seed, Stream.ACTING, *path))
+        self.algo.take_place(*recipe.place_of(index_parent, index_worker))
+        self.storage: UserPart = recipe.storage_factory(
+            device=device, actor=self.actor, algorithm=self.algo, num_envs=envs.num_envs,
+            seed=derive_seed(recipe.seed, Stream.BATCHES, *path))
         self._make_envs = functools.partial(
-            train_envs_factory, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
+            envs, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
             incarnation=incarnation, num_threads=num_threads or 1)
-        self.envs: VecEnv | None = self._make_envs(seed=seed) if collects else None
+        self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
         self._envs_restarted = 0  # of those before
         self.version = 0
         self.collected_steps = 0
@@ -98,10 +99,10 @@ class CWorker(Worker):
         self._snapshot: Weights | None = None
         self._now = runtime.now
         self._point = runtime.points(collection_worker(index_parent, index_worker), incarnation)
-        self._owned_data = owned_data
-        self.encoder: Encoder = Encoder(compress_data_to_send, runtime.now)
+        self._owned_data = role is not Role.LEARNER
+        self.encoder: Encoder = Encoder(recipe.compression, runtime.now)
         self._weights_traffic = Traffic()
-        self._finds_errors = initial_priority == "worker"
+        self._finds_errors = recipe.finds_errors
         self._sequence = 0
         # Written by signals from another thread, read once per step.
         self._interrupted = False

@@ -22,7 +22,6 @@ LONGEST_FILE = 450
 CIRCLES = []
 FOLDER_CIRCLES = []
 LARGE_CONSTRUCTORS = {
-    "pytorchrl.scheme.collection.c_worker.CWorker": 19,
     "pytorchrl.scheme.collection.collector_thread.CollectorThread": 14,
     "pytorchrl.scheme.gradients.g_worker.GWorker": 16,
     "pytorchrl.scheme.gradients.g_worker_set.GWorkerSet": 11,

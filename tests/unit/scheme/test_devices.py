@@ -236,8 +236,8 @@ def test_a_gradient_worker_looks_for_what_it_was_given(make_scheme, see_gpus, in
 
 def test_a_collection_worker_looks_for_what_it_was_given(make_scheme, see_gpus):
     see_gpus(2)
-    scheme = make_scheme()
+    agent = make_scheme().agent
+    recipe = CWorkerSet.create_factory(
+        1, agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory)
     with pytest.raises(DeviceError, match=r"^col_device must be one that torch sees here, \['cpu'\], got 'cuda'"):
-        CWorker(1, algo_factory=scheme.agent.algo_factory, actor_factory=scheme.agent.actor_factory,
-                storage_factory=scheme.agent.storage_factory,
-                train_envs_factory=scheme.agent.train_envs_factory, device="cuda", runtime=GivenNone())
+        CWorker(1, recipe, device="cuda", runtime=GivenNone())

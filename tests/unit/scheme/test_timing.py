@@ -11,6 +11,7 @@ from pytorchrl.agent.synthetic import synthetic_agent
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.runtime import ThreadRuntime
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.timing import PARTS, Stopwatch, add_seconds, with_idle
 
 COSTS = {"start": 0, "message": 0.25, "step": 0.5, "grad": 2.0, "update": 0.25}
@@ -171,9 +172,10 @@ def test_rollouts_bring_what_they_took(make_scheme):
             return float(next(self._ticks))
 
     envs = VecEnv.create_factory(CountingEnv, None, 2)
-    worker = CWorker(1, algo_factory=PPO.create_factory(), actor_factory=OnPolicyActor.create_factory(
-        envs.observation_space, envs.action_space, hidden_sizes=(8,)), storage_factory=GAEBuffer.create_factory(5),
-        train_envs_factory=envs, runtime=Ticking())
+    recipe = CWorkerSet.create_factory(
+        1, PPO.create_factory(), OnPolicyActor.create_factory(
+            envs.observation_space, envs.action_space, hidden_sizes=(8,)), GAEBuffer.create_factory(5), envs)
+    worker = CWorker(1, recipe, runtime=Ticking())
     first = worker.collect()
     # One tick for each step of 5, for the reset, for the values of the rollout, for packing it; the rest is between
     # them.

@@ -8,18 +8,19 @@ import pytest
 
 from pytorchrl import DQN, PERBuffer, QActor, VecEnv
 from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.c_worker import CWorker, Role
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 
 
 @pytest.fixture
 def make():
     """A function that makes workers without environments."""
     envs = VecEnv.create_factory(CountingEnv, None, 2)
-    return lambda index: CWorker(
-        index, algo_factory=DQN.create_factory(lr=1e-3), actor_factory=QActor.create_factory(
+    recipe = CWorkerSet.create_factory(
+        1, DQN.create_factory(lr=1e-3), QActor.create_factory(
             envs.observation_space, envs.action_space, hidden_sizes=(4,)),
-            storage_factory=PERBuffer.create_factory(100, rollout_size=5),
-        train_envs_factory=envs, collects=False)
+        PERBuffer.create_factory(100, rollout_size=5), envs)
+    return lambda index: CWorker(index, recipe, role=Role.SERVER)
 
 
 def test_a_snapshot_is_made_once_as_long_as_nothing_changes(make):

@@ -8,6 +8,7 @@ import pytest
 from pytorchrl import DQN, PERBuffer, QActor, VecEnv
 from pytorchrl.envs.testing import CountingEnv
 from pytorchrl.scheme.collection.c_worker import CWorker
+from pytorchrl.scheme.collection.c_worker_set import CWorkerSet
 from pytorchrl.scheme.replay.r_worker import RWorker
 
 BETA = 0.5
@@ -21,7 +22,8 @@ def make():
         agent = {"algo_factory": DQN.create_factory(), "storage_factory": PERBuffer.create_factory(
             10, rollout_size=5, alpha=1.0, beta=BETA, epsilon=1e-12, **options), "actor_factory": QActor.create_factory(
             envs.observation_space, envs.action_space, hidden_sizes=(4,))}
-        collector, shard = CWorker(1, train_envs_factory=envs, **agent), RWorker(1, **agent)
+        collector = CWorker(1, CWorkerSet.create_factory(1, train_envs_factory=envs, **agent))
+        shard = RWorker(1, **agent)
         shard.add(collector.collect(), 0)
         collector.close()
         state = shard.update_priorities(np.arange(5), np.arange(1.0, 6.0, dtype=np.float32))
