@@ -12,7 +12,7 @@ import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from torch import Tensor
 
 from pytorchrl.agent.data import ActingStep, Batch, Evaluated, ReplayBatch, RolloutData, SequenceBatch
 from pytorchrl.errors import ConfigError, ContractError
+from pytorchrl.untyped import UserPart
+
+B = TypeVar("B")
 
 
 def violation(part: object, method: str, got: str, expected: str) -> ContractError:
@@ -81,7 +84,7 @@ def check_per_sample(part: object, method: str, value: object, like: Tensor) -> 
     _check_tensor(part, method, "", value, like.shape, None, "one number for each sample")
 
 
-def check_target_groups(algorithm: Any, networks: Mapping[str, object]) -> None:
+def check_target_groups(algorithm: UserPart, networks: Mapping[str, object]) -> None:
     """Raise `ContractError` if `target_groups` of a replay algorithm names a group without a network in its actor.
 
     Args:
@@ -94,7 +97,7 @@ def check_target_groups(algorithm: Any, networks: Mapping[str, object]) -> None:
                             f"{sorted(networks)}")
 
 
-def check_losses(algorithm: Any, returned: object, batch: ReplayBatch | SequenceBatch) -> None:
+def check_losses(algorithm: UserPart, returned: object, batch: ReplayBatch | SequenceBatch) -> None:
     """Check the result of a replay algorithm's `losses` for its first batch.
 
     Args:
@@ -158,7 +161,7 @@ def overrides(part: object, base: type, *methods: str) -> bool:
 
 
 @contextmanager
-def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
+def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     """Refuse options that were set but are not read while the `with` block builds the networks of a subclass.
 
     Nothing is refused if the block also builds networks of the library, which read `feature_extractor`, because the
@@ -175,7 +178,7 @@ def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
     kind = type(options)
 
     class Watched(kind):  # type: ignore[misc,valid-type] # the class is known only at run time
-        def __getattribute__(self, name: str) -> Any:
+        def __getattribute__(self, name: str) -> object:
             read.add(name)
             return super().__getattribute__(name)
 
@@ -249,7 +252,7 @@ def check_evaluated(actor: object, evaluated: object, batch: Batch) -> None:
 # Storages
 
 
-def check_first_batch(storage: object, batches: Iterator[Any]) -> Iterator[Any]:
+def check_first_batch(storage: object, batches: Iterator[B]) -> Iterator[B]:
     """Yield the batches of an on-policy storage; raise `ContractError` if the first batch is inconsistent."""
     if not isinstance(batches, Iterable):
         raise violation(storage, "generate_batches()", _described(batches), "an iterator of Batch")

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorchrl.untyped import BatchOfKind, StateDict
+
 OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""
 
@@ -25,8 +27,7 @@ PREVIOUS = "q/previous"
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
-State = dict[str, Any]
-"""A saved state: tensors, arrays, plain values and containers of them, in a layout of the class that saved it."""
+State = StateDict
 
 Parameters = Mapping[str, Any]
 """Name -> current value of an updatable option: a float, or in a compiled loss a tensor ()."""
@@ -391,5 +392,5 @@ class BatchStorage(Protocol):
 
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1,
-    ) -> Iterator[Any]:
+    ) -> Iterator[BatchOfKind]:
         """Return batches of the class that belongs to the storage's kind of data."""

@@ -13,9 +13,13 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of_range
+from pytorchrl.untyped import TypeHint
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _UNION_TYPES = (typing.Union, types.UnionType)
 # Types whose items are checked, apart from tuples and mappings.
@@ -35,7 +39,7 @@ class Declaration:
     name: str
     type: object
     """The evaluated annotation, such as `int | None`."""
-    field: dataclasses.Field[Any] = dataclasses.field(repr=False)
+    field: dataclasses.Field[object] = dataclasses.field(repr=False)
 
     @property
     def is_required(self) -> bool:
@@ -142,7 +146,7 @@ class Declaration:
 
 
 @functools.cache
-def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:
+def declarations_of(options: type[DataclassInstance]) -> Mapping[str, Declaration]:
     """Return the declarations of a dataclass of options, by name, in the order of its fields."""
     hints = typing.get_type_hints(options)
     return types.MappingProxyType({
@@ -172,7 +176,7 @@ def fits(hint: object, value: object) -> bool:
     return isinstance(value, hint) if isinstance(hint, type) else True
 
 
-def _fits_generic(origin: Any, arguments: tuple[object, ...], value: object) -> bool:
+def _fits_generic(origin: TypeHint, arguments: tuple[object, ...], value: object) -> bool:
     if origin is collections.abc.Callable:
         return callable(value)
     if not isinstance(value, origin):

@@ -19,6 +19,7 @@ from torch import nn
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.options import AgentOptions, Factory, Part
 from pytorchrl.errors import ConfigError, SpaceError
+from pytorchrl.untyped import UserPart
 
 
 class AlgorithmDeclarations(Protocol):
@@ -68,7 +69,7 @@ def algorithms_for(*kinds: DataKind) -> str:
 
 
 def check_fit(
-    algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any], num_envs: int | None = None,  # users' classes
+    algorithm: Factory[UserPart], actor: Factory[UserPart], storage: Factory[UserPart], num_envs: int | None = None,
 ) -> None:
     """Refuse an agent whose algorithm cannot learn with its actor or storage, or whose options contradict each other.
 
@@ -180,7 +181,7 @@ def _declared_kind(factory: Factory[object], name: str, what: str) -> DataKind:
     return kind
 
 
-def _data_problem(algorithm: Factory[Any], storage: Factory[Any]) -> ConfigError | None:
+def _data_problem(algorithm: Factory[UserPart], storage: Factory[UserPart]) -> ConfigError | None:
     wanted, given = learned_kind(algorithm), given_kind(storage)
     name = algorithm.cls.__name__
     if wanted is not given:

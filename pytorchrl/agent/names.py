@@ -11,7 +11,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, Here
 from pytorchrl.errors import ConfigError
@@ -138,7 +138,7 @@ def checked_names(function: Callable[P, R]) -> Callable[P, R]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError:
-            owner: Any = args[0] if isinstance(args[0], type) else type(args[0])
+            owner: type[object] = args[0] if isinstance(args[0], type) else type(args[0])
             home = getattr(owner, "home", "")
             known = {parameter.name: (home, parameter.name) for parameter in parameters}
             refuse_unknown(kwargs, {**known, **(options_of(owner) if takes_more else {})},

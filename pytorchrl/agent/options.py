@@ -32,8 +32,8 @@ def option(
     exclusive: bool = False,
     choices: tuple[object, ...] | None = None,
     updatable: bool = False,
-    default_factory: Any = dataclasses.MISSING,
-) -> Any:
+    default_factory: Any = dataclasses.MISSING,  # the type of MISSING is private
+) -> Any:  # the default of a field of any type
     """Declare one field of an `Options` class.
 
     Args:
@@ -132,7 +132,7 @@ class Factory(Generic[T_co]):
     """
 
     cls: type[T_co]
-    options: Any
+    options: Any  # of the class `cls.Options`
 
     def __call__(self, **context: object) -> T_co:
         """Build the part, with the keyword arguments `context` from the worker."""
@@ -153,7 +153,7 @@ def check_is_whole(cls: type) -> None:
                             f"{base.__name__} declares abstract")
 
 
-def build_options(owner: type, options: Mapping[str, object]) -> Any:
+def build_options(owner: type, options: Mapping[str, object]) -> Any:  # of the class `owner.Options`
     """Return `owner.Options(**options)`.
 
     Raises:
@@ -205,9 +205,9 @@ class AgentOptions:
     known in one of these checks is None, and is then ignored.
     """
 
-    algorithm: Any = None
-    actor: Any = None
-    storage: Any = None
+    algorithm: Any = None  # options of the class of the algorithm
+    actor: Any = None  # options of the class of the actor
+    storage: Any = None  # options of the class of the storage
     has_memory: bool | None = None
     """Whether the actor has memory between observations."""
     num_envs: int | None = None

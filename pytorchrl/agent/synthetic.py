@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -139,7 +139,7 @@ class SyntheticAlgorithm(Algorithm):
         """Return the number of updates."""
         return self.acting_state()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Load a number of updates."""
         self.load_acting_state(state)
 
@@ -297,8 +297,9 @@ class SyntheticReplay(SyntheticStorage):
         learning_starts: int = option(0, help="Steps that must be inserted before the first draw.", low=0)
         gives: ClassVar[DataKind] = DataKind.TRANSITIONS
 
-    def __init__(self, options: Options, **context: Any) -> None:
-        super().__init__(options, **context)
+    def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
+                 seed: int) -> None:
+        super().__init__(options, device=device, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed)
         self.told: list[tuple[np.ndarray, np.ndarray]] = []
 
     def state_dict(self) -> State:

@@ -14,8 +14,8 @@ from pytorchrl.errors import ConfigError, WeightsError
 class Updatable:
     """A part of an agent with options that may change during training, which are declared `updatable`."""
 
-    options: Any
-    """Checked options, an instance of the class's own `Options`."""
+    options: Any  # an instance of the class's own `Options`
+    """Checked options."""
     schedules: Mapping[str, Schedule] = MappingProxyType({})
     """Name -> schedule, for each parameter that changes with env steps."""
     parameters: Mapping[str, float] = MappingProxyType({})
