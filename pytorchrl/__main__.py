@@ -1,4 +1,4 @@
-"""Run the command `pytorchrl` as `python -m pytorchrl`."""
+"""`python -m pytorchrl` is the command `pytorchrl`."""
 
 from __future__ import annotations
 

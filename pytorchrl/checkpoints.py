@@ -1,9 +1,8 @@
-"""Write and read the checkpoints of a run, which are files in `checkpoints/` of its directory.
+"""Write and read the checkpoints of a run: files in `checkpoints/` of its directory, each complete or absent.
 
 step-000000123456.pt    a dictionary of plain values and tensors, named by env steps
 
-A file is written completely or not at all. Reading a file executes no code from it, and detects damage by the checksums
-of its parts.
+Reading a file executes nothing in it, and detects damage by the checksums of its parts.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 
 from pytorchrl.errors import CheckpointError
 from pytorchrl.run_directory import put_in_place
 from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import StateDict
 
-# Number of checkpoints to keep: one more than needed, because the newest may be damaged.
+# One more than needed, because the newest may be damaged.
 _KEPT = 2
 _NAME = re.compile(r"step-(\d{12,})\.pt")
 
@@ -30,7 +28,7 @@ logger = get_logger(__name__)
 
 
 def write(directory: Path, env_steps: int, checkpoint: Mapping[str, object]) -> int:
-    """Write a checkpoint to a temporary file, rename it atomically, and remove all but the newest two checkpoints.
+    """Write a checkpoint to a temporary file, move it to its place atomically, and remove all but the newest two.
 
     Only one process at a time may write; incomplete files of killed processes are removed.
 
@@ -64,7 +62,7 @@ def write(directory: Path, env_steps: int, checkpoint: Mapping[str, object]) -> 
 def _save(checkpoint: Mapping[str, object], file: IO[bytes]) -> None:
     try:
         torch.save(dict(checkpoint), file)
-    except RuntimeError as error:  # torch raises it for a full disk
+    except RuntimeError as error:  # what torch raises for a full disk
         raise OSError(str(error)) from error
 
 
@@ -74,7 +72,7 @@ def paths(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
 
 
-def read(path: Path) -> StateDict:
+def read(path: Path) -> dict[str, Any]:
     """Read a checkpoint.
 
     Raises:
@@ -95,7 +93,7 @@ def read(path: Path) -> StateDict:
     return checkpoint
 
 
-def newest(directory: Path) -> StateDict | None:
+def newest(directory: Path) -> dict[str, Any] | None:
     """Return the newest readable checkpoint, or None if there are no checkpoints.
 
     Unreadable newer checkpoints are renamed to `.damaged`, with a warning.

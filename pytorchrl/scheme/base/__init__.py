@@ -1,1 +1,1 @@
-"""Code that all levels of the worker tree share."""
+"""Parts that all levels of the worker tree share."""

@@ -1,4 +1,4 @@
-"""Pause a thread from another thread."""
+"""Pause a thread from outside."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from pytorchrl.runtime import Runtime
 
-# Interval in seconds at which a waiting thread checks its conditions; an event wakes the thread immediately.
+# A waiting thread checks its conditions this often; a message wakes it at once.
 _POLL_INTERVAL_S = 0.1
 
 
 class PausePoint:
-    """A point in a thread's loop at which the thread pauses on request, until it is resumed.
+    """A point in a thread's loop at which the thread pauses on request, until it may resume.
 
     Args:
-        runtime: Provides the clock and the events.
+        runtime: Owner of the clock and of events.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -24,7 +24,7 @@ class PausePoint:
         self._paused, self._resumed = runtime.make_event(), runtime.make_event()
 
     def pause_if_requested(self, is_over: Callable[[], bool]) -> None:
-        """Pause the calling thread if a pause was requested; return when it is resumed or `is_over()` is true."""
+        """Pause the calling thread if that was requested; return once it may resume, or `is_over()` is true."""
         while True:
             with self._lock:
                 self._is_paused = self._is_requested and not is_over()
@@ -35,10 +35,7 @@ class PausePoint:
             self._resumed.clear()
 
     def request(self, is_alive: Callable[[], bool], timeout_s: float) -> bool:
-        """Request a pause; return whether the thread paused or ended within `timeout_s` seconds.
-
-        The request stays in effect until `resume`.
-        """
+        """Request a pause; return whether the thread pauses, or has ended, within `timeout_s`. The request stays."""
         deadline = self._runtime.now() + timeout_s
         while True:
             with self._lock:
@@ -53,7 +50,7 @@ class PausePoint:
             self._paused.clear()
 
     def resume(self) -> None:
-        """Withdraw the request, and resume the thread if it is paused."""
+        """Withdraw the request, and let a paused thread go on."""
         with self._lock:
             self._is_requested = self._is_paused = False
         self._resumed.set()
