@@ -1,5 +1,4 @@
-"""Replay of whole rollouts, and the versions of what a shard holds, each beside a plain list of everything that
-came."""
+"""Replay of whole rollouts, compared with a plain list of all rollouts."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.multi.data import MultiRollout
 from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.replay.rollouts import RolloutReplay
-from pytorchrl.scheme.replay.versions import Versions
 
 
 def rollout(number, num_steps=5, num_envs=2, num_invalid=0):
@@ -136,24 +134,3 @@ def test_it_goes_on_from_its_state(make, several):
     assert {len({float(part.reward[0, 0]), -float(part.other["logp"][0, 0])}) for part in parts} == {1}
     with pytest.raises(ConfigError, match="replay of size 30 cannot load a state of 40 env steps"):
         make(30).load_state_dict(storage.state_dict())
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_versions_are_those_of_the_rollout_that_fills_a_row(seed):
-    """Compared with a list that has an entry for every row."""
-    rng, size = np.random.default_rng(seed), int(np.random.default_rng(seed).integers(20, 400))
-    versions, rows = Versions(), []
-    for number in range(150):
-        count = int(rng.integers(1, 20))
-        versions.add(len(rows), number, 3 * number)
-        rows += [(number, 3 * number)] * count
-        first = max(0, len(rows) - size)
-        versions.forget(first)
-        asked = rng.integers(first, len(rows), 30)
-        np.testing.assert_array_equal(versions.of(asked), [rows[row] for row in asked])
-        if number == 100:
-            versions, before = Versions(), versions
-            versions.load_state_dict(before.state_dict())
-    assert versions._blocks.shape[1] <= 4 * max(16, size)
-    with pytest.raises(AssertionError, match="never added, or its versions were discarded"):
-        versions.of(np.array([0]))

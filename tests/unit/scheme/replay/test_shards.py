@@ -223,12 +223,6 @@ def test_random_routing_follows_the_seed(make):
                for shard in range(3))  # of 280 and more, 93 on average with a deviation of 8
 
 
-def test_random_routing_leaves_out_shards_without_room():
-    router = Router("random", 4, 0, load=None)
-    assert {router.choose(1, [1, 3], [0, 1, 2, 3]) for _ in range(50)} == {1, 3}
-    assert router.choose(1, [], [0, 1, 2, 3]) is None
-
-
 @pytest.mark.parametrize(("routing", "is_even"), [("least_loaded", True), ("round_robin", False)])
 def test_the_least_loaded_shard_is_chosen(make, routing, is_even):
     """One shard comes back empty, and is filled first."""

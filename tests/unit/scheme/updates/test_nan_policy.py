@@ -333,29 +333,6 @@ def test_that_a_batch_cannot_be_kept_is_said_and_ends_nothing(make_bad, tmp_path
     assert "a bad batch of GWorker 0 could not be kept: [Errno" in caplog.text
 
 
-def test_half_a_file_is_removed(tmp_path, monkeypatch):
-    keeper = BadBatches(str(tmp_path), 1, None)
-
-    class Full:
-        def __init__(self, file):
-            self._file = file
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            self._file.close()
-
-        def write(self, content):
-            self._file.write(content[:3])
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("builtins.open", lambda *args, _open=open, **options: Full(_open(*args, **options)))
-    with pytest.raises(OSError, match="No space left"):
-        keeper._write("gworker1_version0", memoryview(b"content"))
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_command_line_has_the_option(capsys, tmp_path):
     assert main(["train", "ppo", "--help-all"]) == 0
     assert "--keep-bad-batches TEXT|none" in capsys.readouterr().out.replace("none|TEXT", "TEXT|none")

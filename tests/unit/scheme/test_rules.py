@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import warnings
 
-import gymnasium as gym
 import pytest
 
 from pytorchrl import A2C, ASYNC, PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 from pytorchrl.envs.testing import CountingEnv
-from pytorchrl.errors import ConfigError, DeviceError, FactoryError, FactorySerializationError, SpaceError
+from pytorchrl.errors import ConfigError, DeviceError
 
 PARALLEL = {"num_col_workers": 2, "num_grad_workers": 2}
 COUNTS = ("num_col_workers", "num_grad_workers", "col_in_flight", "queue_size", "broadcast_interval", "num_threads",
@@ -77,7 +76,7 @@ ROWS = [
     *(({"keep_bad_batches": value}, ConfigError, f"keep_bad_batches must be a string, a path or None, got {value!r}")
       for value in (3, True, b"x")),
     ({"keep_bad_batches": ""}, ConfigError, "keep_bad_batches must be a directory or None, got ''"),
-    ({"keep_bad_batches": __file__}, ConfigError, "keep_bad_batches must be a directory.*test_checks.py"),
+    ({"keep_bad_batches": __file__}, ConfigError, "keep_bad_batches must be a directory.*test_rules.py"),
     ({"keep_bad_batches": f"{__file__}/below"}, ConfigError,
      "keep_bad_batches.*cannot be a directory: .*Not a directory"),
     ({"keep_bad_batches": "a\0b"}, ConfigError, "keep_bad_batches.*cannot be a directory: .*null byte"),
@@ -280,127 +279,6 @@ def test_bfloat16_on_a_processor_that_lacks_it_warns(parts, monkeypatch, capabil
         warnings.simplefilter("always")
         Scheme(PPO.create_factory(mixed_precision=True), *parts[1:])
     assert [str(each.message).split()[0] for each in seen] == ["mixed_precision=True"] * warned
-
-
-# Parts of the agent
-
-
-@pytest.mark.parametrize("index", range(4))
-@pytest.mark.parametrize("wrong", [None, 3, lambda **context: None, PPO], ids=["none", "number", "lambda", "class"])
-def test_what_is_no_factory(parts, index, wrong):
-    given = list(parts)
-    given[index] = wrong
-    name = ("algo_factory", "actor_factory", "storage_factory", "train_envs_factory")[index]
-    with pytest.raises(FactoryError, match=rf"{name} must be a factory such as \w+\.create_factory\("):
-        Scheme(*given)
-
-
-def test_parts_in_the_wrong_order(parts):
-    algo, actor, storage, envs = parts
-    with pytest.raises(ConfigError):
-        Scheme(actor, algo, storage, envs)
-
-
-def test_spaces_of_training_and_test_environments(parts):
-    other = VecEnv.create_factory("CartPole-v1")
-    with pytest.raises(SpaceError, match=r"observation_space differs.*training.*test"):
-        Scheme(*parts, other)
-    fewer = VecEnv.create_factory(CountingEnv, {"num_actions": 3})
-    with pytest.raises(SpaceError, match="action_space differs"):
-        Scheme(*parts, fewer)
-
-
-def test_actor_for_other_environments(parts):
-    """Found before the first rollout, not in a matrix product."""
-    other = VecEnv.create_factory("Acrobot-v1")
-    actor = OnPolicyActor.create_factory(other.observation_space, other.action_space)
-    with pytest.raises(SpaceError, match=r"actor_factory.*train_envs_factory"):
-        Scheme(parts[0], actor, parts[2], parts[3])
-
-
-def test_more_mini_batches_than_samples(parts):
-    _, actor, storage, envs = parts
-    with pytest.raises(ConfigError, match=r"batch 32 = 2 .*x 2 .*x 8 .*num_mini_batch 33"):
-        Scheme(PPO.create_factory(num_mini_batch=33), actor, storage, envs, num_col_workers=2)
-    Scheme(PPO.create_factory(num_mini_batch=32), actor, storage, envs, num_col_workers=2)
-    Scheme(PPO.create_factory(num_mini_batch=33), actor, storage, envs, num_col_workers=2, train_batch_size=33)
-
-
-@pytest.mark.parametrize("options", [{"lr": NAN}, {"gamma": -0.1}, {"gamma": 1.1}, {"lr": "fast"}, {"clip_param": 0.0},
-                                     {"num_mini_batch": 0}, {"num_epochs": 0}, {"lrr": 1.0}], ids=str)
-def test_wrong_option_of_the_algorithm(options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        PPO.create_factory(**options)
-
-
-@pytest.mark.parametrize("options", [{"size": 0}, {"size": 8, "gae_lambda": 1.5}, {"size": "8"}], ids=str)
-def test_wrong_option_of_the_storage(options):
-    with pytest.raises(ConfigError, match=list(options)[-1]):
-        GAEBuffer.create_factory(**options)
-
-
-def test_memory_with_too_few_sequences(parts):
-    _, _, storage, envs = parts
-    actor = OnPolicyActor.create_factory(envs.observation_space, envs.action_space, recurrent_net="gru")
-    with pytest.raises(ConfigError, match=r"2 sequences.*num_mini_batch=4"):
-        Scheme(PPO.create_factory(num_mini_batch=4), actor, storage, envs)
-
-
-# Sending factories to other processes
-
-
-def _env_with(thing):
-    def make():
-        assert thing is not None
-        return CountingEnv()
-    return make
-
-
-@pytest.mark.parametrize("settings", [{"num_col_workers": 2}, {"num_grad_workers": 2}], ids=str)
-def test_a_factory_holding_a_lock_cannot_be_sent(parts, settings):
-    algo, actor, storage, _ = parts
-    envs = VecEnv.create_factory(_env_with(threading.Lock()), vec_env_size=2)
-    with pytest.raises(FactorySerializationError, match=r"train_envs_factory cannot be sent.*env_fn.*lock"):
-        Scheme(algo, actor, storage, envs, **settings)
-
-
-def test_a_factory_holding_an_open_file_cannot_be_sent(parts, tmp_path):
-    algo, actor, storage, envs = parts
-    with (tmp_path / "file").open("w") as file:
-        tests = VecEnv.create_factory(_env_with(file), vec_env_size=2)
-        with pytest.raises(FactorySerializationError, match="test_envs_factory cannot be sent"):
-            Scheme(algo, actor, storage, envs, tests, num_col_workers=2)
-
-
-def test_a_factory_that_stays_here_may_hold_anything(parts):
-    algo, actor, storage, _ = parts
-    envs = VecEnv.create_factory(_env_with(threading.Lock()), vec_env_size=2)
-    Scheme(algo, actor, storage, envs)
-    Scheme(algo, actor, storage, envs, num_col_workers=2, runtime="threads")
-
-
-def test_a_large_factory_warns_with_its_size(parts):
-    algo, actor, storage, _ = parts
-    envs = VecEnv.create_factory(_env_with(bytearray(11 * 2**20)), vec_env_size=2)
-    with pytest.warns(UserWarning, match="train_envs_factory is 11 MB"):
-        Scheme(algo, actor, storage, envs, num_col_workers=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Scheme(algo, actor, storage, envs)  # not sent
-
-
-# Environments
-
-
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: VecEnv.create_factory("CartPole-v7"), "CartPole-v1"),
-    (lambda: VecEnv.create_factory("CartPoel-v1"), "CartPole"),
-    (lambda: VecEnv.create_factory(gym.make("CartPole-v1")), "env_fn"),
-    (lambda: VecEnv.create_factory(CountingEnv, vec_env_size=0), "vec_env_size"),
-], ids=["version", "typo", "instance", "none"])
-def test_wrong_environment(make, message):
-    with pytest.raises(ConfigError, match=message):
-        make()
 
 
 def test_asynchronous_settings_have_an_effect_with_a_single_asynchronous_collector(parts):

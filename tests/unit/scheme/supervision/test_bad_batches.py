@@ -1,0 +1,96 @@
+"""Batches whose gradient is not finite: the message, and the file of a worker."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pytorchrl.agent.data import Batch
+from pytorchrl.errors import ConfigError
+from pytorchrl.scheme.supervision.bad_batches import BadBatches, check_directory
+
+GOOD, BAD = torch.tensor([3.0, 4.0]), torch.tensor([3.0, float("nan")])
+ALGORITHM = SimpleNamespace(acting_state=lambda: {"all": torch.arange(3.0)})
+
+
+def make_batch():
+    rewards = torch.arange(100.0)
+    return Batch(obs={"obs": rewards[:4]}, done=None, rhs={}, mask=None, action=rewards[:4], valid=None,
+                 logp=rewards[:4], value=rewards[:4], ret=rewards[4:8], advantage=rewards[:4])
+
+
+@pytest.mark.parametrize("gradients", [[GOOD], [GOOD, None], [None], []])
+def test_finite_gradients_have_no_fault(tmp_path, gradients):
+    assert BadBatches(str(tmp_path / "bad"), 1, ALGORITHM).find_fault(make_batch(), gradients, {}, 0) == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_message_names_worker_version_losses_and_norm():
+    info = {"loss": 0.5, "loss/hunter": float("inf"), "entropy": 2.0}
+    fault = BadBatches(None, 3, ALGORITHM).find_fault(make_batch(), [GOOD, BAD], info, 7)
+    assert fault == ("GWorker 3 at version 7: loss 0.5, loss/hunter inf, norm of its gradient nan, batch not kept "
+                     "(keep_bad_batches names no directory)")
+
+
+def test_five_batches_are_kept_under_names_of_their_own(tmp_path):
+    batches = BadBatches(str(tmp_path), 2, ALGORITHM)
+    faults = [batches.find_fault(make_batch(), [BAD], {"loss": 1.0}, version) for version in (4, 4, 4, 5, 6, 7, 8)]
+    names = {"gworker2_version4.pt", "gworker2_version4_2.pt", "gworker2_version4_3.pt", "gworker2_version5.pt",
+             "gworker2_version6.pt"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert [f"kept in {tmp_path}" in fault for fault in faults] == [True] * 5 + [False] * 2
+    assert faults[-1].endswith(f"not kept: {tmp_path} has 5 of this worker")
+
+
+def test_a_file_has_the_numbers_of_the_batch_and_no_more(tmp_path):
+    BadBatches(str(tmp_path), 0, ALGORITHM).find_fault(make_batch(), [BAD], {"loss": 1.0}, 3)
+    file = torch.load(tmp_path / "gworker0_version3.pt", weights_only=True)
+    assert (file["worker"], file["version"], file["info"]) == (0, 3, {"loss": 1.0})
+    assert file["acting_state"]["all"].tolist() == [0.0, 1.0, 2.0]
+    batch = Batch(**file["batch"])
+    assert batch.ret.tolist() == [4.0, 5.0, 6.0, 7.0]
+    assert batch.ret.untyped_storage().nbytes() == 4 * 4  # not the 100 numbers that it was a view of
+
+
+def test_a_directory_is_one_that_exists_or_can_be_created(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert check_directory("folder", tmp_path) == str(tmp_path)
+    assert check_directory("folder", "a/b/c") == str(tmp_path / "a" / "b" / "c")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("wrong", "text"), [
+    ("", "folder must be a directory or None"), (None, "got None"), (3, "got 3"), (b"bytes", "got b'bytes'"),
+    ("file", "folder must be a directory, got"), ("file/below", "folder .* cannot be a directory"),
+    ("zero\0byte", "folder .* cannot be a directory"), ("x" * 300, "folder .* cannot be a directory")],
+    ids=["empty", "none", "number", "bytes", "file", "below a file", "zero byte", "long"])
+def test_what_cannot_be_a_directory_is_refused(tmp_path, monkeypatch, wrong, text):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=text):
+        check_directory("folder", wrong)
+
+
+def test_half_a_file_is_removed(tmp_path, monkeypatch):
+    keeper = BadBatches(str(tmp_path), 1, None)
+
+    class Full:
+        def __init__(self, file):
+            self._file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self._file.close()
+
+        def write(self, content):
+            self._file.write(content[:3])
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("builtins.open", lambda *args, _open=open, **options: Full(_open(*args, **options)))
+    with pytest.raises(OSError, match="No space left"):
+        keeper._write("gworker1_version0", memoryview(b"content"))
+    assert not list(tmp_path.iterdir())
