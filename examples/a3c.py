@@ -1,7 +1,8 @@
-"""A3C: gradient workers that each collect, compute a gradient, and get new weights when it has been applied.
+"""Train CartPole with A3C: each gradient worker collects, computes a gradient, and gets new weights after its update.
 
-No gradient worker waits for another, so a gradient is applied to parameters that may have moved since it was computed:
-its gradient lag, about the number of the other workers. `--max-grad-lag` weakens gradients that are further behind.
+Gradient workers do not wait for each other, so parameters may change between the computation of a gradient and its
+application. The number of updates in between is the gradient lag, about the number of other workers. `--max-grad-lag`
+scales down gradients with a larger lag.
 
     python examples/a3c.py --num-grad-workers 4 --max-grad-lag 4
 """
@@ -39,12 +40,12 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A2C with asynchronous gradient workers, which is A3C.")
-    parser.add_argument("--num-grad-workers", type=int, default=2, help="Ray workers that compute gradients, 2 or more")
+    parser.add_argument("--num-grad-workers", type=int, default=2, help="gradient workers on Ray, 2 or more")
     parser.add_argument("--max-grad-lag", type=int, default=None,
-                        help="updates behind from which on a gradient counts less")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+                        help="gradient lag, in updates, above which gradients are scaled down")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

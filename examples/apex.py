@@ -1,7 +1,7 @@
-"""Ape-X: many collectors fill prioritised replay, one learner draws from it, and neither waits for the other.
+"""Train CartPole with Ape-X: collectors fill a prioritised replay, one learner samples from it, and neither waits.
 
-Each collector explores with a probability of its own. `--max-replay-ratio` says how often a step is learned from at
-most; without it a learner that is faster than collection would repeat what little there is.
+Each collector explores with its own probability. `--max-replay-ratio` limits how often each step is used; without the
+limit, a learner that is faster than the collectors would repeat the same few steps.
 
     python examples/apex.py --num-col-workers 4 --num-replay-workers 2
 """
@@ -22,7 +22,7 @@ def main() -> None:
         train_envs.observation_space, train_envs.action_space, hidden_sizes=(120, 84), dueling=True)
     algorithm = DQN.create_factory(
         lr=1e-3, start_steps=1_000, mini_batch_size=64, polyak=0.99, target_update_interval=1, epsilon_per_worker=True)
-    # The largest importance weight is that of all shards, so that their batches go together.
+    # Importance weights are divided by their maximum over all shards, so that batches of different shards can be mixed.
     storage = PERBuffer.create_factory(50_000, rollout_size=16, n_step=3, weight_norm="buffer")
 
     scheme = Scheme.apex(
@@ -32,7 +32,7 @@ def main() -> None:
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 60_000, log_dir=args.log_dir) as learner:
         learner.train()
-        metrics = learner.get_metrics()  # now: the learner's thread goes on until the end of this block
+        metrics = learner.get_metrics()  # now, because the learner thread runs until the end of this block
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 
     ledger = metrics["ledger"]
@@ -46,13 +46,13 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Ape-X: replay shards between asynchronous collectors and one "
                                                  "learner.")
     parser.add_argument("--num-col-workers", type=int, default=2,
-                        help="workers that collect: 1 is a thread of this process, 2 or more are Ray workers")
+                        help="collection workers: 1 is a thread of this process, 2 or more are Ray workers")
     parser.add_argument("--num-replay-workers", type=int, default=1,
-                        help="shards of replay: 1 is a thread of this process, 2 or more are Ray workers")
-    parser.add_argument("--max-replay-ratio", type=float, default=16.0, help="steps learned from for one collected")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+                        help="replay shards: 1 is a thread of this process, 2 or more are Ray workers")
+    parser.add_argument("--max-replay-ratio", type=float, default=16.0, help="largest number of uses per step")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

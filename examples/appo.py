@@ -1,7 +1,7 @@
-"""APPO: as IMPALA, with PPO's clipped loss, so that each batch can be used for several updates.
+"""Train CartPole with APPO: IMPALA with PPO's clipped loss, so that each batch can be used for several updates.
 
-`--slow-policy` makes it IMPACT: the ratio is clipped around a copy of the policy that is renewed now and then, which
-bears older data.
+`--slow-policy` turns it into IMPACT: the ratio is clipped around a copy of the policy that is updated periodically,
+which allows older data.
 
     python examples/appo.py --num-col-workers 4
 """
@@ -24,14 +24,15 @@ def main() -> None:
         target_network=args.slow_policy)
     storage = VTraceBuffer.create_factory(size=64, vtrace_lambda=0.9)
 
-    # Each batch makes `num_epochs` x 4 updates, and each of them makes all data that wait older: few may.
+    # Each batch is used for `num_epochs` x 4 updates, and each update increases the policy lag of waiting data, so the
+    # queue is short.
     scheme = Scheme.appo(
         algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers, train_batch_size=512,
         queue_size=1, col_in_flight=1, seed=args.seed)
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 150_000, log_dir=args.log_dir) as learner:
         learner.train()
-        metrics = learner.get_metrics()  # now: the learner's thread goes on until the end of this block
+        metrics = learner.get_metrics()  # now, because the learner thread runs until the end of this block
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 
     lag = metrics["policy_lag"]
@@ -43,12 +44,13 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="APPO: asynchronous collectors, one learner, PPO's clipped loss.")
     parser.add_argument("--num-col-workers", type=int, default=2,
-                        help="workers that collect: 1 is a thread of this process, 2 or more are Ray workers")
+                        help="collection workers: 1 is a thread of this process, 2 or more are Ray workers")
     parser.add_argument("--num-epochs", type=int, default=4, help="passes over each batch")
-    parser.add_argument("--slow-policy", action="store_true", help="clip around a copy of the policy (IMPACT)")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+    parser.add_argument("--slow-policy", action="store_true",
+                        help="clip around a slowly updated copy of the policy (IMPACT)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""PPO with collection workers that never wait: neither for the learner nor for one another.
+"""Train PPO with collection workers that wait neither for the learner nor for each other.
 
-Rollouts are then some updates old when they are used: their policy lag. Two settings keep it low, a short queue and
-one request at a time. The ledger says at the end where every collected step went.
+Rollouts are therefore some updates old when they are used; this age is their policy lag. Two settings keep the lag low:
+a short queue and one request at a time. At the end, the ledger shows how many of the collected steps were used.
 
     python examples/async_collection.py --num-col-workers 4
 """
@@ -19,7 +19,8 @@ def main() -> None:
     train_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
     test_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=5)
     actor = OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space)
-    # Fewer passes over each rollout than in step: each update makes the data that waits older.
+    # Fewer epochs are used than with synchronous collection, because each update increases the policy lag of waiting
+    # rollouts.
     algorithm = PPO.create_factory(
         lr=linear(1e-3, 1e-4), gamma=0.98, num_epochs=4, num_mini_batch=4, entropy_coef=0.0)
     storage = GAEBuffer.create_factory(size=128, gae_lambda=0.9)
@@ -37,17 +38,17 @@ def main() -> None:
     print(f"{learner.env_steps:,} env steps in {learner.seconds:.1f} s, {learner.updates:,} updates")
     print(f"policy lag in updates: mean {lag['mean']:.1f}, median {lag['p50']}, largest {lag['max']}")
     print(f"of {ledger['collected']:,} steps collected, {ledger['consumed_unique']:,} were used, and "
-          f"{ledger['dropped']['shutdown']:,} were on their way when it stopped")
+          f"{ledger['dropped']['shutdown']:,} were in flight when it stopped")
     print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PPO with asynchronous collection workers.")
     parser.add_argument("--num-col-workers", type=int, default=2,
-                        help="workers that collect: 1 is a thread of this process, 2 or more are Ray workers")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+                        help="collection workers: 1 is a thread of this process, 2 or more are Ray workers")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

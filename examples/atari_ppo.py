@@ -1,6 +1,6 @@
-"""PPO on an Atari game from pictures, with a network of our own that is small enough for a CPU.
+"""Train PPO on the images of an Atari game, with a custom network that is small enough for a CPU.
 
-Needs the extra `atari`: `pip install -e '.[atari]'` in the source folder.
+This example needs the extra `atari`: `pip install -e '.[atari]'` in the source folder.
 
     python examples/atari_ppo.py --log-dir runs/pong
     python examples/atari_ppo.py --game ALE/Breakout-v5
@@ -20,7 +20,7 @@ from pytorchrl.envs import atari_factory
 
 
 class SmallCNN(nn.Module):
-    """Two convolutions and one linear layer: an actor calls it with the space, and reads `out_features`."""
+    """Two convolutions and one linear layer. The actor builds it with the space, and reads `out_features`."""
 
     out_features = 256
 
@@ -36,8 +36,9 @@ class SmallCNN(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """(B, 4, 84, 84) uint8 -> (B, 256)."""
-        # Channels last is the faster layout on a CPU, and dividing the weight by 255 is cheaper than every pixel.
+        """Map images of shape (B, 4, 84, 84) and type uint8 to features of shape (B, 256)."""
+        # The channels-last layout is faster on a CPU, and dividing the weights by 255 is cheaper than dividing all
+        # pixels.
         x = pictures.contiguous(memory_format=torch.channels_last).float()
         x = torch.relu_(F.conv2d(x, self.conv1.weight / 255, self.conv1.bias, self.conv1.stride))
         x = torch.relu_(self.conv2(x))
@@ -49,7 +50,8 @@ def main() -> None:
     num_envs, num_steps = (4, 16) if args.smoke else (16, 64)
     target_steps = 256 if args.smoke else args.target_steps
 
-    # Preprocessing is the usual one. Learners see the sign of rewards and an end at each lost life, tests see neither.
+    # These are the usual wrappers. In training, rewards are clipped to their sign and an episode ends with each lost
+    # life; evaluations use raw rewards and whole games.
     train_envs = atari_factory(args.game, num_envs)
     test_envs = atari_factory(args.game, 2 if args.smoke else 5)
     actor = OnPolicyActor.create_factory(
@@ -58,17 +60,18 @@ def main() -> None:
         lr=linear(5e-4, 2e-5), clip_param=0.1, entropy_coef=0.01, num_epochs=3, num_mini_batch=4)
     storage = GAEBuffer.create_factory(size=num_steps)
 
-    # One thread plays while another learns from the rollout before: two cores are used, at a policy lag of one or two.
+    # One thread collects while another learns from the previous rollout. This uses two cores, at a policy lag of one or
+    # two updates.
     scheme = Scheme(
         algorithm, actor, storage, train_envs, test_envs,
         col_communication="asynchronous", queue_size=1, col_in_flight=1, seed=args.seed)
 
-    # Evaluations run beside training on a worker of their own.
+    # Evaluations run on a separate worker while training continues.
     with Learner(
         scheme, target_steps, args.log_dir, eval_every=None if args.smoke else 500_000, eval_episodes=5,
     ) as learner:
         learner.train()
-        if not args.smoke:  # whole games take thousands of steps
+        if not args.smoke:  # a game takes thousands of steps
             evaluation = learner.evaluate(num_episodes=30)
             print(f"mean score of {len(evaluation.returns)} games: {evaluation.return_mean:.1f}")
 
@@ -79,9 +82,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PPO on an Atari game.")
     parser.add_argument("--game", default="ALE/Pong-v5", help="gymnasium id of the game")
     parser.add_argument("--target-steps", type=int, default=4_000_000, help="env steps, each of four frames")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

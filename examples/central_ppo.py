@@ -1,4 +1,4 @@
-"""PPO in one process: the four parts of an agent, a scheme without options, and a learner.
+"""Train PPO in one process, with the four parts of an agent, a scheme without options, and a learner.
 
     python examples/central_ppo.py
     python examples/central_ppo.py --env Acrobot-v1 --log-dir runs/acrobot
@@ -14,18 +14,18 @@ from pytorchrl import PPO, GAEBuffer, Learner, OnPolicyActor, Scheme, VecEnv, li
 def main() -> None:
     args = parse_args()
 
-    # Environments: 8 stepped together for training, 5 others for evaluation.
+    # Environments: a vector of 8 for training, and a vector of 5 for evaluation.
     train_envs = VecEnv.create_factory(args.env, vec_env_size=8)
     test_envs = VecEnv.create_factory(args.env, vec_env_size=5)
 
-    # The agent. Each part is a factory: a recipe that is checked here and that workers follow later.
+    # The agent. Each part is given as a factory, whose options are checked here; workers build the part later.
     actor = OnPolicyActor.create_factory(
         train_envs.observation_space, train_envs.action_space, hidden_sizes=(64, 64))
     algorithm = PPO.create_factory(
         lr=linear(1e-3, 0.0), gamma=0.98, num_epochs=10, num_mini_batch=4, clip_param=0.2, entropy_coef=0.0)
     storage = GAEBuffer.create_factory(size=128, gae_lambda=0.9)
 
-    # Where it runs: without further options, everything in this process and in turns.
+    # The scheme decides where each operation runs. By default, collection and learning take turns in this process.
     scheme = Scheme(algorithm, actor, storage, train_envs, test_envs, seed=args.seed)
 
     with Learner(scheme, target_steps=2_000 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
@@ -39,9 +39,9 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PPO in one process.")
     parser.add_argument("--env", default="CartPole-v1", help="gymnasium id of an environment with vector observations")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

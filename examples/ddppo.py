@@ -1,8 +1,8 @@
-"""DD-PPO: gradient workers that average gradients among themselves and all make the same update; nobody is in the
-middle.
+"""Train CartPole with DD-PPO: gradient workers average their gradients and apply the same update, without a server.
 
-Each collects by itself, or has collection workers of its own. Once `--fraction` of those that collect have finished
-their rollout the others are told to stop, and what they have is used: a slow environment holds nobody up.
+Each gradient worker collects by itself, or has its own collection workers. Once `--fraction` of all collectors have
+finished their rollouts, the others stop early, and their partial rollouts are used. A slow environment therefore does
+not delay the other workers.
 
     python examples/ddppo.py --num-grad-workers 4
 """
@@ -39,14 +39,14 @@ def main() -> None:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PPO with decentralised gradient workers (DD-PPO).")
-    parser.add_argument("--num-grad-workers", type=int, default=2, help="Ray workers that learn, 2 or more")
+    parser.add_argument("--num-grad-workers", type=int, default=2, help="gradient workers on Ray, 2 or more")
     parser.add_argument("--num-col-workers", type=int, default=1,
-                        help="Ray workers that collect for each; 1: it collects by itself")
+                        help="collection workers of each gradient worker; 1: it collects by itself")
     parser.add_argument("--fraction", type=float, default=0.5,
-                        help="share of those that collect which finish every rollout")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+                        help="share of the collectors that must finish before the others stop")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""IMPALA: collectors that never wait, and one learner whose targets are corrected for how old its data are.
+"""Train CartPole with IMPALA: collectors never wait, and the learner corrects its targets for the age of its data.
 
-A rollout was made by a policy that is some updates behind the learner's: its policy lag. V-trace weights what such data
-say about the present policy. A shorter queue, or `--max-policy-lag`, bounds the lag itself.
+The policy that made a rollout is some updates older than the learner's policy; this number is the policy lag. V-trace
+corrects targets for the difference between the two policies. A shorter queue or `--max-policy-lag` limits the lag.
 
     python examples/impala.py --num-col-workers 4
 """
@@ -22,14 +22,14 @@ def main() -> None:
     algorithm = IMPALA.create_factory(lr=linear(2e-3, 0.0), gamma=0.98, entropy_coef=0.0)
     storage = VTraceBuffer.create_factory(size=16)
 
-    # A train batch is a rollout of each of two workers; at most so many wait.
+    # A train batch of 256 steps consists of two rollouts.
     scheme = Scheme.impala(
         algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers, train_batch_size=256,
         queue_size=args.queue_size, col_in_flight=1, max_policy_lag=args.max_policy_lag, seed=args.seed)
 
     with Learner(scheme, target_steps=4_000 if args.smoke else 300_000, log_dir=args.log_dir) as learner:
         learner.train()
-        metrics = learner.get_metrics()  # now: the learner's thread goes on until the end of this block
+        metrics = learner.get_metrics()  # now, because the learner thread runs until the end of this block
         evaluation = learner.evaluate(num_episodes=5 if args.smoke else 100)
 
     lag, ledger = metrics["policy_lag"], metrics["ledger"]
@@ -44,13 +44,13 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="IMPALA: asynchronous collectors, one learner, V-trace.")
     parser.add_argument("--num-col-workers", type=int, default=2,
-                        help="workers that collect: 1 is a thread of this process, 2 or more are Ray workers")
+                        help="collection workers: 1 is a thread of this process, 2 or more are Ray workers")
     parser.add_argument("--queue-size", type=int, default=4, help="train batches that may wait for the learner")
     parser.add_argument("--max-policy-lag", type=int, default=None,
-                        help="updates behind from which on data are dropped")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+                        help="policy lag, in updates, above which data are dropped")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

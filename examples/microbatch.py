@@ -1,8 +1,7 @@
-"""PPO whose updates use far more steps than one backward pass may: batches are differentiated, and collected, by
-pieces.
+"""Train PPO with updates that use more steps than fit in one backward pass: batches are split into microbatches.
 
-Each update waits for `train_batch_size` steps; no backward pass sees more than `microbatch_size` of them. Advantages
-are normalised over each microbatch, so that none has to be kept once it has been differentiated.
+Each update uses `train_batch_size` steps, and each backward pass at most `microbatch_size` of them. Advantages are
+normalised over each microbatch, so that a microbatch can be discarded after its backward pass.
 
     python examples/microbatch.py --train-batch-size 8000 --microbatch-size 500
     python examples/microbatch.py --num-col-workers 2
@@ -21,7 +20,7 @@ def main() -> None:
     train_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
     test_envs = VecEnv.create_factory("CartPole-v1", vec_env_size=5)
     actor = OnPolicyActor.create_factory(train_envs.observation_space, train_envs.action_space)
-    # One pass and one mini-batch: nothing is needed twice.
+    # With one epoch and one mini-batch, no step is needed twice.
     algorithm = PPO.create_factory(lr=linear(1e-2, 0.0), gamma=0.98, num_epochs=1, num_mini_batch=1, entropy_coef=0.0)
     storage = GAEBuffer.create_factory(size=64, gae_lambda=0.9)
 
@@ -41,14 +40,14 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="PPO whose batches are differentiated and collected by pieces.")
-    parser.add_argument("--train-batch-size", type=int, default=2_000, help="steps of an update")
-    parser.add_argument("--microbatch-size", type=int, default=500, help="env steps of a backward pass, at most")
+    parser = argparse.ArgumentParser(description="PPO with batches that are collected and processed in microbatches.")
+    parser.add_argument("--train-batch-size", type=int, default=2_000, help="env steps per update")
+    parser.add_argument("--microbatch-size", type=int, default=500, help="most env steps per backward pass")
     parser.add_argument("--num-col-workers", type=int, default=1,
-                        help="Ray workers that collect, 2 or more; they do while gradients are computed; 1: no Ray")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+                        help="collection workers; 2 or more run on Ray and collect while gradients are computed")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

@@ -1,7 +1,8 @@
-"""PPO on a MuJoCo robot with the settings of CleanRL's `ppo_continuous_action.py`.
+"""Train PPO on a MuJoCo robot with the settings of CleanRL's `ppo_continuous_action.py`.
 
-Observations and rewards are normalised by running statistics, which are part of the agent: they are saved with it and
-frozen when it is evaluated. Needs the extra `mujoco`: `pip install -e '.[mujoco]'` in the source folder.
+Observations and rewards are normalised by running statistics. The statistics are part of the agent: they are saved with
+the agent, and frozen during evaluation. This example needs the extra `mujoco`: `pip install -e '.[mujoco]'` in the
+source folder.
 
     python examples/mujoco_ppo.py --log-dir runs/cheetah
     python examples/mujoco_ppo.py --env Hopper-v5
@@ -25,7 +26,7 @@ def main() -> None:
     actor = OnPolicyActor.create_factory(
         train_envs.observation_space, train_envs.action_space, hidden_sizes=(64, 64), activation="tanh",
         normalize_obs=True, normalize_reward=True)
-    # The value loss is half the mean squared error here as there, so its weight of 0.5 means the same.
+    # In both libraries the value loss is half the mean squared error, so its weight of 0.5 has the same meaning.
     algorithm = PPO.create_factory(
         lr=linear(3e-4, 0.0), gamma=0.99, num_epochs=10, num_mini_batch=num_mini_batch, clip_param=0.2,
         use_clipped_value_loss=True, entropy_coef=0.0, value_loss_coef=0.5, max_grad_norm=0.5)
@@ -47,9 +48,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PPO on a MuJoCo robot.")
     parser.add_argument("--env", default="HalfCheetah-v5", help="gymnasium id of the environment")
     parser.add_argument("--target-steps", type=int, default=1_000_000, help="env steps of the experiment")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

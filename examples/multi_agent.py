@@ -1,7 +1,7 @@
-"""Several policies in one environment: a speaker who sees the goal, and a listener who has to go there (PettingZoo).
+"""Train two policies in one environment: a speaker sees the goal, and a listener has to move there (PettingZoo).
 
-Each has a policy of its own, as they see and do different things; both get the same reward. A random pair gets about
--80 an episode, this one about -35.
+The speaker and the listener have different observations and actions, so each has its own policy. Both receive the same
+reward. The mean return of random actions is about -80 per episode; trained policies reach about -35.
 
     pip install -e '.[pettingzoo]'    # in the source folder
     python examples/multi_agent.py --algorithm dqn
@@ -29,12 +29,12 @@ from pytorchrl import (
 def main() -> None:
     args = parse_args()
 
-    # "speaker_0" is decided for by the policy "speaker". Agents that share a policy fill one batch together.
+    # The policy "speaker" chooses the actions of the agent "speaker_0". Agents that share a policy share its batches.
     envs = MultiAgentVecEnv.create_factory(
         "mpe2.simple_speaker_listener_v4", {"max_cycles": 25}, vec_env_size=8,
         policy_of=lambda agent: agent.split("_")[0])
 
-    # One recipe for all policies here; a mapping from policy to factory gives each its own.
+    # Both policies have the same options here; a mapping from policy to factory would give each policy its own.
     if args.algorithm == "ppo":
         agent = multi_agent(
             envs, PPO.create_factory(lr=1e-3, gamma=0.95, num_epochs=8, num_mini_batch=4),
@@ -62,11 +62,11 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Two policies that learn to work together.")
-    parser.add_argument("--algorithm", choices=("ppo", "dqn"), default="ppo", help="of both policies")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+    parser = argparse.ArgumentParser(description="Two policies that learn to cooperate.")
+    parser.add_argument("--algorithm", choices=("ppo", "dqn"), default="ppo", help="algorithm of both policies")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
-"""PPO with collection workers on Ray, in step: every round is collected with the weights of the last update.
+"""Train PPO with synchronous collection workers on Ray: each round is collected with the weights of the last update.
 
-The agent is that of `central_ppo.py`; `num_col_workers` is the only setting that differs.
+The agent is the same as in `central_ppo.py`; `num_col_workers` is the only setting of the scheme that differs.
 
     python examples/parallel_sync_ppo.py --num-col-workers 4
 """
@@ -23,7 +23,8 @@ def main() -> None:
         lr=linear(1e-3, 0.0), gamma=0.98, num_epochs=10, num_mini_batch=4, entropy_coef=0.0)
     storage = GAEBuffer.create_factory(size=128, gae_lambda=0.9)
 
-    # From 2 workers on, collection is parallel: Ray is started with the first of them, and stopped with the scheme.
+    # With 2 or more workers, collection is parallel. The scheme starts Ray with the first worker, and stops it at the
+    # end.
     scheme = Scheme(
         algorithm, actor, storage, train_envs, test_envs, num_col_workers=args.num_col_workers, seed=args.seed)
 
@@ -33,16 +34,16 @@ def main() -> None:
         metrics = learner.get_metrics()
 
     print(f"{learner.env_steps:,} env steps in {learner.seconds:.1f} s, {learner.updates:,} updates")
-    print(f"policy lag: {metrics['policy_lag']['max']} at most, as all wait for one another")
+    print(f"policy lag: {metrics['policy_lag']['max']} at most, because all workers wait for each other")
     print(f"mean return of {len(evaluation.returns)} evaluation episodes: {evaluation.return_mean:.1f}")
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="PPO with synchronous collection workers.")
-    parser.add_argument("--num-col-workers", type=int, default=2, help="Ray workers that collect, 2 or more")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+    parser.add_argument("--num-col-workers", type=int, default=2, help="collection workers on Ray, 2 or more")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""R2D2: an actor with memory learns from sequences in replay shards, filled by collectors that never wait.
+"""Train R2D2: an actor with memory learns from sequences in replay shards, and its collectors never wait.
 
-The task shows a cue in its first observation, and asks for it several steps later. Without memory a quarter of the
-answers is right.
+The first observation of an episode shows one of four cues, and several steps later the agent has to recall it. Without
+memory, a quarter of the answers are right.
 
     python examples/r2d2.py --num-col-workers 4 --num-replay-workers 2
 """
@@ -48,11 +48,11 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="R2D2 on a task that needs memory.")
     parser.add_argument("--num-col-workers", type=int, default=2,
-                        help="workers that collect, each with an epsilon of its own")
-    parser.add_argument("--num-replay-workers", type=int, default=1, help="shards of replay; from 2 on Ray workers")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+                        help="collection workers, each with its own epsilon")
+    parser.add_argument("--num-replay-workers", type=int, default=1, help="replay shards; 2 or more are Ray workers")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

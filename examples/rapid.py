@@ -1,7 +1,7 @@
-"""Rapid: decentralised learners, each with collectors of its own that never wait.
+"""Train CartPole with Rapid: decentralised learners, each with its own collectors, which never wait.
 
-As DD-PPO the learners average their gradients among themselves; as IMPALA they learn from data that are some updates
-old, so the algorithm is one that corrects for that.
+As in DD-PPO, the learners average their gradients without a server. As in IMPALA, they learn from data that are some
+updates old, so the algorithm must correct for the age of the data.
 
     python examples/rapid.py --num-grad-workers 2 --num-col-workers 4
 """
@@ -40,14 +40,14 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="APPO with decentralised learners and asynchronous collectors "
                                                  "(Rapid).")
-    parser.add_argument("--num-grad-workers", type=int, default=2, help="Ray workers that learn, 2 or more")
+    parser.add_argument("--num-grad-workers", type=int, default=2, help="learners on Ray, 2 or more")
     parser.add_argument("--num-col-workers", type=int, default=1,
-                        help="collection workers of each: 1 is a thread of it, 2 or more are Ray workers")
+                        help="collection workers of each learner: 1 is a thread of it, 2 or more are Ray workers")
     parser.add_argument("--central", action="store_true",
-                        help="make updates in this process instead of in every learner")
-    parser.add_argument("--seed", type=int, default=None, help="of everything; without one it is drawn")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
-    parser.add_argument("--smoke", action="store_true", help="a few updates only, to see that it runs")
+                        help="apply updates in this process instead of in each learner")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all random numbers; drawn if not given")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
+    parser.add_argument("--smoke", action="store_true", help="run a few updates only, as a test")
     return parser.parse_args()
 
 

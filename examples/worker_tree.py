@@ -1,8 +1,8 @@
-"""PPO in a worker tree composed by hand: collection workers, gradient workers and updates are separate factories.
+"""Train PPO in a worker tree composed by hand, with separate factories for each level.
 
-Two gradient workers have one and two collection workers, which collect while gradients are computed, and wait only if
-their rollouts would be used more than four updates later. The tree runs in threads;
-`--runtime ray` gives every worker a process of its own. `docs/compose_tree.md` explains the levels.
+The two gradient workers have one and two collection workers, which collect while gradients are computed, and wait only
+if their rollouts would become more than four updates old. The tree runs in threads; with `--runtime ray`, each worker
+has its own process. The page `docs/compose_tree.md` explains the levels.
 
     python examples/worker_tree.py --runtime ray
 """
