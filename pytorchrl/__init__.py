@@ -1,7 +1,7 @@
 """Deep reinforcement learning: an agent of four parts, and a scheme that decides where each operation runs.
 
-Importing the package starts nothing. Public names are loaded on first use, so that the command line can answer, and
-catch a Ctrl-C, before torch is imported.
+Importing the package starts nothing. Public names are loaded on first use, so that the command line can respond, and
+handle Ctrl-C, before torch is imported.
 """
 
 from __future__ import annotations
@@ -52,17 +52,14 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [  # noqa: RUF022 - sorted without regard to case, as a reader looks them up
     "__version__", "A2C", "APPO", "ASYNC", "CENTRAL", "ConfigError", "cosine", "DDPG", "DQN", "exponential", "Factory",
     "GAEBuffer", "IMPALA", "Learner", "linear", "load", "multi_agent", "MultiAgentVecEnv", "OffPolicyActor",
-    "OnPolicyActor",
-    "PARALLEL", "PERBuffer", "piecewise", "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer",
-    "RolloutSequenceBuffer",
-    "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3", "train", "TrainedAgent", "VanillaOnPolicyBuffer",
-    "VecEnv",
-    "VTraceBuffer",
+    "OnPolicyActor", "PARALLEL", "PERBuffer", "piecewise", "PPO", "PyTorchRLError", "QActor", "R2D2", "ReplayBuffer",
+    "RolloutSequenceBuffer", "SAC", "Schedule", "Scheme", "SequenceBuffer", "SYNC", "TD3", "train", "TrainedAgent",
+    "VanillaOnPolicyBuffer", "VecEnv", "VTraceBuffer",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its module and keep it here."""
+    """Load a public name from its module and store it in this module."""
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module 'pytorchrl' has no attribute {name!r}")

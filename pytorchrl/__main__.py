@@ -1,4 +1,4 @@
-"""`python -m pytorchrl` is the command `pytorchrl`."""
+"""Run the command `pytorchrl` as `python -m pytorchrl`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Write and read the checkpoints of a run: files in `checkpoints/` of its directory, each complete or absent.
+"""Write and read the checkpoints of a run, which are files in `checkpoints/` of its directory.
 
 step-000000123456.pt    a dictionary of plain values and tensors, named by env steps
 
-Reading a file executes nothing in it, and detects damage by the checksums of its parts.
+A file is written completely or not at all. Reading a file executes no code from it, and detects damage by the checksums
+of its parts.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
 from pytorchrl.errors import CheckpointError
 from pytorchrl.run_directory import put_in_place
 from pytorchrl.terminal import get_logger
+from pytorchrl.untyped import StateDict
 
-# One more than needed, because the newest may be damaged.
+# Number of checkpoints to keep: one more than needed, because the newest may be damaged.
 _KEPT = 2
 _NAME = re.compile(r"step-(\d{12,})\.pt")
 
@@ -28,7 +30,7 @@ logger = get_logger(__name__)
 
 
 def write(directory: Path, env_steps: int, checkpoint: Mapping[str, object]) -> int:
-    """Write a checkpoint to a temporary file, move it to its place atomically, and remove all but the newest two.
+    """Write a checkpoint to a temporary file, rename it atomically, and remove all but the newest two checkpoints.
 
     Only one process at a time may write; incomplete files of killed processes are removed.
 
@@ -62,7 +64,7 @@ def write(directory: Path, env_steps: int, checkpoint: Mapping[str, object]) -> 
 def _save(checkpoint: Mapping[str, object], file: IO[bytes]) -> None:
     try:
         torch.save(dict(checkpoint), file)
-    except RuntimeError as error:  # what torch raises for a full disk
+    except RuntimeError as error:  # torch raises it for a full disk
         raise OSError(str(error)) from error
 
 
@@ -72,7 +74,7 @@ def paths(directory: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> StateDict:
     """Read a checkpoint.
 
     Raises:
@@ -93,7 +95,7 @@ def read(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def newest(directory: Path) -> dict[str, Any] | None:
+def newest(directory: Path) -> StateDict | None:
     """Return the newest readable checkpoint, or None if there are no checkpoints.
 
     Unreadable newer checkpoints are renamed to `.damaged`, with a warning.

@@ -1,7 +1,7 @@
 """Compose an agent, a scheme and a learner from flat options.
 
-Each option belongs to exactly one part of the agent, to the scheme or to the learner, and is routed there. The flags of
-the command line are made from the same table.
+Each option belongs to exactly one part of the agent, to the scheme or to the learner, and is passed to its owner. The
+flags of the command line are built from the same table.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from pytorchrl.agent.storages import ReplayBuffer, Storage
 from pytorchrl.errors import ConfigError
 from pytorchrl.learner import Learner
 from pytorchrl.scheme_options import scheme_options
+from pytorchrl.untyped import OptionValue, UserPart
 
 EnvSource = str | Callable[..., object]
 """An environment of `train`: an id, or a function that makes one environment."""
 
-# The names of options in `train`, where the part itself has another name, or uses the same name for something else.
+# Part -> name of an option in the part -> its name in `train`, for options whose names differ.
 _RENAMED = {"environments": {"vec_env_size": "num_envs", "policy_of": "policies"}, "storage": {"size": "num_steps"}}
 _RENAMED_IN_REPLAY = {"size": "replay_size", "rollout_size": "num_steps", "epsilon": "priority_epsilon"}
 _NOT_OPTIONS = {"environments": {"env_fn", "log_dir", "num_threads"}, "actor": {"observation_space", "action_space"}}
@@ -51,15 +52,16 @@ class OptionSpec:
     """One option of `train`.
 
     Attributes:
-        name: Its name in `train` and in `run.json`.
-        part: Its owner: environments, actor, algorithm, storage, scheme or learner.
-        own_name: Its name in that part.
-        hint: Its type, as `typing.get_type_hints` returns it.
-        default: Its default.
-        help: One or two sentences.
-        choices: The closed set of allowed values; None: there is no such set.
-        group: The level of the scheme that it belongs to, a key of `scheme_options.GROUPS`; for other parts `part`.
-        is_users: Whether a class outside this package declares it.
+        name: Name of the option in `train` and in `run.json`.
+        part: Owner of the option: environments, actor, algorithm, storage, scheme or learner.
+        own_name: Name of the option in that part.
+        hint: Type of the option, as `typing.get_type_hints` returns it.
+        default: Default of the option.
+        help: Description in one or two sentences.
+        choices: All allowed values, if they are a closed set; otherwise None.
+        group: Group of the option in `--help`: for an option of the scheme a key of `scheme_options.GROUPS`, otherwise
+            `part`.
+        is_users: Whether a class outside this package declares the option.
     """
 
     name: str
@@ -102,24 +104,23 @@ def _specs_of(registration: Registration) -> dict[str, OptionSpec]:
     found.append(OptionSpec(
         name="policies", part="environments", own_name="policy_of", hint=_POLICIES, default=None, group="environments",
         help="Policies of environments with several agents: one for all agents (shared, the default), one for each "
-             "agent "
-             "(independent), or a mapping from agent to policy."))
+             "agent (independent), or a mapping from agent to policy."))
     if registration.algorithm.learns_from is DataKind.OLDER_ROLLOUTS:  # other storages of replay have this option
         found.append(OptionSpec(
             name="replay_size", part="scheme", own_name="size", hint=typing.Optional[int], default=None,  # noqa: UP045
-            help="Env steps of rollouts that all shards keep together; with num_replay_workers.", group="replay"))
+            help="Env steps of the rollouts that all shards store in total; with num_replay_workers.", group="replay"))
     specs: dict[str, OptionSpec] = {}
     for spec in found:
         if spec.name in specs:
             raise ConfigError(f"{spec.name!r} is an option of the {spec.part} and of the {specs[spec.name].part}; "
-                              f"rename it "
-                              f"in {registration.algorithm.__name__} or in the part that it is registered with")
+                              f"rename it in {registration.algorithm.__name__} or in the part that it is registered "
+                              "with")
         specs[spec.name] = spec
     return specs
 
 
 def known_names(algorithm: str | type[Algorithm]) -> Known:
-    """Return the options of `train(algorithm, ...)`, name -> (home, own name), for suggestions in errors."""
+    """Return a map from each option of `train(algorithm, ...)` to (home, name in its home), for hints in errors."""
     return _known(registration_of(algorithm))
 
 
@@ -145,7 +146,7 @@ def _declared(part: str, owner: type) -> list[OptionSpec]:
 
 
 def _declaring(options: type[BaseOptions], name: str) -> type:
-    """Return the class that declares an option last."""
+    """Return the most derived class that declares an option."""
     return next(cls for cls in options.__mro__ if name in vars(cls).get("__annotations__", {}))
 
 
@@ -155,19 +156,19 @@ def _is_ours(cls: type) -> bool:
 
 @dataclass(frozen=True)
 class Agent:
-    """The factories of an agent's algorithm, actor and storage, and those of its environments."""
+    """The factories of an agent's algorithm, actor and storage, and of its environments."""
 
-    algorithm: Factory[Any]
-    actor: Factory[Any]
-    storage: Factory[Any]
+    algorithm: Factory[UserPart]
+    actor: Factory[UserPart]
+    storage: Factory[UserPart]
     train_envs: EnvFactory
     test_envs: EnvFactory
 
 
 def compose(
     algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
-) -> tuple[Agent, dict[str, Any], dict[str, Any]]:
-    """Route flat options to their parts, on top of the preset for this algorithm and environment.
+) -> tuple[Agent, dict[str, OptionValue], dict[str, OptionValue]]:
+    """Pass flat options to their parts; they replace those of the preset for this algorithm and environment.
 
     Returns:
         The agent, the scheme's keyword arguments, and the learner's options (`target_steps` among them).
@@ -179,7 +180,7 @@ def compose(
     specs = _specs_of(registration)
     chosen = {**presets.preset(registration.name, env, options), **options}
     refuse_unknown(chosen, _known(registration))
-    parts: dict[str, dict[str, Any]] = {spec.part: {} for spec in specs.values()}
+    parts: dict[str, dict[str, OptionValue]] = {spec.part: {} for spec in specs.values()}
     for name, value in chosen.items():
         parts[specs[name].part][specs[name].own_name] = value
     try:
@@ -191,9 +192,9 @@ def compose(
 
 
 def _factories(
-    registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, Any]],
-) -> tuple[Factory[Any], Factory[Any], Factory[Any]]:
-    """Return the factories of algorithm, actor and storage; all policies of several agents have the same options."""
+    registration: Registration, envs: EnvFactory, parts: Mapping[str, dict[str, OptionValue]],
+) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
+    """Return the factories of algorithm, actor and storage; with several policies, all have the same options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
     make_actor: Callable[...,
                          Factory[Actor]] = registration.actor.create_factory  # type: ignore[attr-defined] # each actor has it
@@ -206,12 +207,12 @@ def _factories(
     return multi_agent(envs, algorithm, functools.partial(make_actor, **of_actor), storage, checkpoint=checkpoint)
 
 
-def storage_factory(registration: Registration, options: Mapping[str, Any]) -> Factory[Any]:
+def storage_factory(registration: Registration, options: Mapping[str, OptionValue]) -> Factory[UserPart]:
     """Return the factory of the storage that an algorithm is registered with.
 
     Args:
         registration: The algorithm.
-        options: Options of the storage, `prioritized`, and `kind`: "batch" chooses the storage of whole rollouts.
+        options: Options of the storage, `prioritized`, and `kind`; kind="batch" chooses the storage of whole rollouts.
 
     Raises:
         ConfigError: An option is wrong, or has no effect in this storage.
@@ -236,8 +237,8 @@ def storage_factory(registration: Registration, options: Mapping[str, Any]) -> F
     return _factory_without(registration.storage, own, f"transitions are drawn uniformly; add prioritized=True{hints}")
 
 
-def _factory_without(storage: type[Storage], options: dict[str, Any], why: str) -> Factory[Any]:
-    """Return a factory of `storage`; raise `ConfigError`, which states `why`, for options that it lacks."""
+def _factory_without(storage: type[Storage], options: dict[str, OptionValue], why: str) -> Factory[UserPart]:
+    """Return a factory of `storage`; raise `ConfigError` with the reason `why` for options that `storage` lacks."""
     own = {field.name for field in dataclasses.fields(storage.Options)}  # type: ignore[attr-defined] # all have them
     if others := [_RENAMED_IN_REPLAY.get(name, name) for name in options if name not in own]:
         raise ConfigError(f"{', '.join(others)} would be ignored: {why}")
@@ -245,7 +246,7 @@ def _factory_without(storage: type[Storage], options: dict[str, Any], why: str) 
 
 
 def _in_users_words(text: str) -> str:
-    """Return an error message of a part with its options named as in `train`."""
+    """Return a part's error message with the names that its options have in `train`."""
     for names in _RENAMED.values():
         for own_name, name in names.items():
             text = re.sub(rf"\b{own_name}(?= must\b)", name, text)

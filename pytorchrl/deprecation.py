@@ -1,8 +1,8 @@
-"""Warnings for names that a later release removes.
+"""Warn about names that a later release removes.
 
-A name that changes or goes keeps working for one release: it warns in release `since` and is gone in `removed_in`.
-Each warning is a `DeprecationWarning` that names the replacement and both releases, and points to the line outside this
-package that used the name, because Python shows such warnings only to the author of that line.
+A name that is renamed or removed keeps working for one release: it warns in release `since` and is missing in release
+`removed_in`. Each warning is a `DeprecationWarning` that states the replacement and both releases. It points to the
+line outside this package that used the name, because by default Python shows such warnings only for the user's script.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def warn_deprecated(name: str, *, use: str, since: str, removed_in: str) -> None
     """Warn that `name` is deprecated.
 
     Args:
-        name: The name that goes, as users write it.
-        use: The replacement, or what to do without one; it completes "use ...".
+        name: The deprecated name, as users write it.
+        use: The replacement, or another way to do the same; the text completes "use ...".
         since: The first release that warns, such as "0.2".
         removed_in: The release without the name, such as "0.3".
     """
@@ -65,19 +65,19 @@ def deprecated(*, use: str, since: str, removed_in: str) -> Callable[[Callable[P
 
 
 def renamed(old: str, new: str, *, since: str, removed_in: str) -> Renamed:
-    """Declare that an option or attribute has another name; see `renamed_options` and `renamed_attribute`."""
+    """Declare that an option or attribute has a new name; see `renamed_options` and `renamed_attribute`."""
     return Renamed(old, new, since, removed_in)
 
 
 def renamed_options(given: Mapping[str, V], renames: Iterable[Renamed]) -> dict[str, V]:
-    """Return options under their present names, and warn for each old name.
+    """Return options under their new names, and warn for each old name.
 
     Args:
         given: Options as the user gave them, by name.
-        renames: The options that have another name.
+        renames: The options that have a new name.
 
     Raises:
-        ConfigError: An option was given under its old name and its present one.
+        ConfigError: An option was given under its old name and its new name.
     """
     options = dict(given)
     for each in renames:
@@ -97,7 +97,7 @@ def renamed_attribute(owner: object, name: str, renames: Iterable[Renamed]) -> o
     Args:
         owner: The module, or the instance of the class.
         name: The name that `__getattr__` received.
-        renames: The attributes that have another name.
+        renames: The attributes that have a new name.
 
     Raises:
         AttributeError: `name` is not an old name either.

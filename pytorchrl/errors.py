@@ -6,7 +6,7 @@
     │ ├ FactorySerializationError       a factory that cannot be sent to a worker
     │ ├ DeviceError                     a device that this machine lacks
     │ └ SpaceError                      a space that the chosen part cannot use
-    ├ ContractError (TypeError)         a part of the user's own lacks a method, or its method returned a wrong value
+    ├ ContractError (TypeError)         a user's own class lacks a method, or a method returned a wrong value
     ├ StartError                        settings are valid, but workers could not be started
     │ ├ InsufficientResourcesError      no node has the requested resources
     │ ├ RayConnectionError              the cluster cannot be reached
@@ -21,14 +21,14 @@
     │ └ WorkerLostError                 a worker died or does not respond
     │   ├ WorkerDiedError               its process or thread ended
     │   ├ RankLostError                 an all-reduce among gradient workers was aborted
-    │   ├ CrashLoopError                it was lost repeatedly
-    │   └ NoWorkersLeft                 it was the last one of its set
+    │   ├ CrashLoopError                a worker was lost repeatedly
+    │   └ NoWorkersLeft                 all workers of a set are lost
     ├ NonFiniteError                    NaN or infinity
     │ ├ NonFiniteDataError              in data of an environment or actor
     │ └ NonFiniteUpdateError            in a loss or gradient
     ├ CheckpointError                   a saved model or checkpoint cannot be read
     ├ ReplayError                       a run differs from its record
-    ├ StoppedError                      use after stop()
+    ├ StoppedError                      a learner, scheme or worker was used after stop()
     ├ CallOrderError (RuntimeError)     a method was called before another that must be called first
     └ WeightsError                      weights do not fit the actor
 
@@ -65,7 +65,7 @@ class SpaceError(ConfigError):
 
 
 class ContractError(PyTorchRLError, TypeError):
-    """A part of the user's own (algorithm, actor or storage) breaks the contract of one of its methods.
+    """A user's own algorithm, actor or storage violates the contract of one of its methods.
 
     The message names the class, the method, the returned value and the expected one.
     """
@@ -112,7 +112,7 @@ class WorkerDiedError(WorkerLostError):
 
 
 class RankLostError(WorkerLostError):
-    """An exchange among gradient workers was aborted, because one was lost or they were told to leave."""
+    """An exchange among gradient workers was aborted, because a worker was lost or left the group."""
 
 
 class RanksDifferError(WorkerError):
@@ -120,10 +120,10 @@ class RanksDifferError(WorkerError):
 
 
 class CrashLoopError(WorkerLostError):
-    """A worker was lost repeatedly, so that it is not replaced again."""
+    """A worker was lost repeatedly and is not replaced again."""
 
 
-class NoWorkersLeft(WorkerLostError):  # noqa: N818 - a state rather than a mistake
+class NoWorkersLeft(WorkerLostError):  # noqa: N818 - it describes a state
     """All workers of a set are lost, and lost workers are not replaced."""
 
 

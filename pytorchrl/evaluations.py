@@ -1,4 +1,4 @@
-"""Run evaluations of a scheme beside its training."""
+"""Run evaluations of a scheme while it trains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMEOUT_S = 600.0
 
 
 class Evaluations:
-    """Evaluations of one scheme, at most one at a time. A failure of one is logged, and training continues.
+    """Evaluations of one scheme, at most one at a time. A failed evaluation is logged, and training continues.
 
     Attributes:
         last: The newest result; None before the first one.
@@ -27,7 +27,7 @@ class Evaluations:
 
     @property
     def is_running(self) -> bool:
-        """Whether an evaluation runs beside training."""
+        """Whether an evaluation is running while training continues."""
         return self._is_running
 
     def start(self, num_episodes: int) -> None:
@@ -36,27 +36,27 @@ class Evaluations:
         self._is_running = True
 
     def poll(self) -> bool:
-        """Return whether the running evaluation has finished since the last call; its result is then `last`."""
+        """Return whether the running evaluation has finished since the last call, with its result in `last`."""
         return self._finish(self._scheme.poll_evaluation)
 
     def wait(self) -> bool:
-        """Wait for the running evaluation, if there is one; return whether it has a result, which is then `last`."""
+        """Wait for the running evaluation, if there is one; return whether there is a new result in `last`."""
         return self._finish(lambda: self._scheme.wait_evaluation(_TIMEOUT_S))
 
     def play(self, num_episodes: int) -> Evaluation:
-        """Evaluate and wait for the result, which is returned and not kept.
+        """Evaluate, wait for the result and return it, without changing `last`.
 
         Raises:
-            StoppedError: The scheme was stopped meanwhile.
+            StoppedError: The scheme was stopped during the evaluation.
         """
         self._scheme.start_evaluation(num_episodes)
         evaluation = self._scheme.wait_evaluation(_TIMEOUT_S)
         if evaluation is None:
-            raise StoppedError("the scheme was stopped while it evaluated")
+            raise StoppedError("the scheme was stopped during an evaluation")
         return evaluation
 
     def keep(self, evaluation: Evaluation) -> None:
-        """Keep a result as `last`."""
+        """Store a result in `last`."""
         self._is_running, self.last = False, evaluation
 
     def _finish(self, find: Callable[[], Evaluation | None]) -> bool:

@@ -9,19 +9,19 @@ from types import FrameType, TracebackType
 from typing import NoReturn
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# An update may be waiting for data. It is abandoned after this time, well below the ten seconds that stopping may take.
+# Seconds after which an update that waits for data is abandoned, well below the ten seconds that stopping may take.
 _GRACE_S = 2.0
 
 
 class Unblocked(BaseException):
-    """Raised in the main thread to leave an update that does not end by itself after a signal."""
+    """Raised in the main thread to abandon an update that does not end by itself after a signal."""
 
 
 class Interrupts:
     """Context manager that records signals instead of raising; it does nothing outside the main thread.
 
-    Owner: the main thread, where Python runs signal handlers. The timer's thread only sets `_forcing` and sends a
-    signal to the main thread.
+    Only the main thread, in which Python runs signal handlers, uses this object. The exception is the timer's thread,
+    which only sets `_forcing` and sends a signal to the main thread.
     """
 
     def __init__(self) -> None:
@@ -42,13 +42,13 @@ class Interrupts:
     def finish_starting(self) -> None:
         """Let a first signal wait for the current update from now on.
 
-        Before, there is nothing to wait for or to save.
+        Until this call, there is nothing to wait for or to save.
         """
         self._starting = False
         self.install()
 
     def install(self) -> None:
-        """Install the handlers, again if a library has replaced them; `__exit__` restores the original handlers."""
+        """Install the handlers, or reinstall them after a library replaced them; `__exit__` restores the originals."""
         if self._active:
             for number in _SIGNALS:
                 self._found.setdefault(number, signal.getsignal(number))

@@ -1,4 +1,4 @@
-"""Drive one scheme to a number of env steps; report, record, evaluate and save meanwhile."""
+"""Drive one scheme to a number of env steps, with progress reports, records, evaluations and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from pytorchrl import checkpoints, run_directory
 from pytorchrl.agent.names import checked_names
@@ -28,6 +28,7 @@ from pytorchrl.scheme.rules import check_scheme
 from pytorchrl.targets import Due, Target
 from pytorchrl.terminal import get_logger
 from pytorchrl.tracebacks import brief_errors_of
+from pytorchrl.untyped import Json, MetricsDict, OptionValue, StateDict
 
 logger = get_logger(__name__)
 
@@ -48,15 +49,14 @@ class Learner:
         scheme: The scheme to drive. From now on the learner owns it and stops it.
         target_steps: Env steps of the whole experiment; 0 is a dry run that checks and starts everything.
         log_dir: Directory of this run (created if missing) for metrics and models; None writes no files. A path that
-            ends in a slash, such as "runs/", is a directory of runs: this run gets a new numbered directory in it,
-            whose path is `self.log_dir`.
-        recipe: The description in `run.json` from which the agent can be built again.
+            ends in a slash, such as "runs/", is a directory of runs: the run's `log_dir` is a numbered directory in it.
+        recipe: The description in `run.json` from which the agent can be rebuilt.
         run_name: Name of a numbered run: "runs/" becomes "runs/<run_name>-1"; None: "run".
         **options: Fields of `Options`, such as `eval_every`, `log_every`, `checkpoint_every` and `resume`.
 
     Raises:
-        ConfigError: An option is wrong, or `log_dir` is a file, cannot be written, or holds a run.
-        CheckpointError: The run is to be resumed, and its checkpoints are of another run or cannot be read.
+        ConfigError: An option is wrong, or `log_dir` is a file, cannot be written, or contains a run already.
+        CheckpointError: The run is to be resumed, but its checkpoints belong to another run or cannot be read.
     """
 
     home: ClassVar[str] = "learner"
@@ -70,7 +70,7 @@ class Learner:
             None, help="directory of this run; if it ends in a slash, such as runs/, a directory of runs, in which "
             "this run gets a new numbered directory; without log_dir, no files are written")
         eval_every: int | None = option(
-            None, help="env steps between evaluations during training, and a last one after it; none: never", low=1)
+            None, help="env steps between evaluations; the last evaluation follows training; none: never", low=1)
         eval_episodes: int = option(10, help="episodes of each of these evaluations", low=1)
         log_every: int | None = option(
             None, help="env steps between two records of metrics.jsonl; none: 200 records per run", low=1)
@@ -83,7 +83,7 @@ class Learner:
             False, help="continue the run in log_dir from its newest checkpoint; start a run if there is none")
 
         def __post_init__(self) -> None:
-            """Refuse options that have no effect without others."""
+            """Refuse options that have no effect without another option."""
             super().__post_init__()
             if self.log_dir is not None and not os.fspath(self.log_dir):
                 raise ConfigError("log_dir must be a directory or None, got an empty string")
@@ -97,7 +97,7 @@ class Learner:
     @checked_names
     def __init__(
         self, scheme: Scheme, target_steps: int, log_dir: str | os.PathLike[str] | None = None, *,
-        recipe: Mapping[str, Any] | None = None, run_name: str | None = None, **options: Any,
+        recipe: Mapping[str, Json] | None = None, run_name: str | None = None, **options: OptionValue,
     ) -> None:
         self.options: Learner.Options = build_options(
             type(self), {"target_steps": target_steps, "log_dir": log_dir, **options})
@@ -114,7 +114,7 @@ class Learner:
             raise ConfigError(f"run_name={run_name!r} needs a log_dir that ends in a slash and is a directory of runs, "
                               f"got {log_dir!r}")
         self.log_dir: Path | None = None
-        self._resumed: Mapping[str, Any] | None = None  # values of a checkpoint
+        self._resumed: StateDict | None = None
         if log_dir is not None:
             self.log_dir = prepare_log_dir(
                 log_dir, run_name=run_name, overwrite=self.options.overwrite, resume=self.options.resume)
@@ -174,7 +174,7 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Counting is too slow for every update; the steps that have reached the learner never exceed those collected.
+        # Counting is too slow for every update. The steps that have reached the learner never exceed `env_steps`.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:
@@ -191,23 +191,23 @@ class Learner:
     def done(self) -> bool:
         """Return whether `target_steps` have reached the learner; the call changes nothing.
 
-        If collection and learning take turns, the last rollout is also used as often as every other one. A replayed run
-        is done when its record is over.
+        If collection and learning take turns, the last rollout must also be used as often as every other rollout. A
+        replayed run is done at the end of its record.
         """
         if self.scheme.replay_is_over is not None:
             return bool(self.scheme.replay_is_over)
         return self.env_steps >= self.target_steps and self._target.is_reached(
             self.env_steps, self.ledger, self._measured.of_scheme().get("samples_skipped_nan", 0))
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> MetricsDict:
         """Make updates until `done()`, then save the model if there is a `log_dir`.
 
-        With `eval_every`, evaluations start at its multiples and never make training wait: an evaluation that is due
-        while another one runs is skipped. The last evaluation uses the final weights, after the model was saved.
+        With `eval_every`, evaluations start at its multiples and never block training: an evaluation that is due while
+        another evaluation is running is skipped. The last evaluation uses the final weights, after the model was saved.
 
-        The first Ctrl-C (or SIGTERM) ends training cleanly: the model is saved, the scheme stopped, and
-        `KeyboardInterrupt` (`SystemExit(143)`) raised. A second one, or one while workers start, ends it immediately.
-        The previous signal handlers are restored.
+        The first Ctrl-C (or SIGTERM) ends training cleanly: the model is saved, the scheme is stopped, and
+        `KeyboardInterrupt` (`SystemExit(143)`) is raised. A second signal, or a signal while workers start, ends
+        training immediately. The previous signal handlers are restored.
 
         Returns:
             The `summary()` of the run so far.
@@ -235,7 +235,7 @@ class Learner:
             while not interrupts.received and not self.done():
                 self.step()
             if not interrupts.received:
-                self._save()  # before the last evaluation, whose failure then loses no training
+                self._save()  # before the last evaluation, so that its failure does not lose the model
                 last_steps = (self._files.last_checkpoint or {}).get("env_steps")
                 if self.options.checkpoint_every is not None and last_steps != self.env_steps:
                     self.save_checkpoint()
@@ -247,7 +247,7 @@ class Learner:
         except Exception as error:
             if interrupts.received is None:
                 raise
-            # Native code turns `Unblocked` into other exceptions, and the signal may have ended processes that we need.
+            # Native code replaces `Unblocked` by other exceptions, and the signal may have ended worker processes.
             logger.warning("the operation in progress at the interruption failed: %s", error)
         interrupts.finish_waiting()
         if interrupts.received:
@@ -275,7 +275,7 @@ class Learner:
         return self._measured.env_steps
 
     @property
-    def ledger(self) -> dict[str, Any]:
+    def ledger(self) -> MetricsDict:
         """The ledger as of the last count; final after `stop()`."""
         return self._measured.ledger
 
@@ -304,26 +304,26 @@ class Learner:
         """With several policies, policy -> mean raw return over the last 100 training episodes in which it acted."""
         return self._measured.policy_return_means
 
-    def get_metrics(self) -> dict[str, Any]:
-        """Return everything measured up to now, as documented on the page about statistics.
+    def get_metrics(self) -> MetricsDict:
+        """Return all measurements up to now, as documented on the page about statistics.
 
-        `algorithm` contains means of statistics since the last record, or those of that record if no update was made
-        since. Before `start()` all numbers are zero; the call does not start the scheme.
+        `algorithm` contains means of statistics since the last record, or the means in that record if there was no
+        update since. Before `start()` all numbers are zero; the call does not start the scheme.
         """
         return self._measured.metrics(self._evaluations.last, self._files.last_checkpoint)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> MetricsDict:
         """Return the figures of the whole run, as `pytorchrl train --json` prints them."""
         if not self._stopped:
             self._measured.count()
         return self._measured.summary(self.log_dir)
 
     def print_info(self) -> None:
-        """Write the current metrics to standard output, one name a line."""
+        """Write the current metrics to standard output, one name per line."""
         sys.stdout.write(to_json(self.get_metrics(), indent=2) + "\n")
 
     def update_algorithm_parameter(self, name: str, value: float) -> None:
-        """Change one of the algorithm's updatable parameters in every worker; this ends a schedule for the parameter.
+        """Change one of the algorithm's updatable parameters in every worker; this ends a schedule of the parameter.
 
         Raises:
             KeyError: The algorithm has no such parameter; the message lists its parameters.
@@ -336,7 +336,7 @@ class Learner:
     def evaluate(self, num_episodes: int = 10) -> Evaluation:
         """Play `num_episodes` whole episodes with the current policy in the test environments and wait for the result.
 
-        Actions are deterministic, rewards raw, and normalisers frozen; training is not affected.
+        Actions are deterministic, rewards are raw, and normalisers are frozen; training is not affected.
 
         Raises:
             ConfigError: The scheme has no `test_envs_factory`, or `num_episodes` is not a whole number from 1.
@@ -364,8 +364,8 @@ class Learner:
         """Write a checkpoint to `log_dir/checkpoints`, from which `resume=True` continues; the newest two are kept.
 
         At a checkpoint nothing is in flight or queued, environments start new episodes and generators are reseeded, so
-        that a resumed run equals one that was never interrupted, see `Scheme.checkpoint`. A failure to write is logged;
-        the next checkpoint is written when it is due.
+        that a resumed run equals an uninterrupted run; see `Scheme.checkpoint`. A failure to write is logged, and the
+        next checkpoint is written when it is due.
 
         Raises:
             ConfigError: There is no `log_dir`, or the run is recorded or replayed.
@@ -383,14 +383,14 @@ class Learner:
         own = {**self._measured.state(start), "recorded_steps": self._due.recorded_steps}
         self._files.checkpoint(self.env_steps, {"scheme": state, "learner": own}, start)
 
-    def stop(self) -> dict[str, Any]:
+    def stop(self) -> MetricsDict:
         """Stop all workers, check the ledger and close the files within ten seconds; idempotent.
 
         Returns:
             The final ledger.
 
         Raises:
-            LedgerError: Env steps are in no place, or in two. Everything has been stopped nevertheless.
+            LedgerError: The ledger does not balance. Everything has been stopped nevertheless.
         """
         if self._stopped:
             return self.ledger
@@ -426,7 +426,7 @@ class Learner:
         raise TypeError("a Learner cannot be pickled: it owns running workers; save_model() saves the agent")
 
     def _look(self, now: float) -> None:
-        """Take finished episodes and a finished evaluation, and redraw the progress line; four times a second."""
+        """Collect finished episodes and evaluations, and redraw the progress line, four times per second."""
         self._next_look = now + _LOOK_INTERVAL_S
         self._measured.add_rate(now)
         self._measured.take_episodes()
@@ -436,7 +436,7 @@ class Learner:
             self._progress.show(self._measured.status(self._evaluations.last))
 
     def _start_evaluation(self) -> None:
-        """Start the evaluation that is due, unless one runs or the target is reached: `train` makes the last one."""
+        """Start the evaluation that is due, unless one is running; at the target, `train` makes the last evaluation."""
         self._due.after_evaluation(self.env_steps)
         if self._evaluations.poll():
             self._record()
@@ -444,7 +444,7 @@ class Learner:
             self._evaluations.start(self.options.eval_episodes)
 
     def _record(self) -> None:
-        """Write the metrics; the means of the algorithm's statistics start again."""
+        """Write a record of the metrics, and reset the means of the algorithm's statistics."""
         self._measured.count()
         self._due.after_record(self.env_steps)
         self._files.record(self._measured.record(self._evaluations.last, self._files.last_checkpoint))

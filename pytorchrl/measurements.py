@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pytorchrl.reporting import EpisodeWindow, Means, RateWindow
 from pytorchrl.scheme import Evaluation, Scheme
 from pytorchrl.targets import Target
+from pytorchrl.untyped import MetricsDict, StateDict
 
 _LAGS = ("mean", "max", "p50", "p90")
 
 
 class Measurements:
-    """The figures of one run.
+    """The measurements of one run.
 
     Args:
         scheme: The scheme of the run.
@@ -31,12 +31,12 @@ class Measurements:
     def __init__(self, scheme: Scheme, target: Target) -> None:
         self._scheme, self._target = scheme, target
         self.env_steps = 0
-        self.ledger: dict[str, Any] = {}
+        self.ledger: MetricsDict = {}
         self._has_started = False
         self._started_at = self.ended_at = 0.0
         self._means, self._rate, self._episodes = Means(), RateWindow(), EpisodeWindow()
 
-    def start(self, now: float, resumed: Mapping[str, Any] | None) -> None:
+    def start(self, now: float, resumed: StateDict | None) -> None:
         """Start measuring at `now`, or continue from the `state` of the run that is resumed."""
         self._has_started = True
         self._started_at = self.ended_at = now
@@ -46,12 +46,12 @@ class Measurements:
             self._episodes.restore(resumed["episodes"])
         self._rate.add(now, self.env_steps)
 
-    def state(self, now: float) -> dict[str, Any]:
-        """Return plain values, from which `start` continues."""
+    def state(self, now: float) -> StateDict:
+        """Return plain values from which `start` can continue."""
         return {"env_steps": self.env_steps, "seconds": now - self._started_at, "episodes": self._episodes.state()}
 
     def count(self) -> None:
-        """Read the ledger."""
+        """Update `ledger` and `env_steps` from the scheme."""
         self.ledger = self._scheme.ledger()
         self.env_steps = self.ledger["collected"] - self.ledger["in_flight"] - self.ledger["queued"]
         self._target.count(self.ledger["collected"])
@@ -66,7 +66,7 @@ class Measurements:
         self._rate.add(now, self.env_steps)
 
     def take_episodes(self) -> None:
-        """Take the training episodes that have ended."""
+        """Add the training episodes that have ended since the last call."""
         self._episodes.extend(self._scheme.episodes())
 
     @property
@@ -84,19 +84,19 @@ class Measurements:
         """With several policies, policy -> mean raw return over the last 100 training episodes in which it acted."""
         return self._episodes.policy_return_means
 
-    def of_scheme(self) -> dict[str, Any]:
-        """Return the scheme's metrics; zeros if it has not started, because asking would start it."""
+    def of_scheme(self) -> MetricsDict:
+        """Return the scheme's metrics; zeros before the start, because `Scheme.metrics` would start the scheme."""
         if not self._has_started:
             return {"policy_lag": dict.fromkeys(_LAGS, 0), "updates": 0}
         return dict(self._scheme.metrics())
 
-    def metrics(self, evaluation: Evaluation | None, checkpoint: Mapping[str, float] | None) -> dict[str, Any]:
-        """Return everything measured so far; see `Learner.get_metrics`."""
+    def metrics(self, evaluation: Evaluation | None, checkpoint: Mapping[str, float] | None) -> MetricsDict:
+        """Return all measurements so far; see `Learner.get_metrics`."""
         self.take_episodes()
         scheme = self.of_scheme()
         lag, updates = scheme.pop("policy_lag"), scheme.pop("updates")
         self.count()
-        metrics: dict[str, Any] = {
+        metrics: MetricsDict = {
             "env_steps": self.env_steps, "updates": updates, "seconds": self.seconds,
             "env_steps_per_s": self._rate.rate, "return_mean": self.return_mean,
             "return_episodes": len(self._episodes), "length_mean": self._episodes.length_mean,
@@ -111,12 +111,12 @@ class Measurements:
             metrics["checkpoint"] = dict(checkpoint)
         return metrics
 
-    def record(self, evaluation: Evaluation | None, checkpoint: Mapping[str, float] | None) -> dict[str, Any]:
-        """Return the metrics for a record; the means of the algorithm's statistics start again."""
+    def record(self, evaluation: Evaluation | None, checkpoint: Mapping[str, float] | None) -> MetricsDict:
+        """Return the metrics for a record, and reset the means of the algorithm's statistics."""
         self._rate.add(time.perf_counter(), self.env_steps)
         return {**self.metrics(evaluation, checkpoint), "algorithm": self._means.take()}
 
-    def summary(self, log_dir: Path | None) -> dict[str, Any]:
+    def summary(self, log_dir: Path | None) -> MetricsDict:
         """Return the figures of the whole run, as of the last count."""
         self.take_episodes()
         lag = self.of_scheme()["policy_lag"]
@@ -130,7 +130,7 @@ class Measurements:
             "log_dir": None if log_dir is None else str(log_dir),
         }
 
-    def status(self, evaluation: Evaluation | None) -> dict[str, Any]:
+    def status(self, evaluation: Evaluation | None) -> MetricsDict:
         """Return the figures of the progress line."""
         metrics = self._scheme.metrics()
         return {

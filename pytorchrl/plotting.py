@@ -11,11 +11,11 @@ from pytorchrl.run_directory import METRICS_FILE, no_run
 
 
 def read_curve(run_dir: Path, x: str, y: str) -> tuple[list[float], list[float]]:
-    """Return two columns of a run's records, without records that lack either number.
+    """Return two columns of a run's records, and skip records that lack one of the two numbers.
 
     Args:
         run_dir: Directory of the run.
-        x: Name of a number, with `/` between levels.
+        x: Name of a number, with `/` between levels, such as "algorithm/loss".
         y: Name of another number.
 
     Raises:
@@ -52,7 +52,7 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y
         ConfigError: A directory contains no such numbers, the file cannot be written, or matplotlib is missing.
     """
     try:
-        # Only figure and canvas, because pyplot would choose a display backend and keep figures.
+        # This avoids pyplot, which would choose a display backend and keep references to all figures.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
@@ -74,7 +74,7 @@ def plot_runs(run_dirs: Sequence[Path], output: Path, *, x: str = "env_steps", y
 
 
 def _labels(run_dirs: Sequence[Path]) -> list[str]:
-    """Return the last parts of each path, as few as are needed to distinguish the runs."""
+    """Return the end of each path, with as few components as suffice to distinguish the runs."""
     for count in range(1, max(len(run_dir.parts) for run_dir in run_dirs)):
         labels = [str(Path(*run_dir.parts[-count:])) for run_dir in run_dirs]
         if len(set(labels)) == len(set(run_dirs)):

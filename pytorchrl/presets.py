@@ -1,34 +1,32 @@
-"""Settings that work out of the box, by algorithm and suite of environments; the user's options replace them."""
+"""Define settings that work out of the box, by algorithm and suite of environments; users' options replace them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from pytorchrl.agent.env import EnvFactory
 from pytorchrl.agent.schedules import linear
 from pytorchrl.envs import make_factory
 from pytorchrl.envs.suites import DEFAULT, suite_of
+from pytorchrl.untyped import OptionValue
 
 # The arguments of atari_factory, repeated so that --help shows them.
 _ATARI = {"backend": "vector", "reward_transform": "sign", "end_on_life_loss": True}
 
-# Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with a number of steps for a
-# first run.
-# Learning rates end at zero because the last policy is the one that is saved.
-_CONTINUOUS: dict[str, dict[str, Any]] = {
+# The settings follow Schulman et al. 2017 and Huang et al. 2022 ("The 37 implementation details of PPO"), with a number
+# of steps for a first run. Learning rates decay to zero because the last policy is saved.
+_CONTINUOUS: dict[str, dict[str, OptionValue]] = {
     "classic": {"num_envs": 1, "num_steps": 1, "replay_size": 50_000, "gamma": 0.98, "start_steps": 1000,
-                "update_every": 1,
-                "num_updates": 1, "mini_batch_size": 128, "hidden_sizes": (64, 64), "target_steps": 20_000},
+                "update_every": 1, "num_updates": 1, "mini_batch_size": 128, "hidden_sizes": (64, 64),
+                "target_steps": 20_000},
     "mujoco": {"num_envs": 1, "num_steps": 1, "replay_size": 1_000_000, "start_steps": 5000, "update_every": 1,
-               "num_updates": 1,
-               "target_steps": 1_000_000},
+               "num_updates": 1, "target_steps": 1_000_000},
 }
 _CONTINUOUS["box2d"] = {**_CONTINUOUS["mujoco"], "target_steps": 500_000}
 _DDPG = {"policy": "deterministic", "num_critics": 1}
-_REPLAY_PRESETS: dict[tuple[str, str], Mapping[str, Any]] = {
+_REPLAY_PRESETS: dict[tuple[str, str], Mapping[str, OptionValue]] = {
     (name, family): {**common, **own, **(classic if family == "classic" else {})}
     for name, own, classic in (
         ("sac", {}, {"lr_pi": 1e-3}), ("td3", {"policy": "deterministic"}, {"lr_q": 1e-3, "lr_pi": 1e-3}),
@@ -47,7 +45,8 @@ _REPLAY_PRESETS |= {
     ("dqn", "atari"): {
         **_DQN, "replay_size": 100_000, "start_steps": 80_000, "epsilon_steps": 1_000_000, "final_epsilon": 0.01,
         "target_steps": 10_000_000, **_ATARI},
-    # Each step is used 8 to 16 times; with many collectors once, as Kapturowski et al. 2019, by `max_replay_ratio`.
+    # Each step is used 8 to 16 times. With many collectors, `max_replay_ratio` can limit this to once, as in
+    # Kapturowski et al. 2019.
     ("r2d2", "classic"): {
         **_MEMORY, "num_envs": 4, "num_steps": 8, "replay_size": 50_000, "start_steps": 1000, "update_every": 32,
         "num_updates": 1,
@@ -67,7 +66,7 @@ _REPLAY_PRESETS |= {
         "lr_q": 3e-4, "mini_batch_size": 64, "polyak": 0.0, "target_update_interval": 2000, "target_steps": 5_000_000,
         **_ATARI},
 }
-_presets: dict[tuple[str, str], Mapping[str, Any]] = {
+_presets: dict[tuple[str, str], Mapping[str, OptionValue]] = {
     **_REPLAY_PRESETS,
     ("ppo", "classic"): {
         "num_envs": 8, "num_steps": 128, "num_epochs": 10, "num_mini_batch": 4, "lr": linear(1e-3, 0.0),
@@ -95,7 +94,7 @@ _presets: dict[tuple[str, str], Mapping[str, Any]] = {
         "normalize_reward": True, "target_steps": 2_000_000,
     },
     ("a2c", "atari"): {"num_envs": 16, "num_steps": 5, "gae_lambda": 1.0, "target_steps": 10_000_000, **_ATARI},
-    # A train batch is a rollout of one collector: on Atari the 500 steps of
+    # A train batch is a rollout of one collector. On Atari it has 500 steps, as in
     # https://github.com/ray-project/rl-experiments.
     ("impala", "classic"): {
         "num_envs": 8, "num_steps": 16, "lr": linear(2e-3, 0.0), "gamma": 0.98, "entropy_coef": 0.0,
@@ -111,7 +110,8 @@ _presets: dict[tuple[str, str], Mapping[str, Any]] = {
     ("impala", "atari"): {
         "num_envs": 10, "num_steps": 50, "lr": linear(5e-4, 0.0), "target_steps": 10_000_000, **_ATARI,
     },
-    # MuJoCo as Sample Factory (Petrenko et al. 2020): rollouts of 64, batches of 1024 in effect, two epochs.
+    # MuJoCo follows Sample Factory (Petrenko et al. 2020): rollouts of 64 steps, an effective batch size of 1024, and
+    # two epochs.
     ("appo", "classic"): {
         "num_envs": 8, "num_steps": 64, "num_epochs": 4, "num_mini_batch": 4, "lr": linear(1e-3, 0.0), "gamma": 0.98,
         "vtrace_lambda": 0.9, "entropy_coef": 0.0, "target_steps": 100_000,
@@ -132,31 +132,31 @@ _presets: dict[tuple[str, str], Mapping[str, Any]] = {
 }
 
 
-def register(algorithm: str, suite: str, options: Mapping[str, Any]) -> None:
-    """Register options that hold for an algorithm in a suite unless the user gives others.
+def register(algorithm: str, suite: str, options: Mapping[str, OptionValue]) -> None:
+    """Register the default options of an algorithm in a suite, which options of the user replace.
 
     An earlier registration is replaced.
 
     Args:
-        algorithm: Name that the algorithm is registered under.
-        suite: Name of a suite: "classic", "box2d", "mujoco", "atari" or one of the user's own. The presets of "classic"
-            also hold for environments of no suite.
+        algorithm: Name under which the algorithm is registered.
+        suite: Name of a suite: "classic", "box2d", "mujoco", "atari" or a suite of the user. The presets of "classic"
+            also apply to environments that belong to no suite.
         options: Options of `train`, by name.
     """
     _presets[algorithm, suite] = MappingProxyType(dict(options))
 
 
-def registered() -> Mapping[tuple[str, str], Mapping[str, Any]]:
-    """Return all presets, by names of algorithm and suite."""
+def registered() -> Mapping[tuple[str, str], Mapping[str, OptionValue]]:
+    """Return all presets by (name of the algorithm, name of the suite)."""
     return MappingProxyType(_presets)
 
 
 def preset(
     algorithm: str, env: str | Callable[..., object], options: Mapping[str, object] = MappingProxyType({}),
-) -> dict[str, Any]:
+) -> dict[str, OptionValue]:
     """Return the preset for an algorithm and an environment; empty if none is registered.
 
-    Options that would have no effect together with the user's `options` are left out.
+    The preset omits options that would have no effect together with the user's `options`.
     """
     suite = suite_of(env)
     found = dict(_presets.get((algorithm, DEFAULT if suite is None else suite.name), {}))
@@ -165,14 +165,14 @@ def preset(
                                                                               "epsilon_steps")}
     if options.get("mini_batch_size") is not None:
         found.pop("num_mini_batch", None)
-    if options.get("kind") == "batch":  # each rollout is replayed as one sequence, so it gets the length of one
+    if options.get("kind") == "batch":  # each rollout is replayed as one sequence, so it has the sequence's length
         found |= {"num_steps": found["length"]} if "length" in found else {}
         found = {name: value for name, value in found.items() if name not in ("length", "burn_in", "period")}
     return found
 
 
 def environments(
-    env: str | Callable[..., object], options: Mapping[str, Any], num_test_envs: int,
+    env: str | Callable[..., object], options: Mapping[str, OptionValue], num_test_envs: int,
 ) -> tuple[EnvFactory, EnvFactory]:
     """Return the factories for training and for evaluation. One environment is built to read its spaces."""
     train = make_factory(env, **options)

@@ -1,7 +1,7 @@
-"""Find the bottleneck of a run, and the option that would change it, from the seconds that each level reports.
+"""Find the bottleneck of a run, and the option that would remove it, from the seconds that each level reports.
 
-A level's seconds are those of `metrics()["time_s"]`. If two levels take turns, each update costs the time of both, and
-their parts are compared with each other. If neither waits for the other, only the level that is never idle counts.
+The seconds of each level are in `metrics()["time_s"]`. If two levels take turns, each update costs the time of both
+levels, and the parts of both are compared. If the levels run concurrently, only the level that is never idle counts.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from pytorchrl.scheme import ASYNC, PARALLEL, Scheme
+from pytorchrl.untyped import MetricsDict, OptionValue
 
 TimeS = Mapping[str, Mapping[str, float]]
-Settings = Mapping[str, Any]
-"""Values of options by name; they may have any type."""
+Settings = Mapping[str, OptionValue]
+"""Values of options, or of metrics, by name."""
 _Condition = Callable[[Settings], bool]
 
 # A level that waits for less than this share of its time is not limited by the level below.
 _HELD_UP = 0.1
-# Bytes of a rollout from which compression pays; smaller rollouts are faster uncompressed.
+# Smallest rollout, in bytes, for which compression saves time.
 _LARGE_ROLLOUT = 1e6
 
 _WORK: Mapping[str, str] = {
@@ -42,13 +42,13 @@ _WORK: Mapping[str, str] = {
     "gradients/apply": "updates by each gradient worker",
     "gradients/encode": "packing gradients",
     "gradients/send": "weights and gradients in transit",
-    "gradients/idle": "gradient workers that wait for the others",
+    "gradients/idle": "gradient workers that wait for other gradient workers",
     "update/decode": "unpacking gradients and taking their mean",
     "update/apply": "applying updates",
     "update/push": "taking and publishing new weights",
     "update/idle": "your own program between two steps",
 }
-"""Part -> the work that takes its time."""
+"""Part -> description of its work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,10 @@ class Rule:
 
     Attributes:
         part: "level/part".
-        option: The option to change, as `pytorchrl.train` and the command line name it.
-        advice: How to change it; `{flag}` is its flag, `{value}` its current value.
-        when: Whether the rule applies to all options in force; the first rule of a part that applies counts.
+        option: Name of the option to change, in `pytorchrl.train` and on the command line.
+        advice: Instruction to change the option; `{flag}` is its flag and `{value}` its current value.
+        when: Function of the options in force that returns whether the rule applies. For each part, the first rule that
+            applies is used.
     """
 
     part: str
@@ -117,8 +118,8 @@ RULES: tuple[Rule, ...] = (
     Rule("collection/environment", "num_col_workers",
          "let more processes step environments in parallel: raise {flag}, now {value}", _has_free_cores),
     Rule("collection/environment", "backend",
-         "a native vector environment, if there is one, steps many at the price of few: {flag} vector or envpool, now "
-         "{value}",
+         "use a native vector environment, if there is one, which steps many environments for the price of a few: "
+         "{flag} vector or envpool, now {value}",
          lambda options: options.get("backend") in ("auto", "sync")),
     Rule("collection/environment", "num_col_workers", "more processes on more cores: raise {flag}, now {value}"),
     Rule("collection/inference", "num_envs",
@@ -134,14 +135,15 @@ RULES: tuple[Rule, ...] = (
          lambda options: not options.get("compress_data_to_send") and options["rollout_bytes"] >= _LARGE_ROLLOUT),
     Rule("collection/send", "num_steps", "longer rollouts need fewer messages: raise {flag}, now {value}"),
     Rule("collection/idle", "max_policy_lag",
-         "workers are held back so that rollouts are not too old: raise {flag}, now {value}",
+         "workers wait so that rollouts do not become too old: raise {flag}, now {value}",
          lambda options: _is_async(options) and options.get("on_policy_lag") == "wait"),
     Rule("collection/idle", "col_in_flight", "send the next requests earlier: raise {flag}, now {value}", _is_async),
     Rule("collection/idle", "col_fraction_workers",
-         "do not wait for the slowest workers: {flag} 0.75 stops them, and "
-         "--col-communication asynchronous ends rounds",
+         "do not wait for the slowest workers: {flag} 0.75 stops them, and --col-communication asynchronous replaces "
+         "rounds",
          lambda options: options.get("col_fraction_workers", 1.0) == 1.0),
-    Rule("collection/idle", "col_communication", "let workers not wait for each other: {flag} asynchronous"),
+    Rule("collection/idle", "col_communication",
+         "let workers continue without waiting for each other: {flag} asynchronous"),
     Rule("gradients/wait", "max_replay_ratio", "learning waits for data to keep {flag}, now {value}: raise it",
          lambda options: options.get("max_replay_ratio") is not None),
     Rule("gradients/wait", "num_replay_workers", "let more shards sample in parallel: raise {flag}, now {value}"),
@@ -192,7 +194,7 @@ RULES: tuple[Rule, ...] = (
     Rule("update/idle", "updates_per_step",
          "make more updates before your program continues: raise {flag}, now {value}"),
 )
-"""The rules of each part, the most effective first; the last rule of each part always applies."""
+"""The rules of each part, in order of decreasing effect; the last rule of each part always applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +205,8 @@ class Finding:
         part: "level/part", such as "collection/environment".
         share: Share of the part in the time that counts, in [0, 1].
         sentence: The bottleneck in words.
-        option: The option that would change it.
-        advice: How to change the option.
+        option: The option that would remove the bottleneck.
+        advice: Instruction to change the option.
     """
 
     part: str
@@ -217,13 +219,13 @@ class Finding:
 def explain(
     metrics: Settings, options: Settings | None = None, *, cores: int | None = None, gpus: int | None = None,
 ) -> Finding:
-    """Return the bottleneck of a run and the option that would change it.
+    """Return the bottleneck of a run and the option that would remove it.
 
     Args:
         metrics: The result of `Scheme.metrics()`, or `between` of two results.
-        options: All options in force, see `options_of`; missing ones mean a synchronous and central scheme.
-        cores: CPU cores of all machines; None: those of this one.
-        gpus: GPUs of all machines; None: those of this one.
+        options: All options in force, see `options_of`; the defaults describe a synchronous, central scheme.
+        cores: CPU cores of all machines; None: the cores of this machine.
+        gpus: GPUs of all machines; None: the GPUs of this machine.
 
     Raises:
         ValueError: No update has been made yet.
@@ -243,10 +245,11 @@ def explain(
 
 
 def critical_parts(time_s: TimeS, options: Settings) -> dict[str, float]:
-    """Return the parts that an update waits for, and the share of the update's time that each takes.
+    """Return the parts that an update waits for, and the share of the update's time that each part takes.
 
-    If workers take turns, the time that a level's workers wait at a barrier, beyond the work done meanwhile, is "idle".
-    If levels run concurrently, only the lower level counts if the level above waits longer for it than it is idle.
+    If two levels take turns, "idle" of the lower level is the time that the upper level waits beyond the lower level's
+    work. If two levels run concurrently, only one of them counts: the lower level if the upper level waits for a larger
+    share of its time than the lower level is idle, otherwise the upper level.
 
     Args:
         time_s: Seconds by level and part.
@@ -280,7 +283,7 @@ def _is_held_up(wait: float, idle_below: float) -> bool:
 
 
 def _whose(candidates: Mapping[str, float]) -> str:
-    """Return the owner of the time that the shares refer to, in words."""
+    """Return a description of the time to which the shares refer."""
     levels = {part.split("/")[0] for part in candidates}
     if "update" in levels:
         return "the time from update to update"
@@ -290,13 +293,13 @@ def _whose(candidates: Mapping[str, float]) -> str:
 
 
 def shares(time_s: TimeS) -> dict[str, dict[str, float]]:
-    """Return level -> part -> share of the time of the level's workers; empty for a level without any time."""
+    """Return each part's share of its level's time, by level and part; empty for a level without any time."""
     totals = {level: sum(parts.values()) for level, parts in time_s.items()}
     return {level: {part: seconds / totals[level] for part, seconds in parts.items()} if totals[level] > 0 else {}
             for level, parts in time_s.items()}
 
 
-def between(before: Settings, after: Settings) -> dict[str, Any]:
+def between(before: Settings, after: Settings) -> MetricsDict:
     """Return the metrics that `explain` needs for the time between two calls of `Scheme.metrics()`."""
     counts = {name: after[name] - before[name] for name in ("updates", "rollouts", "bytes_in")}
     time_s = {level: {part: max(0.0, seconds - before["time_s"][level][part]) for part, seconds in parts.items()}
@@ -304,8 +307,8 @@ def between(before: Settings, after: Settings) -> dict[str, Any]:
     return {**counts, "time_s": time_s}
 
 
-def options_of(scheme: Scheme) -> dict[str, Any]:
-    """Return all options that rules use: of the scheme, the algorithm, the environments and the storage."""
+def options_of(scheme: Scheme) -> dict[str, OptionValue]:
+    """Return the options that rules use, from the scheme, the algorithm, the environments and the storage."""
     algorithm, envs = scheme.agent.algo_factory.options, scheme.agent.train_envs_factory.options
     storage = scheme.agent.storage_factory.options
     return {

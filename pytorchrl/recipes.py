@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pytorchrl.agent.algorithms import Algorithm
 from pytorchrl.agent.algorithms.registry import Registration, imported_registration, registration_of
@@ -16,16 +15,17 @@ from pytorchrl.agent.seeding import check_seed
 from pytorchrl.composition import option_specs
 from pytorchrl.errors import CheckpointError, ConfigError
 from pytorchrl.run_directory import RUN_FILE, no_run
+from pytorchrl.untyped import Json
 
 _CODE = "__code__"
 """Key that marks an option in `run.json` as code; its value is `module:qualname`, or the `repr` of nameless code."""
 _ACTING = ("noise_std",)
-"""Options of algorithms that acting needs too; an agent can be loaded without other options that are code."""
+"""Options of algorithms that acting needs; an agent can be loaded without its other options that are code."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that `compose` needs to build the agent of a saved run, and the run's seed."""
+    """The arguments with which `compose` builds the agent of a saved run, and the run's seed."""
 
     algorithm: type[Algorithm]
     env: str
@@ -34,7 +34,7 @@ class Recipe:
 
 
 def describe(registration: Registration, env: object, options: Mapping[str, object]) -> dict[str, object]:
-    """Return the recipe of an agent as JSON; an empty one if JSON cannot describe its environment or options."""
+    """Return the recipe of an agent as JSON; an empty recipe if JSON cannot describe its environment or options."""
     # An option that is neither a plain value nor code, such as an open file, cannot be described.
     recorded = {name: _to_json(value) for name, value in options.items()}
     if isinstance(env, str) and _is_plain(recorded):
@@ -47,10 +47,10 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None) -> Recip
 
     Args:
         run_dir: Directory of the run.
-        algorithm: The algorithm of the run; None: the one that `run.json` names, if the process has imported it.
+        algorithm: The algorithm of the run; None: the algorithm in `run.json`, if this process has imported it.
 
     Raises:
-        ConfigError: `algorithm` is no algorithm.
+        ConfigError: `algorithm` is not an algorithm.
         CheckpointError: There is no run, its file is damaged, or its agent was composed in Python or from code that
             this process has not imported.
     """
@@ -80,14 +80,12 @@ def read(run_dir: Path, algorithm: str | type[Algorithm] | None = None) -> Recip
 def _not_imported(run_dir: Path, reference: str) -> str:
     module, _, name = reference.partition(":")
     return (f"the run in {str(run_dir)!r} is of the algorithm {reference!r}, which this process has not imported; "
-            f"files of a run never "
-            f"decide what is imported, so import {name} from {module} before load, or name it: load(..., "
-            f"algorithm={reference!r}), "
-            f"`pytorchrl enjoy ... --algorithm {reference}`")
+            f"files of a run never decide what is imported, so import {name} from {module} before load, or name it: "
+            f"load(..., algorithm={reference!r}), `pytorchrl enjoy ... --algorithm {reference}`")
 
 
 def _options_of(run_dir: Path, algorithm: type[Algorithm], recorded: Mapping[str, object]) -> dict[str, object]:
-    """Return the recorded options as `compose` takes them, without code that loading does not need."""
+    """Return the recorded options as arguments of `compose`, without code that loading does not need."""
     specs = option_specs(algorithm)
     code = {name: value for name, value in recorded.items() if _has_code(value)}
     if needed := [name for name in code if name not in specs or specs[name].part != "algorithm" or name in _ACTING]:
@@ -119,17 +117,17 @@ def _to_json(value: object) -> object:
         return os.fspath(value)
     if not callable(value):
         return value
-    # Instances, such as those of functools.partial, have no name, and methods of built-in types no module.
+    # Instances, for example of functools.partial, have no name, and methods of built-in types have no module.
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     return {_CODE: f"{module}:{name}" if module and name else repr(value)}
 
 
 def _has_code(value: object) -> bool:
-    """Return whether an option in `run.json`, or one of its items, is the name of code."""
+    """Return whether an option in `run.json`, or an item of a list, is the name of code."""
     return any(map(_has_code, value)) if isinstance(value, list) else isinstance(value, dict) and set(value) == {_CODE}
 
 
-def _from_json(value: Any) -> object:
+def _from_json(value: Json) -> object:
     if isinstance(value, dict) and set(value) == {"schedule"}:
         return schedule_of(value["schedule"])
     return tuple(value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Write the records of a run, as JSON lines and for TensorBoard, and show its progress line."""
+"""Write the records of a run as JSON lines and for TensorBoard, and show the progress line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.run_directory import METRICS_FILE, open_no_follow, put_in_place
 from pytorchrl.terminal import get_logger, printable
+from pytorchrl.untyped import Json, MetricsDict, StateDict, Untyped
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -25,18 +26,18 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-Status = Mapping[str, Any]
+Status = MetricsDict
 """The figures of the progress line; see `Measurements.status`."""
 
-# Text from environments and exceptions is untrusted: it is cut here, and JSON escapes control characters.
+# Texts from environments and exceptions are untrusted. They are truncated here, and JSON escapes control characters.
 _MAX_TEXT = 1000
 _MAX_KEYS = 10_000
-# Intervals between arrivals that are kept, and the length of a rate window in units of the longest of them.
+# Number of intervals between arrivals to keep, and the length of a rate window as a multiple of the longest interval.
 _INTERVALS, _INTERVALS_PER_WINDOW = 5, 3
 
 
-def plain(value: Any) -> Any:  # JSON
-    """Return `value` as JSON: numbers that are not finite become None, objects of unknown types their text."""
+def plain(value: Json) -> Json:
+    """Return `value` as JSON: numbers that are not finite become None, and objects of unknown types become text."""
     if isinstance(value, str):
         return value[:_MAX_TEXT]
     if value is None or isinstance(value, (bool, int)):
@@ -47,7 +48,7 @@ def plain(value: Any) -> Any:  # JSON
         return {str(key)[:_MAX_TEXT]: plain(value[key]) for key in list(value)[:_MAX_KEYS]}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()):  # scalars of numpy
+    if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()):  # a numpy scalar
         return plain(value.item())
     return str(value)[:_MAX_TEXT]
 
@@ -59,7 +60,7 @@ def to_json(value: object, *, indent: int | None = None) -> str:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write `value` to `path` atomically: a reader sees either the old file or the complete new one."""
+    """Write `value` to `path` atomically: a reader sees either the old file or the complete new file."""
     with put_in_place(path) as file:
         file.write((to_json(value, indent=2) + "\n").encode("ascii"))
 
@@ -99,8 +100,8 @@ class Recorder:
             log_dir / METRICS_FILE, "a", opener=open_no_follow, encoding="ascii")
         self._tensorboard = _tensorboard_writer(log_dir, None if after is None else after + 1) if tensorboard else None
 
-    def write(self, record: Mapping[str, Any]) -> None:  # JSON
-        """Append one record; numbers that are not finite become null. A full disk ends recording, not the run."""
+    def write(self, record: Mapping[str, Json]) -> None:
+        """Append one record; numbers that are not finite become null. A full disk ends recording, but not the run."""
         try:
             if self._file is not None:
                 self._file.write(to_json(record) + "\n")
@@ -126,7 +127,7 @@ class Recorder:
 
 
 def _forget_records(path: Path, after: int) -> None:
-    """Remove records of more env steps than `after`, and an incomplete last line."""
+    """Remove records with more than `after` env steps, and an incomplete last line."""
     if not path.exists():
         return
     kept = []
@@ -138,7 +139,7 @@ def _forget_records(path: Path, after: int) -> None:
         file.write("".join(kept).encode("ascii"))
 
 
-def _tensorboard_writer(log_dir: Path, purge_step: int | None) -> Any:  # SummaryWriter is untyped
+def _tensorboard_writer(log_dir: Path, purge_step: int | None) -> Untyped:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:  # the extra `tensorboard` is not installed
@@ -157,11 +158,11 @@ def _flat(record: Mapping[str, object], prefix: str = "") -> list[tuple[str, flo
 
 
 class RateWindow:
-    """Steps per second over a window of the last `seconds`, or over the whole run until the run is that long.
+    """Steps per second over a window of the last `seconds`, or over the whole run while the run is shorter.
 
-    If rollouts arrive less often, the window is longer: it spans at least three times the longest of the last five
-    intervals between arrivals, so that the rate of a steady run is never 0. After a stall, the rate is 0 one window
-    later.
+    If rollouts arrive rarely, the window is longer: it spans at least three times the longest of the last five
+    intervals between arrivals, so that the rate of a steady run is never 0. If a run stalls, the rate becomes 0 after
+    one window.
     """
 
     def __init__(self, seconds: float = 10.0) -> None:
@@ -174,7 +175,7 @@ class RateWindow:
         """Record the total number of steps at a time in seconds; both never decrease."""
         has_arrived = bool(self._points) and steps > self._points[-1][1]
         self._points.append((now, steps))
-        if self._intervals:  # else the window is the whole run
+        if self._intervals:  # otherwise the window is the whole run
             start = now - max(self._seconds, _INTERVALS_PER_WINDOW * max(self._intervals))
             while len(self._points) > 2 and self._points[1][0] <= start:
                 self._points.popleft()
@@ -193,7 +194,7 @@ class RateWindow:
 
 
 class EpisodeWindow:
-    """The last `size` training episodes, and with several policies the last `size` of each policy."""
+    """Window of the last `size` training episodes and, with several policies, of the last `size` of each policy."""
 
     def __init__(self, size: int = 100) -> None:
         self._size = size
@@ -205,7 +206,7 @@ class EpisodeWindow:
         return len(self._returns)
 
     def extend(self, episodes: Iterable[Episode]) -> None:
-        """Add episodes in the order of their ends."""
+        """Add episodes in the order in which they ended."""
         for episode in episodes:
             self._returns.append(episode.env_return)
             self._lengths.append(episode.length)
@@ -230,12 +231,12 @@ class EpisodeWindow:
         """With several policies, policy -> mean raw return of the last episodes in which it acted."""
         return {policy: statistics.fmean(returns) for policy, returns in self._policy_returns.items()}
 
-    def state(self) -> dict[str, Any]:
-        """Return plain values, from which `restore` continues."""
+    def state(self) -> StateDict:
+        """Return plain values from which `restore` can continue."""
         return {"returns": list(self._returns), "lengths": list(self._lengths),
                 "policy_returns": {policy: list(returns) for policy, returns in self._policy_returns.items()}}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: StateDict) -> None:
         """Continue from the `state()` of another window."""
         self._returns.extend(state["returns"])
         self._lengths.extend(state["lengths"])
@@ -252,14 +253,14 @@ class Means:
         self._taken: dict[str, float] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add one set of numbers, which need not have every name."""
+        """Add one set of numbers, in which any name may be missing."""
         sums, counts = self._sums, self._counts
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value
             counts[name] = counts.get(name, 0) + 1
 
     def peek(self) -> dict[str, float]:
-        """Return the means since the last `take`; if no number was added since, the means that it returned."""
+        """Return the means since the last `take`, or the result of that `take` if no number was added since."""
         return self._means() or dict(self._taken)
 
     def take(self) -> dict[str, float]:
@@ -280,7 +281,7 @@ def next_multiple(every: int | None, env_steps: int) -> float:
 
 
 def progress_text(status: Status) -> str:
-    """Return one line: steps, share, steps per second, return, lag, time left, and workers if some are missing."""
+    """Return a line with steps, share, steps per second, return, lag, time left, and workers if some are missing."""
     steps, target, rate = status["env_steps"], status["target_steps"], status["env_steps_per_s"]
     returns = status["return_mean"]
     left = _clock(max(0, target - steps) / rate) if rate else "--:--"
@@ -310,13 +311,13 @@ def _clock(seconds: float) -> str:
 
 
 class Progress:
-    """The progress line on stderr: redrawn in a terminal (with rich if installed), occasional lines elsewhere."""
+    """The progress line on stderr: one redrawn line in a terminal (by rich if installed), separate lines elsewhere."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream: IO[str] | None = stream if stream is not None else sys.stderr
         self._live: _RichLine | None = None
         self._width = 0
-        # Outside a terminal each line stays, so the pauses between lines grow from one to sixty seconds.
+        # Outside a terminal, lines are not overwritten, so the pauses between lines grow from one to sixty seconds.
         self._pause_s, self._next_line = 1.0, 0.0
         try:
             self._terminal = self._stream is not None and self._stream.isatty()
@@ -326,7 +327,7 @@ class Progress:
             self._live = _rich_progress(self._stream)
 
     def tell(self, text: str, *, stays: bool = False) -> None:
-        """Show a line of text before training begins; in a terminal the next line overwrites it unless it `stays`."""
+        """Show a line of text before training begins. In a terminal, the next line overwrites it unless `stays`."""
         if self._stream is None:
             return
         text = printable(text)
@@ -346,7 +347,7 @@ class Progress:
             return
         try:
             if self._live is not None:
-                if self._width:  # of the text that `tell` wrote
+                if self._width:  # the width of the text that `tell` wrote
                     self._stream.write("\r" + " " * self._width + "\r")
                     self._width = 0
                 self._live.update(status)
@@ -381,7 +382,7 @@ class Progress:
 
 
 class _RichLine:
-    """The same line with a bar, by rich, which redraws it only in `update` and not in a thread."""
+    """The progress line with a bar, which rich redraws in `update` and not in a thread."""
 
     def __init__(self, progress: RichProgress) -> None:
         self._progress = progress

@@ -40,9 +40,10 @@ def prepare_log_dir(
     A `log_dir` that ends in a slash, such as `runs/`, is a directory of runs: the run gets a new directory in it, named
     `<run_name>-1` or with the next free number. Several processes may call this function at the same time.
 
-    In any other `log_dir` an earlier run is refused; renamed (`runs/a` to `runs/a.1`) if `overwrite`; kept if `resume`,
-    unless the run ended before its first checkpoint, in which case it is renamed as well. A directory that contains a
-    run itself is never a directory of runs, whether its name ends in a slash or not. Nothing is ever removed.
+    If any other `log_dir` contains an earlier run, that run is refused by default; renamed (`runs/a` to `runs/a.1`) if
+    `overwrite`; and kept if `resume`, unless it ended before its first checkpoint: then it is renamed, too. A directory
+    that contains the files of a run is never a directory of runs, whether its name ends in a slash or not. Nothing is
+    ever removed.
 
     Args:
         log_dir: The directory of the run, or a directory of runs.
@@ -80,12 +81,12 @@ def prepare_log_dir(
 
 
 def is_directory_of_runs(log_dir: str | os.PathLike[str]) -> bool:
-    """Return whether each run gets a numbered directory in `log_dir`: the name ends in a slash and no run is in it."""
+    """Return whether `log_dir` is a directory of runs: its name ends in a slash, and it contains no run itself."""
     return os.fspath(log_dir).endswith(os.sep) and not (Path(log_dir).expanduser() / RUN_FILE).exists()
 
 
 def no_run(path: Path, missing: str) -> str:
-    """Return the message for a directory without the file `missing`, with the newest run if the directory has runs."""
+    """Return the message for a directory without the file `missing`; it names the newest run of a directory of runs."""
     newest = _newest_run(path)
     if newest is None:
         return f"{str(path)!r} holds no run: {missing} is missing"
@@ -106,7 +107,7 @@ def _needs_one_run(runs: Path, option: str) -> str:
 
 
 def _make_numbered(runs: Path, name: str) -> Path:
-    """Make the first of `<name>-1`, `<name>-2`, ... that does not exist; no two processes get the same one."""
+    """Make a directory with a new number, `<name>-1`, `<name>-2`, ...; no two processes get the same directory."""
     name = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip(".-") or "run"
     runs.mkdir(parents=True, exist_ok=True)
     pattern = re.compile(rf"{re.escape(name)}-(\d+)")
@@ -120,14 +121,13 @@ def _make_numbered(runs: Path, name: str) -> Path:
 
 
 def _make_way(path: Path, *, overwrite: bool, resume: bool) -> None:
-    """Refuse, rename or leave the run in `path`; see `prepare_log_dir`."""
+    """Refuse, rename or keep the run in `path`; see `prepare_log_dir`."""
     if not overwrite and not resume:
         raise ConfigError(
             f"log_dir {str(path)!r} holds a run already; choose another; give a directory of runs that ends in a "
             f"slash, such as {_runs_beside(path)!r}, in which each run gets its own directory; or pass "
             "overwrite=True (--overwrite), which renames the old run, or resume=True (--resume), which continues it "
-            "from "
-            "its newest checkpoint")
+            "from its newest checkpoint")
     if overwrite or not any((path / CHECKPOINTS).glob("step-*.pt")):
         Lock(path).close()
         path = path.resolve()
@@ -138,7 +138,7 @@ def _make_way(path: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def _runs_beside(path: Path) -> str:
-    """Return the directory of runs to suggest for a run in `path`: its parent if called `runs`, else a sibling."""
+    """Return the directory of runs to suggest for a run in `path`: its parent if named `runs`, else a sibling."""
     return str(path.parent if path.parent.name == "runs" else path.parent / "runs") + os.sep
 
 
@@ -173,7 +173,7 @@ class Lock:
 
 @contextlib.contextmanager
 def put_in_place(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file next to `path` that replaces `path` atomically when it is complete; remove it if writing fails."""
+    """Open a temporary file that replaces `path` atomically at the end, and is removed if writing fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)  # left by a killed process with the same id
     try:
@@ -188,5 +188,5 @@ def put_in_place(path: Path) -> Iterator[IO[bytes]]:
 
 
 def open_no_follow(path: str, flags: int) -> int:
-    """Open a file for `open(..., opener=open_no_follow)`; refuse symbolic links and create with mode 0666 & ~umask."""
+    """Open a file for `open(..., opener=open_no_follow)`: refuse symbolic links, and create with mode 0666 & ~umask."""
     return os.open(path, flags | _NO_FOLLOW, 0o666)

@@ -21,7 +21,7 @@ _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class RunFiles:
-    """The files of a run in `log_dir`. Without one, no method writes anything, and `save_model` is refused.
+    """The files of a run in `log_dir`. Without a `log_dir`, methods write nothing, and `save_model` is refused.
 
     Attributes:
         last_checkpoint: Env steps, bytes and seconds of the last checkpoint; None before the first one.
@@ -44,16 +44,16 @@ class RunFiles:
         """Write `run.json` and open the records.
 
         Args:
-            scheme: The scheme of the run, which has started.
-            recipe: The description of its agent.
+            scheme: The scheme of the run, which must have started.
+            recipe: The description of the agent.
             target_steps: Env steps of the run.
             tensorboard: Whether to write TensorBoard files, too.
-            after: Env steps from which the run is resumed; None: it is new.
+            after: Env steps at which the run is resumed; None: the run is new.
         """
         if self._log_dir is None:
             return
         write_json(self._log_dir / RUN_FILE, description(recipe, target_steps, scheme.seed, scheme.settings))
-        (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # the result of the part before a resumed one
+        (self._log_dir / RESULT_FILE).unlink(missing_ok=True)  # the result from before the run was resumed
         self._recorder = Recorder(self._log_dir, tensorboard=tensorboard, after=after)
 
     def record(self, metrics: Mapping[str, object]) -> None:
@@ -85,7 +85,7 @@ class RunFiles:
         Args:
             env_steps: Env steps of the run so far.
             state: The contents of the checkpoint.
-            started_at: When making the checkpoint began, by `time.perf_counter`.
+            started_at: `time.perf_counter()` at the start of the checkpoint.
         """
         if self._log_dir is None:
             return

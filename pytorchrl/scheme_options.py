@@ -25,12 +25,12 @@ class SchemeOption:
     """One setting of the scheme.
 
     Attributes:
-        name: Its name, the same everywhere.
-        group: The level that it belongs to, a key of `GROUPS`.
-        hint: Its type.
-        default: Its default.
-        help: One or two sentences.
-        choices: The closed set of allowed values; None: there is no such set.
+        name: Name of the setting, which is the same everywhere.
+        group: Level of the setting, a key of `GROUPS`.
+        hint: Type of the setting.
+        default: Default of the setting.
+        help: Description in one or two sentences.
+        choices: All allowed values, if they are a closed set; otherwise None.
     """
 
     name: str
@@ -48,8 +48,8 @@ def scheme_options() -> list[SchemeOption]:
     """
     found = [SchemeOption(
         "preset", "collection", str | None, None,
-        "An architecture of the literature, such as `impala` for `Scheme.impala`; its settings hold where nothing "
-        "else is given.",
+        "An architecture of the literature, such as `impala` for `Scheme.impala`; its settings apply unless you give "
+        "others.",
         (None, *PRESETS))]
     for level in LEVELS:
         for name in names_of_level(level):

@@ -1,12 +1,10 @@
-"""Decide when a run is done, and which records, evaluations and checkpoints are due before."""
+"""Decide when a run is done, and when its records, evaluations and checkpoints are due."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pytorchrl.reporting import next_multiple
 from pytorchrl.scheme import Scheme
+from pytorchrl.untyped import MetricsDict
 
 _RECORDS_PER_RUN = 200
 
@@ -14,7 +12,7 @@ _RECORDS_PER_RUN = 200
 class Target:
     """The end of a run: a number of env steps that have reached the learner.
 
-    If collection and learning take turns, the last rollout is also used as often as every other one.
+    If collection and learning take turns, the last rollout must also be used as often as every other rollout.
 
     Args:
         scheme: The scheme of the run.
@@ -29,17 +27,17 @@ class Target:
         self._last_collected: float = float("inf")
 
     def count(self, collected: int) -> None:
-        """Note the number of env steps collected so far; the first one from the target on includes the last rollout."""
+        """Record the number of env steps collected so far, and when it first reaches the target."""
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)
 
-    def is_reached(self, env_steps: int, ledger: Mapping[str, Any], num_skipped: float) -> bool:
+    def is_reached(self, env_steps: int, ledger: MetricsDict, num_skipped: float) -> bool:
         """Return whether the run is done.
 
         Args:
             env_steps: Env steps that have reached the learner.
             ledger: The ledger at that time.
-            num_skipped: Samples of updates that were skipped because of NaN or infinity; their passes count, too.
+            num_skipped: Samples of updates that were skipped because of NaN or infinity; they count as used.
         """
         if env_steps < self.env_steps:
             return False
@@ -57,7 +55,7 @@ def _passes_of(scheme: Scheme) -> int:
 
 
 class Due:
-    """The env steps from which the next record, evaluation and checkpoint are due.
+    """The env steps at which the next record, evaluation and checkpoint are due.
 
     Args:
         target_steps: Env steps of the run.
@@ -77,7 +75,7 @@ class Due:
         self.evaluation = next_multiple(eval_every, 0)
         self.checkpoint = next_multiple(checkpoint_every, 0)
         self.first = 0.0
-        """The least env steps from which anything is due."""
+        """The smallest number of env steps at which anything is due."""
         self._plan()
 
     def resume(self, env_steps: int, recorded_steps: int) -> None:
@@ -87,18 +85,18 @@ class Due:
         self.after_record(recorded_steps)
 
     def after_record(self, env_steps: int) -> None:
-        """Plan the next record after one at `env_steps`."""
+        """Plan the next record after a record at `env_steps`."""
         self.recorded_steps = env_steps
         self.record = env_steps + float(self._record_every)
         self._plan()
 
     def after_evaluation(self, env_steps: int) -> None:
-        """Plan the next evaluation after the start of one at `env_steps`."""
+        """Plan the next evaluation after the start of an evaluation at `env_steps`."""
         self.evaluation = next_multiple(self._eval_every, env_steps)
         self._plan()
 
     def after_checkpoint(self, env_steps: int) -> None:
-        """Plan the next checkpoint after one at `env_steps`."""
+        """Plan the next checkpoint after a checkpoint at `env_steps`."""
         self.checkpoint = next_multiple(self._checkpoint_every, env_steps)
         self._plan()
 

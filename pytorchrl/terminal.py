@@ -1,4 +1,4 @@
-"""Escape untrusted text for a terminal: in the command line's output, the progress line, warnings and logs.
+"""Escape untrusted text in terminal output: the command line's output, the progress line, warnings and logs.
 
 Names of environments, policies and info entries, and the errors of environments and of users' code, may contain control
 characters. Printed unescaped, these could clear the screen, overwrite other text, or forge lines. Files of a run
@@ -14,9 +14,9 @@ import traceback
 def printable(text: object) -> str:
     """Return `text` as one line in which every character that is not printable is escaped, as `repr` escapes it.
 
-    Characters that are not printable, by Unicode's categories, are control characters (such as escape, line feed and
-    carriage return), format characters (such as those that change the direction of text), surrogates, and separators
-    other than the space.
+    Unprintable characters, by Unicode's categories, are control characters (such as escape, line feed and carriage
+    return), format characters (such as marks that change the direction of text), surrogates, and separators other than
+    the space.
     """
     text = str(text)
     if text.isprintable():

@@ -1,4 +1,4 @@
-"""Shorten tracebacks of wrong settings to the caller's line and the message, without frames of this package."""
+"""Shorten the tracebacks of errors about settings to the caller's line and the message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ C = TypeVar("C", bound=type)
 VARIABLE = "PYTORCHRL_FULL_TRACEBACKS"
 """Environment variable that keeps all frames if it is set to anything but 0."""
 
-# Packages whose frames say nothing about a wrong setting, besides the standard library.
+# Packages, besides the standard library, whose frames do not help to find a wrong setting.
 _LIBRARIES = {"pytorchrl", "ale_py", "cloudpickle", "gymnasium", "numpy", "pettingzoo", "ray", "torch"}
 
 
@@ -27,7 +27,7 @@ def brief_errors(function: Callable[P, R]) -> Callable[P, R]:
     """Make a `ConfigError` of a public function point at the line that called it.
 
     The message of a `ConfigError` is sufficient, so the frames of the check and the errors that caused it are removed.
-    They are kept if they contain a frame of the user's own code, for example of an environment or an algorithm.
+    They are kept if they contain a frame of the user's own code, for example in an environment or an algorithm.
     """
     @functools.wraps(function)
     def entry(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -68,7 +68,7 @@ def full_tracebacks() -> Iterator[None]:
 
 
 def _has_users_frame(traceback: TracebackType | None) -> bool:
-    """Return whether a function that belongs neither to a library nor to Python is among the frames."""
+    """Return whether a frame belongs to a function that is neither in a library nor in Python itself."""
     while traceback is not None:
         package = str(traceback.tb_frame.f_globals.get("__name__", "")).split(".")[0]
         if package not in _LIBRARIES and package not in sys.stdlib_module_names:

@@ -1,4 +1,4 @@
-"""Train an agent with one call, `train("ppo", "CartPole-v1", lr=1e-3, num_col_workers=2)`, and load it again."""
+"""Train an agent with one call, `train("ppo", "CartPole-v1", lr=1e-3, num_col_workers=2)`, and load a saved agent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,10 +24,11 @@ from pytorchrl.scheme.architectures import PRESETS
 from pytorchrl.scheme.supervision.evaluation import Evaluator
 from pytorchrl.scheme.transport.messages import Weights
 from pytorchrl.tracebacks import brief_errors
+from pytorchrl.untyped import MetricsDict, OptionValue
 
 
-def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: Any) -> tuple[Learner, Agent]:
-    """Return a learner that has not started, and its agent; options as for `train`."""
+def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: OptionValue) -> tuple[Learner, Agent]:
+    """Return a learner that has not started, and its agent; the options are those of `train`."""
     registration = registration_of(algorithm)
     agent, scheme_options, learner_options = compose(registration.algorithm, env, options)
     log_dir = build_options(Learner, learner_options).log_dir
@@ -41,7 +41,7 @@ def make_learner(algorithm: str | type[Algorithm], env: EnvSource, **options: An
     if log_dir is not None and is_directory_of_runs(log_dir):
         run_name = f"{registration.label}-{env if isinstance(env, str) else getattr(env, '__name__', 'env')}"
     learner = Learner(scheme, recipe=recipe, run_name=run_name, **learner_options)
-    if learner.log_dir is not None:  # a numbered directory is known only now, after all options were accepted
+    if learner.log_dir is not None:  # the number of the directory is known only after all options were accepted
         monitored = _monitored(agent.train_envs, learner.log_dir)
         scheme.agent = dataclasses.replace(scheme.agent, train_envs_factory=monitored)
     return learner, agent
@@ -60,8 +60,8 @@ def named_settings(preset: str) -> dict[str, object]:
 
 
 def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
-    """Return the same environments, which write finished episodes into the run."""
-    # Absolute, because workers may run in another folder.
+    """Return a factory of the same environments that writes monitor files to the directory of the run."""
+    # The path is absolute because workers may run in another folder.
     path = os.path.abspath(os.path.expanduser(log_dir))
     return dataclasses.replace(envs, options=dataclasses.replace(envs.options, log_dir=path))
 
@@ -69,7 +69,7 @@ def _monitored(envs: EnvFactory, log_dir: str | os.PathLike[str]) -> EnvFactory:
 @brief_errors
 def train(
     algorithm: str | type[Algorithm], env: EnvSource, *, target_steps: int | None = None,
-    log_dir: str | os.PathLike[str] | None = None, **options: Any,
+    log_dir: str | os.PathLike[str] | None = None, **options: OptionValue,
 ) -> TrainedAgent:
     """Train an agent and stop its workers.
 
@@ -77,17 +77,17 @@ def train(
         print(agent.return_mean, agent.evaluate(100).return_mean)
 
     Args:
-        algorithm: A name, such as "ppo"; a class of your own, registered with `@algorithm` or derived from a registered
-            one; or its "module:Class".
+        algorithm: A name, such as "ppo"; your own class, registered with `@algorithm` or derived from a registered
+            class; or "module:Class".
         env: A gymnasium id; a function that makes one environment; or the name of a module with `parallel_env`
             (PettingZoo), such as "mpe2.simple_spread_v3", whose environments have several agents.
-        target_steps: Env steps of the whole experiment; None: as many as the preset for this environment has.
+        target_steps: Env steps of the whole experiment; None: the number in the preset for this environment.
         log_dir: Directory of this run, or a directory of runs that ends in a slash, such as "runs/": this run gets a
             new directory in it, `runs/ppo-CartPole-v1-1` and so on. None writes no files.
         **options: Any option of the algorithm, storage, actor, environments, scheme or learner, by name, such as `lr`,
             `num_steps`, `hidden_sizes`, `num_envs`, `num_col_workers`, `eval_every` and `seed`. `policies` assigns
-            policies to several agents: "shared", "independent", a mapping or a function from agent to policy; together
-            with a function that makes environments, it declares that they have several agents.
+            policies to several agents: "shared", "independent", or a mapping or function from agent to policy. If `env`
+            is a function, `policies` also declares that its environments have several agents.
 
     Returns:
         The trained agent, with the run's figures.
@@ -114,14 +114,14 @@ def load(
 
     Args:
         run_dir: Directory of the run.
-        model: Name of the model in it, without `.pt`.
-        algorithm: Class of the algorithm, or "module:Class", which is imported. None: the algorithm that the run names,
-            which is one of this package, or one that this process has imported already; `load` imports no algorithm.
+        model: Name of the model in that directory, without `.pt`.
+        algorithm: Class of the algorithm, or "module:Class", which is imported. None: the algorithm that the run names.
+            It must be in this package or already imported by this process; `load` does not import it.
 
     Raises:
-        CheckpointError: There is no run or no such model, it cannot be read, or the run was composed in Python or with
-            an algorithm that is not imported.
-        ConfigError: `algorithm` is no algorithm.
+        CheckpointError: There is no run or no such model, its files cannot be read, or the run was composed in Python
+            or with an algorithm that is not imported.
+        ConfigError: `algorithm` is not an algorithm.
     """
     recipe = recipes.read(Path(run_dir), algorithm)
     agent, _, _ = compose(recipe.algorithm, recipe.env, recipe.options)
@@ -154,11 +154,11 @@ def read_model(path: Path) -> dict[str, torch.Tensor]:
 
 
 class TrainedAgent:
-    """A trained policy with the environments to try it in.
+    """A trained policy with its test environments.
 
     Attributes:
         agent: The factories of the agent.
-        acting_state: Name -> tensor of everything that acting needs: parameters and normalisers.
+        acting_state: Tensors that acting needs, by name: parameters and the statistics of normalisers.
         seed: Seed of the experiment.
         summary: Figures of the run, as `pytorchrl train --json` prints them; empty after `load`.
         log_dir: Directory of the run; None if no files were written.
@@ -166,7 +166,7 @@ class TrainedAgent:
 
     def __init__(
         self, *, agent: Agent, acting_state: Mapping[str, torch.Tensor], seed: int,
-        summary: Mapping[str, Any] | None = None, log_dir: Path | None = None,
+        summary: MetricsDict | None = None, log_dir: Path | None = None,
     ) -> None:
         self.agent, self.acting_state, self.seed = agent, dict(acting_state), seed
         self.summary, self.log_dir = dict(summary or {}), log_dir
@@ -182,12 +182,13 @@ class TrainedAgent:
     ) -> Evaluation:
         """Play whole episodes in the test environments and report raw returns.
 
-        Each environment plays a fixed number of episodes: taking the first episodes to finish would favour short ones.
+        Each environment plays a fixed number of episodes, because counting the first episodes that finish would favor
+        short episodes.
 
         Args:
             num_episodes: Number of episodes, from 1.
             deterministic: Whether the policy takes its best action instead of sampling one.
-            seed: Seed of the environments and of sampled actions; None: the experiment's.
+            seed: Seed of the environments and of sampled actions; None: the seed of the experiment.
             envs: Other environments with the same spaces.
 
         Raises:
@@ -195,14 +196,14 @@ class TrainedAgent:
         """
         if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
             raise ConfigError(f"num_episodes must be a whole number from 1, got {num_episodes!r}")
-        # Small batches gain nothing from a second thread, which makes them several times slower on few cores.
+        # A second thread does not speed up small batches; with few cores, it makes them several times slower.
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             evaluation = self._evaluator(seed, envs).evaluate(self._weights(), num_episodes, deterministic)
         finally:
             torch.set_num_threads(num_threads)
-        assert evaluation is not None  # only an interrupted evaluation is None, and nothing can interrupt this one
+        assert evaluation is not None  # only an interrupted evaluation returns None, and nothing interrupts this call
         return evaluation
 
     def save(self, path: str | os.PathLike[str]) -> str:

@@ -16,6 +16,7 @@ from pytorchrl.agent.env import EnvFactory, VecEnv
 from pytorchrl.agent.multi.env import MultiAgentEnvFactory
 from pytorchrl.errors import ConfigError, install_hint
 from pytorchrl.tracebacks import brief_errors
+from pytorchrl.untyped import OptionValue
 
 if TYPE_CHECKING:
     from pytorchrl.scheme import Evaluation
@@ -26,7 +27,7 @@ _Env = gym.Env[Any, Any]  # observations and actions of any type
 _Wrapper = Callable[[_Env], _Env]
 
 _FRAME_SKIP = 4
-# Settings of ale-py's vector environment that single games have as well, and those that do not affect the pictures.
+# Settings of ale-py's vector environment that single games have too, and settings that do not affect the frames.
 _OF_GAMES = ("repeat_action_probability", "full_action_space", "difficulty", "mode")
 _OF_LEARNING = {"reward_clipping", "reward_clip", "episodic_life", "life_loss_info"}
 
@@ -40,11 +41,11 @@ def record_video(
 
     Args:
         agent: The agent that plays.
-        video_dir: Directory of the files, `<environment>-episode-<n>.mp4`, created if missing.
-            Existing films are replaced.
+        video_dir: Directory of the files, `<environment>-episode-<n>.mp4`, created if missing. Existing files are
+            replaced.
         num_episodes: Number of episodes, from 1.
         deterministic: Whether the policy takes its best action instead of sampling one.
-        seed: Seed of the environment; None: the experiment's.
+        seed: Seed of the environment; None: the seed of the experiment.
 
     Returns:
         The returns and lengths of these episodes.
@@ -83,7 +84,7 @@ def _single_environment(agent: TrainedAgent, recorder: _Wrapper) -> EnvFactory:
     factory = agent.agent.test_envs
     options = factory.options
     is_atari = isinstance(options.env_fn, str) and options.env_fn.split(":")[-1].startswith("ALE/")
-    changed: dict[str, Any] = {
+    changed: dict[str, OptionValue] = {
         "vec_env_size": 1, "backend": "sync", "wrappers": (recorder, *options.wrappers),
         "env_kwargs": {**options.env_kwargs, "render_mode": "rgb_array"},
     }
@@ -92,8 +93,8 @@ def _single_environment(agent: TrainedAgent, recorder: _Wrapper) -> EnvFactory:
     return dataclasses.replace(factory, options=dataclasses.replace(options, **changed))
 
 
-def _single_game(options: VecEnv.Options, recorder: _Wrapper) -> dict[str, Any]:
-    """Return the options of one game with Gymnasium's wrappers; its observations equal those of ale-py's vectors.
+def _single_game(options: VecEnv.Options, recorder: _Wrapper) -> dict[str, OptionValue]:
+    """Return the options of one game with Gymnasium's wrappers, whose observations equal the vector environment's.
 
     Raises:
         ConfigError: These wrappers lack a setting of the vector environment.
@@ -107,7 +108,7 @@ def _single_game(options: VecEnv.Options, recorder: _Wrapper) -> dict[str, Any]:
     limit = options.max_episode_steps
     return {
         "env_kwargs": {**of_game, "frameskip": 1, "render_mode": "rgb_array"}, "test_env_kwargs": {},
-        # The limit applies below the wrappers, where frames are counted.
+        # The limit applies inside the wrappers, where each step is one frame.
         "max_episode_steps": None if limit is None else _FRAME_SKIP * limit,
         "wrappers": (recorder, preprocessed), "frame_stack": 1, "end_on_life_loss": False,
     }
@@ -120,7 +121,7 @@ def _preprocessed(env: _Env, noop_max: int, fires: bool) -> _Env:
 
 
 class _FireAtReset(gym.Wrapper[Any, Any, Any, Any]):
-    """A wrapper that starts games which wait for FIRE."""
+    """A wrapper that presses FIRE at each reset, to start games that wait for it."""
 
     def reset(self, **options: Any) -> tuple[object, dict[str, Any]]:  # as gym.Env.reset
         """Reset, and press FIRE if the game has it."""

@@ -1,7 +1,7 @@
-"""Name workers: the same name in logs, errors, statistics, fault plans, costs, records and file names.
+"""Name workers consistently in logs, errors, statistics, fault plans, costs, records and file names.
 
 A worker's name is its place in the tree, such as "GWorker 1/CWorker 2" for collection worker 2 of gradient worker 1.
-Gradient worker 0 is local to the update worker; collection worker 0 is local to its gradient worker.
+Gradient worker 0 runs inside the update worker; collection worker 0 runs inside its gradient worker.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def replay_worker(parent: int, index: int) -> str:
 
 
 def in_file_name(worker: str) -> str:
-    """Return a worker's name for the name of a file, such as "GWorker_1_CWorker_2"."""
+    """Return a worker's name as it appears in file names, such as "GWorker_1_CWorker_2"."""
     return worker.replace(" ", "_").replace("/", "_")

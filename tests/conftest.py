@@ -38,15 +38,12 @@ def place_of(item):
     return (0 if folder == "unit" and not has_ray and not is_slow else 1 if has_ray else 2), FOLDERS.index(folder)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session):
+def pytest_runtest_setup(item):
     """Refuse versions of pytest and pytest-xdist that ignore groups: each process would start a Ray of its own."""
-    if getattr(session.config.option, "loadgroup", False):
-        loose = [item.nodeid for item in session.items
-                 if item.get_closest_marker("xdist_group") is not None and not item.nodeid.endswith("@ray")]
-        if loose:
-            raise pytest.UsageError(f"groups are ignored by pytest {pytest.__version__} with this pytest-xdist, for "
-                                    f"{loose[0]} among {len(loose)}; install the versions of constraints.txt")
+    is_grouped = item.get_closest_marker("xdist_group") is not None and getattr(item.config.option, "loadgroup", False)
+    if is_grouped and not item.nodeid.endswith("@ray"):
+        pytest.fail(f"pytest {pytest.__version__} ignores groups with this pytest-xdist; install the versions of "
+                    "constraints.txt", pytrace=False)
 
 
 class Failures:

@@ -1,7 +1,7 @@
 """Check the return values of methods of the user's own parts. B = samples of a batch, E = environments.
 
-A check of a batch, a step or a network runs once for an object, at the first one. Checks of a rollout are cheap and run
-for each rollout. Each error names the class, the method, what the method returned and what is expected.
+Checks of batches, steps and networks run once per object, for the first batch, step or network. Checks of rollouts are
+cheap and run for each rollout. Each error names the class, the method, the returned value and the expected value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from torch import Tensor
 
 from pytorchrl.agent.data import ActingStep, Batch, Evaluated, ReplayBatch, RolloutData, SequenceBatch
 from pytorchrl.errors import ConfigError, ContractError
+from pytorchrl.untyped import UserPart
+
+B = TypeVar("B")
 
 
 def violation(part: object, method: str, got: str, expected: str) -> ContractError:
@@ -37,12 +40,12 @@ def check_terms(
 
     Args:
         algorithm: The algorithm.
-        returned: Result of the method: name -> term of the loss, and name -> further measure.
+        returned: Result of the method: name -> term of the loss, and name -> additional measure.
         like: (B,) or (L, B), log-probabilities of the batch; terms and measures have this shape and dtype.
         weights: Name -> weight of each term.
 
     Returns:
-        The names of the terms, in the order of `weights`, and those of the measures.
+        The names of the terms, in the order of `weights`, and the names of the measures.
 
     Raises:
         ContractError: Names, shapes or types do not fit.
@@ -81,8 +84,8 @@ def check_per_sample(part: object, method: str, value: object, like: Tensor) -> 
     _check_tensor(part, method, "", value, like.shape, None, "one number for each sample")
 
 
-def check_target_groups(algorithm: Any, networks: Mapping[str, object]) -> None:
-    """Raise `ContractError` if `target_groups` of a replay algorithm names a group for which its actor has no network.
+def check_target_groups(algorithm: UserPart, networks: Mapping[str, object]) -> None:
+    """Raise `ContractError` if `target_groups` of a replay algorithm names a group without a network in its actor.
 
     Args:
         algorithm: The algorithm.
@@ -90,11 +93,11 @@ def check_target_groups(algorithm: Any, networks: Mapping[str, object]) -> None:
     """
     if unknown := [name for name in algorithm.target_groups if name not in networks]:
         raise ContractError(f"{type(algorithm).__name__}.target_groups names {', '.join(map(repr, unknown))}; "
-                            "expected groups of "
-                            f"{type(algorithm.actor).__name__}.networks(), which are {sorted(networks)}")
+                            f"expected groups of {type(algorithm.actor).__name__}.networks(), which are "
+                            f"{sorted(networks)}")
 
 
-def check_losses(algorithm: Any, returned: object, batch: ReplayBatch | SequenceBatch) -> None:
+def check_losses(algorithm: UserPart, returned: object, batch: ReplayBatch | SequenceBatch) -> None:
     """Check the result of a replay algorithm's `losses` for its first batch.
 
     Args:
@@ -123,19 +126,19 @@ def check_losses(algorithm: Any, returned: object, batch: ReplayBatch | Sequence
         if not loss.requires_grad:
             raise violation(algorithm, "losses()", f"{name!r} without a gradient",
                             f"a loss that is computed from parameters of group {name!r}")
-    _check_tensor(algorithm, "losses()", "errors", errors, batch.ret.shape, None, "the absolute TD error of each "
-                                                                                  "sample")
+    _check_tensor(algorithm, "losses()", "errors", errors, batch.ret.shape, None,
+                  "the absolute TD error of each sample")
 
 
 def check_choice(algorithm: object, action: object, num_envs: int) -> None:
     """Raise `ContractError` unless `choose` of a replay algorithm returned a tensor of one row per environment."""
     if not isinstance(action, Tensor) or action.shape[:1] != (num_envs,):
-        raise violation(algorithm, "choose()", _described(action), f"a tensor of shape ({num_envs}, ...), one row for "
-                                                                   "each environment")
+        raise violation(algorithm, "choose()", _described(action),
+                        f"a tensor of shape ({num_envs}, ...), one row for each environment")
 
 
 def check_acting_step(algorithm: object, acting: object, num_envs: int) -> None:
-    """Raise `ContractError` unless an algorithm returned an `ActingStep` with one row for each environment."""
+    """Raise `ContractError` unless `acting_step` returned an `ActingStep` with one row for each environment."""
     method = "acting_step()"
     if not isinstance(acting, ActingStep):
         raise violation(algorithm, method, _described(acting), "an ActingStep")
@@ -149,20 +152,20 @@ def check_acting_step(algorithm: object, acting: object, num_envs: int) -> None:
 # Actors
 
 NUM_EXAMPLES = 3
-"""Number of zero observations with which networks are tested."""
+"""Number of zero observations in the test of a network."""
 
 
 def overrides(part: object, base: type, *methods: str) -> bool:
-    """Return whether the class of `part` overrides one of these methods of `base`."""
+    """Return whether the class of `part` overrides at least one of these methods of `base`."""
     return any(getattr(type(part), method) is not getattr(base, method) for method in methods)
 
 
 @contextmanager
-def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
+def reading(actor: UserPart, names: Sequence[str]) -> Iterator[None]:
     """Refuse options that were set but are not read while the `with` block builds the networks of a subclass.
 
-    Nothing is refused if the block also builds the library's own networks, which read `feature_extractor`: for images
-    these do not use all options either.
+    Nothing is refused if the block also builds networks of the library, which read `feature_extractor`, because the
+    library's networks for images do not use all options either.
 
     Args:
         actor: The actor whose options are watched.
@@ -175,12 +178,12 @@ def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
     kind = type(options)
 
     class Watched(kind):  # type: ignore[misc,valid-type] # the class is known only at run time
-        def __getattribute__(self, name: str) -> Any:
+        def __getattribute__(self, name: str) -> object:
             read.add(name)
             return super().__getattribute__(name)
 
     actor.options = watched = copy.copy(options)
-    object.__setattr__(watched, "__class__", Watched)  # the class is frozen for all others
+    object.__setattr__(watched, "__class__", Watched)  # by `object`, because the dataclass is frozen
     try:
         yield
     finally:
@@ -193,8 +196,7 @@ def reading(actor: Any, names: Sequence[str]) -> Iterator[None]:
               and getattr(options, name) != fields[name].default]
     if unread:
         raise ConfigError(f"{type(actor).__name__}.build_networks() does not read {', '.join(unread)}, which would "
-                          "have no "
-                          "effect; leave it out, or use it to build the networks")
+                          "have no effect; leave it out, or use it to build the networks")
 
 
 def check_attributes(part: object, **meanings: str) -> None:
@@ -213,8 +215,8 @@ def check_features(actor: object, method: str, returned: object, rhs: Mapping[st
         ContractError: The result is not a pair of features (rows, F) and states with the names and shapes of `rhs`.
     """
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
-        raise violation(actor, method, _described(returned), "features and the next state of the memory ({} without "
-                                                             "memory)")
+        raise violation(actor, method, _described(returned),
+                        "features and the next state of the memory ({} without memory)")
     features, states = returned
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != NUM_EXAMPLES:
         raise violation(actor, method, f"features as {_described(features)}",
@@ -228,9 +230,9 @@ def check_features(actor: object, method: str, returned: object, rhs: Mapping[st
 
 
 def check_output(actor: object, network: str, output: object, size: int | None) -> None:
-    """Raise `ContractError` unless a network returned a float tensor for the examples.
+    """Raise `ContractError` unless a network returned a float tensor of the right shape for the zero observations.
 
-    Its shape must be (`NUM_EXAMPLES`, `size`), or (`NUM_EXAMPLES`,) if `size` is None.
+    The shape must be (`NUM_EXAMPLES`, `size`), or (`NUM_EXAMPLES`,) if `size` is None.
     """
     shape = (NUM_EXAMPLES,) if size is None else (NUM_EXAMPLES, size)
     if not isinstance(output, Tensor) or tuple(output.shape) != shape or not output.is_floating_point():
@@ -250,8 +252,8 @@ def check_evaluated(actor: object, evaluated: object, batch: Batch) -> None:
 # Storages
 
 
-def check_first_batch(storage: object, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches of an on-policy storage; raise `ContractError` if the first one contradicts its samples."""
+def check_first_batch(storage: object, batches: Iterator[B]) -> Iterator[B]:
+    """Yield the batches of an on-policy storage; raise `ContractError` if the first batch is inconsistent."""
     if not isinstance(batches, Iterable):
         raise violation(storage, "generate_batches()", _described(batches), "an iterator of Batch")
     for number, batch in enumerate(batches):
@@ -266,8 +268,8 @@ def _check_batch(storage: object, batch: object) -> None:
         raise violation(storage, method, _described(batch), "an iterator of Batch")
     num_valid = batch.done.numel() if batch.valid is None else int(batch.valid.sum())
     if batch.num_samples != num_valid:
-        raise violation(storage, method, f"a batch with num_samples={batch.num_samples}", "the number of its valid "
-                                                                                          f"samples, {num_valid}")
+        raise violation(storage, method, f"a batch with num_samples={batch.num_samples}",
+                        f"the number of its valid samples, {num_valid}")
     for name in ("logp", "value", "ret", "advantage"):
         _check_tensor(storage, method, name, getattr(batch, name), batch.done.shape, torch.float32,
                       "one number for each sample, like `done`")
@@ -297,7 +299,7 @@ def check_draw(storage: object, drawn: object, count: int, drawable: np.ndarray)
     Args:
         storage: The replay.
         drawn: The result of `draw`; expected rows, (B,) integers, and weights, (B,) floats.
-        count: B, the number of rows asked for.
+        count: B, the number of requested rows.
         drawable: (size,) bool, whether each row can be drawn.
     """
     if not isinstance(drawn, (tuple, list)) or len(drawn) != 2:

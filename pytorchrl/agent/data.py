@@ -1,8 +1,8 @@
-"""Data that the parts of an agent exchange. T = steps of a rollout, E = environments, B = samples of a batch.
+"""Define the data that the parts of an agent exchange.
 
-The first axis is time, the second one environments, without a trailing axis of length 1. Observations are flat
-dictionaries of leaves (`"camera/left"`; the leaf of a plain space is called `"obs"`) with their own dtypes: images stay
-uint8.
+T = steps of a rollout, E = environments, B = samples of a batch. The first axis is time and the second axis
+environments, without a trailing axis of length 1. Observations are flat dictionaries of leaves (`"camera/left"`; the
+leaf of a plain space is called `"obs"`). Each leaf keeps its dtype, so images stay uint8.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pytorchrl.untyped import BatchOfKind, StateDict
+
 OBS_LEAF = "obs"
 """Name of the only leaf of an observation space that is neither a Dict nor a Tuple."""
 
 PREVIOUS = "q/previous"
-"""Name in `rhs` of the input of a memory from the previous step: (E, n + 1), its action one-hot, then its reward."""
+"""Name in `rhs` of a memory's input from the previous step: (E, n + 1), the one-hot action, then the reward."""
 
 Obs = dict[str, Tensor]
 Arrays = dict[str, np.ndarray]
-State = dict[str, Any]
-"""A saved state: tensors, arrays, plain values and containers of them, in a layout of the class that saved it."""
+State = StateDict
 
 Parameters = Mapping[str, Any]
 """Name -> current value of an updatable option: a float, or in a compiled loss a tensor ()."""
 
 
 class DataKind(Enum):
-    """The kind of data that an algorithm learns from and a storage provides; both must be the same.
+    """The kind of data that an algorithm learns from or a storage provides; the two kinds must be equal.
 
     The members are ordered from data that must be fresh to data of any age.
     """
@@ -45,12 +46,12 @@ class DataKind(Enum):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the storage is a replay, which keeps transitions for repeated draws until newer ones replace them."""
+        """Whether the storage is a replay, which keeps transitions for repeated draws until newer data replace them."""
         return self in (DataKind.TRANSITIONS, DataKind.SEQUENCES)
 
 
 def show_reward(rhs: Arrays, reward: np.ndarray) -> None:
-    """Write the rewards of a step, (E,), into the states from which the next actions are chosen."""
+    """Write the rewards (E,) of a step into `rhs`, the states from which the next actions are chosen."""
     if PREVIOUS in rhs:
         rhs[PREVIOUS][:, -1] = reward
 
@@ -80,11 +81,11 @@ class Episode(NamedTuple):
     seconds: float
     """Seconds since the environments were created."""
     env_index: int
-    """Index of the environment in its vector."""
+    """Index of the environment in its vector of environments."""
     terminated: bool
     """Whether the environment ended the episode; otherwise it was truncated, for example by a time limit."""
     policy_returns: dict[str, float] | None = None
-    """For several agents, policy -> mean of the returns of its agents; `env_return` sums over all agents."""
+    """For several agents, policy -> mean return of the policy's agents; `env_return` is the sum over all agents."""
 
 
 @dataclass(slots=True)
@@ -92,27 +93,27 @@ class Step:
     """The result of one step of a vector of E environments; arrays are valid until the next step."""
 
     obs: dict[str, np.ndarray]
-    """Leaf -> (E, ...), the next observations; after an end under SAME_STEP, the first of the new episode."""
+    """Leaf -> (E, ...), the next observations; if SAME_STEP reset an environment, the first of the new episode."""
     reward: np.ndarray
     """(E,) float32, transformed for the learner."""
     terminated: np.ndarray
-    """(E,) bool; where both are set, termination wins and `truncated` is false."""
+    """(E,) bool; a step that both terminates and truncates an episode counts as terminated only."""
     truncated: np.ndarray
     """(E,) bool."""
     valid: np.ndarray
-    """(E,) bool; false for a step that is no transition, such as the reset step of NEXT_STEP."""
+    """(E,) bool; false for a step that is not a transition, such as the reset step of NEXT_STEP."""
     first: np.ndarray
-    """(E,) bool; whether `obs` is the first observation of an episode, before which memory is reset."""
+    """(E,) bool; whether `obs` is the first observation of an episode, so that memory is reset before it."""
     final_index: np.ndarray
-    """(K,) int64, environments whose last observation is not in `obs`."""
+    """(K,) int64, indices of the environments whose last observation is not in `obs`."""
     final_obs: dict[str, np.ndarray]
     """Leaf -> (K, ...), the last observations of those environments."""
     mask: np.ndarray | None
-    """(E, n) bool, actions allowed after `obs`; None if the environment has no masks."""
+    """(E, n) bool, actions that are allowed after `obs`; None if the environment has no masks."""
     episodes: list[Episode]
     """Episodes that ended in this step."""
     final_mask: np.ndarray | None = None
-    """(K, n) bool, actions allowed after `final_obs`; None if all are, or if the environment has no masks."""
+    """(K, n) bool, actions that are allowed after `final_obs`; None if all are, or without masks."""
 
 
 class ActingStep(NamedTuple):
@@ -125,7 +126,7 @@ class ActingStep(NamedTuple):
     rhs: Arrays
     """Network -> (E, H), the memory after this observation."""
     other: Arrays
-    """Name -> (E, ...), further values to store with the transition."""
+    """Name -> (E, ...), additional values to store with the transition."""
 
 
 @dataclass(slots=True)
@@ -135,7 +136,7 @@ class RolloutData:
     obs: Obs
     """Leaf -> (T+1, E, ...); row T follows the last transition."""
     done: Tensor
-    """(T+1, E) bool; whether o_t is the first of an episode, before which memory is reset."""
+    """(T+1, E) bool; whether o_t is the first observation of an episode, so that memory is reset before it."""
     rhs: Obs
     """Network -> (T+1, E, H) float32, the state before o_t; empty for actors without memory."""
     mask: Tensor | None
@@ -151,13 +152,13 @@ class RolloutData:
     valid: Tensor
     """(T, E) bool."""
     final_index: Tensor
-    """(K, 2) int64 pairs (t, e), transitions whose next observation is in `final_obs` instead of row t+1."""
+    """(K, 2) int64, pairs (t, e) of the transitions whose next observation is in `final_obs` instead of row t+1."""
     final_obs: Obs
     """Leaf -> (K, ...), the last observations of those episodes."""
     other: Obs = field(default_factory=dict)
     """Values that the algorithm stored or computed, such as `logp` (T, E), `value` (T+1, E) and `final_value` (K,)."""
     final_mask: Tensor | None = None
-    """(K, n) bool, actions allowed after `final_obs`; None without masks."""
+    """(K, n) bool, actions that are allowed after `final_obs`; None without masks."""
 
     @property
     def num_steps(self) -> int:
@@ -171,16 +172,16 @@ class RolloutData:
 
     @property
     def size(self) -> int:
-        """T · E, the share of the rollout in a batch of rollouts, including steps in which an environment was reset."""
+        """T * E, the size of the rollout in a train batch; steps in which an environment was reset count too."""
         return self.num_steps * self.num_envs
 
     @property
     def parts(self) -> Mapping[str, RolloutData]:
-        """Policy -> its transitions; the policy of an agent with only one is called `""`."""
+        """Policy -> transitions; the only policy of a single-policy agent is called `""`."""
         return {"": self}
 
     def num_valid(self) -> int:
-        """Return the number of env steps, which are the valid transitions."""
+        """Return the number of env steps, that is, of valid transitions."""
         return int(self.valid.sum())
 
     def map(self, function: Callable[[Any], object]) -> RolloutData:  # of a tensor, an array or its packed form
@@ -192,7 +193,7 @@ class RolloutData:
         return RolloutData(**{f.name: apply(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
     def to_numpy(self) -> RolloutData:
-        """Return the same memory as NumPy arrays, which cross processes with one copy."""
+        """Return NumPy arrays that share memory with the tensors; sending them to another process makes one copy."""
         return self.map(lambda tensor: tensor.numpy())
 
 
@@ -214,27 +215,27 @@ class Evaluated(NamedTuple):
 
 
 def weights_of_gradients(samples: Mapping[str, int], num_gradients: int) -> list[int]:
-    """Return the number of valid samples behind each gradient of a batch: the weight of the gradient in a mean.
+    """Return the number of valid samples behind each gradient of a batch, which is the gradient's weight in a mean.
 
-    Every policy has the same number of gradients: an agent of one policy has one for each group of its algorithm, an
-    agent of several policies has one for each policy.
+    Every policy has the same number of gradients: an agent with one policy has one gradient for each parameter group of
+    its algorithm, and an agent with several policies has one gradient for each policy.
 
     Args:
         samples: Policy -> number of valid samples, as from `Batch.samples`.
-        num_gradients: Number of gradients, those of the first policy first.
+        num_gradients: Number of gradients, which are ordered by policy.
     """
     return [count for count in samples.values() for _ in range(num_gradients // len(samples))]
 
 
 class OnePolicyBatch:
-    """The questions that a batch of one policy answers as a `MultiBatch` does."""
+    """The interface that batches of one policy share with `MultiBatch`."""
 
     __slots__ = ()
     num_samples: int
 
     @property
     def samples(self) -> dict[str, int]:
-        """Policy -> number of valid samples; the policy of an agent with only one is called `""`."""
+        """Policy -> number of valid samples; the only policy of a single-policy agent is called `""`."""
         return {"": self.num_samples}
 
 
@@ -245,31 +246,31 @@ class Batch(OnePolicyBatch):
     obs: Obs
     """Leaf -> (B, ...)."""
     done: Tensor
-    """(B,) bool; whether each observation is the first of an episode."""
+    """(B,) bool; whether each observation is the first of its episode."""
     rhs: Obs
     """Network -> (B, H), the state before the first row."""
     mask: Tensor | None
-    """(B, n) bool, allowed actions."""
+    """(B, n) bool, true where an action is allowed."""
     action: Tensor
-    """(B, ...)."""
+    """(B, ...) int64 or float32, as drawn."""
     valid: Tensor | None
     """(B,) bool, or None if all samples are valid."""
     logp: Tensor
-    """(B,) float32, log-probabilities of the actions when they were chosen."""
+    """(B,) float32, log-probabilities of the actions under the policy that chose them."""
     value: Tensor
-    """(B,) float32, value estimates when the actions were chosen."""
+    """(B,) float32, value estimates with the weights that chose the actions."""
     ret: Tensor
     """(B,) float32, returns, the targets of the critic."""
     advantage: Tensor
-    """(B,)."""
+    """(B,) float32, advantages."""
     num_samples: int = 0
     """Number of valid samples."""
     num_new_samples: int = 0
-    """Number of valid samples that no earlier batch used, which the ledger counts as unique."""
+    """Number of valid samples that no earlier batch contained; the ledger counts them as unique."""
     last: bool = False
     """Whether this is the last batch from its rollouts."""
     is_normalized: bool = False
-    """Whether `advantage` is already normalized, over this batch or over a larger one that contains it."""
+    """Whether `advantage` is already normalized, over this batch or over a larger batch that contains it."""
 
     def means(self, samples: Sequence[Tensor]) -> Tensor:
         """Return the means of k quantities over the valid samples.
@@ -288,9 +289,7 @@ class Batch(OnePolicyBatch):
     def normalized_advantage(self) -> Tensor:
         """Return (A - mean) / (std + 1e-8) over the valid samples, with the sample standard deviation.
 
-        The result for a single sample is 0.
-
-        Advantages that are already normalized are returned unchanged.
+        The result for a single sample is 0. Advantages that are already normalized are returned unchanged.
         """
         if self.is_normalized:
             return self.advantage
@@ -316,42 +315,42 @@ class ReplayBatch(OnePolicyBatch):
     ret: Tensor
     """(B,) float32, R, the discounted sum of the m <= n rewards after o."""
     discount: Tensor
-    """(B,) float32, the factor of a target at `next_obs`: gamma^m, or 0 after a termination."""
+    """(B,) float32, the factor of the value at `next_obs` in a target: gamma^m, or 0 after a termination."""
     next_obs: Obs
-    """Leaf -> (B, ...), the observations after those m steps, also at the end of an episode."""
+    """Leaf -> (B, ...), the observations after the m steps, also at the end of an episode."""
     weight: Tensor
     """(B,) float32, importance weights, at most 1; 1 without priorities."""
     ids: Tensor
-    """(B,) int64, positions in replay with their generation, for updates of priorities."""
+    """(B,) int64, positions in replay with the generation of each, for updates of priorities."""
     mask: Tensor | None = None
-    """(B, n) bool, actions allowed after o."""
+    """(B, n) bool, actions that are allowed after o."""
     next_mask: Tensor | None = None
-    """(B, n) bool, actions allowed after `next_obs`."""
+    """(B, n) bool, actions that are allowed after `next_obs`."""
     num_samples: int = 0
     """B, the number of transitions."""
     num_new_samples: int = 0
-    """0, because a drawn transition is a copy that also stays in replay, where the ledger counts it."""
+    """0, because the ledger counts the transition in replay, of which a drawn transition is a copy."""
     last: bool = False
-    """Whether no further batch is drawn before new data arrive."""
+    """Whether this is the last batch before new data arrive."""
 
 
 @dataclass(slots=True)
 class SequenceBatch(OnePolicyBatch):
     """Sequences drawn from replay for one gradient. W = burn-in steps, L = trained steps, n = `n_step` of the storage.
 
-    A sequence has W + L + n observations: those before its trained steps warm the memory up, those after them are what
-    targets bootstrap from. Its trained steps are at rows W to W + L - 1. A shorter warm-up begins with an episode,
-    `done`; rows before that, and rows after an episode's last observation, repeat what is next to them.
+    A sequence has W + L + n rows of observations. The first W rows are the burn-in, which warms up the memory; the next
+    L rows are the trained steps; the last n rows are only bootstrap observations of targets.
 
-    `SequenceBuffer` draws sequences of one episode each. A sequence of `RolloutSequenceBuffer`, whose W is 0, may
-    contain several episodes; the true last observation of an episode is a row between its last step and the next
-    episode.
+    A sequence of `SequenceBuffer` has steps of one episode. If the episode starts within the burn-in, which `done`
+    marks, the rows before the start repeat the first observation; rows after the last observation repeat the last
+    observation. A sequence of `RolloutSequenceBuffer` has no burn-in (W = 0) and may contain several episodes; the true
+    last observation of an episode is then a row between the last step of the episode and the next episode.
     """
 
     obs: Obs
     """Leaf -> (W+L+n, B, ...)."""
     done: Tensor
-    """(W+L+n, B) bool; whether o_t is the first of an episode, before which memory is reset."""
+    """(W+L+n, B) bool; whether o_t is the first observation of an episode, so that memory is reset before it."""
     rhs: Obs
     """Network -> (B, H), the stored state before row 0."""
     action: Tensor
@@ -361,25 +360,25 @@ class SequenceBatch(OnePolicyBatch):
     discount: Tensor
     """(L, B) float32, gamma^m, or 0 after a termination."""
     next_row: Tensor
-    """(L, B) int64, rows of the observations after those m steps."""
+    """(L, B) int64, row of the observation after the m steps."""
     valid: Tensor
     """(L, B) bool; false for rows after the end of a sequence, and for the last observation of an episode."""
     weight: Tensor
     """(B,) float32, importance weights, at most 1."""
     ids: Tensor
-    """(B,) int64, positions in replay with their generation, for updates of priorities."""
+    """(B,) int64, positions in replay with the generation of each, for updates of priorities."""
     burn_in: int
     """W, the number of burn-in steps."""
     mask: Tensor | None = None
-    """(W+L+n, B, actions) bool, allowed actions."""
+    """(W+L+n, B, actions) bool, true where an action is allowed."""
     previous: Tensor | None = None
-    """(W+L+n, B, actions + 1) float32, see `PREVIOUS`; None if the memory does not use it."""
+    """(W+L+n, B, actions + 1) float32, see `PREVIOUS`; None if the memory does not have this input."""
     num_samples: int = 0
     """Number of valid trained steps."""
     num_new_samples: int = 0
-    """0, because a drawn sequence is a copy that also stays in replay, where the ledger counts it."""
+    """0, because the ledger counts the steps in replay, of which a drawn sequence is a copy."""
     last: bool = False
-    """Whether no further batch is drawn before new data arrive."""
+    """Whether this is the last batch before new data arrive."""
 
 
 class BatchStorage(Protocol):
@@ -389,9 +388,9 @@ class BatchStorage(Protocol):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Transitions that were `inserted`, are `resident` and were `sampled`."""
+        """Numbers of transitions `inserted` so far, `resident` now and `sampled` so far."""
 
     def generate_batches(
         self, num_mini_batch: int, mini_batch_size: int | None = None, num_epochs: int = 1,
-    ) -> Iterator[Any]:
-        """Return the batches of a storage, of the class that belongs to its kind of data."""
+    ) -> Iterator[BatchOfKind]:
+        """Return batches of the class that belongs to the storage's kind of data."""

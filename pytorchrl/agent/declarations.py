@@ -1,4 +1,4 @@
-"""Declarations of options: name, type, default, range, choices and help, and the checks of values against them."""
+"""Define declarations of options (name, type, default, range, choices, help), and check values against them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of_range
+from pytorchrl.untyped import TypeHint
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _UNION_TYPES = (typing.Union, types.UnionType)
 # Types whose items are checked, apart from tuples and mappings.
 _COLLECTIONS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
-# Type -> its name in errors: of one value, and of several.
+# Type -> name in errors, singular and plural.
 _NAMES: dict[object, tuple[str, str]] = {
     int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), bool: ("True or False", "booleans"),
     str: ("a string", "strings"), type(None): ("None", "None"), Schedule: ("a schedule", "schedules"),
@@ -35,7 +39,7 @@ class Declaration:
     name: str
     type: object
     """The evaluated annotation, such as `int | None`."""
-    field: dataclasses.Field[Any] = dataclasses.field(repr=False)
+    field: dataclasses.Field[object] = dataclasses.field(repr=False)
 
     @property
     def is_required(self) -> bool:
@@ -44,7 +48,7 @@ class Declaration:
 
     @property
     def default(self) -> object:
-        """The default, made anew if it is mutable; `dataclasses.MISSING` for a required option."""
+        """The default, a new object if it is mutable; `dataclasses.MISSING` for a required option."""
         factory = self.field.default_factory
         return self.field.default if factory is dataclasses.MISSING else factory()
 
@@ -55,12 +59,12 @@ class Declaration:
 
     @property
     def low(self) -> float | None:
-        """The smallest value allowed, or the bound that all values exceed if `is_exclusive`; None without a bound."""
+        """The smallest allowed value; if `is_exclusive`, values must be above it. None without a bound."""
         return self.field.metadata.get("low")
 
     @property
     def high(self) -> float | None:
-        """The largest value allowed; None without a bound."""
+        """The largest allowed value; None without a bound."""
         return self.field.metadata.get("high")
 
     @property
@@ -75,7 +79,7 @@ class Declaration:
 
     @property
     def choices(self) -> tuple[object, ...] | None:
-        """The closed set of allowed values; those of the members for an enum; None if the set is open."""
+        """All allowed values, for an enum the values of its members; None if the set of values is open."""
         declared = self.field.metadata.get("choices")
         if declared is not None:
             return declared
@@ -85,13 +89,13 @@ class Declaration:
 
     @property
     def allowed(self) -> str:
-        """The allowed values, for an error, such as "a whole number >= 1 or None"."""
+        """A description of the allowed values for errors, such as "a whole number >= 1 or None"."""
         if self.choices is None:
             return type_name(self.type, bounds_text(self.low, self.high, self.is_exclusive))
         return f"one of {list(self.choices)}" + (" or None" if self._may_be_none(self.choices) else "")
 
     def settled(self, value: object) -> object:
-        """Return a value in the form that options store.
+        """Convert a value to the form in which options store it.
 
         A schedule replaces a function or a list of points, a tuple replaces a list, an enum member replaces its value.
 
@@ -132,7 +136,7 @@ class Declaration:
         return None
 
     def _is_choice(self, value: object, choices: tuple[object, ...]) -> bool:
-        # An enum member is allowed by its type. A function needs no name among the choices.
+        # A member of an enum is allowed by its type, and a function need not be among the choices.
         return fits(self.type, value) and (
             isinstance(value, enum.Enum) or (value is None and self._may_be_none(choices))
             or callable(value) or any(_same(choice, value) for choice in choices))
@@ -142,7 +146,7 @@ class Declaration:
 
 
 @functools.cache
-def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:
+def declarations_of(options: type[DataclassInstance]) -> Mapping[str, Declaration]:
     """Return the declarations of a dataclass of options, by name, in the order of its fields."""
     hints = typing.get_type_hints(options)
     return types.MappingProxyType({
@@ -150,7 +154,7 @@ def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:
 
 
 def fits(hint: object, value: object) -> bool:
-    """Return whether a value and its items have an annotated type.
+    """Return whether a value and its items match a type annotation.
 
     A whole number also fits `float`; True and False fit only `bool`.
     """
@@ -172,7 +176,7 @@ def fits(hint: object, value: object) -> bool:
     return isinstance(value, hint) if isinstance(hint, type) else True
 
 
-def _fits_generic(origin: Any, arguments: tuple[object, ...], value: object) -> bool:
+def _fits_generic(origin: TypeHint, arguments: tuple[object, ...], value: object) -> bool:
     if origin is collections.abc.Callable:
         return callable(value)
     if not isinstance(value, origin):
@@ -189,12 +193,12 @@ def _fits_generic(origin: Any, arguments: tuple[object, ...], value: object) -> 
 
 
 def type_name(hint: object, bounds: str = "", is_plural: bool = False) -> str:
-    """Return the name of an annotated type for errors, such as "a whole number >= 1 or None".
+    """Return the name of a type annotation for errors, such as "a whole number >= 1 or None".
 
     Args:
         hint: The annotation.
-        bounds: Range of the numbers in it, such as ">= 1".
-        is_plural: Whether the name is of several values.
+        bounds: Range of the numbers in the annotation, such as ">= 1".
+        is_plural: Whether to return the plural.
     """
     if hint in (int, float) and bounds:
         return f"{_NAMES[hint][is_plural]} {bounds}"
@@ -231,18 +235,18 @@ def _tuple_items(arguments: tuple[object, ...], bounds: str) -> str:
 
 
 def _members(hint: object) -> tuple[object, ...]:
-    """Return the members of a union; an annotation that is none is its own only member."""
+    """Return the members of a union; any other annotation is its own only member."""
     return typing.get_args(hint) if typing.get_origin(hint) in _UNION_TYPES else (hint,)
 
 
 def _enum_of(hint: object) -> type[enum.Enum] | None:
-    """Return the enum in an annotation, which may be a union with others; None if there is none."""
+    """Return the enum in an annotation, which may be a union; None without an enum."""
     types_ = (member for member in _members(hint) if isinstance(member, type))
     return next((member for member in types_ if issubclass(member, enum.Enum)), None)
 
 
 def _same(one: object, other: object) -> bool:
-    """Whether two values are equal; True and 1 are not."""
+    """Return whether two values are equal; True and 1 are not equal."""
     return isinstance(one, bool) is isinstance(other, bool) and one == other
 
 
@@ -251,7 +255,7 @@ def _shown(value: object) -> str:
 
 
 def _nearest(value: object, choices: tuple[object, ...]) -> str:
-    # Of a class, such as torch.nn.ReLU for "relu", the name counts.
+    # A class, such as torch.nn.ReLU for "relu", is compared by name.
     text = (value.__name__ if isinstance(value, type) else str(value)).lower()
     by_lower = {str(choice).lower(): choice for choice in choices}
     near = difflib.get_close_matches(text, by_lower, n=1)

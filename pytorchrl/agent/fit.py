@@ -1,9 +1,9 @@
-"""Check from the declarations of their classes whether the parts of an agent fit together.
+"""Check whether the parts of an agent fit together, from the declarations of their classes.
 
-An algorithm declares the kind of data that it learns from (`learns_from`), its class of actor (`actor_class`), values
-of that actor's options (`actor_options`) and kinds of action space (`action_spaces`). A storage declares the kind of
-data that it provides (`gives`), an actor its kinds of action space (`action_spaces`). Messages list fitting classes
-among all that are imported, including the user's own.
+An algorithm declares the kind of data that it learns from (`learns_from`), its class of actor (`actor_class`), the
+supported values of the actor's options (`actor_options`) and its kinds of action space (`action_spaces`). A storage
+declares the kind of data that it provides (`gives`), and an actor its kinds of action space (`action_spaces`). Messages
+list the fitting classes among all imported classes, including the user's own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.options import AgentOptions, Factory, Part
 from pytorchrl.errors import ConfigError, SpaceError
+from pytorchrl.untyped import UserPart
 
 
 class AlgorithmDeclarations(Protocol):
@@ -39,7 +40,7 @@ class StorageDeclarations(Protocol):
 
 
 def learned_kind(algorithm: Factory[object]) -> DataKind:
-    """Return the kind of data that an algorithm learns from; for several policies, the freshest kind among them.
+    """Return the kind of data that an algorithm learns from; for several policies, the freshest of their kinds.
 
     Raises:
         ConfigError: Neither its options nor its class declare `learns_from`.
@@ -48,7 +49,7 @@ def learned_kind(algorithm: Factory[object]) -> DataKind:
 
 
 def given_kind(storage: Factory[object]) -> DataKind:
-    """Return the kind of data that a storage provides; for several policies, the freshest kind among their storages.
+    """Return the kind of data that a storage provides; for several policies, the freshest of their storages' kinds.
 
     Raises:
         ConfigError: Neither its options nor its class declare `gives`.
@@ -57,7 +58,7 @@ def given_kind(storage: Factory[object]) -> DataKind:
 
 
 def freshest(kinds: Iterable[DataKind]) -> DataKind:
-    """Return the kind among `kinds` (at least one) whose data must be freshest."""
+    """Return the member of `kinds`, which is not empty, that requires the freshest data."""
     found = set(kinds)
     return next(kind for kind in DataKind if kind in found)
 
@@ -68,20 +69,20 @@ def algorithms_for(*kinds: DataKind) -> str:
 
 
 def check_fit(
-    algorithm: Factory[Any], actor: Factory[Any], storage: Factory[Any], num_envs: int | None = None,  # users' classes
+    algorithm: Factory[UserPart], actor: Factory[UserPart], storage: Factory[UserPart], num_envs: int | None = None,
 ) -> None:
-    """Refuse an agent whose algorithm cannot learn with its actor or storage, or whose parts' options contradict.
+    """Refuse an agent whose algorithm cannot learn with its actor or storage, or whose options contradict each other.
 
     Args:
         algorithm: Factory of the algorithm, or of the algorithms of several policies.
         actor: Factory of the actor, or of the actors of the same policies.
         storage: Factory of the storage, or of the storages of the same policies.
-        num_envs: E, environments of one collector; None if the environments are not known yet.
+        num_envs: E, the environments of one collector; None if they are not known yet.
 
     Raises:
         SpaceError: The algorithm does not support the actor's action space.
-        ConfigError: Other parts do not fit, options contradict each other, or a class lacks a declaration; the message
-            names the parts and the classes that fit.
+        ConfigError: The parts do not fit together, options contradict each other, or a class lacks a declaration; the
+            message names the parts and the classes that would fit.
     """
     if hasattr(algorithm.options, "policies"):
         check_policies(*(part.options.policies for part in (algorithm, actor, storage)))
@@ -92,7 +93,7 @@ def check_fit(
         _check_options(algorithm, actor, storage, num_envs)
         return
     for problem in problems:
-        if isinstance(problem, SpaceError):  # no storage would help
+        if isinstance(problem, SpaceError):  # no other storage would help
             raise problem
     kind = given_kind(storage)
     fitting = [cls for cls in _algorithms_for(actor.cls, actor.options) if _takes(cls, kind, storage.cls)]
@@ -103,7 +104,7 @@ def check_fit(
 def _check_options(
     algorithm: Factory[object], actor: Factory[object], storage: Factory[object], num_envs: int | None,
 ) -> None:
-    """Raise `ConfigError`, which names all contradictions, if options of algorithm, actor and storage have some."""
+    """Raise `ConfigError`, with all contradictions, if options of algorithm, actor or storage contradict each other."""
     has_memory = getattr(actor.cls, "has_memory", None)  # an actor need not derive from `Actor`
     agent = AgentOptions(
         algorithm.options, actor.options, storage.options, has_memory and has_memory(actor.options), num_envs)
@@ -116,7 +117,7 @@ def check_policies(
     algorithms: Mapping[str, Factory[object]], actors: Mapping[str, Factory[object]],
     storages: Mapping[str, Factory[object]],
 ) -> None:
-    """Check the parts of each policy, given as policy -> factory; raise the errors of `check_fit`."""
+    """Check the parts of each policy, given as policy -> factory, with `check_fit`."""
     for policy, algorithm in algorithms.items():
         _check_policy(policy, algorithm, actors[policy], storages[policy])
 
@@ -131,7 +132,7 @@ def check_actor(algorithm: type[AlgorithmDeclarations], actor: type[nn.Module], 
 
     Raises:
         SpaceError: The algorithm does not support the actor's action space.
-        ConfigError: The actor is of another class, or has options that the algorithm cannot learn with.
+        ConfigError: The actor has another class, or options with which the algorithm cannot learn.
     """
     problem = _actor_problem(algorithm, actor, options)
     if problem:
@@ -153,7 +154,7 @@ def check_action_space(actor: type[object], space: gym.Space[object]) -> None:
 
 
 def check_algorithm_space(algorithm: type[AlgorithmDeclarations], space: gym.Space[object]) -> None:
-    """Refuse an action space that an algorithm does not support, before its actor is asked.
+    """Refuse an action space that an algorithm does not support, before the actor is checked.
 
     Raises:
         SpaceError: The message lists the algorithms for that space.
@@ -180,7 +181,7 @@ def _declared_kind(factory: Factory[object], name: str, what: str) -> DataKind:
     return kind
 
 
-def _data_problem(algorithm: Factory[Any], storage: Factory[Any]) -> ConfigError | None:
+def _data_problem(algorithm: Factory[UserPart], storage: Factory[UserPart]) -> ConfigError | None:
     wanted, given = learned_kind(algorithm), given_kind(storage)
     name = algorithm.cls.__name__
     if wanted is not given:
@@ -232,7 +233,7 @@ def _algorithm_space_problem(algorithm: type[AlgorithmDeclarations], space: gym.
 
 
 def _unusable(algorithm: type[AlgorithmDeclarations], space: gym.Space[object]) -> str | None:
-    """Return the kind of action space that the algorithm or its actor needs instead, or None if this one fits."""
+    """Return the kind of action space that the algorithm or its actor needs instead, or None if `space` fits."""
     if not isinstance(space, algorithm.action_spaces):
         return f"{' or '.join(kind.__name__ for kind in algorithm.action_spaces)} actions"
     return _space_problem(algorithm.actor_class, space)
@@ -250,7 +251,7 @@ def _for_space(parts: str, fitting: Sequence[type[object]], space: gym.Space[obj
 
 
 def _wrong_options(algorithm: type[AlgorithmDeclarations], options: object) -> dict[str, object]:
-    """Return option -> value of those options of the actor that the algorithm does not support."""
+    """Return option -> value for the actor's options whose values the algorithm does not support."""
     values = {name: getattr(options, name, None) for name in algorithm.actor_options}
     return {name: value for name, value in values.items() if value not in algorithm.actor_options[name]}
 
@@ -260,7 +261,7 @@ def _allowed(algorithm: type[AlgorithmDeclarations], option: str) -> str:
 
 
 def _recipe(algorithm: type[AlgorithmDeclarations], actor: type[object]) -> str:
-    """Return the actor's name, with the options that must differ from their defaults for the algorithm."""
+    """Return the actor's name, with the options whose defaults the algorithm does not support."""
     options = getattr(actor, "Options", None)
     defaults = {field.name: field.default for field in dataclasses.fields(options)} if options is not None else {}
     needed = [_allowed(algorithm, name) for name, values in algorithm.actor_options.items()
@@ -276,8 +277,8 @@ def _algorithms_for(actor: type[nn.Module], options: object) -> list[type[Algori
             and (space is None or not _unusable(cls, space))]
 
 
-# Known classes: every class that is imported, is not abstract and has its declarations. A part is only imported
-# together with all parts of its kind in the library, so the library's own classes are always among them.
+# Known classes are all classes that are imported, are not abstract and have their declarations. The library imports all
+# parts of a kind together, so that its own classes are always known.
 
 
 def _known_algorithms() -> list[type[AlgorithmDeclarations]]:
@@ -286,7 +287,7 @@ def _known_algorithms() -> list[type[AlgorithmDeclarations]]:
 
 
 def known_storages() -> list[type[StorageDeclarations]]:
-    """Return every storage that is imported, is not abstract and declares `gives`, including the user's own."""
+    """Return every storage that is imported, is not abstract and declares `gives`, including the user's storages."""
     return [cls for cls in _parts("rollouts", "replay") if isinstance(getattr(cls, "gives", None), DataKind)]
 
 
@@ -308,5 +309,5 @@ def _sorted(classes: Iterable[type[object]]) -> list[type[object]]:
 
 
 def names(classes: Iterable[type[object]]) -> str:
-    """Return the names of classes for a message: in alphabetical order, each once, or "none"."""
+    """Return the names of classes for a message, in alphabetical order and without repetition, or "none"."""
     return ", ".join(dict.fromkeys(cls.__name__ for cls in _sorted(classes))) or "none"

@@ -1,4 +1,4 @@
-"""All parameters of a group as one vector, so that they are sent, averaged, clipped and updated as one tensor."""
+"""Store all parameters of a group in one vector, which is sent, averaged, clipped and updated as one tensor."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pytorchrl.errors import WeightsError
 
 
 class FlatParameters:
-    """One vector of parameters and one of gradients; the parameters of modules become views of these vectors.
+    """A vector of parameters and a vector of gradients, of which the parameters of modules become views.
 
     The parameters keep their identity, names and shapes, and share memory with the vector. Gradients exist from the
-    start and are accumulated in place: clear them with `zero_grad()` of this class, not with `module.zero_grad()`,
-    which would replace the views.
+    start and are accumulated in place. Clear the gradients with `zero_grad()` of this class and not with
+    `module.zero_grad()`, which would replace the views.
     """
 
     data: Tensor
@@ -73,7 +73,7 @@ class FlatParameters:
         return self.data.numel()
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return name -> view of `vector` (P,) with the shape of that parameter."""
+        """Return views of `vector` (P,), each with the shape of a parameter, by the parameter's name."""
         self.check(vector)
         pieces = torch.split(vector, [param.numel() for param in self._params.values()])
         return {name: piece.view(param.shape) for (name, param),

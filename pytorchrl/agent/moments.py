@@ -1,4 +1,4 @@
-"""Moments of samples that are never seen together, merged by the pairwise formula of Chan, Golub and LeVeque 1979."""
+"""Merge moments of separate sets of samples by the pairwise formula of Chan, Golub and LeVeque 1979."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from typing import Any
 
 Moments = tuple[Any, Any, Any]
-"""(count, mean, M2): number of samples, their mean and summed squared deviation; numbers, or float64 tensors."""
+"""(count, mean, M2): number of samples, mean and sum of squared deviations; numbers, or float64 tensors."""
 
 
 def merge_moments(first: Moments, second: Moments) -> Moments:
-    """Moments of the union of two disjoint sets of samples; either may be empty."""
+    """Return the moments of the union of two disjoint sets of samples; either set may be empty."""
     count_a, mean_a, m2_a = first
     count_b, mean_b, m2_b = second
     count = count_a + count_b
@@ -22,6 +22,9 @@ def merge_moments(first: Moments, second: Moments) -> Moments:
 
 
 def mean_and_std(parts: Iterable[tuple[float, float, float]]) -> tuple[float, float]:
-    """Mean and sample standard deviation of everything behind several moments, merged in their order; zeros of none."""
+    """Return the mean and the sample standard deviation of all samples of several sets; zeros without samples.
+
+    The moments are merged in order.
+    """
     count, mean, squares = functools.reduce(merge_moments, parts, (0, 0.0, 0.0))
     return mean, math.sqrt(squares / max(1, count - 1))

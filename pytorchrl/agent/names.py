@@ -1,4 +1,4 @@
-"""Build errors for unknown options, which suggest the option that was probably meant.
+"""Build errors for unknown options that suggest the option that was probably meant.
 
 Every owner of options reports unknown names through this module: parts of an agent, the scheme, the learner, `train`
 and the command line.
@@ -11,7 +11,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from pytorchrl.agent.names_elsewhere import ELSEWHERE, HOMES, Here
 from pytorchrl.errors import ConfigError
@@ -20,11 +20,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Known = Mapping[str, tuple[str, str]]
-"""Options of an owner: name -> (home, name in the part). The names may differ in `train` and on the command line."""
+"""Options of an owner: name -> (home, name in the part). `train` and the command line rename some options."""
 
 # With difflib's default of 0.6, `config` would match `col_in_flight`.
 _NEAR = 0.75
-# An owner with more options than this does not list them all in an error.
+# The errors of an owner with more options than this do not list all options.
 _MOST_LISTED = 30
 
 
@@ -33,8 +33,8 @@ def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> st
 
     Args:
         name: The unknown name, with `-` or `_` between words.
-        known: The options that the owner has.
-        show: Formats an option as the user writes it, for example as a flag.
+        known: The owner's options.
+        show: Function that formats an option as the user writes it, for example as a flag.
     """
     name = name.replace("-", "_")
     if found := meaning(name, known, show):
@@ -48,7 +48,7 @@ def suggestion(name: str, known: Known, show: Callable[[str], str] = repr) -> st
 
 
 def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
-    """Return "; did you mean ...?" for another library's name if the owner has options of that meaning, else ""."""
+    """Return "; did you mean ...?" for another library's name if the owner has an option with that meaning, else ""."""
     for here in ELSEWHERE.get(name, ()):
         if found := _names_of(here, known):
             return _did_you_mean(found, here, show)
@@ -56,7 +56,7 @@ def meaning(name: str, known: Known, show: Callable[[str], str] = repr) -> str:
 
 
 def _names_of(here: Here, known: Known) -> list[str]:
-    """Return the owner's names for the options of one meaning; an empty list if the owner lacks a required one."""
+    """Return the owner's names for the options of one meaning; empty if the owner lacks a required option."""
     found = [shown for place in here.options for shown, own in known.items() if own == place]
     return [] if here.needs_all and len(found) < len(here.options) else found
 
@@ -67,7 +67,7 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return which part has the option that this owner lacks, or a remedy if no part has it."""
+    """Return a hint to the part that has the option that this owner lacks, or a remedy if there is no such part."""
     *others, last = meanings
     here = others[0] if others and last.at else last
     if not here.at:
@@ -81,16 +81,16 @@ def _note(here: Here | None) -> str:
 
 
 def _plain(note: str) -> str:
-    """Return a note without the backticks of code, for a terminal."""
+    """Return a note without backticks, for a terminal."""
     return note.replace("`", "")
 
 
 def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no option") -> None:
-    """Refuse names that are not options of their owner; the error lists all of them.
+    """Refuse names that are not options of their owner; the error lists all such names.
 
     Args:
         given: The names that the user gave.
-        known: The options that the owner has.
+        known: The owner's options.
         lead: Words before each name in the message.
 
     Raises:
@@ -111,7 +111,7 @@ def refuse_unknown(given: Iterable[str], known: Known, lead: str = "there is no 
 def options_of(owner: object) -> Known:
     """Return the options in `owner.Options`, by name; an empty mapping if `owner` has no such class.
 
-    An owner of options from several classes lists them in `known_keywords()`.
+    An owner whose options are declared in several classes lists all of them in `known_keywords()`.
     """
     if hasattr(owner, "known_keywords"):
         known: Known = owner.known_keywords()
@@ -138,11 +138,11 @@ def checked_names(function: Callable[P, R]) -> Callable[P, R]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError:
-            owner: Any = args[0] if isinstance(args[0], type) else type(args[0])
+            owner: type[object] = args[0] if isinstance(args[0], type) else type(args[0])
             home = getattr(owner, "home", "")
             known = {parameter.name: (home, parameter.name) for parameter in parameters}
-            refuse_unknown(kwargs, {**known, **(options_of(owner) if takes_more else {})}, f"{owner.__name__} has no "
-                                                                                           "option")
+            refuse_unknown(kwargs, {**known, **(options_of(owner) if takes_more else {})},
+                           f"{owner.__name__} has no option")
             given = {parameter.name for parameter in parameters[:len(args) - 1]} | set(kwargs)
             required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
             missing = [name for name in required if name not in given]

@@ -1,8 +1,8 @@
-"""Options by the names that other libraries give them.
+"""Map the names that other libraries give to options to the options of this package.
 
-The names are those of the optimizers of older RLlib, of RLlib, Stable-Baselines3 and CleanRL, and those that `train`
-gives to options of single parts. Error messages and the documentation read this one table; `pytorchrl.agent.names`
-reads `Here.at`.
+The names are from the policy optimizers of older RLlib, from RLlib, Stable-Baselines3 and CleanRL, and from `train`,
+which renames some options of single parts. Error messages and the documentation use this table;
+`pytorchrl.agent.names` parses `Here.at`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ HOMES = MappingProxyType({
     "algorithm": "algorithm", "actor": "actor", "rollouts": "storage of rollouts", "replay": "replay storage",
     "environments": "vector of environments", "scheme": "scheme", "learner": "learner",
 })
-"""Home of an option -> its noun in messages. `replay` is the home of storages that draw transitions repeatedly."""
+"""Home of an option -> noun in messages. `replay` is the home of storages that draw transitions repeatedly."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """One meaning, in this package, of a name from elsewhere.
+    """One meaning, in this package, of a name from another library.
 
     Attributes:
-        at: Options as `home.name`; `a + b` means both, `a | b` either. Empty where no option has this meaning.
-        note: How the option differs in unit or sense, or, without an option, what to do. Options are in backticks.
+        at: Options as `home.name`; `a + b` means both, `a | b` either. Empty if no option has this meaning.
+        note: The difference of the option in unit or meaning, or, without an option, a remedy. Options are in
+            backticks.
     """
 
     at: str = ""
@@ -38,7 +39,7 @@ class Here:
 
     @property
     def needs_all(self) -> bool:
-        """Whether the meaning takes all of the options together."""
+        """Whether only all of the options together have this meaning."""
         return "+" in self.at
 
 
@@ -63,32 +64,31 @@ _SAMPLES = (
 _EPOCHS = _at("algorithm.num_epochs", "scheme.num_passes")
 _UPDATES_OF_TARGETS = _at("algorithm.target_update_interval", note="counts updates, not env steps")
 _RANDOM_STEPS = _at("algorithm.start_steps", "scheme.learning_starts")
-_ENTROPY = (Here("algorithm.entropy_coef"), Here("algorithm.initial_alpha", "`learn_alpha`=False keeps it as it is"))
+_ENTROPY = (Here("algorithm.entropy_coef"), Here("algorithm.initial_alpha", "`learn_alpha`=False keeps it constant"))
 _HALF_SQUARES = _at("algorithm.value_loss_coef", note="weight of half the mean squared error")
 _LAMBDA = _at("rollouts.gae_lambda", "rollouts.vtrace_lambda")
-_COLLECTORS = _at("scheme.num_col_workers", note="1 collects in the learner's process, as 0 does in RLlib")
+_COLLECTORS = _at("scheme.num_col_workers", note="1 collects in the learner's process, like 0 in RLlib")
 _ENVS = _at("environments.vec_env_size", note="environments of each collection worker")
 _ENV = _at("environments.env_fn")
-_PRIORITIZED = (Here("replay.prioritized | scheme.prioritized"), Here(note="`PERBuffer` draws by priority, "
-                                                                           "`ReplayBuffer` uniformly"))
+_PRIORITIZED = (Here("replay.prioritized | scheme.prioritized"),
+                Here(note="`PERBuffer` draws by priority, `ReplayBuffer` uniformly"))
 _EPSILON = (Here("replay.epsilon | scheme.epsilon"),)
 _EVAL_EVERY = _at("learner.eval_every", note="counts env steps of all environments")
 _NETWORK = _no_option("the network follows from the observations, see `hidden_sizes`, `feature_extractor`, "
                       "`recurrent_net`")
 _ENTRIES = _no_option("its entries are options themselves: `hidden_sizes` for net_arch or fcnet_hiddens, "
-                      "`activation`, `feature_extractor`, "
-                      "`recurrent_net` for use_lstm, `optimizer`")
+                      "`activation`, `feature_extractor`, `recurrent_net` for use_lstm, `optimizer`")
 _OWN_STORAGE = _no_option("give a storage's factory to `Scheme`, such as ReplayBuffer.create_factory(...)")
-_TRACKING = _no_option("`log_dir` keeps metrics.jsonl and TensorBoard files, which trackers can follow")
+_TRACKING = _no_option("`log_dir` contains metrics.jsonl and TensorBoard files, which trackers can follow")
 _VIDEO = _no_option("`pytorchrl enjoy RUN_DIR --video DIR` films a trained agent")
-_CALLBACK = _no_option("call Learner.step() in a loop, and do between steps what a callback would")
+_CALLBACK = _no_option("call Learner.step() in a loop, and run the code of a callback between the steps")
 _FILES = _no_option("there are no configuration files; give the options themselves")
 _DISTRIBUTIONAL = _no_option("there is no distributional Q-learning")
-_LOGGING = _no_option("Python's logging has the messages, under the name 'pytorchrl'")
+_LOGGING = _no_option("set the level of the logger 'pytorchrl' in Python's logging")
 _RESOURCES_OF = _at("scheme.col_worker_resources", note="a mapping such as {\"num_cpus\": 1}")
 _LEARNER_RESOURCES = _at("scheme.grad_worker_resources", note="a mapping such as {\"num_gpus\": 1}")
 
-# The optimizers of older RLlib, and what the worker tree's first interface calls its levels.
+# Names of the policy optimizers of older RLlib, and of the levels in the first interface of the worker tree.
 _OPTIMISERS: dict[str, tuple[Here, ...]] = {
     "grads_per_step": _at("scheme.updates_per_step"),
     "buffer_size": _REPLAY_SIZE,
@@ -101,8 +101,8 @@ _OPTIMISERS: dict[str, tuple[Here, ...]] = {
     "sample_batch_size": _ROLLOUT,
     "batch_replay": _no_option("the storage decides; `RolloutSequenceBuffer` and `VTraceBuffer` replay whole rollouts"),
     "num_sgd_iter": (
-        Here("algorithm.num_epochs | scheme.num_passes", "`num_epochs` are passes over a rollout, `num_passes` uses "
-                                                         "of an item of a queue"),),
+        Here("algorithm.num_epochs | scheme.num_passes", "`num_epochs` counts passes over a rollout, `num_passes` "
+                                                         "uses of a queued train batch"),),
     "learner_queue_size": _at("scheme.queue_size"),
     "learner_queue_timeout": _at("scheme.queue_timeout_s", note="seconds"),
     "sample_queue_depth": _at("scheme.col_in_flight"),
@@ -133,7 +133,7 @@ _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
     "rollout_buffer_kwargs": _OWN_STORAGE,
     "replay_buffer_class": _OWN_STORAGE,
     "replay_buffer_kwargs": _OWN_STORAGE,
-    "optimize_memory_usage": _at("replay.stacked_frames", note="every observation is stored once in any case"),
+    "optimize_memory_usage": _at("replay.stacked_frames", note="every observation is always stored only once"),
     "stats_window_size": _no_option("means of returns are over the last 100 episodes"),
     "tensorboard_log": _at("learner.log_dir", note="with `tensorboard`=True"),
     "tb_log_name": _at("learner.log_dir"),
@@ -142,7 +142,7 @@ _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
     "progress_bar": _at("learner.progress"),
     "total_timesteps": _at("learner.target_steps"),
     "log_interval": _at("learner.log_every", note="counts env steps"),
-    "reset_num_timesteps": _at("learner.resume", note="True goes on from the newest checkpoint"),
+    "reset_num_timesteps": _at("learner.resume", note="True continues from the newest checkpoint"),
     "callback": _CALLBACK,
     "learning_starts": _at("algorithm.start_steps"),
     "tau": _at("algorithm.polyak", note="`polyak` = 1 - tau"),
@@ -165,13 +165,13 @@ _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
     "monitor_dir": _at("environments.log_dir", "learner.log_dir"),
     "eval_freq": _EVAL_EVERY,
     "n_eval_episodes": _at("learner.eval_episodes"),
-    "eval_env": _no_option("evaluations play in the test environments given to `Scheme`; `train` makes them of the "
-                           "same environment"),
+    "eval_env": _no_option("evaluations use the test environments that are given to `Scheme`; `train` creates them "
+                           "from the training environment"),
     "save_freq": _at("learner.checkpoint_every", note="counts env steps of all environments"),
     "save_path": _at("learner.log_dir"),
     "net_arch": _at("actor.hidden_sizes"),
     "activation_fn": _at("actor.activation", note="by name, such as \"relu\""),
-    "ortho_init": _at("actor.policy_gain", note="weights begin orthogonal in any case"),
+    "ortho_init": _at("actor.policy_gain", note="initial weights are always orthogonal"),
     "features_extractor_class": _at("actor.feature_extractor"),
     "features_extractor_kwargs": _at("actor.feature_extractor", note="a function of a space, with its arguments bound"),
     "share_features_extractor": _at("actor.shared_policy_value_network"),
@@ -187,8 +187,8 @@ _STABLE_BASELINES: dict[str, tuple[Here, ...]] = {
 }
 _RLLIB: dict[str, tuple[Here, ...]] = {
     "num_env_runners": _COLLECTORS,
-    "num_workers": _at("scheme.num_col_workers | scheme.num_grad_workers", note="1 works in the learner's process, as "
-                                                                                "0 does in RLlib"),
+    "num_workers": _at("scheme.num_col_workers | scheme.num_grad_workers",
+                       note="1 works in the learner's process, like 0 in RLlib"),
     "num_rollout_workers": _COLLECTORS,
     "num_envs_per_env_runner": _ENVS,
     "num_envs_per_worker": _ENVS,
@@ -209,7 +209,7 @@ _RLLIB: dict[str, tuple[Here, ...]] = {
     "vf_share_layers": _at("actor.shared_policy_value_network"),
     "grad_clip": _at("algorithm.max_grad_norm", note="the global norm"),
     "lr_schedule": _FALLING,
-    "num_learners": _at("scheme.num_grad_workers", note="1 learns in this process, as 0 does in RLlib"),
+    "num_learners": _at("scheme.num_grad_workers", note="1 learns in this process, like 0 in RLlib"),
     "num_gpus": _at("scheme.device", note="`device`=\"cuda\""),
     "num_gpus_per_learner": _LEARNER_RESOURCES,
     "num_cpus_per_learner": _LEARNER_RESOURCES,
@@ -223,7 +223,7 @@ _RLLIB: dict[str, tuple[Here, ...]] = {
     "max_requests_in_flight_per_env_runner": _at("scheme.col_in_flight"),
     "max_sample_requests_in_flight_per_worker": _at("scheme.col_in_flight"),
     "sample_async": _at("scheme.col_communication", note="`col_communication`=\"asynchronous\""),
-    "vtrace": _no_option("IMPALA and APPO correct by V-trace in any case"),
+    "vtrace": _no_option("IMPALA and APPO always correct by V-trace"),
     "vtrace_clip_rho_threshold": _at("rollouts.rho_bar"),
     "vtrace_clip_pg_rho_threshold": _at("rollouts.rho_bar", note="one bound for values and policy gradients"),
     "opt_type": _at("algorithm.optimizer"),
@@ -246,24 +246,24 @@ _RLLIB: dict[str, tuple[Here, ...]] = {
     "target_network_update_freq": _UPDATES_OF_TARGETS,
     "target_update_freq": _UPDATES_OF_TARGETS,
     "num_steps_sampled_before_learning_starts": _RANDOM_STEPS,
-    "training_intensity": _at("scheme.min_replay_ratio | scheme.max_replay_ratio", note="env steps used for each "
-                                                                                        "collected; with shards"),
+    "training_intensity": _at("scheme.min_replay_ratio | scheme.max_replay_ratio",
+                              note="env steps trained on per collected env step; with shards"),
     "twin_q": _at("actor.num_critics", note="2 critics"),
     "actor_lr": _at("algorithm.lr_pi"),
     "critic_lr": _at("algorithm.lr_q"),
     "alpha_lr": _at("algorithm.lr_alpha"),
-    "epsilon": (Here("algorithm.initial_epsilon | replay.epsilon", "chance of a random action, and what is added to "
-                                                                   "errors in priorities"),
-                Here("algorithm.rmsprop_eps | algorithm.adam_eps", "what an optimizer adds to its denominator")),
+    "epsilon": (Here("algorithm.initial_epsilon | replay.epsilon", "probability of a random action, and the constant "
+                                                                   "added to errors in priorities"),
+                Here("algorithm.rmsprop_eps | algorithm.adam_eps", "the constant in an optimizer's denominator")),
     "worker_side_prioritization": _at("scheme.initial_priority", note="`initial_priority`=\"worker\""),
     "num_atoms": _DISTRIBUTIONAL,
     "evaluation_interval": _EVAL_EVERY,
     "evaluation_duration": _at("learner.eval_episodes"),
-    "evaluation_num_env_runners": _no_option("one worker evaluates beside training"),
+    "evaluation_num_env_runners": _no_option("one worker evaluates in parallel with training"),
     "observation_filter": _at("actor.normalize_obs", note="True or False"),
     "clip_rewards": _at("environments.reward_transform", note="\"sign\" or \"clip\""),
     "horizon": _at("environments.max_episode_steps"),
-    "batch_mode": _no_option("rollouts have one length, whether episodes end in them or not"),
+    "batch_mode": _no_option("rollouts have a fixed length, whether episodes end in them or not"),
     "compress_observations": _at("scheme.compress_data_to_send"),
     "remote_worker_envs": _at("environments.backend", note="`backend`=\"async\""),
     "env_config": _at("environments.env_kwargs"),
@@ -277,7 +277,7 @@ _RLLIB: dict[str, tuple[Here, ...]] = {
     "callbacks": _CALLBACK,
     "callbacks_class": _CALLBACK,
     "policy_mapping_fn": _at("environments.policy_of"),
-    "policies_to_train": _no_option("multi_agent(..., trainable=...) says which policies learn"),
+    "policies_to_train": _no_option("multi_agent(..., trainable=...) names the policies that learn"),
     "timesteps_total": _at("learner.target_steps"),
     "checkpoint_freq": _at("learner.checkpoint_every", note="counts env steps"),
     "checkpoint_frequency": _at("learner.checkpoint_every", note="counts env steps"),
@@ -288,15 +288,15 @@ _RLLIB: dict[str, tuple[Here, ...]] = {
 _CLEANRL: dict[str, tuple[Here, ...]] = {
     "exp_name": _at("learner.log_dir"),
     "run_name": _at("learner.log_dir"),
-    "torch_deterministic": _no_option("`seed` fixes every draw; what is exact is in docs/reproducibility.md"),
+    "torch_deterministic": _no_option("`seed` fixes every draw; docs/reproducibility.md lists the exact guarantees"),
     "cuda": _at("scheme.device", note="`device`=\"cuda\""),
     "track": _TRACKING,
     "wandb_project_name": _TRACKING,
     "wandb_entity": _TRACKING,
     "capture_video": _VIDEO,
-    "save_model": _at("learner.log_dir", note="it holds model.pt when training ends"),
-    "upload_model": _no_option("nothing is uploaded; `log_dir` holds model.pt"),
-    "hf_entity": _no_option("nothing is uploaded; `log_dir` holds model.pt"),
+    "save_model": _at("learner.log_dir", note="contains model.pt after training"),
+    "upload_model": _no_option("nothing is uploaded; `log_dir` contains model.pt"),
+    "hf_entity": _no_option("nothing is uploaded; `log_dir` contains model.pt"),
     "anneal_lr": _FALLING,
     "num_minibatches": _at("algorithm.num_mini_batch"),
     "update_epochs": _EPOCHS,
@@ -318,15 +318,15 @@ _CLEANRL: dict[str, tuple[Here, ...]] = {
     "v_min": _DISTRIBUTIONAL,
     "v_max": _DISTRIBUTIONAL,
 }
-# Names of this package, given to an owner that has another name for the option, or to one that lacks it.
+# Names of this package, for owners that have another name for the option or lack the option.
 _OWN: dict[str, tuple[Here, ...]] = {
     "num_envs": _ENVS,
     "num_steps": _ROLLOUT,
     "replay_size": _REPLAY_SIZE,
     "priority_epsilon": _EPSILON,
     "prioritized": _PRIORITIZED,
-    "alpha": (Here("replay.alpha | scheme.alpha"), Here("algorithm.initial_alpha", "`learn_alpha`=False keeps it as "
-                                                                                   "it is")),
+    "alpha": (Here("replay.alpha | scheme.alpha"),
+              Here("algorithm.initial_alpha", "`learn_alpha`=False keeps it constant")),
     "lr": _LEARNING_RATES,
     "gamma": _at("algorithm.gamma"),
     "num_epochs": _EPOCHS,
@@ -346,7 +346,7 @@ _OWN: dict[str, tuple[Here, ...]] = {
 
 ELSEWHERE: Mapping[str, tuple[Here, ...]] = MappingProxyType(
     {**_OWN, **_CLEANRL, **_RLLIB, **_STABLE_BASELINES, **_OPTIMISERS})
-"""Name elsewhere -> its meanings here, in order of preference."""
+"""Name in another library -> meanings in this package, in order of preference."""
 
 OF_OTHER_LIBRARIES = tuple(sorted({*_OPTIMISERS, *_STABLE_BASELINES, *_RLLIB, *_CLEANRL}))
-"""The names of other libraries; the rest are names of this package."""
+"""The names from other libraries; all other names in `ELSEWHERE` are names of this package."""

@@ -1,8 +1,8 @@
 """Declare, check, print and pickle the settings of every part of an agent.
 
-A part `X` has one frozen dataclass `X.Options`, the only home of its defaults. `X.create_factory(**options)`
-checks names, types and ranges at once and returns a `Factory`: a picklable, printable recipe that workers call.
-The command line makes its flags from the same declarations.
+A part `X` has one frozen dataclass `X.Options`, the only place of its defaults. `X.create_factory(**options)` checks
+names, types and ranges immediately and returns a `Factory`, a picklable and printable recipe that workers call. The
+command line generates its flags from the same declarations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pytorchrl.agent.names import options_of, refuse_unknown
 from pytorchrl.errors import ConfigError, ContractError, FactoryError
 
 T_co = TypeVar("T_co", covariant=True)
-# Characters of arguments that an error repeats.
+# Number of characters of the arguments that an error quotes.
 _LONGEST_ECHO = 200
 
 
@@ -32,19 +32,19 @@ def option(
     exclusive: bool = False,
     choices: tuple[object, ...] | None = None,
     updatable: bool = False,
-    default_factory: Any = dataclasses.MISSING,
-) -> Any:
+    default_factory: Any = dataclasses.MISSING,  # the type of MISSING is private
+) -> Any:  # the default of a field of any type
     """Declare one field of an `Options` class.
 
     Args:
-        default: Its only default; leave out for a required option.
+        default: The default; leave it out for a required option.
         help: One sentence for users, with the unit.
-        low: Smallest value allowed, which also holds for all values of a `Schedule`.
-        high: Largest value allowed.
+        low: Smallest allowed value, also for all values of a `Schedule`.
+        high: Largest allowed value, also for all values of a `Schedule`.
         exclusive: Whether `low` itself is refused, except as the last value of a `Schedule`.
-        choices: The closed set of allowed values.
-        updatable: Whether `update_algorithm_parameter` may change it while training.
-        default_factory: Makes the default where it is mutable.
+        choices: All allowed values, if the set is closed.
+        updatable: Whether `update_algorithm_parameter` may change the option during training.
+        default_factory: Function that returns a mutable default.
     """
     metadata = {
         "help": help, "low": low, "high": high, "exclusive": exclusive, "choices": choices, "updatable": updatable,
@@ -56,13 +56,13 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The base of all `Options` classes, which checks every field's type, range and choice when it is built.
+    """The base class of all `Options` classes, which checks types, ranges and choices of its fields when it is built.
 
-    If an option may be a `Schedule`, a function of the remaining share of the experiment, or a list of points
-    (env step, value), is converted to one. An option annotated with an enum accepts the value of a member.
+    If an option may be a `Schedule`, a function of the remaining share of the experiment or a list of points (env step,
+    value) is converted to a schedule. An option annotated with an enum accepts the value of a member.
 
-    A class may inherit the options of several classes. `__post_init__` of each must then call `super().__post_init__()`
-    first.
+    A class may inherit the options of several classes. The `__post_init__` of each class must then call
+    `super().__post_init__()` first.
     """
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -86,16 +86,16 @@ class Options:
 
     @classmethod
     def declarations(cls) -> Mapping[str, Declaration]:
-        """Return name -> declaration of all options of this class, in the order of its fields."""
+        """Return the declarations of all options of this class, by name, in the order of its fields."""
         return declarations_of(cls)  # type: ignore[arg-type] # mypy takes __hash__ of instances for that of the class
 
     def changed(self) -> tuple[str, ...]:
-        """Return the names of the options that differ from their defaults; required options always do."""
+        """Return the names of the options that differ from their defaults; required options always differ."""
         found = self.declarations()
         return tuple(name for name, declaration in found.items() if getattr(self, name) != declaration.default)
 
     def _refuse_changed(self, names: Sequence[str], needs: str) -> None:
-        """Raise `ConfigError` if one of these options differs from its default; without `needs`, it has no effect."""
+        """Raise `ConfigError` if options that have an effect only with `needs` differ from their defaults."""
         changed = self.changed()
         if wrong := [name for name in names if name in changed]:
             raise ConfigError(f"{', '.join(wrong)} needs {needs}")
@@ -104,20 +104,20 @@ class Options:
 def _refuse_conflicts(cls: type[Options]) -> None:
     """Raise `ConfigError` if a class inherits an option from several bases that declare it differently.
 
-    Python would take the declaration of one base without a word. The class itself may declare the option again.
+    Python would silently use the declaration of one base. The class itself may declare the option again.
     """
     found: dict[str, type] = {}
     for base in cls.__bases__:
         for name, field in getattr(base, "__dataclass_fields__", {}).items():
             first = found.setdefault(name, base)
-            other = first.__dataclass_fields__[name]  # type: ignore[attr-defined] # it was found there
+            other = first.__dataclass_fields__[name]  # type: ignore[attr-defined] # `name` was found there
             differing = [part for part in ("type", "default", "default_factory", "metadata")
                          if getattr(field, part) != getattr(other, part)]
             if differing and name not in inspect.get_annotations(cls):
                 homes = [_declares(kind, name).__qualname__ for kind in (first, base)]
                 raise ConfigError(f"{cls.__qualname__} inherits {name} from {' and '.join(homes)}, which declare it "
-                                  "differently; "
-                                  f"declare it once, in a class that both inherit, or again in {cls.__qualname__}")
+                                  "differently; declare it once, in a class that both inherit, or again in "
+                                  f"{cls.__qualname__}")
 
 
 def _declares(cls: type, name: str) -> type:
@@ -128,18 +128,18 @@ def _declares(cls: type, name: str) -> type:
 class Factory(Generic[T_co]):
     """A recipe for one part of an agent: a class and its checked options.
 
-    Calling it builds the part. Workers call it with what only they know (device, seed, other parts).
+    Calling the factory builds the part. Workers pass the arguments that only they know (device, seed, other parts).
     """
 
     cls: type[T_co]
-    options: Any
+    options: Any  # of the class `cls.Options`
 
     def __call__(self, **context: object) -> T_co:
-        """Build the part; `context` is what the worker provides, by keyword."""
+        """Build the part, with the keyword arguments `context` from the worker."""
         return self.cls(self.options, **context)  # type: ignore[call-arg]
 
     def __repr__(self) -> str:
-        """The call that makes this factory again, with the options that differ from their defaults."""
+        """Return the call that creates an equal factory, with the options that differ from their defaults."""
         changed = [f"{name}={getattr(self.options, name)!r}" for name in self.options.changed()]
         return f"{self.cls.__name__}.create_factory({', '.join(changed)})"
 
@@ -149,12 +149,11 @@ def check_is_whole(cls: type) -> None:
     if inspect.isabstract(cls):
         missing = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined] # an abstract class has them
         base = next(base for base in cls.__mro__[1:] if missing[0] in vars(base))
-        raise ContractError(f"{cls.__name__} does not define {', '.join(missing)}; define what {base.__name__} "
-                            "documents "
-                            "under that name")
+        raise ContractError(f"{cls.__name__} does not define {', '.join(missing)}; define every method that "
+                            f"{base.__name__} declares abstract")
 
 
-def build_options(owner: type, options: Mapping[str, object]) -> Any:
+def build_options(owner: type, options: Mapping[str, object]) -> Any:  # of the class `owner.Options`
     """Return `owner.Options(**options)`.
 
     Raises:
@@ -189,28 +188,26 @@ def check_declaration(owner: type) -> None:
         annotated = {name for name, hint in inspect.get_annotations(kind).items() if "ClassVar" not in str(hint)}
         if annotated and "__dataclass_fields__" not in vars(kind):
             raise ConfigError(f"{kind.__qualname__} declares {', '.join(sorted(annotated))} but is not a dataclass; "
-                              "write "
-                              "@dataclass(frozen=True, kw_only=True) above it")
+                              "write @dataclass(frozen=True, kw_only=True) above it")
         inherited = {name for base in kind.__bases__ for name in getattr(base, "__dataclass_fields__", {})}
         bare = [name for name, value in vars(kind).items() if name not in inspect.get_annotations(kind)
                 and (name in inherited or isinstance(value, dataclasses.Field))]
         if bare:
-            raise ConfigError(f"{kind.__qualname__} sets {', '.join(bare)} without an annotation, so it has no "
-                              "effect; write "
-                              f"`{bare[0]}: <type> = ...` under @dataclass(frozen=True, kw_only=True)")
+            raise ConfigError(f"{kind.__qualname__} sets {', '.join(bare)} without an annotation, which has no "
+                              f"effect; write `{bare[0]}: <type> = ...` under @dataclass(frozen=True, kw_only=True)")
 
 
 @dataclass(frozen=True)
 class AgentOptions:
-    """The options of an agent's parts, and the facts about the agent that decide whether they contradict each other.
+    """The options of an agent's parts, with the facts that decide whether the options contradict each other.
 
-    A part is checked twice: by `Scheme`, before anything is built, and by its constructor. Either may lack some of
-    this; it is then None, and no part concludes anything from it.
+    A part is checked twice: by `Scheme`, before anything is built, and by the part's constructor. A field that is not
+    known in one of these checks is None, and is then ignored.
     """
 
-    algorithm: Any = None
-    actor: Any = None
-    storage: Any = None
+    algorithm: Any = None  # options of the class of the algorithm
+    actor: Any = None  # options of the class of the actor
+    storage: Any = None  # options of the class of the storage
     has_memory: bool | None = None
     """Whether the actor has memory between observations."""
     num_envs: int | None = None
@@ -218,10 +215,10 @@ class AgentOptions:
 
 
 class Part:
-    """The base of all parts of an agent, which workers build from checked options.
+    """The base class of all parts of an agent, which workers build from checked options.
 
     A subclass has `Options` and `create_factory`. Calling the class itself without checked options, as in `PPO()` or
-    `VecEnv("CartPole-v1")`, is refused, and the error shows the right call.
+    `VecEnv("CartPole-v1")`, raises an error that shows the right call.
     """
 
     home: ClassVar[str]
@@ -229,9 +226,9 @@ class Part:
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Return how options of this part contradict those of other parts, and what to do; None if they do not.
+        """Describe a contradiction between this part's options and other parts' options, with a remedy; else None.
 
-        A subclass with options of its own overrides it.
+        A subclass overrides this method if its own options may contradict others.
         """
         return None
 
@@ -255,9 +252,8 @@ def _takes_checked_options(init: Callable[..., None]) -> Callable[..., None]:
         if not isinstance(options, Options):
             name = type(self).__name__
             given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
-            raise FactoryError(f"{name}({given[:_LONGEST_ECHO]}) needs checked options, with which workers build it; "
-                               "make a factory "
-                               f"by {name}.create_factory(...)")
+            raise FactoryError(f"{name}({given[:_LONGEST_ECHO]}) needs checked options, which workers pass to it; "
+                               f"create a factory with {name}.create_factory(...)")
         init(self, *args, **kwargs)
 
     return checked

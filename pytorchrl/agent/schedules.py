@@ -17,7 +17,7 @@ from pytorchrl.errors import ConfigError
 FORMS = "linear:START:END[:STEPS], cosine or exponential in place of linear, or piecewise:STEP:VALUE:STEP:VALUE..."
 """Formats of a schedule as text; a Python call such as `linear(1e-3, 0)` is parsed too."""
 _NUM_SAMPLES = 101
-"""Number of values of `progress_remaining` at which a function is tested before anything starts."""
+"""Number of values of `progress_remaining` for which a function is tested before anything starts."""
 _LONGEST_ECHO = 100
 
 
@@ -31,7 +31,7 @@ class Schedule(ABC):
     @property
     @abstractmethod
     def values(self) -> tuple[float, ...]:
-        """Return the numbers that define the schedule; the last one is its final value."""
+        """The numbers that define the schedule; the last number is its final value."""
 
     @abstractmethod
     def parts(self) -> list[str | float]:
@@ -43,7 +43,7 @@ _SHAPES: Mapping[str, Callable[[float, float, float], float]] = MappingProxyType
     "cosine": lambda start, end, x: start + (end - start) * (1.0 - math.cos(math.pi * x)) / 2.0,
     "exponential": lambda start, end, x: start * (end / start) ** x,
 })
-"""Name -> function of start, end and the fraction of the steps that are done, from 0 to 1."""
+"""Name -> function of start, end and the completed fraction of the steps, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Ramp(Schedule):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse ends that are not finite, an exponential schedule with an end of 0, and a length below one step."""
+        """Refuse ends that are not finite, ends <= 0 of an exponential schedule, and a length below one step."""
         ends = [_number(value, f"the ends of a {self.shape} schedule") for value in (self.start, self.end)]
         if self.shape == "exponential" and min(ends) <= 0.0:
             raise ConfigError(f"the ends of an exponential schedule must be > 0, got {self.start!r} to {self.end!r}; "
@@ -71,7 +71,7 @@ class Ramp(Schedule):
             object.__setattr__(self, "steps", _whole(self.steps, 1))
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the Python call that creates the schedule."""
         return f"{self.shape}({', '.join(map(repr, self.parts()[1:]))})"
 
     def value(self, env_steps: int, target_steps: int) -> float:
@@ -107,7 +107,7 @@ class Piecewise(Schedule):
         object.__setattr__(self, "points", points)
 
     def __repr__(self) -> str:
-        """Return the call that makes it."""
+        """Return the Python call that creates the schedule."""
         return f"piecewise({', '.join(map(repr, self.points))})"
 
     def value(self, env_steps: int, target_steps: int) -> float:
@@ -184,7 +184,7 @@ class Computed(Schedule):
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Return an empty tuple: each value is checked when it is computed."""
+        """An empty tuple, because each value is checked when it is computed."""
         return ()
 
     def parts(self) -> list[str | float]:
@@ -241,10 +241,10 @@ def as_schedule(value: object, option: str, low: float | None, high: float | Non
     """Convert a function or a list of points to a schedule; return any other value unchanged.
 
     Args:
-        value: What the user gave for an option that may be a schedule.
+        value: The user's value for an option that may be a schedule.
         option: Name of the option.
-        low: Smallest value allowed.
-        high: Largest value allowed.
+        low: Smallest allowed value.
+        high: Largest allowed value.
         exclusive: Whether `low` itself is refused, except at the end.
 
     Raises:
@@ -261,7 +261,7 @@ def as_schedule(value: object, option: str, low: float | None, high: float | Non
 
 
 def out_of_range(number: float, low: float | None, high: float | None, exclusive: bool) -> str:
-    """Return the violated requirement, such as ">= 0.0 and <= 1.0"; empty if the number meets it."""
+    """Return the requirement that a number violates, such as ">= 0.0 and <= 1.0"; empty if there is none."""
     if not math.isfinite(number):
         return "finite"
     too_low = low is not None and (number <= low if exclusive else number < low)
@@ -283,7 +283,7 @@ def _number(value: object, what: str) -> float:
 
 
 def _whole(value: object, low: int) -> int:
-    """Return a whole number of env steps, which may be written as 1e6."""
+    """Return a whole number of env steps, which may be given as a float such as 1e6."""
     number = _number(value, "env steps of a schedule")
     if not number.is_integer() or number < low:
         raise ConfigError(f"env steps of a schedule must be whole numbers >= {low}, got {value!r}")

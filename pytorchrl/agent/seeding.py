@@ -1,4 +1,4 @@
-"""The seed tree, which derives from the experiment's seed a separate stream for each generator of each worker."""
+"""Derive a separate stream for each generator of each worker from the experiment's seed, as a tree of seeds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stream(IntEnum):
     INIT = 4
     EVALUATION = 5
     PART = 6
-    """The continuation of an experiment from a checkpoint, with a seed of its own."""
+    """The continuation of an experiment from a checkpoint, which has its own seed."""
 
 
 def check_seed(seed: object) -> int:
@@ -40,8 +40,8 @@ def derive_seed(seed: int, stream: Stream, *path: int) -> int:
     Args:
         seed: The experiment's seed.
         stream: The purpose of the stream.
-        path: Position in the worker tree: indices of gradient worker, collection worker, incarnation and environment,
-            as many of these as apply.
+        path: Position in the worker tree: the indices of gradient worker, collection worker, incarnation and
+            environment, as far as they apply.
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(int(stream), *path))
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -54,9 +54,9 @@ def torch_generator(seed: int, device: str | torch.device = "cpu") -> torch.Gene
 
 @contextmanager
 def global_draws(generator: torch.Generator) -> Iterator[None]:
-    """Redirect draws from torch's global CPU generator to `generator`, whose state advances with them.
+    """Redirect draws from torch's global CPU generator to `generator`, whose state advances.
 
-    User code draws initial weights from the global generator. Its state is restored afterwards. A lock serializes
+    User code draws initial weights from the global generator, whose state is restored afterwards. A lock serializes
     threads that build their workers at the same time.
     """
     with _GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):

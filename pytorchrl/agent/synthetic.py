@@ -1,7 +1,7 @@
-"""An agent without computation: its steps and weights are numbers, so that a scheme can be observed and counted.
+"""Define an agent without computation, whose steps and weights are numbers, to observe a scheme and count its work.
 
-With the costs of real work in the simulated runtime, it predicts the behavior of a scheme of any size. Every env step
-has a unique number, and the only parameter is the number of updates.
+In the simulated runtime, with the costs of real work, the agent predicts the behavior of a scheme of any size. Every
+env step has a unique number, and the only parameter is the number of updates.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -29,11 +29,14 @@ _NONE = torch.zeros(0)
 
 
 class SyntheticEnvs(VecEnv):
-    """Environments that never end; the reward of a step is its unique number, from the worker and a count of steps."""
+    """Environments whose episodes never end.
+
+    The reward of a step is a unique number, from the position of the worker in the tree and a count of steps.
+    """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Settings."""
+        """Options of `SyntheticEnvs`."""
 
         vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
 
@@ -53,7 +56,7 @@ class SyntheticEnvs(VecEnv):
 
     @property
     def num_restarts(self) -> int:
-        """Number of restarts, which is 0."""
+        """The number of restarts, which is always 0."""
         return 0
 
     def reset(self) -> tuple[Arrays, None]:
@@ -74,7 +77,7 @@ class SyntheticEnvs(VecEnv):
 
 
 class SyntheticActor(nn.Module):
-    """A policy without parameters and decisions."""
+    """An actor without parameters or decisions."""
 
     is_recurrent = False
     reward_moments = None
@@ -100,11 +103,11 @@ class SyntheticAlgorithm(Algorithm):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Settings."""
+        """Options of `SyntheticAlgorithm`."""
 
         num_epochs: int = option(1, help="Passes over each rollout.", low=1)
-        num_mini_batch: int = option(1, help="Parts of a pass, one update each.", low=1)
-        learns_from: DataKind = option(DataKind.OLDER_ROLLOUTS, help="Kind of data, which is that of its storage.")
+        num_mini_batch: int = option(1, help="Minibatches per pass, with one update each.", low=1)
+        learns_from: DataKind = option(DataKind.OLDER_ROLLOUTS, help="Kind of data that the storage provides.")
 
     actor_class = SyntheticActor
     advantage_normalization = "none"
@@ -126,7 +129,7 @@ class SyntheticAlgorithm(Algorithm):
         copy_tensors({"count": self.count}, state, "acting state")
 
     def learning_state(self) -> dict[str, Tensor]:
-        """Return nothing further."""
+        """Return an empty state."""
         return {}
 
     def reseed(self, seed: int) -> None:
@@ -136,7 +139,7 @@ class SyntheticAlgorithm(Algorithm):
         """Return the number of updates."""
         return self.acting_state()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Load a number of updates."""
         self.load_acting_state(state)
 
@@ -150,7 +153,7 @@ class SyntheticAlgorithm(Algorithm):
         """Add nothing."""
 
     def batches(self, storage: BatchStorage) -> Iterator[Batch]:
-        """Draw every step once per pass."""
+        """Return batches that contain every step once per pass."""
         return storage.generate_batches(num_mini_batch=self.num_mini_batch, num_epochs=self.num_epochs)
 
     def compute_gradients(self, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:
@@ -167,7 +170,7 @@ class SyntheticAlgorithm(Algorithm):
         """Add the gradient.
 
         Raises:
-            CallOrderError: `gradients` is None, and `compute_gradients` was not called yet.
+            CallOrderError: `gradients` is None, and `compute_gradients` has not been called yet.
             NonFiniteUpdateError: The gradient is not finite.
         """
         (gradient,) = self.last_gradients() if gradients is None else gradients
@@ -178,18 +181,19 @@ class SyntheticAlgorithm(Algorithm):
 
 
 class SyntheticStorage(Storage):
-    """Storage of the numbers of env steps.
+    """A storage of the numbers of env steps.
 
     Attributes:
-        inserted: Numbers of all steps that a learner was given, in order, one array a rollout.
+        inserted: Numbers of all steps that the learner received, in order, one array per rollout.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
-        """Settings."""
+        """Options of `SyntheticStorage`."""
 
         size: int = option(help="Steps of each environment in a rollout.", low=1)
-        gives: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS  # not of the class, so that nobody is advised to take it
+        # Not an attribute of the storage's class, so that no error message recommends the storage.
+        gives: ClassVar[DataKind] = DataKind.OLDER_ROLLOUTS
 
     def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
                  seed: int) -> None:
@@ -202,7 +206,7 @@ class SyntheticStorage(Storage):
 
     @property
     def num_steps(self) -> int:
-        """Stored steps of each environment."""
+        """Number of stored steps of each environment."""
         return len(self._rows)
 
     @property
@@ -212,7 +216,7 @@ class SyntheticStorage(Storage):
 
     @property
     def rollout_size(self) -> int:
-        """Steps of each environment in a rollout."""
+        """Number of steps of each environment in a rollout."""
         size: int = self.options.size
         return size
 
@@ -220,7 +224,7 @@ class SyntheticStorage(Storage):
         """Ignore the observations."""
 
     def current(self) -> ActingRow:
-        """Return no observations, for E environments."""
+        """Return empty observations and memory, and `done` of E environments."""
         return {}, {}, self._done, None
 
     def insert_transition(self, acting: ActingStep, step: Step) -> None:
@@ -237,7 +241,7 @@ class SyntheticStorage(Storage):
             final_index=torch.zeros((0, 2), dtype=torch.int64), final_obs={})
 
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
-        """Receive steps to learn from."""
+        """Store the steps of rollouts, from which batches are drawn."""
         parts = [np.asarray(rollout.reward).reshape(-1) for rollout in rollouts]
         self.inserted += parts
         self._drawn_from = np.concatenate(parts)
@@ -247,7 +251,7 @@ class SyntheticStorage(Storage):
 
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int | None = None,
                          num_epochs: int = 1) -> Iterator[Batch]:
-        """Yield equal minibatches in order, in every pass."""
+        """Yield minibatches of nearly equal size; every pass has the same order."""
         parts = np.array_split(self._drawn_from, min(num_mini_batch, len(self._drawn_from)))
         for number in range(num_epochs):
             for index, part in enumerate(parts):
@@ -261,7 +265,7 @@ class SyntheticStorage(Storage):
         """Do nothing."""
 
     def advantage_moments(self) -> tuple[float, float, float]:
-        """Return the moments of no advantages."""
+        """Return empty moments, because there are no advantages."""
         return (0.0, 0.0, 0.0)
 
     def reset(self) -> None:
@@ -270,61 +274,62 @@ class SyntheticStorage(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of steps inserted so far and resident now."""
+        """Number of steps inserted so far and resident now; none is counted as sampled."""
         return {"inserted": sum(map(len, self.inserted)), "resident": len(self._drawn_from), "sampled": 0}
 
 
 @dataclass(slots=True)
 class SyntheticReplayBatch(Batch):
-    """Batch of replay, whose actions are the numbers of steps."""
+    """A batch from replay, whose actions are the numbers of steps."""
 
     ids: Tensor = _NONE
-    """(B,) int64, number of steps inserted before each."""
+    """(B,) int64, for each step the number of steps inserted before it."""
 
 
 class SyntheticReplay(SyntheticStorage):
-    """Replay of the numbers of the newest steps, from which batches are drawn once there are enough."""
+    """A replay of the numbers of the newest steps, which yields batches after `learning_starts` steps."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(SyntheticStorage.Options):
-        """Settings; `size` is that of the replay."""
+        """Options of `SyntheticReplay`; `size` is the capacity of the replay in steps."""
 
         rollout_size: int = option(4, help="Steps of each environment in a rollout.", low=1)
         learning_starts: int = option(0, help="Steps that must be inserted before the first draw.", low=0)
         gives: ClassVar[DataKind] = DataKind.TRANSITIONS
 
-    def __init__(self, options: Options, **context: Any) -> None:
-        super().__init__(options, **context)
+    def __init__(self, options: Options, *, device: str, actor: object, algorithm: object, num_envs: int,
+                 seed: int) -> None:
+        super().__init__(options, device=device, actor=actor, algorithm=algorithm, num_envs=num_envs, seed=seed)
         self.told: list[tuple[np.ndarray, np.ndarray]] = []
 
     def state_dict(self) -> State:
-        """Return all inserted numbers, and those that can be drawn."""
+        """Return all inserted numbers, and the numbers that can be drawn."""
         return {**super().state_dict(), "inserted": [torch.from_numpy(part) for part in self.inserted],
                 "drawn_from": torch.from_numpy(self._drawn_from)}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`."""
+        """Restore a `state_dict()`."""
         super().load_state_dict(state)
         self.inserted = [part.numpy() for part in state["inserted"]]
         self._drawn_from = state["drawn_from"].numpy()
 
     @property
     def rollout_size(self) -> int:
-        """Steps of each environment in a rollout."""
+        """Number of steps of each environment in a rollout."""
         size: int = self.options.rollout_size
         return size
 
     def insert_data_slice(self, rollouts: list[RolloutData], sources: Sequence[Hashable] | None = None) -> None:
-        """Append steps; evict the oldest if there is no room."""
+        """Append steps, and evict the oldest steps above the capacity."""
         kept = self._drawn_from
         super().insert_data_slice(rollouts)
         self._drawn_from = np.concatenate([kept, self._drawn_from])[-self.options.size:]
 
     def generate_batches(self, num_mini_batch: int, mini_batch_size: int | None = None,
                          num_epochs: int = 1) -> Iterator[Batch]:
-        """The same batch as often as parts are asked for.
+        """Yield the same batch `num_mini_batch` times.
 
-        Everything, or so many steps, again from the oldest if need be.
+        The batch has all stored steps, or the oldest `mini_batch_size` steps, repeated if there are fewer.
         """
         if self.counters["inserted"] < self.options.learning_starts:
             return
@@ -350,7 +355,7 @@ class SyntheticReplay(SyntheticStorage):
 
     @property
     def mass(self) -> float:
-        """Number of steps, which are drawn uniformly."""
+        """The number of stored steps, because steps are drawn uniformly."""
         return float(len(self._drawn_from))
 
     @property
@@ -360,16 +365,16 @@ class SyntheticReplay(SyntheticStorage):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the numbers in bytes."""
+        """Memory that the numbers use, in bytes."""
         return self._drawn_from.nbytes
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Record ids and errors for tests."""
+        """Record the ids and errors, for tests."""
         self.told.append((ids, errors))
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of steps inserted so far, resident now and evicted."""
+        """Number of steps inserted so far, resident now and evicted so far; none is counted as sampled."""
         found = super().counters
         return {**found, "evicted": found["inserted"] - found["resident"]}
 
@@ -380,10 +385,10 @@ def synthetic_agent(size: int = 4, num_envs: int = 1, num_epochs: int = 1, num_m
 
     Args:
         size: Steps of each environment in a rollout.
-        num_envs: Environments of a worker.
+        num_envs: Number of environments per worker.
         num_epochs: Passes over each rollout.
-        num_mini_batch: Parts of a pass.
-        capacity: Capacity of a replay in steps; None for a storage of rollouts.
+        num_mini_batch: Minibatches per pass.
+        capacity: Capacity of a replay in steps; None means a storage of rollouts.
         learning_starts: Steps that must be inserted into a replay before the first draw.
     """
     storage: Factory[SyntheticStorage] = SyntheticStorage.create_factory(size)

@@ -1,4 +1,4 @@
-"""Parameters of a part that may change while training: numbers, or schedules that follow the experiment's env steps."""
+"""Change parameters of a part during training, to numbers or by schedules that follow the experiment's env steps."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pytorchrl.errors import ConfigError, WeightsError
 class Updatable:
     """A part of an agent with options that may change during training, which are declared `updatable`."""
 
-    options: Any
-    """Checked options, an instance of the class's own `Options`."""
+    options: Any  # an instance of the class's own `Options`
+    """Checked options."""
     schedules: Mapping[str, Schedule] = MappingProxyType({})
     """Name -> schedule, for each parameter that changes with env steps."""
     parameters: Mapping[str, float] = MappingProxyType({})
-    """Name -> current value; an option that is None is missing."""
+    """Name -> current value; an option that is None has no entry."""
 
     def follow_schedules(self, env_steps: int, target_steps: int) -> dict[str, float]:
         """Set each scheduled parameter to its value after `env_steps` of the whole experiment; return these values."""
@@ -39,7 +39,7 @@ class Updatable:
             self._set_parameter(name, getattr(self.options, name))
 
     def _update_option(self, name: str, value: object) -> None:
-        """Set an option; a number ends its schedule, a `Schedule` or a list of points (env step, value) starts one.
+        """Set an option; a number ends a schedule, and a `Schedule` or a list of points (env step, value) starts one.
 
         Raises:
             KeyError: There is no such option, or it cannot change.
@@ -47,7 +47,8 @@ class Updatable:
         """
         names = self.updatable
         if name not in names:
-            raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can {', '.join(names) or 'nothing'}")
+            raise KeyError(f"{type(self).__name__} cannot update {name!r}; it can update "
+                           f"{', '.join(names) or 'nothing'}")
         options = dataclasses.replace(self.options, **{name: value})
         checked = getattr(options, name)
         refuse_function(checked)
@@ -82,7 +83,7 @@ class Updatable:
             return own
         if parts[0] == Computed.NAME:
             raise WeightsError(f"the state has the function {parts[1]} as schedule of {name}, the options have "
-                               f"{own!r}; give the same")
+                               f"{own!r}; give the option the same function")
         return schedule_of(parts)
 
 
@@ -92,4 +93,4 @@ def refuse_function(value: object) -> None:
         raise ConfigError(
             f"{value.option} cannot become a function while training, because checkpoints and records cannot store "
             f"{value!r}; give a schedule made of numbers, such as linear(1e-3, 0.0) or [(0, 1e-3), (1000000, 0.0)], "
-            "or set the function as option from the start")
+            "or give the function as the option from the start")

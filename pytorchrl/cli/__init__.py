@@ -1,6 +1,7 @@
-"""The command `pytorchrl`: train, profile, enjoy, plot.
+"""Run the command `pytorchrl`: train, profile, enjoy or plot.
 
-Exit codes: 0 success; 1 failed after training began; 2 refused before; 130 and 143 after Ctrl-C and SIGTERM.
+Exit codes: 0 for success; 1 for an error after training began; 2 for an error before; 130 and 143 after Ctrl-C and
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = _catch_signals(end_at_once=argv is None and arguments[:1] == ["train"])
     try:
         with warnings.catch_warnings():
-            # Our warnings are for the user, whatever filters Python was given.
+            # Show all warnings of this package, because they are for the user; other filters do not apply to them.
             warnings.filterwarnings("always", category=UserWarning, module="pytorchrl")
             warnings.showwarning = _show_warning
             with full_tracebacks() if debug else contextlib.nullcontext():
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         return _code_of(ended)
     except BrokenPipeError:
-        # The reader of standard output is gone. Python would raise again when it flushes at exit.
+        # Nobody reads standard output any more. Without this, Python would raise the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - every error becomes a line and an exit code
@@ -77,7 +78,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     if command not in _COMMANDS:
         near = difflib.get_close_matches(command, _COMMANDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(_COMMANDS)}"
+        hint = f"; did you mean {near[0]!r}?" if near else f"; the commands are {', '.join(_COMMANDS)}"
         tell(_USAGE, f"pytorchrl: error: no command {command!r}{hint}")
         return 2
     module = importlib.import_module(f"pytorchrl.cli.{command}")
@@ -85,7 +86,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(error: Exception, *, debug: bool) -> int:
-    """Write the error as one line to stderr, with `debug` after its traceback, and return the exit code."""
+    """Write the error to stderr as one line, after its traceback if `debug`, and return the exit code."""
     from pytorchrl.errors import CheckpointError, ConfigError, PyTorchRLError, StartError
 
     if debug:
@@ -103,14 +104,15 @@ def _show_warning(message: Warning | str, *_args: object, **_kwargs: object) -> 
 
 
 def _catch_signals(*, end_at_once: bool) -> dict[int, Handler]:
-    """Let signals end the command; `train` installs other handlers while there is something to save.
+    """Install handlers of signals that end the command; `train` replaces them while there is something to save.
 
     Args:
-        end_at_once: Whether to exit without an exception, which an import or native code could swallow. Only for a
-            process of our own with nothing to save.
+        end_at_once: Whether to exit without raising an exception, because imports and native code could suppress it.
+            Use this only if the process runs nothing but the command and has nothing to save.
 
     Returns:
-        Signal -> previous handler; empty outside the main thread, where the calling program handles signals.
+        Map from each signal to its previous handler; empty outside the main thread, where the calling program handles
+        signals.
     """
     def end(number: int, frame: FrameType | None) -> None:
         if end_at_once:

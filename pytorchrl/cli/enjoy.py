@@ -1,4 +1,4 @@
-"""`pytorchrl enjoy RUN_DIR`: play with a trained agent, and film it."""
+"""Implement `pytorchrl enjoy RUN_DIR`: play episodes with a trained agent, and film them."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                     description="Play whole episodes with a trained agent and print their raw returns.")
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run, the --log-dir of training")
     parser.add_argument("--episodes", type=_count, default=10, metavar="INT", help="number of episodes [10]")
-    parser.add_argument("--seed", type=_seed, metavar="INT", help="seed of environments and actions [that of the run]")
-    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the best")
+    parser.add_argument("--seed", type=_seed, metavar="INT", help="seed of environments and actions [the run's seed]")
+    parser.add_argument("--stochastic", action="store_true", help="sample actions instead of taking the best action")
     parser.add_argument("--model", default=MODEL_NAME, metavar="NAME", help=f"name of the model [{MODEL_NAME}]")
-    parser.add_argument("--algorithm", metavar="MODULE:CLASS", help="the class of a run of your own algorithm, which "
-                                                                    "is then imported")
+    parser.add_argument("--algorithm", metavar="MODULE:CLASS",
+                        help="class of the run's algorithm, to import if it is your own")
     parser.add_argument("--video", metavar="DIR", help="also film every episode into this directory (extra `video`)")
-    parser.add_argument("--json", action="store_true", help="print one JSON line, the last")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON, in the last line")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser.parse(arguments)

@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 
 TITLES: Mapping[str, str] = {
     "learner": "run: length, files, evaluation and checkpoints", "algorithm": "algorithm", "storage": "storage",
-    "actor": "actor",
-    "environments": "environments", **GROUPS,
+    "actor": "actor", "environments": "environments", **GROUPS,
 }
 """Group of options -> its title in `--help`, in the order of the help."""
 
 _COMMON = frozenset((
     "target_steps", "log_dir", "eval_every", "eval_episodes", "checkpoint_every", "resume", "overwrite",
     "lr", "lr_q", "lr_pi", "optimizer", "gamma", "num_epochs", "num_mini_batch", "mini_batch_size", "entropy_coef",
-    "clip_param",
-    "max_grad_norm", "start_steps", "update_every", "num_updates", "polyak", "epsilon_steps",
+    "clip_param", "max_grad_norm", "start_steps", "update_every", "num_updates", "polyak", "epsilon_steps",
     "num_steps", "gae_lambda", "replay_size", "prioritized", "n_step", "length", "burn_in",
     "feature_extractor", "hidden_sizes", "recurrent_net", "normalize_obs", "normalize_reward", "checkpoint",
     "num_envs", "frame_stack", "max_episode_steps", "env_kwargs", "policies",
@@ -41,24 +39,25 @@ _COMMON = frozenset((
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that suggests a flag for each unknown one, and accepts no abbreviations.
+    """A parser that suggests a similar flag for each unknown flag, and accepts no abbreviations.
 
     Args:
-        known: Options of the command, name -> (home, own name); None: the command has only flags of its own.
+        known: Map from each option of the command to (home, name in its home); None: the command has no options
+            besides its flags.
         options: Arguments of `argparse.ArgumentParser`.
     """
 
-    def __init__(self, *, known: Known | None = None, **options: Any) -> None:
+    def __init__(self, *, known: Known | None = None, **options: Any) -> None:  # as argparse.ArgumentParser
         super().__init__(allow_abbrev=False, **options)
         self._known = dict(known or {})
-        # By default argparse takes `-1e-3` and `-inf` for flags; as values they get an error that states the range.
+        # By default, argparse treats `-1e-3` and `-inf` as flags. As values, they lead to an error with the range.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; for unknown words show the usage line and suggestions, and exit with status 2."""
         if not {"-h", "--help", "--help-all"} & set(arguments):
-            # Checked before argparse reports missing flags: an unknown flag may replace one, as --env-id does for
-            # --env.
+            # Unknown flags are reported before argparse reports missing flags, because the user may have written one
+            # for the other, such as --env-id for --env.
             self._refuse([word for word in arguments if word.startswith("--") and word.split("=")[0] not in {
                 "--", *self._option_string_actions}])
         namespace, unknown = self.parse_known_args(list(arguments))
@@ -66,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _refuse(self, words: Sequence[str]) -> None:
-        """Exit with an error that names all unknown flags, or else the first word; do nothing without words."""
+        """Exit with an error that names all unknown flags among `words`, or else the first word, if there is one."""
         flags = {name_of(flag): ("", name_of(flag)) for flag in self._option_string_actions if flag.startswith("--")}
         known = {**flags, **self._known}
         unknown = [word for word in words if word.startswith("-")]
@@ -87,13 +86,13 @@ class Parser(argparse.ArgumentParser):
 def add_option_flags(
     parser: argparse.ArgumentParser, specs: Mapping[str, OptionSpec], preset: Mapping[str, object], *, show_all: bool,
 ) -> None:
-    """Add a flag for each option that a text can express; flags that are not given are not in the namespace.
+    """Add a flag for each option whose value can be written as text; flags that are not given add no attribute.
 
     Args:
         parser: The parser.
-        specs: The options; each group of them becomes a group of flags.
+        specs: The options; each group of options becomes a group of flags.
         preset: Values that replace the defaults of options that are not given.
-        show_all: Whether the help lists all flags, and not only the common ones.
+        show_all: Whether the help lists all flags instead of the common flags only.
     """
     groups = {group: parser.add_argument_group(title) for group, title in TITLES.items()}
     for name, spec in specs.items():
@@ -122,10 +121,10 @@ def is_common(spec: OptionSpec) -> bool:
 
 
 def values_of(spec: OptionSpec) -> str:
-    """Return what the help shows in place of a value: the choices of a closed set, or the kind of value."""
+    """Return the placeholder of a value in the help: the choices of a closed set, or the kind of value."""
     if spec.choices is None:
         return form_of(spec.hint)
-    # the choices contain none if it is allowed
+    # The choices include "none" if None is allowed.
     others = [form for form in form_of(spec.hint).split("|") if form not in ("TEXT", "none")]
     return "|".join(dict.fromkeys([*others, *map(_shown, spec.choices)]))
 
@@ -143,8 +142,8 @@ def name_of(flag: str) -> str:
 class _Joined(argparse.Action):
     """Store the values in all words of a flag as one tuple: `64 64` is the same as `64,64`."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
+                 values: Any, option_string: str | None = None) -> None:  # as argparse.Action.__call__
         setattr(namespace, self.dest, tuple(item for value in values for item in value))
 
 

@@ -1,4 +1,4 @@
-"""`pytorchrl plot RUN_DIR...`: learning curves as a PNG."""
+"""Implement `pytorchrl plot RUN_DIR...`: draw learning curves as a PNG."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def run(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="pytorchrl plot", usage="pytorchrl plot RUN_DIR... [flags]",
                     description="Draw learning curves of one or more runs into one picture.")
-    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="what --log-dir was when training")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG [RUN_DIR/curve.png, of the first run]")
+    parser.add_argument("run_dirs", nargs="+", metavar="RUN_DIR", help="directory of a run, the --log-dir of training")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the PNG file [curve.png in the first RUN_DIR]")
     parser.add_argument("--x", default="env_steps", choices=("env_steps", "seconds", "updates"),
                         help="horizontal axis [env_steps]")
     parser.add_argument("--y", default="return_mean", metavar="NAME",
-                        help="vertical axis: any number of metrics.jsonl, e.g. algorithm/loss [return_mean]")
+                        help="vertical axis: the name of a number in metrics.jsonl, e.g. algorithm/loss [return_mean]")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser.parse(arguments)

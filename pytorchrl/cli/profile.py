@@ -1,4 +1,4 @@
-"""`pytorchrl profile ALGORITHM --env ID ...`."""
+"""Implement `pytorchrl profile ALGORITHM --env ID ...`: find the bottleneck of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from pytorchrl import profiling
 from pytorchrl.cli.output import show
@@ -14,9 +13,10 @@ from pytorchrl.cli.parsing import Parser
 from pytorchrl.cli.train import learner_of, parse, refusing_broken_envs
 from pytorchrl.learner import Learner
 from pytorchrl.reporting import to_json
+from pytorchrl.untyped import MetricsDict
 
 _SECONDS = 20.0
-# Share of the seconds, and least number of updates, in which workers, compilers and caches warm up.
+# The warm-up of workers, compilers and caches takes this share of the seconds, and at least this number of updates.
 _WARM_UP, _WARM_UP_UPDATES = 0.25, 2
 
 
@@ -34,7 +34,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _add_flags(parser: Parser) -> None:
     parser.add_argument("--seconds", type=_seconds, default=_SECONDS, metavar="NUMBER",
-                        help=f"how long to measure, after a quarter of that to warm up [{_SECONDS:g}]")
+                        help=f"seconds to measure, after a quarter of that time to warm up [{_SECONDS:g}]")
 
 
 def _seconds(text: str) -> float:
@@ -47,8 +47,8 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _measure(learner: Learner, seconds: float) -> dict[str, Any]:
-    """Return the metrics of that many seconds of training, whatever the target is."""
+def _measure(learner: Learner, seconds: float) -> MetricsDict:
+    """Train for `seconds` seconds after the warm-up, without regard to the target, and return the metrics."""
     learner.start()
     scheme, warm = learner.scheme, time.perf_counter() + _WARM_UP * seconds
     while time.perf_counter() < warm or scheme.version < _WARM_UP_UPDATES:
@@ -64,7 +64,7 @@ def _measure(learner: Learner, seconds: float) -> dict[str, Any]:
 
 
 def _show(measured: profiling.Settings, learner: Learner, *, as_json: bool) -> None:
-    """Print a table and a sentence; with `--json` one line."""
+    """Print a table and the bottleneck, or one line of JSON with `--json`."""
     finding = profiling.explain(measured, profiling.options_of(learner.scheme))
     if as_json:
         names = ("seconds", "env_steps", "env_steps_per_s", "updates", "time_s")

@@ -1,4 +1,4 @@
-"""`pytorchrl train ALGORITHM --env ID ...`."""
+"""Implement `pytorchrl train ALGORITHM --env ID ...`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def learner_of(given: argparse.Namespace) -> Learner:
     options = {name: value for name, value in vars(given).items() if name not in _OWN}
     try:
         return make_learner(given.algorithm, given.env, **options)[0]
-    except EnvError as error:  # seen when one was tried, before anything started
+    except EnvError as error:  # raised by the environment that is built to read its spaces, before anything starts
         raise StartError(str(error)) from error
 
 
@@ -68,7 +68,7 @@ def _train(learner: Learner) -> None:
         with refusing_broken_envs(learner), learner:
             learner.train()
     except KeyboardInterrupt:
-        if not learner.stopped:  # a second Ctrl-C: at once, whatever still runs
+        if not learner.stopped:  # a second Ctrl-C ends the process immediately
             os._exit(130)
         raise
     except SystemExit as ended:
@@ -78,7 +78,7 @@ def _train(learner: Learner) -> None:
 
 
 def _show(learner: Learner, given: argparse.Namespace) -> None:
-    """Print the figures of the run; with `--json` as one line, the last."""
+    """Print the figures of the run, or one line of JSON with `--json`."""
     summary = learner.summary()
     if given.json:
         show(to_json(summary))
@@ -96,13 +96,13 @@ def _show(learner: Learner, given: argparse.Namespace) -> None:
 
 def parse(command: str, verb: str, arguments: Sequence[str],
           add_flags: Callable[[Parser], None] = lambda parser: None) -> argparse.Namespace:
-    """Return the flags of a command that trains; `add_flags` adds the command's own."""
+    """Parse the arguments of a command that trains; `add_flags` adds flags that only this command has."""
     names = list(registered())
     usage = f"pytorchrl {command} {{{','.join(names)},MODULE:CLASS}} --env ID [flags]"
     algorithm = _algorithm_in(arguments)
     if algorithm is None:
         if not arguments or {"-h", "--help", "--help-all"} & set(arguments):
-            show(f"usage: {usage}", "", f"Flags differ a little: `pytorchrl {command} ppo --help`.",
+            show(f"usage: {usage}", "", f"Flags depend on the algorithm: try `pytorchrl {command} ppo --help`.",
                  "MODULE:CLASS is an algorithm of your own, such as my_algorithm:MyAlgorithm for a class in "
                  "my_algorithm.py.")
             raise SystemExit(0 if arguments else 2)
@@ -124,7 +124,7 @@ def parse(command: str, verb: str, arguments: Sequence[str],
 
 
 def make_importable() -> None:
-    """Let modules in the current directory be imported, as `python -m` does, because the user has named one."""
+    """Let Python import modules from the current directory, as `python -m` does, because the user has named one."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
 
@@ -139,7 +139,7 @@ def _algorithm_in(arguments: Sequence[str]) -> str | None:
 
 
 def _given(arguments: Sequence[str], flag: str) -> str:
-    """Return the value of a flag, which decides the defaults that the help shows; "" if it is not given."""
+    """Return the value of a flag on which the defaults in the help depend; "" if the flag is not given."""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word == flag:
             return following
@@ -154,16 +154,15 @@ def _parser(command: str, verb: str, algorithm: str, env: str, scheme: str, *, s
         prog=f"pytorchrl {command} {algorithm}", usage=f"pytorchrl {command} {algorithm} --env ID [flags]",
         description=f"{verb} {registration.algorithm.__name__}. "
                     f"{'All' if show_all else 'The common'} flags{'' if show_all else ' (--help-all shows all)'}, with "
-                    f"the defaults "
-                    f"for this environment in brackets. A SCHEDULE is {FORMS}.",
-        epilog="Exit codes: 0 done as asked, 1 failed while training, 2 refused before, 130 Ctrl-C, 143 SIGTERM.",
+                    f"the defaults for this environment in brackets. A SCHEDULE is {FORMS}.",
+        epilog="Exit codes: 0 success, 1 error during training, 2 error before training, 130 Ctrl-C, 143 SIGTERM.",
         known=known_names(algorithm))
     parser.add_argument("algorithm", choices=[algorithm], help=argparse.SUPPRESS)
-    parser.add_argument("--env", required=True, metavar="ID", help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; for "
-                                                                   "several agents the "
-                        "module of a PettingZoo environment, e.g. mpe2.simple_spread_v3")
-    parser.add_argument("--help-all", action="help", help="show all flags, not only the common ones, and exit")
-    parser.add_argument("--json", action="store_true", help="print the run's figures as one JSON line, the last")
+    parser.add_argument("--env", required=True, metavar="ID",
+                        help="gymnasium id, e.g. CartPole-v1 or ALE/Pong-v5; for several agents, the module of a "
+                             "PettingZoo environment, e.g. mpe2.simple_spread_v3")
+    parser.add_argument("--help-all", action="help", help="show all flags instead of the common flags only, and exit")
+    parser.add_argument("--json", action="store_true", help="print the run's figures as JSON, in the last line")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     add_option_flags(parser, option_specs(algorithm), {**named_settings(scheme), **preset(registration.name, env)},
                      show_all=show_all)

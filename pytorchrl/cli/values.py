@@ -1,4 +1,4 @@
-"""Read the values of flags as values of the options' types."""
+"""Parse the text of flags into values of the options' types."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 
 from pytorchrl.agent.schedules import FORMS, Schedule, schedule_of
 from pytorchrl.errors import ConfigError
+from pytorchrl.untyped import TypeHint
 
-# Hints are `Any`: types and special forms of `typing` have no common type.
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _UNIONS = (typing.Union, types.UnionType)
 _MAPPINGS = (dict, collections.abc.Mapping)
@@ -26,10 +26,10 @@ _LONGEST_JSON = 100_000
 _LONGEST_ECHO = 100
 
 
-def parser_for(hint: Any) -> Callable[[str], object] | None:  # a type or a special form of typing
-    """Return a function that reads a text as `hint`; None if no text can express such a value (a class, a callable).
+def parser_for(hint: TypeHint) -> Callable[[str], object] | None:
+    """Return a function that parses a text as `hint`; None if text cannot express such values (classes, callables).
 
-    The function raises `argparse.ArgumentTypeError`, which states what was expected.
+    For other texts the function raises `argparse.ArgumentTypeError`, which states the expected forms.
     """
     readers = _readers(hint)
     if not readers:
@@ -50,7 +50,7 @@ def parser_for(hint: Any) -> Callable[[str], object] | None:  # a type or a spec
     return parse
 
 
-def form_of(hint: Any) -> str:
+def form_of(hint: TypeHint) -> str:
     """Return the placeholder that the help shows for a value, such as `NUMBER|none`."""
     return "|".join(dict.fromkeys(name for name, _ in _readers(hint)))
 
@@ -62,13 +62,13 @@ class _NotThisError(ConfigError):
 _Reader = tuple[str, Callable[[str], object]]
 
 
-def _readers(hint: Any) -> list[_Reader]:
-    """Return the readers for a type in the order to try them: the strictest first, plain text last."""
+def _readers(hint: Any) -> list[_Reader]:  # a type or a special form of typing
+    """Return the readers for a type in the order in which to try them: the strictest first, plain text last."""
     if typing.get_origin(hint) in _UNIONS:
         members = typing.get_args(hint)
         found = [reader for member in members for reader in _readers(member)]
         if str in members and any(isinstance(member, enum.EnumMeta) for member in members):
-            # The part itself reads the text, and reports a wrong one together with its other problems.
+            # The part itself parses the text, and reports a wrong value together with its other problems.
             found = [(form, str) if reads in members else (form, reads) for form, reads in found if form != "TEXT"]
         order = ["none", "INT", "NUMBER", "SCHEDULE"]
         return sorted(found, key=lambda reader: order.index(reader[0]) if reader[0] in order else
@@ -76,9 +76,9 @@ def _readers(hint: Any) -> list[_Reader]:
     return _reader(hint)
 
 
-def _reader(hint: Any) -> list[_Reader]:
+def _reader(hint: Any) -> list[_Reader]:  # a type or a special form of typing
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    simple: dict[Any, _Reader] = {
+    simple: dict[TypeHint, _Reader] = {
         bool: ("yes|no", _bool), int: ("INT", _int), float: ("NUMBER", float), str: ("TEXT", str),
         Schedule: ("SCHEDULE", _schedule), type(None): ("none", _none),
     }
@@ -110,7 +110,7 @@ def _none(text: str) -> None:
 
 
 def _int(text: str) -> int:
-    """Read a whole number, also as `08` or `1e6`."""
+    """Parse a whole number; `08` and `1e6` are allowed."""
     try:
         return int(text)
     except ValueError:
@@ -121,7 +121,7 @@ def _int(text: str) -> int:
 
 
 def _schedule(text: str) -> Schedule:
-    """Read `linear:1e-3:0`, or the call or the list of points that makes a schedule in Python."""
+    """Parse `linear:1e-3:0`, or the call or list of points that makes a schedule in Python."""
     said = _SCHEDULE.fullmatch(text.replace(" ", ""))
     if said is None:
         raise _NotThisError(text)
@@ -142,7 +142,7 @@ def _literal(choices: tuple[object, ...], text: str) -> object:
 
 def _mapping(text: str) -> dict[str, object]:
     if len(text) > _LONGEST_JSON:
-        raise ConfigError(f"a JSON value may have {_LONGEST_JSON} characters, got {len(text)}")
+        raise ConfigError(f"a JSON value may have at most {_LONGEST_JSON} characters, got {len(text)}")
     if not text.lstrip().startswith("{"):
         raise _NotThisError(text)
     try:

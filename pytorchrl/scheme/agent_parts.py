@@ -1,11 +1,11 @@
-"""The factories of an agent, and whether they fit one another and the settings."""
+"""The factories of an agent, and checks that they fit together and match the settings."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSetFactory
 from pytorchrl.scheme.replay.routing import TORN_BY
 from pytorchrl.scheme.replay.storage_options import kind_of
 from pytorchrl.scheme.settings import Ray, Settings
+from pytorchrl.untyped import UserPart
 
 if TYPE_CHECKING:
     from pytorchrl.agent.actors.base import Actor
@@ -34,7 +35,7 @@ _LARGEST_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class AgentParts:
-    """The factories of an agent, and of the environments that evaluate it."""
+    """The factories of an agent's components, and of its training and test environments."""
 
     algo_factory: Factory[Algorithm]
     actor_factory: Factory[Actor]
@@ -42,17 +43,17 @@ class AgentParts:
     train_envs_factory: EnvFactory
     test_envs_factory: EnvFactory | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Factory[object] | None]:
         """Return the factories by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def collectors(self, collection: Collection) -> CWorkerSetFactory:
-        """Return the recipe for collection workers of this agent."""
+        """Return the factory of this agent's collection workers."""
         return CWorkerSetFactory(
             collection, self.algo_factory, self.actor_factory, self.storage_factory, self.train_envs_factory)
 
     def workers(self, gradients: GWorkerSet.Options, collection: Collection) -> GWorkerSetFactory:
-        """Return the recipe for gradient workers of this agent, and for the levels below them."""
+        """Return the factory of this agent's gradient workers and of the levels below them."""
         shards = None
         if isinstance(collection, ReplayCollection):
             shards = RWorkerSetFactory(collection, self.algo_factory, self.actor_factory, self.storage_factory)
@@ -60,28 +61,29 @@ class AgentParts:
 
 
 def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
-    """Check that the parts fit one another and the settings.
+    """Check that the parts of an agent fit together and match the settings.
 
     Returns:
-        Warnings.
+        The texts of warnings.
 
     Raises:
         FactoryError: A part is not a factory of the right kind.
         FactorySerializationError: A part cannot be sent to remote workers.
-        SpaceError: Actor or test environments are for other spaces than the training environments.
-        ConfigError: Parts contradict one another or the settings.
+        SpaceError: The spaces of the actor or of the test environments differ from those of the training environments.
+        ConfigError: Parts contradict each other or the settings.
     """
     kinds: dict[str, tuple[type, str]] = {
         "algo_factory": (Algorithm, "PPO"), "actor_factory": (nn.Module, "OnPolicyActor"),
         "storage_factory": (Storage, "GAEBuffer"), "train_envs_factory": (VecEnv, "VecEnv"),
         "test_envs_factory": (VecEnv, "VecEnv")}
-    factories: dict[str, Factory[object]] = {
-        name: factory for name, factory in agent.as_dict().items()
-        if name != "test_envs_factory" or factory is not None}
-    for name, factory in factories.items():
+    factories: dict[str, Factory[object]] = {}
+    for name, part in agent.as_dict().items():
+        if name == "test_envs_factory" and part is None:
+            continue
         kind, example = kinds[name]
-        if not isinstance(factory, Factory) or not issubclass(factory.cls, kind):
-            raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {factory!r}")
+        if not isinstance(part, Factory) or not issubclass(part.cls, kind):
+            raise FactoryError(f"{name} must be a factory such as {example}.create_factory(...), got {part!r}")
+        factories[name] = part
     _check_policies(agent, settings)
     check_fit(agent.algo_factory, agent.actor_factory, agent.storage_factory, agent.train_envs_factory.num_envs)
     _check_spaces(agent)
@@ -93,14 +95,13 @@ def check_parts(agent: AgentParts, settings: Settings) -> list[str]:
         for name, factory in factories.items():
             size = _pickled_bytes(name, factory)
             if size > _LARGE_BYTES:
-                warnings.append(f"{name} is {size / 2**20:.0f} MB pickled, which every worker is sent; load large "
-                                "data inside the "
-                                "function")
+                warnings.append(f"{name} is {size / 2**20:.0f} MB when pickled, and is sent to every worker; load "
+                                "large data inside the function that workers call")
     return warnings
 
 
 def _check_policies(agent: AgentParts, settings: Settings) -> None:
-    """Refuse parts of several policies beside parts of one, or of others."""
+    """Refuse an agent whose parts are not all for the same policies."""
     names = ("algo_factory", "actor_factory", "storage_factory")
     policies = {name: tuple(getattr(getattr(agent, name).options, "policies", ())) for name in names}
     policies["train_envs_factory"] = tuple(getattr(agent.train_envs_factory.options, "agents", ()))
@@ -110,20 +111,18 @@ def _check_policies(agent: AgentParts, settings: Settings) -> None:
     of_policies = getattr(agent.storage_factory.options, "policies", {})
     if settings.num_shards > 1 and any(
             getattr(factory.options, "weight_norm", None) == "buffer" for factory in of_policies.values()):
-        raise ConfigError("weight_norm='buffer' of several policies needs one shard, which knows all that could be "
-                          "drawn; give "
-                          "num_replay_workers=1 or weight_norm='batch'")
+        raise ConfigError("weight_norm='buffer' with several policies needs a single replay shard, because it depends "
+                          "on all priorities in the replay; give num_replay_workers=1 or weight_norm='batch'")
 
 
 def _check_spaces(agent: AgentParts) -> None:
-    """Raise `SpaceError` unless actor and test environments have the spaces of the training environments."""
+    """Raise `SpaceError` unless the actor and the test environments have the spaces of the training environments."""
     train, test = agent.train_envs_factory, agent.test_envs_factory
     for name in ("observation_space", "action_space"):
         of_actor, of_envs = getattr(agent.actor_factory.options, name, None), getattr(train, name)
         if of_actor is not None and _layout(of_actor) != _layout(of_envs):
-            raise SpaceError(f"actor_factory was made for {name} {of_actor}, train_envs_factory has {of_envs}; give "
-                             "the actor that of "
-                             "the environments")
+            raise SpaceError(f"actor_factory was made for {name} {of_actor}, but train_envs_factory has {of_envs}; "
+                             f"create the actor with the {name} of the environments")
         if test is not None and getattr(test, name) != of_envs:
             raise SpaceError(f"{name} differs: training environments have {of_envs}, test environments "
                              f"{getattr(test, name)}")
@@ -136,11 +135,11 @@ def _layout(space: object) -> object:
 
 
 def _check_sequences(agent: AgentParts, settings: Settings) -> None:
-    """Refuse replay in which no sequence would ever be complete: all steps of an environment must stay in one shard.
+    """Refuse replay in which no sequence could become complete: one shard must receive all steps of an environment.
 
-    Sequences within one rollout are complete when the rollout arrives.
+    Storages whose sequences each lie within one rollout need no check.
     """
-    storage: Factory[Any] = agent.storage_factory
+    storage: Factory[UserPart] = agent.storage_factory
     if kind_of(storage) != "sequence":
         return
     num_shards = settings.num_shards or 1
@@ -149,12 +148,11 @@ def _check_sequences(agent: AgentParts, settings: Settings) -> None:
         storage.options, agent.train_envs_factory.num_envs, sources, storage.options.size // num_shards)
     if isinstance(settings.collection, ReplayCollection) and settings.collection.routing in TORN_BY:
         raise ConfigError(f"routing={settings.collection.routing!r} would split sequences that span several rollouts "
-                          "over "
-                          "different shards; leave it out")
+                          "over different shards; leave it out")
 
 
 def _check_kept(agent: AgentParts, settings: Settings) -> None:
-    """Refuse options for rollouts that are used once, where the storage or replay shards keep the data."""
+    """Refuse options for rollouts that are used and then discarded, if the storage keeps its data."""
     is_kept, collection = given_kind(agent.storage_factory).is_kept, settings.collection
     if not is_kept or isinstance(collection, ReplayCollection):
         return
@@ -163,21 +161,19 @@ def _check_kept(agent: AgentParts, settings: Settings) -> None:
     for name in collection.changed():
         if name in names:
             raise ConfigError(f"{name}={getattr(collection, name)} is for rollouts that are used and discarded; "
-                              f"{keeper} keeps them and "
-                              f"draws from them, so leave {name} out")
+                              f"{keeper} keeps them and draws from them, so leave {name} out")
 
 
 def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
     mixed = getattr(agent.algo_factory.options, "mixed_precision", False)
     if mixed and settings.process.device in (None, "cpu") and torch.backends.cpu.get_cpu_capability() == "AVX2":
-        return ["mixed_precision=True on a processor without AVX-512, which computes bfloat16 several times slower "
-                "than float32; leave "
-                "it out"]
+        return ["mixed_precision=True is slow on this processor: without AVX-512, it computes bfloat16 several times "
+                "slower than float32; leave it out"]
     return []
 
 
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
-    """Refuse more mini-batches than samples of a train batch, and train batches of old rollouts alone."""
+    """Refuse more mini-batches than a train batch has samples, and train batches of replayed rollouts only."""
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs
     if given_kind(storage).is_kept or size is None:
@@ -196,10 +192,10 @@ def _check_batch(agent: AgentParts, settings: Settings) -> None:
 
 
 def _pickled_bytes(name: str, factory: Factory[object]) -> int:
-    """Return the bytes of a pickled factory.
+    """Return the size of a pickled factory in bytes.
 
     Raises:
-        FactorySerializationError: An option cannot be pickled; the message names it. Or the factory is too large.
+        FactorySerializationError: An option cannot be pickled (the message names it), or the factory is too large.
     """
     import cloudpickle
 
@@ -209,11 +205,11 @@ def _pickled_bytes(name: str, factory: Factory[object]) -> int:
         culprits = [option for option, value in as_keywords(factory.options).items() if not _can_be_pickled(value)]
         raise FactorySerializationError(
             f"{name} cannot be sent to a worker: {', '.join(culprits) or 'it'} cannot be pickled ({error}); "
-            "make locks, files and tensors on a device inside the function, not outside") from error
+            "create locks, open files and device tensors inside the function that workers call, not outside") from error
     if size > _LARGEST_BYTES:
-        raise FactorySerializationError(f"{name} is {size / 2**20:.0f} MB pickled; at most {_LARGEST_BYTES // 2**20} "
-                                        "MB can be sent. "
-                                        "Load large data inside the function")
+        raise FactorySerializationError(f"{name} is {size / 2**20:.0f} MB when pickled, but at most "
+                                        f"{_LARGEST_BYTES // 2**20} MB can be sent; load large data inside the "
+                                        "function that workers call")
     return size
 
 

@@ -1,10 +1,10 @@
-"""Architectures of the literature as settings of the worker tree."""
+"""Architectures from the literature as settings of the worker tree."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from pytorchrl.agent.data import DataKind
 from pytorchrl.agent.fit import algorithms_for, learned_kind
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """The settings that an architecture's name stands for.
+    """The settings of a named architecture.
 
     Attributes:
-        name: The name.
+        name: Name of the architecture.
         fixed: Settings that define the architecture; other values are refused.
         defaults: Settings that replace the defaults of `Scheme`.
         least: Setting -> (smallest value allowed, reason).
-        learner: Whether gradients are asynchronous with one gradient worker, which then learns in a thread of its own,
-            and synchronous with several.
+        learner: Whether `grad_communication` defaults to asynchronous for one gradient worker, which then learns in a
+            separate thread, and to synchronous for several.
         kinds: Kinds of data that the algorithm may learn from.
     """
 
@@ -45,8 +45,8 @@ class Preset:
     learner: bool = False
     kinds: tuple[DataKind, ...] = tuple(DataKind)
 
-    def settings(self, algo_factory: Factory[Algorithm], given: Mapping[str, object]) -> dict[str, object]:
-        """Return the flat settings of `Scheme`: those of the architecture, overridden by those `given`.
+    def settings(self, algo_factory: object, given: Mapping[str, object]) -> dict[str, object]:
+        """Return the flat settings of `Scheme`: the architecture's settings, with its defaults replaced by `given`.
 
         Raises:
             ConfigError: A given setting contradicts the architecture, or the algorithm cannot learn from its data. The
@@ -59,7 +59,7 @@ class Preset:
             settings.setdefault("grad_communication", ASYNC if settings.get("num_grad_workers", 1) == 1 else SYNC)
         problems += [f"{why}: {name}={value} is too few, give {low} or more" for name, (low, why) in self.least.items()
                      if isinstance(value := settings[name], int) and value < low]
-        # What is no factory is refused by the scheme itself.
+        # The scheme itself refuses anything that is not a factory.
         if isinstance(algo_factory, Factory):
             found = learned_kind(algo_factory)
             if found not in self.kinds:
@@ -90,7 +90,7 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
         name="ddppo",
         fixed={"col_communication": SYNC, "grad_communication": SYNC, "distribute_gradients": True},
         defaults={"num_grad_workers": 2, "col_fraction_workers": 0.6},
-        least={"num_grad_workers": (2, "ranks average among themselves")}),
+        least={"num_grad_workers": (2, "ranks average gradients among themselves")}),
     Preset(
         name="microbatch",
         fixed={"col_communication": SYNC, "grad_communication": SYNC, "num_grad_workers": 1},
@@ -116,12 +116,12 @@ PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in (
 
 @brief_errors_of(*PRESETS)
 class Architectures:
-    """Constructors of `Scheme` for the architectures of the literature. Printing a scheme shows every setting."""
+    """Constructors of `Scheme` for architectures from the literature. Printing a scheme shows all of its settings."""
 
     home: ClassVar[str] = "scheme"
 
     @classmethod
-    def _named(cls, name: str, agent: tuple[Any, ...], settings: ArchitectureKeywords) -> Self:
+    def _named(cls, name: str, agent: tuple[object, ...], settings: ArchitectureKeywords) -> Self:
         given = cast("Mapping[str, object]", settings)
         return cls(*agent, **PRESETS[name].settings(agent[0], given))
 
@@ -153,10 +153,11 @@ class Architectures:
                   **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with decentralised gradients (DD-PPO, Wijmans et al. 2020).
 
-        Gradient workers average gradients among themselves, and slow ones are told to stop collecting early.
+        Gradient workers average gradients among themselves. Once a fraction `col_fraction_workers` of them has
+        collected its data, the collection of the others is stopped early.
 
-        Each gradient worker collects by itself, and `col_fraction_workers` is a share of the gradient workers; with
-        `num_col_workers` of 2 or more it is a share of each gradient worker's collection workers.
+        Each gradient worker collects its own data by default. With `num_col_workers >= 2`, `col_fraction_workers`
+        refers to the collection workers of each gradient worker instead.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -179,7 +180,7 @@ class Architectures:
                        **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme for train batches that are larger than memory.
 
-        A batch is collected and differentiated in microbatches, for one step of the optimiser.
+        The data of one optimizer step is collected and differentiated in microbatches.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -201,9 +202,8 @@ class Architectures:
                    **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme in which collection never waits for the learner (IMPALA, Espeholt et al. 2018).
 
-        The algorithm corrects its targets for the lag of the data.
-
-        With one gradient worker gradients are asynchronous: the learner has a thread of its own.
+        The algorithm must correct its targets for the policy lag of the data. A single gradient worker makes
+        asynchronous updates by default, in a separate thread.
 
         Args:
             algo_factory: Factory of the algorithm.
@@ -231,7 +231,7 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`. Defaults that differ: those of `impala`.
+            **settings: Settings of `Scheme`. Defaults differ as for `impala`.
 
         Raises:
             ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
@@ -245,7 +245,7 @@ class Architectures:
                  **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with replay shards between collection workers and one learner (Ape-X, Horgan et al. 2018).
 
-        The storage is one such as `PERBuffer`, and `DQN` has `epsilon_per_worker=True`. Replay of whole rollouts needs
+        Use a storage such as `PERBuffer`, and set `epsilon_per_worker=True` for `DQN`. To replay whole rollouts, use
         `VTraceBuffer` and `size` with `IMPALA` or `APPO`, or `RolloutSequenceBuffer` with `R2D2`.
 
         Args:
@@ -279,8 +279,8 @@ class Architectures:
             storage_factory: Factory of the storage.
             train_envs_factory: Factory of each collection worker's environments.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            **settings: Settings of `Scheme`. Defaults that differ: those of `apex`, and `queue_size=4`; always
-                `routing="by_stream"`.
+            **settings: Settings of `Scheme`. Defaults differ as for `apex`, with `queue_size=4`; `routing` is always
+                `"by_stream"`.
 
         Raises:
             ConfigError: A setting is wrong, or contradicts the architecture or the algorithm.
@@ -294,7 +294,7 @@ class Architectures:
                   **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme of decentralised gradient workers with asynchronous collection (Rapid, Berner et al. 2019).
 
-        The algorithm is one that corrects for lag, such as `APPO`.
+        The algorithm must correct for policy lag, as `APPO` does.
 
         Args:
             algo_factory: Factory of the algorithm.

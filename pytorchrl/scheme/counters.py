@@ -1,4 +1,4 @@
-"""Counters of gradient workers: each is declared once, with its kind and meaning, and merged by field."""
+"""Counters of gradient workers. Each counter is declared once, with its meaning and the rule for merging it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class Kind(Enum):
     """Rule by which the values of a counter are merged."""
 
     TOTAL = "total"
-    """A count since a worker began: the sum over all workers, including those that were replaced."""
+    """A count since a worker started; merged as the sum over all workers, including replaced ones."""
     LEVEL = "level"
-    """A number at the time of a worker's last message: the sum over the present workers."""
+    """A number at the time of a worker's last message; merged as the sum over the current workers."""
     LARGEST = "largest"
-    """The largest value of all workers."""
+    """A number at the time of a worker's last message; merged as the largest value of all workers."""
 
 
 def counter(kind: Kind, help: str) -> int:
-    """Declare one counter: its kind, and what it counts in one sentence."""
+    """Declare a counter with its kind and a description of one sentence."""
     return field(default=0, metadata={"kind": kind, "help": help})
 
 
@@ -32,10 +32,10 @@ def _total(help: str) -> dict[str, object]:
 class WorkerCounters:
     """The counters of a gradient worker and of the collection workers and replay shards below it."""
 
-    rollouts: int = counter(Kind.TOTAL, "Rollouts that came into use.")
-    preempted: int = counter(Kind.TOTAL, "Rollouts in use that were cut short.")
-    collected_in_use: int = counter(Kind.TOTAL, "Env steps of rollouts in use.")
-    preempted_steps: int = counter(Kind.TOTAL, "Env steps of rollouts in use that were cut short.")
+    rollouts: int = counter(Kind.TOTAL, "Rollouts taken for training or added to replay.")
+    preempted: int = counter(Kind.TOTAL, "Rollouts taken for training or added to replay that were cut short.")
+    collected_in_use: int = counter(Kind.TOTAL, "Env steps of rollouts taken for training or added to replay.")
+    preempted_steps: int = counter(Kind.TOTAL, "Env steps of such rollouts that were cut short.")
     preempted_episodes: int = counter(Kind.TOTAL, "Episodes that ended in rollouts that were cut short.")
     preempted_episode_steps: int = counter(Kind.TOTAL, "Env steps of these episodes.")
     full_episodes: int = counter(Kind.TOTAL, "Episodes that ended in full rollouts.")
@@ -46,26 +46,26 @@ class WorkerCounters:
         default_factory=Counter, metadata=_total("Decisions of the agents of each policy, if there are several."))
     envs_restarted: int = counter(Kind.TOTAL, "Environments that were replaced because they raised an error.")
     bytes_raw: int = counter(Kind.TOTAL, "Bytes of rollouts and gradients before compression.")
-    bytes_sent: int = counter(Kind.TOTAL, "Bytes of rollouts and gradients as they were sent.")
+    bytes_sent: int = counter(Kind.TOTAL, "Bytes of rollouts and gradients after any compression.")
     bytes_out: int = counter(Kind.TOTAL, "Bytes of weights sent to collection workers.")
-    weight_pushes: int = counter(Kind.TOTAL, "Weights sent to single collection workers.")
+    weight_pushes: int = counter(Kind.TOTAL, "Transfers of weights to a collection worker.")
     restarts: int = counter(Kind.TOTAL, "Lost collection workers and shards that were replaced.")
-    dropped_items: int = counter(Kind.TOTAL, "Train batches of the queue that were dropped before use.")
-    passes_cancelled: int = counter(Kind.TOTAL, "Later uses of train batches that were cancelled.")
-    replay_items_dropped: int = counter(Kind.TOTAL, "Batches drawn from shards that were not used.")
-    stale_priorities: int = counter(Kind.TOTAL, "Priorities of transitions that were no longer in replay.")
+    dropped_items: int = counter(Kind.TOTAL, "Queued train batches that were dropped before use.")
+    passes_cancelled: int = counter(Kind.TOTAL, "Passes over train batches that were cancelled.")
+    replay_items_dropped: int = counter(Kind.TOTAL, "Batches that were drawn from shards but not used.")
+    stale_priorities: int = counter(Kind.TOTAL, "Priority updates for transitions that were no longer in replay.")
     backward_passes: int = counter(Kind.TOTAL, "Backward passes.")
     microbatch_steps: int = counter(Kind.LARGEST, "Samples of the last batch.")
-    collectors: int = counter(Kind.LEVEL, "Collection workers, the local one counted if it collects.")
+    collectors: int = counter(Kind.LEVEL, "Collection workers, including the local one if it collects.")
     workers: int = counter(Kind.LEVEL, "Remote collection workers and shards.")
     workers_missing: int = counter(Kind.LEVEL, "Remote collection workers and shards that are lost and not replaced.")
-    queued_items: int = counter(Kind.LEVEL, "Train batches, or batches drawn from shards, that wait for the learner.")
+    queued_items: int = counter(Kind.LEVEL, "Queued train batches, or batches from shards that wait for the learner.")
     requests_in_flight: int = counter(Kind.LEVEL, "Rollouts requested from remote collection workers.")
     draws_in_flight: int = counter(Kind.LEVEL, "Batches requested from shards.")
 
     @classmethod
     def merge(cls, parts: Iterable[WorkerCounters]) -> WorkerCounters:
-        """Return new counters of several workers, or parts of a worker, merged by field according to its kind."""
+        """Return the counters of several workers, or of several parts of one worker, merged field by field."""
         parts, merged = list(parts), cls()
         for declared in fields(cls):
             values = [getattr(part, declared.name) for part in parts]

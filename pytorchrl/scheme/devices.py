@@ -1,4 +1,4 @@
-"""Resolution of the name of a device in this process."""
+"""Resolve names of devices in this process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CPU, CUDA = "cpu", "cuda"
 
 
 def check_device(device: object, gpus: Sequence[int] | None = None, name: str = "device") -> str:
-    """Return the device of a name in this process; never fall back to another one.
+    """Return the device with this name; raise an error rather than fall back to another device.
 
     Args:
-        device: "cpu", "cuda:k" (GPU k of torch), "cuda" (the current GPU, or the first one assigned to the worker), or
+        device: "cpu", "cuda:k" (GPU k of torch), "cuda" (the current GPU, or the first GPU assigned to the worker), or
             None for "cpu".
-        gpus: Indices of the GPUs assigned to the calling worker; None: all that torch sees.
-        name: Name of the option.
+        gpus: Indices of the GPUs assigned to the calling worker; None: all GPUs that torch sees.
+        name: Name of the option, for error messages.
 
     Returns:
         "cpu" or "cuda:k".
@@ -33,15 +33,15 @@ def check_device(device: object, gpus: Sequence[int] | None = None, name: str = 
     if device == CUDA and own:
         return f"cuda:{torch.cuda.current_device() if gpus is None else own[0]}"
     if not isinstance(device, str) or device not in seen:
-        raise DeviceError(f"{name} must be one that torch sees here, {seen}, got {device!r}; {_remedy(device, gpus)}")
+        raise DeviceError(f"{name} must be one that torch sees here, {seen}, got {device!r}; "
+                          f"{_remedy(device, gpus)}")
     return device
 
 
 def _remedy(device: object, gpus: Sequence[int] | None) -> str:
     if str(device).startswith(CUDA) and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-        return (f"this torch ({torch.__version__}) is built without CUDA: install one that is built with it, or give "
-                "'cpu'")
+        return f"this torch ({torch.__version__}) was built without CUDA: install a build with CUDA, or give 'cpu'"
     if gpus is not None:
-        return ("the list has the GPUs that Ray gave this worker: 'cuda' is the first of them, and num_gpus in its "
-                "resources asks for more")
-    return "give one of these"
+        return ("the list has only the GPUs that Ray assigned to this worker: 'cuda' is the first of them, and a "
+                "larger num_gpus in the worker's resources requests more")
+    return "give one of these devices"

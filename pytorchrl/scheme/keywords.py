@@ -1,7 +1,7 @@
 """Types of the flat keywords, for editors and type checkers.
 
-Names, defaults, ranges and help texts are in the `Options` classes, see `pytorchrl.scheme.settings`; a test holds the
-types here equal to those of the fields there.
+Names, defaults, ranges and help texts are in the `Options` classes, see `pytorchrl.scheme.settings`. A test checks that
+the types in this module equal the types of the fields of those classes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReplayKeywords(TypedDict, total=False):
 
 
 class GradientKeywords(TypedDict, total=False):
-    """Keywords of `GWorkerSet.create_factory` besides those of the reference API."""
+    """Keywords of `GWorkerSet.create_factory` in addition to its explicit parameters."""
 
     fraction_samples: float
     col_in_flight: int
@@ -64,7 +64,7 @@ class GradientKeywords(TypedDict, total=False):
 
 
 class UpdateKeywords(TypedDict, total=False):
-    """Keywords of `Scheme.from_factory`, but for `runtime`."""
+    """Keywords of `Scheme.from_factory`, except `runtime`."""
 
     grad_execution: Execution | str | None
     grad_communication: Communication | str
@@ -89,7 +89,7 @@ class UpdateKeywords(TypedDict, total=False):
 
 
 class StorageKeywords(TypedDict, total=False):
-    """Options of a replay storage that `Scheme` passes on to it."""
+    """Options of a replay storage that `Scheme` passes on to the storage."""
 
     prioritized: bool | None
     alpha: float | None
@@ -100,7 +100,7 @@ class StorageKeywords(TypedDict, total=False):
 
 class SchemeKeywords(
         CollectionKeywords, ReplayKeywords, GradientKeywords, UpdateKeywords, StorageKeywords, total=False):
-    """The flat keywords of `Scheme`, but for `runtime`."""
+    """The flat keywords of `Scheme`, except `runtime`."""
 
     num_col_workers: int | tuple[int, ...]
     col_execution: Execution | str | None

@@ -2,8 +2,8 @@
 
     collected = in flight + queued + consumed (unique) + resident + evicted + sum of dropped[reason]
 
-A worker that moves steps between places books the move in its own `Ledger` and sends a snapshot with its next message.
-Snapshots are totals, not changes, so a repeated or late one is harmless.
+A worker that moves steps between places records the move in its own `Ledger` and sends a snapshot with its next
+message. Snapshots are totals, not changes, so a repeated or late snapshot is harmless.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class LedgerError(PyTorchRLError):
 
 
 class DropReason(str, Enum):
-    """Reason for which steps were dropped before use."""
+    """The reason why steps were dropped."""
 
     POLICY_LAG = "policy_lag"
     QUEUE_FULL = "queue_full"
     WORKER_LOST = "worker_lost"
     GRADIENT_LAG = "gradient_lag"
     NAN = "nan"
-    """The first gradient that used the steps, or the mean of gradients, was not finite, so that no update was made. The
-    steps are booked at once and stay here, even if a later pass over their rollout uses them."""
+    """The first gradient that used the steps, or the mean gradient, was not finite, so no update was made. The steps
+    remain dropped for this reason even if a later pass over their rollout uses them."""
     SHUTDOWN = "shutdown"
     EARLY_STOP = "early_stop"
     """`target_kl` ended the passes over a rollout before its first pass was complete."""
@@ -38,18 +38,18 @@ class DropReason(str, Enum):
 
 @dataclass(frozen=True)
 class LedgerSnapshot:
-    """Number of env steps by place, at a moment when no message is being handled."""
+    """Number of env steps in each place, counted while no message is being handled."""
 
     collected: int = 0
     in_flight: int = 0
     queued: int = 0
     consumed_unique: int = 0
     consumed: int = 0
-    """Steps used, counted once for each pass; this is not a place."""
+    """Steps used, counted once for each pass; not a place of the equation."""
     resident: int = 0
     evicted: int = 0
     sent: int = 0
-    """Steps sent inside gradients, a total of one worker; the receiver books them as in flight, then as consumed."""
+    """Total steps that a worker has sent with gradients; the receiver counts them as in flight, then as consumed."""
     dropped: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -67,7 +67,7 @@ class LedgerSnapshot:
         return self
 
     def to_dict(self) -> dict[str, int | dict[str, int]]:
-        """Return the public form, with all reasons."""
+        """Return the counts by place, with an entry in `dropped` for every reason."""
         dropped = {reason.value: self.dropped.get(reason.value, 0) for reason in DropReason}
         return {"collected": self.collected, "in_flight": self.in_flight, "queued": self.queued,
                 "consumed_unique": self.consumed_unique, "consumed": self.consumed, "resident": self.resident,
@@ -83,47 +83,47 @@ class Ledger:
         self._dropped: Counter[str] = Counter()
 
     def collect(self, num_steps: int) -> None:
-        """Add collected steps, which are in flight."""
+        """Add newly collected steps, which are in flight."""
         with self._lock:
             self._places["collected"] += num_steps
             self._places["in_flight"] += num_steps
 
     def move(self, num_steps: int, source: str, target: str) -> None:
-        """Move steps between two of in_flight, queued, sent, consumed_unique, resident, evicted."""
+        """Move steps from one place to another: in_flight, queued, sent, consumed_unique, resident or evicted."""
         with self._lock:
             self._places[source] -= num_steps
             self._places[target] += num_steps
 
     def drop(self, num_steps: int, source: str, reason: DropReason) -> None:
-        """Drop steps that are in `source`."""
+        """Drop steps that are in the place `source`."""
         if num_steps:
             with self._lock:
                 self._places[source] -= num_steps
                 self._dropped[reason.value] += num_steps
 
     def drop_all(self, reason: DropReason) -> None:
-        """Drop all steps that are queued or in flight here."""
+        """Drop all steps in this ledger that are queued or in flight."""
         for place in ("in_flight", "queued"):
             self.drop(self._places[place], place, reason)
 
     def consume(self, num_steps: int) -> None:
-        """Count the steps of one pass; this moves no steps."""
+        """Count the steps used in one pass, without moving them."""
         with self._lock:
             self._places["consumed"] += num_steps
 
     def restore(self, snapshot: LedgerSnapshot) -> None:
-        """Replace all counts by those of a snapshot."""
+        """Replace all counts with the counts of a snapshot."""
         places = {field.name: getattr(snapshot, field.name) for field in fields(snapshot)}
         with self._lock:
             self._dropped = Counter(places.pop("dropped"))
             self._places = Counter(places)
 
     def snapshot(self, collected: int | None = None) -> LedgerSnapshot:
-        """Return the present counts.
+        """Return the current counts.
 
         Args:
-            collected: Number of steps that the collection workers themselves have counted, in place of the ledger's own
-                count; None keeps the latter.
+            collected: Number of collected steps as counted by the collection workers, which replaces the ledger's own
+                count; None keeps the ledger's count.
         """
         with self._lock:
             places = dict(self._places)
@@ -136,8 +136,8 @@ def merge(snapshots: Iterable[LedgerSnapshot], own: LedgerSnapshot) -> LedgerSna
     """Return the ledger of the whole tree.
 
     Steps that gradient workers sent are in flight (received but not applied), consumed or dropped in the update
-    worker's ledger. The update worker takes the steps that it receives out of `sent`, so the sum of `sent` over all
-    ledgers is the number of steps in transit between them.
+    worker's ledger. The update worker subtracts the steps that it receives from its own `sent`, so the sum of `sent`
+    over all ledgers is the number of steps in transit.
 
     Args:
         snapshots: The gradient workers' ledgers.

@@ -1,7 +1,7 @@
-"""Rules across levels: what a scheme refuses, or warns of, before anything starts.
+"""Rules across levels, which a scheme checks before anything starts.
 
-A rule is a row of a table: when it is broken, and what the error says. Rules within one level are in its `Options`
-classes.
+Each rule is a row of a table, with the condition under which settings break the rule and the text of the error or
+warning. Rules within one level are in the `Options` classes of the level.
 """
 
 from __future__ import annotations
@@ -24,40 +24,39 @@ T = TypeVar("T")
 
 
 class Rule(NamedTuple):
-    """A row: when a scheme breaks the rule, and the text of the error."""
+    """A rule: the condition under which settings break it, and the text of the error or warning."""
 
     is_broken: Callable[[Settings], bool]
     text: Callable[[Settings], str]
 
 
 def checked_settings(given: Mapping[str, object], *, collection: Collection | None = None,
-                     gradients: Gradients | None = None,
-                     runtime: RuntimeKind | str | None = None, supervision: Supervisor.Options | None = None,
+                     gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
+                     supervision: Supervisor.Options | None = None,
                      for_storage: Mapping[str, object] = {}) -> Settings:
     """Return the settings of a scheme, checked against all rules.
 
     Args:
         given: Flat keywords.
-        collection: Options of collection; None: made of the keywords. So for the other levels.
-        gradients: Options of gradients.
-        runtime: Options of the runtime, or its name.
-        supervision: Options for lost workers.
+        collection: Options of collection; None: built from the keywords.
+        gradients: Options of gradients; None: built from the keywords.
+        runtime: Options of the runtime, or its name; None: Ray if there are remote workers, else threads.
+        supervision: Options for lost workers; None: built from the keywords.
         for_storage: Flat keywords that belong to a replay storage.
 
     Raises:
-        ConfigError: Anything is wrong. The message lists all problems.
+        ConfigError: Settings are invalid or contradict each other. The message lists all problems.
     """
     for name in WITHDRAWN.keys() & given.keys():
-        warnings.warn(f"{name} has no effect any more: {WITHDRAWN[name]}; leave it out, version 0.3 will not know it",
+        warnings.warn(f"{name} has no effect any more: {WITHDRAWN[name]}; leave it out, version 0.3 will refuse it",
                       DeprecationWarning, stacklevel=5)
     settings, problems = Settings.from_keywords(
         {name: value for name, value in given.items() if name not in WITHDRAWN}, collection=collection,
-        gradients=gradients,
-        runtime=runtime, supervision=supervision)
+        gradients=gradients, runtime=runtime, supervision=supervision)
     problems += [f"{name} must be True, False or None, got {for_storage[name]!r}"
                  for name in ("prioritized", "stratified") if not isinstance(for_storage.get(name), bool | None)]
     if settings is None or not settings.num_shards:
-        problems += [f"{name}={value} is for a replay level; give num_replay_workers, or leave it out"
+        problems += [f"{name}={value} is for replay workers; give num_replay_workers, or leave it out"
                      for name, value in for_storage.items() if value is not None]
     if settings is not None:
         placement = Placement(settings.collection, settings.gradients, settings.process.device, settings.on_ray)
@@ -68,7 +67,7 @@ def checked_settings(given: Mapping[str, object], *, collection: Collection | No
 
 
 def warnings_of(settings: Settings) -> list[str]:
-    """Return a text for each setting that is allowed but has no effect."""
+    """Return a warning for each setting that is allowed but has no effect."""
     return [rule.text(settings) for rule in WARNINGS if rule.is_broken(settings)]
 
 
@@ -89,8 +88,8 @@ def _is_lossy_auto(kind: str, value: object) -> bool:
 def _decides_by_time(name: str, kind: str, value: object) -> str:
     compression = Compression.of(kind, value)
     assert compression is not None
-    return (f"{name}={value!r} decides by time what is rounded, so that a run could not be recorded or replayed; give "
-            f"{compression.codec.name!r} or a lossless codec")
+    return (f"{name}={value!r} decides from measured times which messages are rounded, so a run cannot be recorded or "
+            f"replayed; give {compression.codec.name!r} or a lossless codec")
 
 
 def _is_repeated(settings: Settings) -> bool:
@@ -114,63 +113,61 @@ RULES = (
     Rule(lambda s: _is_repeated(s) and _is_lossy_auto(GRADS, s.gradients.compress_grads_to_send),
          lambda s: _decides_by_time("compress_grads_to_send", GRADS, s.gradients.compress_grads_to_send)),
     Rule(lambda s: _is_repeated(s) and isinstance(s.collection, ReplayCollection),
-         lambda s: "a run with num_replay_workers cannot be recorded or replayed; leave one of them out"),
+         lambda s: "a run with num_replay_workers cannot be recorded or replayed; leave out num_replay_workers, or "
+                   "record and replay"),
     # Remote workers
     Rule(lambda s: not s.has_parallel_collection and not is_default(s.collection.col_worker_resources),
-         lambda s: "col_worker_resources is for remote workers, of which there are none; give num_col_workers >= 2"),
+         lambda s: "col_worker_resources is for remote collection workers, but there are none; give "
+                   "num_col_workers >= 2, or leave it out"),
     Rule(lambda s: not s.has_parallel_gradients and not is_default(s.gradients.grad_worker_resources),
-         lambda s: "grad_worker_resources is for remote workers, of which there are none; give num_grad_workers >= 2"),
+         lambda s: "grad_worker_resources is for remote gradient workers, but there are none; give "
+                   "num_grad_workers >= 2, or leave it out"),
     Rule(lambda s: isinstance(s.runtime, Ray) and s.runtime.address is not None and not s.has_remote_workers,
-         lambda s: "address is that of a Ray cluster; a scheme without remote workers uses none"),
+         lambda s: "address is for a Ray cluster, but a scheme without remote workers uses none; leave address out"),
     Rule(lambda s: isinstance(s.runtime, Ray) and s.runtime.placement is not None
          and not (s.has_parallel_gradients and (s.has_parallel_collection or s.num_shards > 1)),
-         lambda s: "placement='colocate' keeps gradient workers with their own workers; give num_grad_workers >= 2 "
-                   "and num_col_workers "
-         "(or num_replay_workers) >= 2, or leave it out"),
+         lambda s: "placement='colocate' places each gradient worker on the same node as its own remote workers; give "
+                   "num_grad_workers >= 2 and num_col_workers (or num_replay_workers) >= 2, or leave it out"),
     Rule(lambda s: _kills(s) and not s.has_remote_workers and not isinstance(s.runtime, Simulated),
-         lambda s: "faults kill a worker, but there is no remote one; a thread cannot be killed"),
+         lambda s: "faults kill a worker, but there is no remote worker, and a thread cannot be killed; use remote "
+                   "workers, or leave the kill out"),
     Rule(lambda s: _kills(s) and s.has_remote_workers and isinstance(s.runtime, Threads),
          lambda s: "faults kill a worker, but a thread cannot be killed; give runtime='ray' or runtime='simulated'"),
-    Rule(lambda s: s.collection.col_num_threads is not None and not (s.has_parallel_collection and isinstance(s.runtime,
-                                                                                                              Ray)),
-         lambda s: f"col_num_threads={s.collection.col_num_threads} is for collection workers with processes of their "
-                   "own; give "
-         "num_col_workers >= 2 on Ray"),
+    Rule(lambda s: s.collection.col_num_threads is not None and not (s.has_parallel_collection and s.on_ray),
+         lambda s: f"col_num_threads={s.collection.col_num_threads} is for collection workers in separate processes; "
+                   "give num_col_workers >= 2 on Ray"),
     # Gradients
     Rule(lambda s: bool(_changed_of_asynchronous_gradients(s)),
          lambda s: ", ".join(f"{name}={getattr(s.gradients, name)!r}" for name in _changed_of_asynchronous_gradients(s))
-         + " is for grad_communication='asynchronous' with num_grad_workers >= 2; other gradients would ignore it"),
+         + " is for grad_communication='asynchronous' with num_grad_workers >= 2, and would be ignored; leave it out"),
     Rule(lambda s: isinstance(s.gradients, AsynchronousGradients) and s.has_parallel_gradients
          and s.gradients.aggregate > s.gradients.num_grad_workers,
-         lambda s: f"aggregate must be 1 ... num_grad_workers ({s.gradients.num_grad_workers}), got "
-         f"{as_keywords(s.gradients)['aggregate']}"),
+         lambda s: f"aggregate must be from 1 to num_grad_workers ({s.gradients.num_grad_workers}), got "
+                   f"{as_keywords(s.gradients)['aggregate']}"),
     Rule(lambda s: isinstance(s.gradients, DecentralisedGradients) and s.gradients.num_grad_workers < 2,
          lambda s: "distribute_gradients=True needs num_grad_workers >= 2"),
     # Compression
-    Rule(lambda s: isinstance(s.gradients, DecentralisedGradients) and _is_sent(GRADS,
-                                                                                s.gradients.compress_grads_to_send),
+    Rule(lambda s: isinstance(s.gradients, DecentralisedGradients)
+         and _is_sent(GRADS, s.gradients.compress_grads_to_send),
          lambda s: f"compress_grads_to_send={s.gradients.compress_grads_to_send!r} contradicts "
-                   "distribute_gradients=True: gradient "
-         "workers sum gradients in float32, and none is sent"),
+                   "distribute_gradients=True: gradient workers sum gradients in float32, and send none to encode; "
+                   "leave one of the two out"),
     Rule(lambda s: not s.has_parallel_gradients and _is_sent(GRADS, s.gradients.compress_grads_to_send),
          lambda s: f"compress_grads_to_send={s.gradients.compress_grads_to_send!r} needs num_grad_workers >= 2: "
-                   "central gradients are "
-         "not sent"),
+                   "central gradients are not sent"),
     Rule(lambda s: not s.has_parallel_collection and _is_sent(DATA, s.collection.compress_data_to_send),
          lambda s: f"compress_data_to_send={s.collection.compress_data_to_send!r} needs num_col_workers >= 2: "
-                   "rollouts of the local "
-         "worker are not sent"),
+                   "rollouts of the local worker are not sent"),
     Rule(lambda s: _is_sent(WEIGHTS, s.updates.compress_weights_to_send) and not s.has_parallel_collection
          and (isinstance(s.gradients, DecentralisedGradients) or not s.has_parallel_gradients),
          lambda s: f"compress_weights_to_send={s.updates.compress_weights_to_send!r} needs num_col_workers >= 2, or "
-                   "num_grad_workers >= 2 "
-         "that do not average among themselves: otherwise no worker is sent weights"),
+                   "num_grad_workers >= 2 without distribute_gradients: otherwise weights are not sent"),
     # Microbatches
-    Rule(lambda s: isinstance(s.collection,
-                              SynchronousCollection) and s.collection.prefetch == 1 and not s.has_parallel_collection,
-         lambda s: "prefetch=1 needs num_col_workers >= 2: the local worker collects in the learner's own time"),
+    Rule(lambda s: isinstance(s.collection, SynchronousCollection) and s.collection.prefetch == 1
+         and not s.has_parallel_collection,
+         lambda s: "prefetch=1 needs num_col_workers >= 2: the local worker cannot collect while the learner computes"),
 )
-"""Rules that the settings of one level cannot know."""
+"""Rules that concern several levels."""
 
 WARNINGS = (
     Rule(lambda s: isinstance(s.collection, SynchronousCollection) and s.collection.col_fraction_workers < 1.0
@@ -180,7 +177,7 @@ WARNINGS = (
 
 
 def check_scheme(scheme: T) -> T:
-    """Return `scheme`; raise `ConfigError` unless it has the settings of a scheme, which a factory lacks."""
+    """Return `scheme`; raise `ConfigError` if it is not a scheme, for example if it is a factory."""
     if not hasattr(scheme, "settings"):
         raise ConfigError(f"scheme must be a Scheme, such as Scheme(algorithm, actor, storage, envs), got {scheme!r}")
     return scheme

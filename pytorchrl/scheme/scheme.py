@@ -1,4 +1,4 @@
-"""The scheme: an agent, where its operations run, and which of them wait for one another."""
+"""The scheme: an agent and the tree of workers that trains it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -34,6 +34,7 @@ from pytorchrl.scheme.updates.kinds import GradientPattern, Gradients, gradients
 from pytorchrl.scheme.updates.u_worker import UWorker
 from pytorchrl.terminal import printable
 from pytorchrl.tracebacks import brief_errors_of
+from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from pytorchrl.scheme.keywords import SchemeKeywords, UpdateKeywords
 
 _CHECKPOINT_FORMAT = "pytorchrl checkpoint 1"
-# Settings that may differ when a run resumes, besides those in which a replay may differ from its record.
+# Settings that may differ when a run resumes, in addition to settings in which a replay may differ from its record.
 _FREE_TO_RESUME = {"faults", "on_worker_failure"}
 
 
@@ -54,8 +55,8 @@ class Scheme(Architectures):
     """An agent and the tree of workers that trains it. The constructor checks everything; `start` starts the workers.
 
     The settings can be given as flat keywords, as kinds (`collection`, `gradients`, `runtime`), or as nested factories
-    (`from_factory`). All forms build the same tree. An option has one name, and its default, range and help are in the
-    `Options` class of its owner: see the page "Options".
+    (`from_factory`). All forms build the same tree. An option has the same name in every form; its default, range and
+    help are in the `Options` class of its owner, and on the page "Options".
 
     Args:
         algo_factory: Factory of the algorithm, e.g. `PPO.create_factory(...)`.
@@ -63,21 +64,22 @@ class Scheme(Architectures):
         storage_factory: Factory of the storage.
         train_envs_factory: Factory of each collection worker's environments.
         test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-        collection: Kind of collection with its options; None: made of the flat keywords.
-        gradients: Kind of gradients with their options; None: made of the flat keywords.
-        runtime: "ray", "threads", "simulated" or a kind with its options; None: Ray if there are remote workers.
-        supervision: Options for lost workers; None: made of the flat keywords.
+        collection: Kind of collection with its options; None: built from the flat keywords.
+        gradients: Kind of gradients with their options; None: built from the flat keywords.
+        runtime: "ray", "threads", "simulated" or a kind with its options; None: Ray if there are remote workers, else
+            threads.
+        supervision: Options for lost workers; None: built from the flat keywords.
         **settings: Flat keywords.
 
     Attributes:
-        agent: The factories, with the options of the storage that were given to the scheme.
-        seed: The seed in force.
-        settings: Every setting by its flat name, JSON-able.
+        agent: The factories; options of the storage that were given to the scheme are set in the storage's factory.
+        seed: The seed of the run.
+        settings: Every setting by its flat name, as JSON-serializable values.
         nested: The settings by level.
-        evaluations: The evaluations beside training; None before the first one.
+        evaluations: The evaluations in parallel with training; None before the first evaluation.
 
     Raises:
-        ConfigError: A setting is wrong, or settings contradict each other. The message lists all problems.
+        ConfigError: A setting is invalid, or settings contradict each other. The message lists all problems.
     """
 
     @checked_names
@@ -89,8 +91,7 @@ class Scheme(Architectures):
         keywords: dict[str, object] = {**settings}
         for_storage = {name: keywords.pop(name) for name in STORAGE_KEYWORDS if name in keywords}
         nested = checked_settings(keywords, collection=collection, gradients=gradients, runtime=runtime,
-                                  supervision=supervision,
-                                  for_storage=for_storage)
+                                  supervision=supervision, for_storage=for_storage)
         if isinstance(nested.collection, ReplayCollection) and isinstance(storage_factory, Factory):
             storage_factory = with_options(storage_factory, {**for_storage, "size": nested.collection.size})
         self.agent = AgentParts(algo_factory, actor_factory, storage_factory, train_envs_factory, test_envs_factory)
@@ -105,47 +106,47 @@ class Scheme(Architectures):
             self._replay.check(self.settings, self.agent.as_dict())
             more += filter(None, [self._replay.warning()])
         for text in [*texts, *more]:
-            # the line of the caller, two decorators above this constructor
+            # The warning names the line of the caller, above this constructor and its two decorators.
             warnings.warn(printable(text), stacklevel=4)
         self._runtime: Runtime | None = None
         self._worker: UWorker | None = None
         self.evaluations: Evaluations | None = None
         self._final: LedgerSnapshot | None = None
         self._threads_before: int | None = None
-        self._checkpoint: Mapping[str, Any] | None = None  # to go on from
+        self._checkpoint: StateDict | None = None  # from which the run resumes
         self._num_checkpoints = 0
 
     @classmethod
     def known_keywords(cls) -> Mapping[str, tuple[str, str]]:
-        """Return the flat keywords, name -> (home, name), for suggestions in errors."""
+        """Return the flat keywords for suggestions in errors: name -> (owner, name)."""
         return known_keywords()
 
     @classmethod
     def from_factory(cls, gradients: GWorkerSetFactory, test_envs_factory: EnvFactory | None = None, *,
                      runtime: RuntimeKind | str | None = None, **settings: Unpack[UpdateKeywords]) -> Scheme:
-        """Return the scheme whose gradient workers a factory builds.
+        """Build a scheme from the factory of its gradient workers.
 
         Args:
-            gradients: What `GWorkerSet.create_factory` returns.
+            gradients: Result of `GWorkerSet.create_factory`.
             test_envs_factory: Factory of the evaluation's environments; None: no evaluation.
-            runtime: As for `Scheme`.
+            runtime: Runtime of the workers, as for `Scheme`.
             **settings: Settings of the update worker, the runtime, supervision, recording and the process.
 
         Raises:
-            ConfigError: A setting is wrong, or levels of the tree contradict each other.
+            ConfigError: A setting is invalid, or levels of the tree contradict each other.
         """
         if not isinstance(gradients, GWorkerSetFactory):
             raise ConfigError(f"from_factory needs the result of GWorkerSet.create_factory(...), got {gradients!r}")
         keywords: dict[str, object] = {**settings}
         kind = gradients_of(keywords, gradients.options)
         chosen = {*kind.declarations(), *GradientPattern.declarations()}
-        rest: dict[str, Any] = {name: value for name, value in keywords.items() if name not in chosen}
+        others: dict[str, OptionValue] = {name: value for name, value in keywords.items() if name not in chosen}
         col = gradients.col_workers_factory
         return cls(col.algo_factory, col.actor_factory, col.storage_factory, col.train_envs_factory, test_envs_factory,
-                   collection=gradients.collection, gradients=kind, runtime=runtime, **rest)
+                   collection=gradients.collection, gradients=kind, runtime=runtime, **others)
 
     def _settle_seed(self) -> None:
-        """Take the given seed, that of the record to replay, or draw one."""
+        """Set the seed of the run: the given seed, else the seed of the replayed record, else a random seed."""
         seed = self.nested.process.seed
         self._has_drawn_seed = seed is None
         if seed is None:
@@ -157,11 +158,11 @@ class Scheme(Architectures):
         agent = [f"  {name}={factory!r}" for name, factory in self.agent.as_dict().items()]
         return "Scheme(\n" + ",\n".join([*agent, *(f"  {k}={v!r}" for k, v in self.settings.items())]) + ")"
 
-    # Life
+    # Start and stop, steps and checkpoints
 
     @property
     def runtime(self) -> Runtime | None:
-        """The runtime of the workers; None before the start and after the stop."""
+        """The runtime of the workers; None before `start` and after `stop`."""
         return self._runtime
 
     @property
@@ -170,11 +171,11 @@ class Scheme(Architectures):
         return self.nested.has_remote_workers
 
     def start(self, target_steps: int = 1, announce: Callable[[str], None] | None = None) -> UWorker:
-        """Build the worker tree; `step` does so, too, if it was not built.
+        """Build and start the worker tree. The first `step` calls this method if it was not called before.
 
         Args:
             target_steps: Env steps at which schedules end.
-            announce: Called with progress of the start.
+            announce: Called with messages about the progress of the start.
 
         Raises:
             StartError: Resources are missing, Ray cannot be reached, or a worker did not start.
@@ -207,7 +208,7 @@ class Scheme(Architectures):
         return self._worker
 
     def _runtime_options(self) -> Runtime.Options:
-        """Return the options of the runtime; without remote workers threads do, and Ray is not started."""
+        """Return the options of the runtime. Without remote workers, threads are used, and Ray is not started."""
         options = self.nested.runtime
         if self.has_remote_workers or isinstance(options, Simulated):
             return options
@@ -216,42 +217,40 @@ class Scheme(Architectures):
     def _check_target(self, target_steps: int) -> None:
         if self._replay is not None and self._replay.target_steps != target_steps:
             raise ConfigError(f"replay {self._replay.path!r} has target_steps={self._replay.target_steps}, got "
-                              f"{target_steps}; give the "
-                              "same")
+                              f"{target_steps}; give the same number")
 
     def _build(self, runtime: Runtime, target_steps: int, record: RecordWriter | None) -> UWorker:
         nested = self.nested
         factory = replace(self.agent.workers(nested.gradients, nested.collection), supervision=nested.supervision,
-                          seed=self.seed,
-                          num_threads=nested.process.num_threads)
+                          seed=self.seed, num_threads=nested.process.num_threads)
         return UWorker(
             factory, options=nested.updates, gradients=nested.gradients, device=nested.process.device,
             runtime=runtime, target_steps=target_steps, record=record, replay=self._replay)
 
     @property
     def replay_is_over(self) -> bool | None:
-        """Whether a replayed run has come to its end; None where none is replayed."""
+        """Whether the replayed run has reached its end; None if no run is replayed."""
         num_rounds = 0 if self._worker is None else self._worker.num_rounds
         return None if self._replay is None else self._replay.is_over(num_rounds)
 
     @property
     def update_worker(self) -> UWorker:
-        """The root of the worker tree; starts it if need be."""
+        """The root of the worker tree, which is started if necessary."""
         return self._worker or self.start()
 
     def step(self) -> dict[str, float]:
-        """Make `updates_per_step` updates (or, where a thread makes them, wait until so many more were made).
+        """Make `updates_per_step` updates; if a thread makes the updates, wait until that many more were made.
 
-        An update whose loss or gradient is not finite is left out: nothing changes, and `metrics()` counts it as
-        `updates_skipped_nan`.
+        An update whose loss or gradient is not finite is skipped: the parameters do not change, and `metrics()` counts
+        the update as `updates_skipped_nan`.
 
         Returns:
-            The algorithm's statistics, means weighted by samples; empty if the update was left out.
+            The algorithm's statistics, as means weighted by samples; empty if the update was skipped.
 
         Raises:
-            NonFiniteUpdateError: More than five updates in a row were left out.
-            ReplayError: A replayed run does not follow its record, or goes on beyond its end.
-            Exception: Whatever ended a worker or thread.
+            NonFiniteUpdateError: More than five updates in a row were skipped.
+            ReplayError: A replayed run deviates from its record, or continues beyond the end of the record.
+            Exception: The error that ended a worker or thread.
         """
         try:
             return (self._worker or self.start()).step()
@@ -261,22 +260,22 @@ class Scheme(Architectures):
             raise ReplayError(f"the replayed run does not follow its record {self._replay.path!r}: "
                               f"{deadlock}") from deadlock
 
-    def drain(self, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Bring to an end whatever is underway, so that nothing is in flight or queued; the next `step()` goes on.
+    def drain(self, timeout_s: float = 60.0) -> MetricsDict:
+        """Finish or discard all pending work, so that nothing is in flight or queued; the next `step()` resumes.
 
-        Nobody is asked for anything more. Rollouts that are being made are finished; replay takes them, and what is in
-        replay stays. Gradients and data that no update has used are given up, as `dropped["shutdown"]`. At most the
-        update that a thread is making is made.
+        No new work is requested. Rollouts that are being collected are finished; with replay, they are added to it, and
+        replay keeps its contents. Gradients and data that no update has used are dropped and counted in
+        `dropped["shutdown"]`. An update that a thread is making is finished; no further update is made.
 
         Args:
-            timeout_s: Seconds; workers that have given nothing by then are lost.
+            timeout_s: Seconds after which workers that have not answered are considered lost.
 
         Returns:
             The ledger.
 
         Raises:
-            ConfigError: A time that is none, or the run is recorded or replayed.
-            Exception: Whatever ended a worker or thread.
+            ConfigError: The timeout is not a positive number, or the run is recorded or replayed.
+            Exception: The error that ended a worker or thread.
         """
         self._check_timeout(timeout_s)
         if self._worker is not None and self._final is None:
@@ -288,20 +287,21 @@ class Scheme(Architectures):
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
             raise ConfigError(f"timeout_s must be a number of seconds > 0, got {timeout_s!r}")
 
-    def checkpoint(self, timeout_s: float = 60.0) -> dict[str, Any]:
+    def checkpoint(self, timeout_s: float = 60.0) -> StateDict:
         """Return the whole state of the run, from which a scheme with the same settings can resume.
 
-        The tree is drained first. Afterwards this scheme and one that resumes continue alike: environments begin new
-        episodes, and all random numbers come from new seeds, which derive from the experiment's seed and the number of
-        checkpoints. So the state of environments, generators and processes need not be saved. With synchronous
-        collection and gradients on a CPU, both compute the same, bit for bit.
+        The tree is drained first. Afterwards, this scheme and a scheme that resumes continue in the same way:
+        environments start new episodes, and all random numbers come from new seeds, which derive from the experiment's
+        seed and the number of checkpoints. The state of environments, random generators and processes is therefore not
+        saved. With synchronous collection and gradients on a CPU, the results of both schemes are equal bit for bit.
 
         Args:
             timeout_s: Seconds; see `drain`.
 
         Returns:
             Plain values and tensors: parameters, optimizers, target networks, normalizers, schedules, replay, the
-            ledger, and remainders of lossy gradients. Parts of it may be live: save it before the next step.
+            ledger, and remainders of gradients encoded with loss. Later steps may modify some of the tensors: save the
+            checkpoint before the next step.
 
         Raises:
             ConfigError: The run is recorded or replayed.
@@ -310,22 +310,22 @@ class Scheme(Architectures):
         """
         self._check_timeout(timeout_s)
         if self._final is not None:
-            raise StoppedError("this scheme has been stopped; make checkpoints before")
+            raise StoppedError("this scheme has been stopped; make checkpoints before stop()")
         worker = self.update_worker
         self._num_checkpoints += 1
         state = worker.checkpoint(self._seed_after_checkpoint, timeout_s)
         return {"format": _CHECKPOINT_FORMAT, "settings": as_json(self.settings),
-                "agent": describe(self.agent.as_dict()),
-                "part": self._num_checkpoints, "state": state}
+                "agent": describe(self.agent.as_dict()), "part": self._num_checkpoints, "state": state}
 
-    def resume(self, checkpoint: Mapping[str, Any]) -> None:
-        """Continue from the `checkpoint()` of a scheme with the same settings, once started.
+    def resume(self, checkpoint: StateDict) -> None:
+        """Make `start` continue from the `checkpoint()` of a scheme with the same settings.
 
-        A seed that was drawn becomes the seed of this scheme. Placement, resources, faults and evaluation may differ.
+        If no seed was given to this scheme, it takes over the seed of the checkpoint. Placement, resources, faults and
+        evaluation may differ.
 
         Raises:
             CheckpointError: The checkpoint is from another kind of agent or scheme. The message names all differences.
-            ConfigError: This scheme was started, is recorded, or is a replay.
+            ConfigError: This scheme was started, or records or replays a run.
         """
         if self._worker is not None or self._final is not None:
             raise ConfigError("only a scheme that has not been started can resume; build a new one")
@@ -333,29 +333,28 @@ class Scheme(Architectures):
             raise ConfigError("a run that resumes cannot be recorded or replayed; leave record and replay out")
         if checkpoint.get("format") != _CHECKPOINT_FORMAT:
             raise CheckpointError(f"not a checkpoint of this version: its format is {checkpoint.get('format')!r}, "
-                                  "expected "
-                                  f"{_CHECKPOINT_FORMAT!r}")
+                                  f"expected {_CHECKPOINT_FORMAT!r}")
         if self._has_drawn_seed:
             self.seed = self.settings["seed"] = checkpoint["settings"]["seed"]
         agent = {name: part for name, part in self.agent.as_dict().items() if name != "test_envs_factory"}
         problems = differences(checkpoint["settings"], self.settings, checkpoint["agent"], agent, _FREE_TO_RESUME)
         if problems:
-            raise CheckpointError(f"the checkpoint is of another run: {'; '.join(problems)}; use the settings that it "
-                                  "was made with")
+            raise CheckpointError(f"the checkpoint is of another run: {'; '.join(problems)}; use the settings with "
+                                  "which it was made")
         self._checkpoint = checkpoint
 
     @property
     def _seed_after_checkpoint(self) -> int:
-        """Of what comes after the last checkpoint."""
+        """Seed of all random numbers after the last checkpoint."""
         return derive_seed(self.seed, Stream.PART, self._num_checkpoints)
 
     @property
     def is_between_items(self) -> bool:
-        """Whether a checkpoint now would discard no data that is to be used again; always true of asynchronous collection."""
+        """Whether a checkpoint now discards no data with passes left; always True for asynchronous collection."""
         return self._worker is None or self._worker.is_between_items
 
-    def stop(self) -> dict[str, Any]:
-        """End every worker, thread and process of this scheme. Idempotent.
+    def stop(self) -> MetricsDict:
+        """Stop every worker, thread and process of this scheme. Idempotent.
 
         Returns:
             The final ledger, in which nothing is in flight or queued.
@@ -378,7 +377,7 @@ class Scheme(Architectures):
             torch.set_num_threads(self._threads_before)
             self._threads_before = None
 
-    # What it knows
+    # State and statistics
 
     @property
     def version(self) -> int:
@@ -387,31 +386,31 @@ class Scheme(Architectures):
 
     @property
     def env_steps(self) -> int:
-        """Env steps collected, as of the last messages."""
+        """Number of env steps collected, as of the last messages from the workers."""
         return 0 if self._worker is None else self._worker.statistics.tree_ledger.collected
 
-    def ledger(self) -> dict[str, Any]:
-        """Where every env step is; see `LedgerSnapshot`. Its equation always holds."""
+    def ledger(self) -> MetricsDict:
+        """Return the number of env steps in each place; see `LedgerSnapshot`. The ledger's equation always holds."""
         if self._final is not None:
             return self._final.to_dict()
         return (LedgerSnapshot() if self._worker is None else self._worker.statistics.tree_ledger.total()).to_dict()
 
-    def metrics(self) -> dict[str, Any]:
-        """Counters, lags, bytes and times; see `Statistics.metrics`."""
+    def metrics(self) -> MetricsDict:
+        """Return counters, lags, bytes and times; see `Statistics.metrics`."""
         return self.update_worker.statistics.metrics() if self._final is None or self._worker else {}
 
     def episodes(self) -> list[Episode]:
-        """Training episodes that ended since the last call."""
+        """Return the training episodes that ended since the last call."""
         return [] if self._worker is None else self._worker.statistics.take_episodes()
 
-    # What it can be asked
+    # Parameters, models and evaluation
 
-    def update_algorithm_parameter(self, name: str, value: Any) -> None:
+    def update_algorithm_parameter(self, name: str, value: OptionValue) -> None:
         """Change an updatable parameter of the algorithm in every worker."""
         self.update_worker.update_algorithm_parameter(name, value)
 
     def acting_state(self) -> dict[str, torch.Tensor]:
-        """A copy of what is needed to act: flat parameters and normalisers, by name."""
+        """Return a copy of the acting state: flat parameter vectors and normalizers, by name."""
         state = self.update_worker.get_weights().state
         return {key: torch.as_tensor(value).clone() for key, value in state.items()}
 
@@ -420,7 +419,7 @@ class Scheme(Architectures):
         return self.update_worker.save_model(path)
 
     def start_evaluation(self, num_episodes: int) -> None:
-        """Begin an evaluation of the current weights on a worker of its own; training goes on.
+        """Start an evaluation of the current weights on a separate worker, in parallel with training.
 
         Raises:
             ConfigError: There are no test environments.
@@ -436,7 +435,7 @@ class Scheme(Architectures):
                           "test_envs_factory": self.agent.test_envs_factory, "seed": self.seed,
                           "num_threads": self.nested.process.num_threads if remote else None}
             self.evaluations = Evaluations(self._runtime if remote else self._runtime.in_process(), parameters,
-                                            retries=self.nested.supervision.on_worker_failure != "raise")
+                                           retries=self.nested.supervision.on_worker_failure != "raise")
         self.evaluations.start(weights, num_episodes)
 
     def poll_evaluation(self) -> Evaluation | None:
@@ -444,5 +443,5 @@ class Scheme(Architectures):
         return None if self.evaluations is None else self.evaluations.poll()
 
     def wait_evaluation(self, timeout_s: float) -> Evaluation | None:
-        """Wait for the running evaluation and return it; return None if none is running. Its error is raised."""
+        """Wait for the running evaluation and return it, or raise its error; return None if none is running."""
         return None if self.evaluations is None else self.evaluations.wait(timeout_s)

@@ -1,7 +1,7 @@
 """All settings of a scheme: nested by level, and as the flat keywords of `Scheme`, run.json and the command line.
 
-An option has one name in both forms, and one home: the `Options` class of the part that it configures. Some flat
-keywords, such as `col_communication`, choose kinds; a kind has no option that would have no effect in it.
+An option has the same name in both forms, and is declared once: in the `Options` class of its owner. Some flat
+keywords, such as `col_communication`, choose kinds; a kind contains only options that have an effect in it.
 """
 
 from __future__ import annotations
@@ -55,20 +55,19 @@ class RuntimeName(Options):
     """The flat keyword that chooses the runtime."""
 
     runtime: str | None = option(
-        None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, threads of this process, or "
-                                              "a simulation, which "
-        "runs one worker at a time on a virtual clock and repeats a run exactly. None: Ray if there are remote "
-        "workers.")
+        None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, threads of this process, or a "
+        "simulation, which runs one worker at a time on a virtual clock and repeats a run exactly. None: Ray if there "
+        "are remote workers.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions(Options):
-    """Options of the learner's process, which its workers inherit."""
+    """Options of the learner's process, which the workers inherit."""
 
     device: str | None = option(None, help="Device of the learner: \"cpu\", \"cuda\" or \"cuda:N\"; None is the CPU.")
-    num_threads: int = option(1, low=1, help="Torch threads of every worker, the learner included.")
+    num_threads: int = option(1, low=1, help="Torch threads of every worker, including the learner.")
     seed: int | None = option(
-        None, low=0, high=2**63 - 1, help="Seed of every random number of the run; None draws one.")
+        None, low=0, high=2**63 - 1, help="Seed of all random numbers of the run; None draws a random seed.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ class Ray(Kind, RayRuntime.Options):
 class Threads(Kind, ThreadRuntime.Options):
     """All workers are threads of this process."""
 
-    title: ClassVar[str] = "the runtime of threads"
+    title: ClassVar[str] = "the threads runtime"
     chosen_by: ClassVar[str] = "runtime='threads'"
 
 
@@ -117,7 +116,7 @@ LEVELS: Mapping[str, tuple[type[Options], ...]] = {
     "recording": (Record.Options,),
     "process": (ProcessOptions,),
 }
-"""Level -> classes of options that belong to it, in the order in which a reader meets them."""
+"""Level -> classes of options that belong to it. The order is that of the documentation."""
 
 _OWNERS: Mapping[str, type[Options]] = {
     name: owner for owners in LEVELS.values() for owner in owners for name in own_names(owner)}
@@ -125,13 +124,13 @@ _OWNERS: Mapping[str, type[Options]] = {
 STORAGE_KEYWORDS = ("prioritized", "alpha", "beta", "epsilon", "stratified")
 """Flat keywords that `Scheme` passes on to a replay storage, which declares them."""
 WITHDRAWN = {
-    "kind": "the storage decides what is drawn from replay shards",
+    "kind": "the storage determines the kind of data that replay shards draw",
     "check_ranks_every": "parameters of decentralised gradient workers are always compared every 100 updates",
     "replay_debug": "its statistics, evicted_hits and priority_change, are no longer computed",
 }
 """Flat keywords of version 0.1 that have no effect any more -> reason."""
 _NO_LEVEL = {"num_replay_workers": None}
-"""Defaults of options whose absence means that a level is absent."""
+"""Defaults of the options without which a whole level is absent."""
 
 
 def names_of_level(level: str) -> list[str]:
@@ -150,7 +149,7 @@ def default_of_keyword(name: str) -> object:
 
 
 def known_keywords() -> Known:
-    """Return all flat keywords, name -> (home, name), for suggestions in errors."""
+    """Return all flat keywords for suggestions in errors: name -> (owner, name)."""
     return {name: ("scheme", name) for name in (*_OWNERS, *STORAGE_KEYWORDS)}
 
 
@@ -170,14 +169,14 @@ class Settings:
     def from_keywords(cls, given: Mapping[str, object], *, collection: Collection | None = None,
                       gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
                       supervision: Supervisor.Options | None = None) -> tuple[Settings | None, list[str]]:
-        """Read flat keywords into options by level, with the levels that are given as kinds.
+        """Build settings from flat keywords, and from levels that are given as kinds.
 
         Args:
             given: Flat keywords, name -> value.
-            collection: All options of collection; None: made of the keywords.
-            gradients: All options of gradients; None: made of the keywords.
+            collection: All options of collection; None: built from the keywords.
+            gradients: All options of gradients; None: built from the keywords.
             runtime: All options of the runtime, or its name; None: Ray if there are remote workers, else threads.
-            supervision: Options for lost workers; None: made of the keywords.
+            supervision: Options for lost workers; None: built from the keywords.
 
         Returns:
             The settings, or None if a value is not allowed; and all problems: values that are not allowed, options
@@ -218,7 +217,7 @@ class Settings:
         return cls(collection=collection, gradients=gradients, updates=updates, runtime=runtime,
                    supervision=supervision, recording=recording, process=process), reader.problems
 
-    # Questions about the tree
+    # Properties of the tree
 
     @property
     def has_parallel_collection(self) -> bool:
@@ -242,11 +241,11 @@ class Settings:
 
     @property
     def on_ray(self) -> bool:
-        """Whether remote workers are processes of Ray."""
+        """Whether remote workers are Ray processes."""
         return isinstance(self.runtime, Ray)
 
     def flat(self) -> dict[str, object]:
-        """Return every setting by its flat name, as values that JSON can hold."""
+        """Return every setting by its flat name, as JSON-serializable values."""
         patterns: dict[str, object] = {
             "col_communication": SYNC if isinstance(self.collection, SynchronousCollection) else ASYNC,
             "grad_communication": ASYNC if isinstance(self.gradients, AsynchronousGradients) else SYNC,
@@ -276,12 +275,12 @@ def _runtime_kind(reader: Reader, name: str | None, is_remote: bool, is_replay: 
     if not is_replay:
         return RUNTIME_KINDS[name or ("ray" if is_remote else "threads")]
     if name not in (None, "simulated"):
-        reader.problems.append("replay runs in the simulated runtime, wherever the record was made; leave out "
-                               f"runtime={name!r}")
+        reader.problems.append("replay always runs in the simulated runtime, whatever the runtime of the record; leave "
+                               f"out runtime={name!r}")
     names = ("schedule_seed", "costs", "placement", "address")
     ignored = [option for option in names if reader.given.pop(option, None)]
-    reader.problems += [f"{option} would be ignored: the order of events is that of the replayed "
-                        "record" for option in ignored]
+    reader.problems += [f"{option} would be ignored: the replayed record determines the order of events"
+                        for option in ignored]
     return Simulated
 
 

@@ -10,7 +10,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "gradients": ("wait", "decode", "copy", "grad", "average", "apply", "encode", "send"),
     "update": ("wait", "decode", "apply", "push"),
 }
-"""Level -> parts of a worker's work; the rest of its time is "idle"."""
+"""Level -> parts of a worker's work; the remaining time of the worker is "idle"."""
 
 OPERATIONS = ("wait", "apply", "push", "step", "collect", "receive", "dequeue", "grad", "draw", "fetch", "priorities")
 """Operations whose mean times are metrics named `<operation>_time_ms`. The time of one operation may include others."""
@@ -22,7 +22,7 @@ Seconds = dict[str, dict[str, float]]
 
 
 def add_seconds(total: Seconds, more: Mapping[str, Mapping[str, float]]) -> None:
-    """Add `more` to `total`."""
+    """Add the seconds in `more` to `total`, by level and part."""
     for level, parts in more.items():
         own = total.setdefault(level, {})
         for part, seconds in parts.items():
@@ -30,11 +30,11 @@ def add_seconds(total: Seconds, more: Mapping[str, Mapping[str, float]]) -> None
 
 
 def with_idle(total: Mapping[str, Mapping[str, float]], worker_seconds: Mapping[str, float]) -> Seconds:
-    """Return the seconds of every part of every level, with the rest of its workers' time as "idle".
+    """Return the seconds of every part of every level, with the remaining time of the level's workers as "idle".
 
     Args:
-        total: Level -> part -> seconds, over all workers of the level.
-        worker_seconds: Level -> seconds of all its workers together.
+        total: Level -> part -> seconds, summed over all workers of the level.
+        worker_seconds: Level -> elapsed seconds, summed over all workers of the level.
     """
     found: Seconds = {}
     for level, parts in PARTS.items():
@@ -45,11 +45,11 @@ def with_idle(total: Mapping[str, Mapping[str, float]], worker_seconds: Mapping[
 
 
 class Stopwatch:
-    """Times the parts of one thread's work. A part within another interrupts it, so that no second counts twice.
+    """A stopwatch for the parts of one thread's work. A nested part pauses the outer part, so no second counts twice.
 
     Args:
         now: The clock.
-        booked: Called with a part and its seconds whenever one ends.
+        booked: Called with the name and the seconds of each part when the part ends.
 
     Attributes:
         seconds: Part -> total seconds of its finished blocks.
@@ -59,23 +59,23 @@ class Stopwatch:
     def __init__(self, now: Callable[[], float], booked: Callable[[str, float], None] | None = None) -> None:
         self.now, self.booked = now, booked
         self.within = 0.0
-        """Seconds of finished parts within the running one."""
+        """Seconds of finished parts within the running part."""
         self.seconds: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
         self._taken: Times = {}
 
     def add(self, part: str, seconds: float) -> None:
-        """Add seconds that have just passed to a part."""
+        """Add seconds that have just elapsed to a part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         self.within += seconds
 
     def count(self, part: str, seconds: float) -> None:
-        """Add a block that the caller has timed, and count it."""
+        """Add a block that the caller timed, and count it."""
         self.add(part, seconds)
         self.counts[part] += 1
 
     def take(self) -> Times:
-        """Return count and seconds of each counted part since the last call; any thread may call it."""
+        """Return the count and the seconds of each part since the last call. Any thread may call this method."""
         found: Times = {}
         for part, count in tuple(self.counts.items()):
             count_before, seconds_before = self._taken.get(part, (0, 0.0))
@@ -90,7 +90,7 @@ class Stopwatch:
 
 
 class _Block:
-    """A part that is being timed. This class takes half as long as a generator with `contextmanager`."""
+    """A context manager that times a part. It costs half as much time as a `contextmanager` generator."""
 
     __slots__ = ("_before", "_part", "_start", "_watch")
 

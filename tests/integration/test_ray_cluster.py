@@ -63,8 +63,7 @@ def test_colocated_gradient_workers_are_with_their_own(found):
 def test_without_room_for_a_replacement_the_run_ends_and_says_so(found):
     result = found["no-room"]
     assert result["error"] == "InsufficientResourcesError"
-    assert "has found no room" in result["text"]
-    assert "it requests CPU=2" in result["text"]
+    assert "s for resources: it requests CPU=2" in result["text"]
 
 
 def test_nothing_is_left(found, directory):

@@ -1,1 +1,1 @@
-"""Parts that all levels of the worker tree share."""
+"""Code that all levels of the worker tree share."""

@@ -1,7 +1,7 @@
-"""Options of several owners as flat keywords, and back.
+"""Convert options of several owners to flat keywords, and back.
 
-Each owner declares its options in a class of its own. A kind, such as asynchronous collection, inherits from the
-classes of all owners that take part in it, so an option that has no effect in a kind is no field of that kind.
+Each owner declares its options in its own `Options` class. A kind, such as asynchronous collection, inherits from the
+classes of all owners that it involves, so an option that has no effect in a kind is not a field of that kind.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ KindT = TypeVar("KindT", bound="Kind")
 
 
 class Kind(Options):
-    """The base of classes that hold all options of one way of working at a level of the worker tree."""
+    """Base class of the kinds of a level of the worker tree; each holds all options of one way to operate the level."""
 
     title: ClassVar[str]
     """Name of the kind in error messages, such as "asynchronous collection"."""
     chosen_by: ClassVar[str]
     """Flat keywords that choose the kind, such as "col_communication='asynchronous'"."""
     instead: ClassVar[Mapping[str, str]] = {}
-    """Option of the kind -> the option of another part that has its place in other kinds."""
+    """Option of the kind -> text that errors add for other kinds, which names the option to use there instead."""
 
 
 def own_names(options: type[Options]) -> list[str]:
-    """Return the names of the options that a class declares itself, in order."""
+    """Return the names of the options that a class itself declares, in order of declaration."""
     inherited = {name for base in options.__bases__ if issubclass(base, Options) for name in base.declarations()}
     return [name for name in options.declarations() if name not in inherited]
 
@@ -42,13 +42,13 @@ def as_keywords(options: Options) -> dict[str, object]:
 
 
 def build(options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
-    """Return options of a class, with those of `given` that are fields of it."""
+    """Build options of a class from the keywords in `given` that are fields of the class."""
     names = options.declarations()
     return options(**{name: value for name, value in given.items() if name in names})
 
 
 def from_keywords(owner: str, options: type[OptionsT], given: Mapping[str, object]) -> OptionsT:
-    """Return options of a class; raise `ConfigError`, with a suggestion, for names that are not fields of it."""
+    """Build options of a class from keywords; raise `ConfigError`, with a suggestion, if a name is not a field."""
     refuse_unknown(given, {name: ("scheme", name) for name in options.declarations()}, f"{owner} has no option")
     return options(**given)
 
@@ -58,7 +58,7 @@ def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[
 
     Args:
         given: Flat keywords, name -> value.
-        chosen: The kind in force.
+        chosen: The chosen kind.
         kinds: All kinds of the level.
     """
     problems = []
@@ -72,9 +72,8 @@ def misplaced(given: Mapping[str, object], chosen: type[KindT], kinds: Sequence[
         elif value != declaration.default:
             problems.append(
                 f"{name}={_shown(value)} is for {' or '.join(kind.title for kind in homes)}, but this is "
-                f"{chosen.title}; give "
-                f"{' or '.join(dict.fromkeys(kind.chosen_by for kind in homes))}, or leave {name} out"
-                f"{homes[0].instead.get(name, '')}")
+                f"{chosen.title}; give {' or '.join(dict.fromkeys(kind.chosen_by for kind in homes))}, or leave {name} "
+                f"out{homes[0].instead.get(name, '')}")
     return problems
 
 
@@ -89,13 +88,13 @@ def raise_all(problems: Iterable[str]) -> None:
 
 
 class Reader:
-    """Reads flat keywords into options, and collects problems instead of raising the first."""
+    """Builds options from flat keywords, and collects all problems instead of raising the first."""
 
     def __init__(self, given: Mapping[str, object]) -> None:
         self.given, self.problems = dict(given), list[str]()
 
     def read(self, options: type[OptionsT]) -> OptionsT | None:
-        """Return options of a class; None if a value is not allowed."""
+        """Return options of a class, or None if a value is not allowed."""
         try:
             return build(options, self.given)
         except ConfigError as error:
@@ -111,11 +110,10 @@ class Reader:
         """Refuse flat keywords of a level that is given as a kind."""
         if both := [name for name in names if name in self.given]:
             self.problems.append(f"{', '.join(both)} and {level}= are two forms of the same settings; give {both[0]} "
-                                 "as an option of "
-                                 f"{level}, or leave {level} out")
+                                 f"as an option of {level}, or leave {level} out")
 
-    def with_execution(self, options: Any, level: str) -> Any:
-        """Return options of a level with its execution settled: by the number of workers if it was left open."""
+    def with_execution(self, options: Any, level: str) -> Any:  # the kind of any level, or None; returns the same type
+        """Return options of a level with its execution set; if it was None, the number of workers determines it."""
         if options is None:
             return None
         name, count = f"{level}_execution", options.num_workers

@@ -1,4 +1,4 @@
-"""Options that several parts of a scheme share, so that each has one home."""
+"""Options that several owners share; each is declared once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pytorchrl.agent.options import Options, option
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOptions(Options):
-    """The bound of a queue in front of an asynchronous learner."""
+    """The capacity of the queue in front of an asynchronous learner."""
 
     queue_size: int = option(
-        16, low=1, help="Train batches that may wait for an asynchronous learner; with replay workers, batches "
-        "requested or waiting, over all shards.")
+        16, low=1, help="Largest number of train batches that wait for an asynchronous learner; with replay workers, "
+        "of batches requested from shards or waiting, over all shards.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,5 +21,6 @@ class PrefetchOptions(Options):
     """The number of batches that are prepared ahead of use."""
 
     prefetch: int | None = option(
-        None, low=0, help="Microbatches (0 or 1) that remote collection workers collect while one is differentiated; "
-        "None: 1 where possible. With replay workers, batches requested from each shard ahead of use; None: 4.")
+        None, low=0, help="Number of microbatches (0 or 1) that remote collection workers collect ahead, while another "
+        "is differentiated; None: 1 where possible. With replay workers, number of batches requested from each shard "
+        "ahead of use; None: 4.")

@@ -1,4 +1,4 @@
-"""Pause a thread from outside."""
+"""Pause a thread from another thread."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from pytorchrl.runtime import Runtime
 
-# A waiting thread checks its conditions this often; a message wakes it at once.
+# Interval in seconds at which a waiting thread checks its conditions; an event wakes the thread immediately.
 _POLL_INTERVAL_S = 0.1
 
 
 class PausePoint:
-    """A point in a thread's loop at which the thread pauses on request, until it may resume.
+    """A point in a thread's loop at which the thread pauses on request, until it is resumed.
 
     Args:
-        runtime: Owner of the clock and of events.
+        runtime: Provides the clock and the events.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -24,7 +24,7 @@ class PausePoint:
         self._paused, self._resumed = runtime.make_event(), runtime.make_event()
 
     def pause_if_requested(self, is_over: Callable[[], bool]) -> None:
-        """Pause the calling thread if that was requested; return once it may resume, or `is_over()` is true."""
+        """Pause the calling thread if a pause was requested; return when it is resumed or `is_over()` is true."""
         while True:
             with self._lock:
                 self._is_paused = self._is_requested and not is_over()
@@ -35,7 +35,10 @@ class PausePoint:
             self._resumed.clear()
 
     def request(self, is_alive: Callable[[], bool], timeout_s: float) -> bool:
-        """Request a pause; return whether the thread pauses, or has ended, within `timeout_s`. The request stays."""
+        """Request a pause; return whether the thread paused or ended within `timeout_s` seconds.
+
+        The request stays in effect until `resume`.
+        """
         deadline = self._runtime.now() + timeout_s
         while True:
             with self._lock:
@@ -50,7 +53,7 @@ class PausePoint:
             self._paused.clear()
 
     def resume(self) -> None:
-        """Withdraw the request, and let a paused thread go on."""
+        """Withdraw the request, and resume the thread if it is paused."""
         with self._lock:
             self._is_requested = self._is_paused = False
         self._resumed.set()

@@ -1,4 +1,4 @@
-"""The base of all workers, and the closed choices of a scheme."""
+"""The base class of all workers, and enums for settings of a scheme."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytorchrl.scheme.transport.link import Peer
 
 
 class _Choice(str, Enum):
-    """A closed set of texts; the error for a wrong text names the nearest right one."""
+    """An enum of texts; the error for an unknown text suggests the most similar member."""
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
@@ -55,8 +55,8 @@ def check_execution(level: str, execution: Execution | str, num_workers: int) ->
     """
     execution = Execution(execution)
     if execution is CENTRAL and num_workers > 1:
-        raise ConfigError(f"{level}_execution='Central' contradicts num_{level}_workers={num_workers}, whose work "
-                          f"the local worker would do alone; give {level}_execution='Parallel', or 1 worker")
+        raise ConfigError(f"{level}_execution='Central' contradicts num_{level}_workers={num_workers}: the local "
+                          f"worker would do all the work; give {level}_execution='Parallel', or 1 worker")
     return execution
 
 
@@ -68,27 +68,28 @@ def check_count(name: str, value: object, low: int = 1) -> int:
 
 
 _LARGEST_BLOCK = 2**25 - 2**13
-"""Bytes of the largest block that raises glibc's thresholds, less its header and a page."""
+"""Size in bytes of the largest block that raises glibc's thresholds, minus its header and a page."""
 
 
 @functools.cache  # once per process
 def keep_freed_memory() -> None:
     """Make this process keep the memory that it frees, which glibc would return to the system and soon request again.
 
-    Every update allocates and frees the same arrays of some megabytes. Above a threshold, glibc returns free memory
-    at the end of the heap to the system; above another one, it allocates blocks by `mmap`. Both thresholds follow the
-    largest block that was ever freed, up to 32 MB (mallopt(3), `M_MMAP_THRESHOLD`), so this function frees such a
-    block, unwritten. Each thread then keeps at most 64 MB that glibc would have returned. Thresholds set by the
-    environment (`MALLOC_*`) stay in force; other C libraries are not affected.
+    Every update allocates and frees arrays of the same sizes, up to some megabytes. glibc returns free memory at the
+    end of the heap to the system above one threshold, and allocates blocks with `mmap` above another threshold. Both
+    thresholds grow with the largest block that was ever freed, up to 32 MB (mallopt(3), `M_MMAP_THRESHOLD`), so this
+    function allocates and frees a block of that size, without writing to it. Each thread then keeps at most 64 MB that
+    glibc would have returned. Thresholds set by the environment (`MALLOC_*`) stay in effect; other C libraries are not
+    affected.
     """
     np.empty(_LARGEST_BLOCK, np.uint8)
 
 
 class Worker(Peer):
-    """The base of the workers of a tree.
+    """The base class of all workers of a tree.
 
     Args:
-        index_worker: Index in its worker set; 0 is local to its parent, 1..N are remote.
+        index_worker: Index in the worker set: 0 for the worker local to its parent, 1..N for remote workers.
     """
 
     def __init__(self, index_worker: int) -> None:
@@ -96,5 +97,5 @@ class Worker(Peer):
         keep_freed_memory()
 
     def ready(self) -> object:
-        """Return once the worker is built; subclasses may wait for their own workers."""
+        """Return when the worker is built; subclasses may also wait for the workers below them."""
         return self.index_worker

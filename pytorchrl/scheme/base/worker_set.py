@@ -1,21 +1,23 @@
-"""A set of equal workers: one local to its parent, and remote ones."""
+"""A set of workers of the same class: a local worker and remote workers."""
 
 from __future__ import annotations
 
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from pytorchrl.errors import StartError, StartTimeoutError, WorkerLostError
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.base.levels import raise_all
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.link import measure_links
+from pytorchrl.untyped import OptionValue
 
 W = TypeVar("W", bound=Worker)
 
-# Seconds for one worker to start, import torch and build its environments; many workers start at once on few cores.
+# Seconds allowed for workers to start, import torch and build environments: a constant, and an allowance for each
+# worker, because many workers may start at once on few cores.
 _START_TIMEOUT_S = 60.0
 _START_TIMEOUT_PER_WORKER_S = 10.0
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "object_store_memory")
@@ -36,7 +38,7 @@ def check_resources(name: str, resources: Mapping[str, object]) -> None:
         elif key not in _RESOURCES and near:
             problems.append(f"{name} has {key!r}; did you mean {near[0]!r}?")
         elif key == "num_gpus" and amount > 1 and amount != int(amount):
-            problems.append(f"{name}['num_gpus'] must be a share up to 1 or a whole number, got {amount!r}")
+            problems.append(f"{name}['num_gpus'] must be a fraction up to 1 or a whole number, got {amount!r}")
     raise_all(problems)
 
 
@@ -53,7 +55,7 @@ class WorkerSet(Generic[W]):
         local_params: Further keyword arguments for the local worker.
         remote_params: Further keyword arguments for remote workers.
         first_index: Index of the first remote worker.
-        first_incarnation: Incarnation of the remote workers, which increases with each replacement.
+        first_incarnation: First incarnation of each remote worker; the number increases with each replacement.
 
     Attributes:
         worker_class, worker_params, remote_config, num_workers: As given.
@@ -62,17 +64,17 @@ class WorkerSet(Generic[W]):
     kind: ClassVar[str] = "workers"
     """Name of the workers in messages while they start."""
 
-    def __init__(self, worker_class: type[W], worker_params: Mapping[str, Any],  # noqa: PLR0913
-                 remote_config: Mapping[str, float],
-                 num_workers: int, *, runtime: Runtime, name: str, local_params: Mapping[str, Any],
-                 remote_params: Mapping[str, Any], first_index: int = 1, first_incarnation: int = 0) -> None:
+    def __init__(self, worker_class: type[W], worker_params: Mapping[str, OptionValue],  # noqa: PLR0913
+                 remote_config: Mapping[str, float], num_workers: int, *, runtime: Runtime, name: str,
+                 local_params: Mapping[str, OptionValue], remote_params: Mapping[str, OptionValue],
+                 first_index: int = 1, first_incarnation: int = 0) -> None:
         self.worker_class, self.worker_params = worker_class, dict(worker_params)
         self.remote_config, self.num_workers = dict(remote_config), num_workers
         self._runtime = runtime
         self._local = worker_class(index_worker=0, **self.worker_params, **local_params)
         self._name, self._remote_params = name, dict(remote_params)
         self._first_index, self._incarnations = first_index, [first_incarnation] * num_workers
-        self._links_s: list[float] = []  # seconds per byte, once measured
+        self._links_s: list[float] = []  # seconds per byte; empty until measured
         self._remote: list[Handle[W]] = [self._start(place) for place in range(num_workers)]
         self._starting = [handle.submit(worker_class.ready) for handle in self._remote]
 
@@ -84,24 +86,25 @@ class WorkerSet(Generic[W]):
             self.worker_class, params, name=f"{self._name}{index}", resources=self.remote_config)
 
     def replace(self, place: int) -> None:
-        """Kill the worker at an index of `remote_workers()`, and start another with the next incarnation."""
+        """Kill the worker at an index of `remote_workers()`, and start a replacement with the next incarnation."""
         self._runtime.kill(self._remote[place])
         self._incarnations[place] += 1
         self._remote[place] = self._start(place)
-        self._tell_link(place)  # of the worker before, for the links are in use now
+        self._send_link(place)  # measured for the earlier worker, because the links are in use now
 
     def local_worker(self) -> W:
         """Return worker 0, an object of this process."""
         return self._local
 
     def remote_workers(self) -> list[Handle[W]]:
-        """Return the list of handles of workers 1..N, in which replacements take the place of lost workers."""
+        """Return the list of handles of workers 1..N; the handle of a replacement overwrites the lost worker's."""
         return self._remote
 
     def wait_ready(self) -> None:
         """Wait until every remote worker is built; raise its constructor's error, or `StartTimeoutError`.
 
-        If the workers encode messages only while that saves time, their links are measured now, while they are idle.
+        If the workers encode messages only while encoding saves time, this method also measures their links, because
+        the workers are idle.
         """
         deadline = _START_TIMEOUT_S + _START_TIMEOUT_PER_WORKER_S * len(self._starting)
         for outcome in self._runtime.get_started(self.kind, self._starting, deadline):
@@ -113,9 +116,9 @@ class WorkerSet(Generic[W]):
         if self._remote and self._local.encoder is not None and self._local.encoder.needs_link:
             self._links_s = measure_links(self._runtime, self._remote)
             for place in range(len(self._remote)):
-                self._tell_link(place)
+                self._send_link(place)
 
-    def _tell_link(self, place: int) -> None:
+    def _send_link(self, place: int) -> None:
         if self._links_s:
             self._remote[place].submit(self.worker_class.set_link, self._links_s[place])
 

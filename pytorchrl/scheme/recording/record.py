@@ -1,8 +1,8 @@
-"""The file in which a run is recorded and from which it is replayed.
+"""Write and read the file that records a run.
 
-Each line is a JSON value. The first line describes the run. Then follow some lines per second, each after an update,
-with the events of workers' journals since the line before: `[[worker, incarnation, events, turns], ...]`. The last line
-says how the run ended; it is missing if the run was killed.
+Each line is a JSON value. The first line describes the run. Some lines per second follow, each written after an update,
+with the events of workers' journals since the previous line: `[[worker, incarnation, events, turns], ...]`. The last
+line states how the run ended; it is missing if the run was killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +30,11 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError
 from pytorchrl.runtime import Event, Part, WorkersPart
 from pytorchrl.terminal import get_logger
+from pytorchrl.untyped import Json
 
 FORMAT = "pytorchrl record 1"
 
-# A line at each update would cost two percent of fast updates, because each write lets other threads run first.
+# Writing at every update would make fast updates two percent slower, because each write lets other threads run first.
 _WRITE_INTERVAL_S = 0.25
 
 logger = get_logger(__name__)
@@ -44,28 +44,27 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 DRIVER = "UWorker"
 """The worker whose journal has an event for every update."""
 
-# Settings that decide where and how fast a run goes, not what it computes.
+# Settings that affect where and how fast a run executes, but not its results.
 _NOT_COMPARED = {"runtime", "address", "placement", "schedule_seed", "costs", "record", "replay", "keep_bad_batches",
-                 "queue_timeout_s",
-                 "on_starved", "worker_timeout_s", "col_worker_resources", "grad_worker_resources"}
+                 "queue_timeout_s", "on_starved", "worker_timeout_s", "col_worker_resources", "grad_worker_resources"}
 
 
-def differences(old_settings: Mapping[str, Any], settings: Mapping[str, Any],
+def differences(old_settings: Mapping[str, object], settings: Mapping[str, object],
                 old_agent: Mapping[str, Mapping[str, str]],
-                agent: Mapping[str, Any], also_free: Container[str] = ()) -> list[str]:
-    """Return the differences between a saved run and one that is to repeat or continue it.
+                agent: Mapping[str, object], also_free: Container[str] = ()) -> list[str]:
+    """Return the differences between a saved run and a run that is to repeat or continue it.
 
-    Settings that decide only where and how fast a run goes may differ.
+    Settings that only affect where and how fast a run executes may differ.
 
     Args:
         old_settings: Settings of the saved scheme.
-        settings: Settings of the present scheme.
+        settings: Settings of the current scheme.
         old_agent: Descriptions of the saved agent's parts; see `describe`.
-        agent: Factories of the present agent's parts, by name.
+        agent: Factories of the current agent's parts, by name.
         also_free: Further settings that may differ.
     """
-    problems = [f"{name} was {old_settings.get(name)!r}, now it is {value!r}" for name,
-                value in as_json(settings).items()
+    problems = [f"{name} was {old_settings.get(name)!r}, now it is {value!r}"
+                for name, value in as_json(settings).items()
                 if name not in _NOT_COMPARED and name not in also_free and old_settings.get(name) != value]
     for part, options in describe(agent).items():
         old = old_agent.get(part, {})
@@ -75,7 +74,7 @@ def differences(old_settings: Mapping[str, Any], settings: Mapping[str, Any],
 
 
 def checksum_of(info: Mapping[str, float]) -> int:
-    """Return the CRC-32 of an update's statistics, bit for bit; another gradient shows in its norm, as a rule."""
+    """Return the CRC-32 of an update's statistics, bit for bit. Different gradients usually differ in their norms."""
     return zlib.crc32(struct.pack(f"{len(info)}d", *(info[name] for name in sorted(info))))
 
 
@@ -89,10 +88,10 @@ def _absolute(name: str, path: str | os.PathLike[str] | None) -> str | None:
 
 
 class RecordWriter:
-    """Writes a record, which lacks only the last moment of a run that is killed.
+    """Writes a record. If the run is killed, only the events of its last moments are missing.
 
     Args:
-        path: Path of the file, which must not exist.
+        path: Path of the file, which must not exist yet.
         settings: Settings of the scheme.
         agent: Name -> factory of each part of the agent.
         target_steps: Env steps at which schedules end.
@@ -101,7 +100,8 @@ class RecordWriter:
         ConfigError: The file exists, or cannot be written.
     """
 
-    def __init__(self, path: str, settings: Mapping[str, Any], agent: Mapping[str, Any], target_steps: int) -> None:
+    def __init__(self, path: str, settings: Mapping[str, object], agent: Mapping[str, object],
+                 target_steps: int) -> None:
         self._path, self._next_write = path, 0.0
         try:
             self._file = open(path, "x", encoding="utf-8")  # noqa: SIM115 - closed by `close`
@@ -114,11 +114,11 @@ class RecordWriter:
 
     @property
     def is_due(self) -> bool:
-        """Whether to `add` events now; collecting them at each update would cost more than recording them."""
+        """Whether to `add` events now. Gathering the events at every update would cost more than recording them."""
         return time.monotonic() >= self._next_write
 
     def add(self, parts: Iterable[WorkersPart]) -> None:
-        """Write the events of journals since the last call."""
+        """Write the events that were added to journals since the last call."""
         noted: dict[tuple[str, int], Part] = {}
         for worker, incarnation, part in parts:
             whole = noted.setdefault((worker, incarnation), Part([], []))
@@ -130,7 +130,7 @@ class RecordWriter:
     def close(self, failed: bool, checksum: int | None) -> None:
         """Write the end of the run, with the checksum of the parameters if it is known."""
         self._write({"end": "failed" if failed else "stopped", "checksum": checksum})
-        with contextlib.suppress(OSError):  # it was logged when writing failed
+        with contextlib.suppress(OSError):  # the error was logged when writing failed
             self._file.close()
 
     def discard(self) -> None:
@@ -138,14 +138,14 @@ class RecordWriter:
         self._file.close()
         Path(self._path).unlink(missing_ok=True)
 
-    def _write(self, value: Any) -> None:
+    def _write(self, value: object) -> None:
         if self._file.closed:
             return
         try:
             self._file.write(_to_json(value) + "\n")
             self._file.flush()
-        except OSError as error:  # training goes on without the record
-            logger.warning("the record %r ends here, it cannot be written: %s", self._path, error)
+        except OSError as error:  # training continues without the record
+            logger.warning("the record %r ends here, because it cannot be written: %s", self._path, error)
             with contextlib.suppress(OSError):
                 self._file.close()
 
@@ -159,31 +159,31 @@ class Record:
         """Options for recording and replaying a run."""
 
         record: str | os.PathLike[str] | None = option(
-            None, help="New file for the events that decide the run besides its seed, such as the order of arrivals; "
-            "written four times a second.")
+            None, help="New file in which to record the events that, together with the seed, determine the run, such "
+            "as the order in which messages arrive; written four times a second.")
         replay: str | os.PathLike[str] | None = option(
-            None, help="File that `record` wrote. The run is repeated bit for bit in the simulated runtime, to its "
-            "end; the first event that cannot be repeated raises an error.")
+            None, help="File that `record` wrote. The run is repeated bit for bit, to its end, in the simulated "
+            "runtime; the first event that cannot be repeated raises an error.")
 
         def __post_init__(self) -> None:
-            """Refuse to record a run that is replayed; keep absolute paths."""
+            """Refuse to record a run that is replayed; make paths absolute."""
             super().__post_init__()
             for name in ("record", "replay"):
                 object.__setattr__(self, name, _absolute(name, getattr(self, name)))
             if self.record is not None and self.replay is not None:
-                raise ConfigError("record and replay are for one run each; leave one out")
+                raise ConfigError("record and replay exclude each other; leave one out")
 
     path: str
-    settings: dict[str, Any]
+    settings: dict[str, Json]
     agent: dict[str, dict[str, str]]
     target_steps: int
     machine: dict[str, str]
     parts: dict[tuple[str, int], Part]
     """Events by worker and incarnation."""
     failed: bool
-    """Whether an error ended the run; a replay raises it at the same event."""
+    """Whether an error ended the run; a replay raises the error at the same event."""
     checksum: int | None
-    """Checksum of the parameters at the end; None if it is not known."""
+    """Checksum of the final parameters; None if it is not known."""
 
     @cached_property
     def updates(self) -> int:
@@ -195,14 +195,14 @@ class Record:
         """Return whether a replay has reached the end of the record after this number of updates, made or skipped."""
         return not self.failed and updates >= self.updates
 
-    def check(self, settings: Mapping[str, Any], agent: Mapping[str, Any]) -> None:
+    def check(self, settings: Mapping[str, object], agent: Mapping[str, object]) -> None:
         """Raise `ConfigError` with all differences if the record is of another scheme or agent."""
         problems = differences(self.settings, settings, self.agent, agent)
         if problems:
             raise ConfigError(f"replay {self.path!r} is of another run: {'; '.join(problems)}")
 
     def warning(self) -> str:
-        """Return why a replay on this machine may give other results; empty if it should not."""
+        """Return a warning if a replay on this machine may give other results, else an empty text."""
         now = _machine()
         other = [f"{name} {self.machine.get(name)} instead of {now[name]}" for name in now
                  if self.machine.get(name) != now[name]]
@@ -226,7 +226,9 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         head, *rest = map(json.loads, lines)
         if head["format"] != FORMAT:
             raise ConfigError(f"replay {name!r} has the format {head['format']!r}; this version reads {FORMAT!r}")
-        end: dict[str, Any] = rest.pop() if rest and isinstance(rest[-1], dict) else {"end": "killed", "checksum": None}
+        end: dict[str, Json] = {"end": "killed", "checksum": None}
+        if rest and isinstance(rest[-1], dict):
+            end = rest.pop()
         parts: dict[tuple[str, int], Part] = {}
         for worker, incarnation, events, turns in itertools.chain.from_iterable(rest):
             part = parts.setdefault((worker, incarnation), Part([], []))
@@ -235,30 +237,33 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         settings, agent, machine = (_mapping(head[key]) for key in ("settings", "agent", "machine"))
         operator.index(settings["seed"])
         return Record(
-            name, settings, {part: _mapping(options) for part,
-                             options in agent.items()}, operator.index(head["target_steps"]),
-            machine, parts, failed=end["end"] == "failed", checksum=end["checksum"])
+            name, settings, {part: _mapping(options) for part, options in agent.items()},
+            operator.index(head["target_steps"]), machine, parts, failed=end["end"] == "failed",
+            checksum=end["checksum"])
     except ConfigError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"replay {name!r} is no record of a run: {error!r}") from error
+        raise ConfigError(f"replay {name!r} is not a record of a run: {error!r}") from error
 
 
-def _event(value: Any) -> Event:
+def _event(value: Json) -> Event:
     kind, index, *_ = event = tuple(value)
     if not isinstance(kind, str) or isinstance(index, str) != (kind == "parameter"):
-        raise ValueError(f"{value} is no event")
+        raise ValueError(f"{value} is not an event")
     return event
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: object) -> dict[str, Json]:
     if not isinstance(value, dict):
         raise TypeError(f"expected a JSON object, got {value!r}")
     return value
 
 
-def describe(agent: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return name -> option -> text for each factory, without addresses in memory and folders of logs."""
+def describe(agent: Mapping[str, object]) -> dict[str, dict[str, str]]:
+    """Return the options of each factory as texts: name -> option -> text.
+
+    The texts contain no memory addresses. The directory for logs is left out.
+    """
     def texts(factory: Factory[object]) -> dict[str, str]:
         options = {name: value for name, value in vars(factory.options).items() if name != "log_dir"}
         return {"class": factory.cls.__name__,
@@ -267,8 +272,8 @@ def describe(agent: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     return {name: texts(factory) for name, factory in agent.items() if isinstance(factory, Factory)}
 
 
-def _text(value: Any) -> str:
-    """Return a text that is the same in every process, although the order of sets is not."""
+def _text(value: object) -> str:
+    """Return a text that is equal in every process, although the order of a set differs between processes."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {_text(item)}" for key, item in value.items()) + "}"
     return repr(sorted(value, key=repr)) if isinstance(value, (set, frozenset)) else repr(value)
@@ -281,6 +286,6 @@ def _machine() -> dict[str, str]:
             "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"}
 
 
-def as_json(value: Any) -> Any:
-    """Return a value in the form in which it is read back from a file."""
+def as_json(value: object) -> Json:
+    """Return a value in the form in which it would be read from a JSON file."""
     return json.loads(json.dumps(value))

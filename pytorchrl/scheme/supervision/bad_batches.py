@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,8 +18,12 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import ConfigError
 from pytorchrl.terminal import get_logger
+from pytorchrl.untyped import StateDict
 
-# Enough files to see what the batches have in common, too few to fill a disk.
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# Enough files to recognize a common cause, but too few to fill a disk.
 _MAX_FILES = 5
 
 logger = get_logger(__name__)
@@ -37,14 +41,14 @@ def check_directory(name: str, value: object) -> str:
     except (OSError, ValueError) as error:  # a file in the path, a name too long, a zero byte
         raise ConfigError(f"{name} {str(path)!r} cannot be a directory: {error}") from error
     if not nearest.is_dir():
-        raise ConfigError(f"{name} must be a directory, got {str(path)!r}, but {str(nearest)!r} is none")
+        raise ConfigError(f"{name} must be a directory, got {str(path)!r}, but {str(nearest)!r} is not a directory")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise ConfigError(f"{name} {str(path)!r} cannot be written: {str(nearest)!r} is read-only for this user")
     return str(path)
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether a path exists, as `lexists` does, but raise any other error of the path."""
+    """Return whether a path exists, as `os.path.lexists` does, but raise every other error of the path."""
     try:
         os.lstat(path)
     except FileNotFoundError:
@@ -71,7 +75,7 @@ class BadBatches:
 
     def find_fault(self, batch: Batch, gradients: Sequence[Tensor | None], info: Mapping[str, float],
                    version: int) -> str:
-        """Return a message if a gradient of this worker is not finite, with the batch's file; else an empty text.
+        """Return a message, with the batch's file, if a gradient of this worker is not finite; else an empty text.
 
         Args:
             batch: The batch of the gradients.
@@ -88,12 +92,12 @@ class BadBatches:
                 f"{self._keep(batch, info, version)}")
 
     def _keep(self, batch: Batch, info: Mapping[str, float], version: int) -> str:
-        """Save the batch, and return a text that says where, or why not."""
+        """Save the batch; return a text with its file, or with the reason why it was not saved."""
         if self._directory is None:
             return "not kept (keep_bad_batches names no directory)"
         if self._num_files == _MAX_FILES:
-            return f"not kept: {self._directory} has {_MAX_FILES} of this worker"
-        content = io.BytesIO()  # torch reports a full disk without an error number, so it writes to memory
+            return f"not kept: {self._directory} has {_MAX_FILES} batches of this worker"
+        content = io.BytesIO()  # torch writes to memory, because it reports a full disk without an error number
         torch.save({
             "format": 1, "worker": self._index, "version": version, "info": dict(info), "batch": _plain(batch),
             "acting_state": self._algo.acting_state()}, content)
@@ -106,7 +110,7 @@ class BadBatches:
         return f"kept in {path}"
 
     def _write(self, name: str, content: memoryview) -> Path:
-        """Write a new file, whose name gets a number if earlier files have it."""
+        """Write a new file; add a number to its name if a file with this name exists."""
         assert self._directory is not None
         self._directory.mkdir(parents=True, exist_ok=True)
         names = (f"{name}{'' if number == 1 else f'_{number}'}.pt" for number in itertools.count(1))
@@ -121,9 +125,9 @@ class BadBatches:
         return path
 
 
-def _plain(batch: Any) -> dict[str, Any]:
-    """Return its numbers and copies of its tensors, without the larger tensors that they may be views of."""
-    def copy(value: Any) -> Any:
+def _plain(batch: DataclassInstance) -> StateDict:
+    """Return the fields of a batch, with copies of its tensors, because saving a view would save its whole storage."""
+    def copy(value: object) -> object:
         if isinstance(value, Mapping):
             return {name: copy(part) for name, part in value.items()}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):

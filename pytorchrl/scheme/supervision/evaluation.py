@@ -18,18 +18,19 @@ from pytorchrl.agent.options import Factory
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.scheme.base.worker import Worker
 from pytorchrl.scheme.transport.messages import Weights
+from pytorchrl.untyped import MetricsDict
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Raw returns and lengths of the requested number of episodes."""
+    """The result of an evaluation: raw returns and lengths of the requested number of episodes."""
 
     version: int
-    """Number of updates of the weights."""
+    """Version of the weights: the number of updates that produced them."""
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     policy_returns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """With several agents: policy -> return of each episode in which it acted, the mean over its agents."""
+    """With several agents: policy -> return of each episode in which the policy acted, as the mean over its agents."""
 
     @property
     def return_mean(self) -> float:
@@ -41,7 +42,7 @@ class Evaluation:
         """Standard deviation of the returns."""
         return float(np.std(self.returns))
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> MetricsDict:
         """Return the evaluation's entries in the learner's metrics."""
         policies = {policy: {"return_mean": float(np.mean(values))} for policy, values in self.policy_returns.items()}
         return {**({"policies": policies} if policies else {}), "version": self.version, "episodes": len(self.returns),
@@ -54,14 +55,14 @@ _AFTER_TRAINING = 2**62
 
 
 class Evaluator(Worker):
-    """Plays episodes with given weights, deterministically and with frozen normalisers.
+    """Plays episodes with given weights, deterministically and with frozen normalizers.
 
     Args:
-        index_worker: Its index; an experiment has one evaluator.
-        algo_factory, actor_factory: The agent.
+        index_worker: Index of the evaluator; an experiment has only one evaluator.
+        algo_factory, actor_factory: Factories of the algorithm and the actor.
         test_envs_factory: Factory of the environments.
-        seed: Seed of the experiment, from which evaluation derives streams of its own.
-        num_threads: Torch threads of its process; None leaves them as they are.
+        seed: Seed of the experiment, from which the seeds of evaluations derive.
+        num_threads: Number of torch threads of the worker's process; None leaves the number unchanged.
         device: Device of the actor.
     """
 
@@ -73,20 +74,20 @@ class Evaluator(Worker):
             torch.set_num_threads(num_threads)
         self._actor = actor_factory(device=device, seed=0)
         self._algo = algo_factory(device=device, actor=self._actor, seed=derive_seed(seed, Stream.EVALUATION, 0))
-        self._algo.follow_schedules(_AFTER_TRAINING, 1)  # exploration that is annealed has its last value
+        self._algo.follow_schedules(_AFTER_TRAINING, 1)  # annealed exploration has its last value
         self._factory, self._seed, self._threads = test_envs_factory, seed, num_threads or 1
         self._rounds = 0
         self._interrupted = False
 
     def interrupt(self) -> None:
-        """End the running evaluation, and every later one, at its next step; called as a signal."""
+        """End the running evaluation and every later evaluation at its next step. This method is called as a signal."""
         self._interrupted = True
 
     def evaluate(self, weights: Weights, num_episodes: int, deterministic: bool = True) -> Evaluation | None:
         """Play `num_episodes` in new environments; return None if interrupted.
 
-        Each environment plays a number of episodes that is fixed in advance: the first episodes to finish would tend to
-        be the short ones.
+        The number of episodes of each environment is fixed in advance, because the first episodes to finish tend to be
+        short episodes.
         """
         self._algo.load_acting_state(weights.state)
         self._rounds += 1
@@ -107,7 +108,8 @@ class Evaluator(Worker):
         policy_returns: dict[str, list[float]] = {}
         obs, mask = envs.reset()
         done = np.ones(num_envs, dtype=bool)
-        rhs: Any = map_tensors(self._actor.initial_states(num_envs), lambda state: state.cpu().numpy())
+        rhs: Any  # nested arrays of the actor's memory
+        rhs = map_tensors(self._actor.initial_states(num_envs), lambda state: state.cpu().numpy())
         with torch.inference_mode():
             while remaining.sum() > 0:
                 if self._interrupted:
@@ -116,7 +118,7 @@ class Evaluator(Worker):
                 rhs = acting.rhs
                 step = envs.step(acting.clipped_action)
                 obs, mask, done = step.obs, step.mask, step.first
-                if PREVIOUS in rhs:  # the memory is given rewards as in training
+                if PREVIOUS in rhs:  # the memory receives rewards that are transformed as in training
                     transform = reward_function(self._factory.options.reward_transform)
                     show_reward(rhs, step.reward if transform is None else transform(step.reward))
                 for episode in step.episodes:

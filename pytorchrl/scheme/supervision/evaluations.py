@@ -1,4 +1,4 @@
-"""Evaluations beside training: one at a time, on a worker of its own."""
+"""Evaluations in parallel with training: one at a time, on a separate worker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ logger = get_logger(__name__)
 
 
 class Evaluations:
-    """Runs evaluations, and repeats one on a new worker if its worker is lost.
+    """Runs evaluations, and repeats an evaluation on a new worker if its worker is lost.
 
     Args:
         runtime: The runtime in which the evaluation worker runs.
         parameters: Keyword arguments of `Evaluator`.
-        retries: Whether a lost worker is replaced, at most twice for one evaluation; False: its loss raises.
+        retries: Whether a lost worker is replaced, at most twice for each evaluation; if not, its loss is an error.
 
     Attributes:
         worker: The evaluation worker; None before the first evaluation.
@@ -68,12 +68,12 @@ class Evaluations:
         self._lost += 1
         if not self._retries or self._lost > _MAX_RETRIES:
             raise WorkerLostError(str(outcome.error)) from outcome.error
-        logger.warning("%s; the evaluation starts again on a new worker", outcome.error)
+        logger.warning("%s; the evaluation restarts on a new worker", outcome.error)
         self.worker = None
         self._submit()
         return None
 
     def interrupt(self) -> None:
-        """Tell the worker to end its evaluation early."""
+        """Signal the worker to end its evaluation early."""
         if self.worker is not None:
             self.worker.signal(Evaluator.interrupt)

@@ -1,4 +1,4 @@
-"""Reaction to lost workers: replace them, go on without them, or raise an error; within a budget and with pauses."""
+"""React to lost workers: replace them, within a budget and after a pause, continue without them, or raise an error."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ from pytorchrl.terminal import get_logger
 
 FAILURE_POLICIES = ("restart", "ignore", "raise")
 
-# Largest number of replacements of one worker within this time.
+# Largest number of replacements of one worker within a window of seconds.
 _MAX_RESTARTS, _WINDOW_S = 10, 600.0
-# Losses in a row without a result that are taken for a crash loop.
+# Number of losses in a row without a result that counts as a crash loop.
 _MAX_FRUITLESS = 3
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
-# Replacements that start at the same time: each imports torch and builds environments on the cores of the working ones.
+# Largest number of replacements that start at the same time: each imports torch and builds environments on cores that
+# working workers use.
 _MAX_STARTING = 4
-# A worker hangs if it takes this many times as long as the longest call so far; its first call includes its start.
+# A worker counts as hung after this multiple of the longest call so far. The time limit of its first call is multiplied
+# by the second factor, because that call includes the start of the worker.
 _HANG_FACTOR, _FIRST_CALL_FACTOR = 10.0, 5.0
 
 logger = get_logger(__name__)
@@ -43,17 +45,17 @@ class Supervisor:
     there are no free resources.
 
     Args:
-        workers: Handles of the set; a replacement takes its place in this list.
-        replace: Kills the worker at an index of the list and starts another in its place.
-        runtime: Owner of the clock.
+        workers: Handles of the set; the handle of a replacement overwrites the lost worker's handle in this list.
+        replace: Kills the worker at an index of the list and starts a replacement.
+        runtime: Provides the clock.
         options: Reaction and time limit; None: the defaults.
-        seed: Seed of the jitter of pauses.
-        hang_timeout_s: Seconds without a result after which a worker is considered hung, if they differ from
-            `worker_timeout_s`, which then limits only the wait for resources.
+        seed: Seed of the random variation of pauses.
+        hang_timeout_s: Seconds without a result after which a worker is considered hung; `worker_timeout_s` then limits
+            only the wait for resources. None: `worker_timeout_s`.
 
     Attributes:
         restarts: Number of workers replaced so far.
-        gone: Indices of the workers that are lost and not replaced (yet).
+        gone: Indices of the workers that are lost and not (yet) replaced.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -62,14 +64,14 @@ class Supervisor:
 
         on_worker_failure: str = option(
             "restart", choices=FAILURE_POLICIES, help="Reaction to a lost remote worker: \"restart\" starts a "
-            "replacement with the newest weights, \"ignore\" goes on with the others, \"raise\" ends the run.")
+            "replacement with the newest weights, \"ignore\" continues with the other workers, \"raise\" ends the run.")
         worker_timeout_s: float = option(
-            60.0, low=0.0, exclusive=True, help="Seconds after which a worker without a result is considered hung and "
-            "replaced, or ten times its longest call so far if that is longer. A replacement may wait this long for "
-            "free resources.")
+            60.0, low=0.0, exclusive=True, help="Seconds without a result after which a worker is considered hung, or "
+            "ten times the longest call so far if that is longer. A replacement may wait this long for free resources.")
 
-    def __init__(self, workers: Sequence[Handle[Any]], replace: Callable[[int], object], runtime: Runtime,
-                 options: Options | None = None, seed: int = 0, *, hang_timeout_s: float | None = None) -> None:
+    def __init__(self, workers: Sequence[Handle[Any]],  # workers of any class
+                 replace: Callable[[int], object], runtime: Runtime, options: Options | None = None, seed: int = 0, *,
+                 hang_timeout_s: float | None = None) -> None:
         self._workers, self._replace, self._runtime = workers, replace, runtime
         self._options = options or self.Options()
         self._timeout_s = self._options.worker_timeout_s if hang_timeout_s is None else hang_timeout_s
@@ -101,7 +103,7 @@ class Supervisor:
 
         Args:
             index: The worker.
-            seconds: Seconds that the result took the worker.
+            seconds: Seconds that the worker needed for the result.
             more: Whether the worker has other unanswered calls, whose time limit starts now.
         """
         self._longest_s = max(self._longest_s, seconds)
@@ -113,7 +115,7 @@ class Supervisor:
             self._since.pop(index, None)
 
     def failed(self, index: int) -> None:
-        """Record a call that ended with an error, which is an answer, too: its time limit ends."""
+        """Record a call that ended with an error, and end its time limit, because an error is also an answer."""
         self._since.pop(index, None)
 
     def lost(self, index: int, error: BaseException, goes_on: bool = False) -> None:
@@ -122,7 +124,7 @@ class Supervisor:
         Args:
             index: The worker.
             error: The error that shows it.
-            goes_on: Whether the worker is known to be replaced, so that no budget decides about it.
+            goes_on: Whether it is known that the worker is replaced, as in a replay; the budget then does not apply.
 
         Raises:
             WorkerLostError: The policy is "raise".
@@ -142,7 +144,7 @@ class Supervisor:
                 number = len(self._workers)
                 raise NoWorkersLeft(f"all {number} workers are lost, the last one {name}: {error}") from error
             left = len(self._workers) - len(self.gone)
-            logger.warning("%s; going on with %d of %d workers", error, left, len(self._workers))
+            logger.warning("%s; continuing with %d of %d workers", error, left, len(self._workers))
             return
         now, history = self._runtime.now(), self._history[index]
         while history and now - history[0] > _WINDOW_S:
@@ -155,7 +157,7 @@ class Supervisor:
         pause = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** len(history)) * self._rng.uniform(0.75, 1.25)
         history.append(now)
         self._due[index] = now + pause
-        logger.warning("%s; it is replaced in %.1f s", error, pause)
+        logger.warning("%s; it will be replaced in %.1f s", error, pause)
 
     def replaced(self) -> list[int]:
         """Replace the workers whose pause is over, at most four at a time, and return their indices."""
@@ -199,7 +201,8 @@ class Supervisor:
             waited = now - self._since[index]
             if waited > self._options.worker_timeout_s and (lack := self._runtime.lacks_room(self._workers[index])):
                 raise InsufficientResourcesError(
-                    f"{self._workers[index].name} has found no room for {waited:.0f} s: {lack}; add a machine, ask for "
-                    "less, raise worker_timeout_s, or go on without lost workers (on_worker_failure='ignore')")
+                    f"{self._workers[index].name} has waited {waited:.0f} s for resources: {lack}; add a machine, "
+                    "request less, raise worker_timeout_s, or continue without lost workers "
+                    "(on_worker_failure='ignore')")
         return [(index, WorkerLostError(f"{self._workers[index].name} hangs: no result for {now - since:.1f} s"))
                 for index, since in self._since.items() if now - since > self.deadline_s(index)]

@@ -1,1 +1,1 @@
-"""Messages between workers: how they are encoded, sent, received and counted."""
+"""Messages between workers: encoding, sending, receiving and statistics."""

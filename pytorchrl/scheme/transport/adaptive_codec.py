@@ -6,36 +6,37 @@ import math
 import statistics
 from collections import deque
 
-# Messages that are encoded at first, to time the codec; the first one may be slowed down by a cold start.
+# Number of first messages that are encoded to time the codec; a cold start may slow down the first message.
 _FIRST_ENCODINGS = 3
-# Timings in the median, so that a pause of the machine is no trend.
+# Number of timings in the median, so that a single delay does not change the decision.
 _WINDOW = 5
-# While encoding does not pay, the codec is timed again after this many messages at the earliest, for at most this share
-# of the time that messages spend on the link.
+# While encoding saves no time, at least this many messages lie between two timings of the codec, and timing takes at
+# most this fraction of the time that messages spend on the link.
 _MIN_INTERVAL, _BUDGET = 64, 0.01
 
 
 class AdaptiveCodec:
-    """Encode messages while the link is so slow that the bytes saved take longer than the codec.
+    """Decides for each message whether to encode it, which saves time if the link is slower than the codec.
 
-    Encoding pays if (raw - sent) * s > encode + decode, in seconds, with the link's s seconds per byte; see
-    `pytorchrl.scheme.transport.link`. The codec is timed on the messages themselves: on the first three, on each one
-    that is encoded, and otherwise so rarely that it takes at most one percent of the time on the link. Nothing depends
-    on a clock or on chance, only on the calls of `record`.
+    Encoding saves time if (raw - sent) * s > encode + decode, where raw and sent are bytes, encode and decode are
+    seconds, and s is the seconds per byte of the link; see `pytorchrl.scheme.transport.link`. The codec is timed on the
+    messages themselves: on the first three messages, on every message that is encoded, and otherwise so rarely that
+    timing takes at most one percent of the time on the link. Decisions depend on no clock and no random numbers, only
+    on `link_s` and the calls of `record`.
 
     Attributes:
-        link_s: Seconds per byte of the link; 0.0 until it was measured, and where sending takes no time.
+        link_s: Seconds per byte of the link; 0.0 until the link was measured, and if sending takes no time.
     """
 
     def __init__(self) -> None:
         self.link_s = 0.0
         self._codec_s: deque[float] = deque(maxlen=_WINDOW)  # per byte
-        self._saved_share = 0.0  # of the bytes, by the last encoding
+        self._saved_share = 0.0  # fraction of the bytes that the last encoding saved
         self._num_encodings = self._num_plain = 0
 
     @property
     def pays(self) -> bool:
-        """Whether encoding saves time, as far as is known."""
+        """Whether encoding saves time, according to the timings so far."""
         return bool(self._codec_s) and self._saved_share * self.link_s > statistics.median(self._codec_s)
 
     def next(self) -> bool:
@@ -46,7 +47,7 @@ class AdaptiveCodec:
 
     @property
     def _interval(self) -> float:
-        """Messages between two timings while encoding does not pay."""
+        """Number of messages between two timings while encoding saves no time."""
         lost_s = statistics.median(self._codec_s) - self._saved_share * self.link_s if self._codec_s else 0.0
         return max(_MIN_INTERVAL, lost_s / (_BUDGET * self.link_s)) if self.link_s else math.inf
 
@@ -54,9 +55,9 @@ class AdaptiveCodec:
         """Record a message that was encoded.
 
         Args:
-            raw: Bytes of its arrays.
-            sent: Bytes of them as they cross.
-            codec_s: Seconds to encode and decode it.
+            raw: Bytes of its arrays before encoding.
+            sent: Bytes of its arrays after encoding.
+            codec_s: Seconds to encode and decode the message.
         """
         if raw:
             self._num_encodings += 1

@@ -1,7 +1,7 @@
-"""Codecs of arrays that cross between workers: by name, on raw buffers, never on pickles.
+"""Codecs of the arrays in messages between workers. A codec has a name, and encodes raw buffers, never pickles.
 
-A codec turns one array into a few others, which pickle protocol 5 sends out of band. An encoded array names its codec,
-so that a reader needs nothing but the message.
+A codec turns one array into a few arrays, which pickle protocol 5 sends out of band. An encoded array refers to its
+codec, so a reader needs nothing but the message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,16 +20,18 @@ from torch import Tensor
 from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.multi.data import MultiRollout
 from pytorchrl.errors import ConfigError, install_hint
+from pytorchrl.untyped import Payload
 
 Arrays = Sequence[np.ndarray]
 Encode = Callable[[np.ndarray], Arrays | None]
 Decode = Callable[[Arrays, np.dtype, int], np.ndarray]
 
 _MAX_HALF = 65504.0
-# Values that share a scale. With one scale for all values, the error of a gradient is ten to forty times as large.
+# Number of values that share a scale. With a single scale for all values, the error of a gradient would be ten to forty
+# times as large.
 _BLOCK = 256
 _TOP_SHARE = 10  # one value in ten is kept
-# The ratio is above that of lz4; level -5 is not faster than lz4 and compresses less.
+# Level 1 compresses more than lz4. Level -5 would compress less than lz4, and is not faster.
 _ZSTD_LEVEL = 1
 
 
@@ -40,14 +41,14 @@ class Codec:
 
     Attributes:
         name: Name in options.
-        encode: Function from a flat contiguous array to the arrays that cross; None if the codec cannot hold the
-            values.
-        decode: Function from those arrays, a dtype and a number of values to the flat array.
-        is_lossless: Whether arrays of every dtype are restored bit for bit; other codecs are for float32 alone.
-        has_feedback: Whether the remainder of an encoding is added to the sender's next array; only for gradients, of
-            which the sum counts.
+        encode: Function from a flat contiguous array to the arrays that are sent; it returns None if the codec cannot
+            represent the values.
+        decode: Function from the arrays that were sent, a dtype and a number of values to the flat array.
+        is_lossless: Whether arrays of every dtype are restored bit for bit; other codecs are for float32 only.
+        has_feedback: Whether the remainder of an encoding (the values minus the decoded values) is added to the
+            sender's next array; only for gradients, because only their sum matters.
         package: Package that the codec needs.
-        fallback: Codec for an array that this one cannot hold; None sends the array as it is.
+        fallback: Codec for arrays that this codec cannot represent; None: such arrays are not encoded.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Codec:
     fallback: Codec | None = None
 
     def pack(self, array: np.ndarray) -> np.ndarray | Packed:
-        """Return the encoded array; the array itself if that is not smaller, or the codec is not for it."""
+        """Return the encoded array, or the array itself if encoding does not make it smaller or is not supported."""
         if not self.is_lossless and array.dtype != np.float32:
             return array
         if not array.size:
@@ -85,11 +86,11 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the encoded array."""
+        """Size of the encoded array in bytes."""
         return sum(array.nbytes for array in self.arrays)
 
     def decode(self) -> np.ndarray:
-        """Return the decoded array, in memory of its own."""
+        """Return the decoded array, which is writable and shares no memory with the message."""
         size = int(np.prod(self.shape, dtype=np.int64))
         array = self.codec.decode(self.arrays, np.dtype(self.dtype), size)
         if array.dtype.str != self.dtype or array.size != size:
@@ -99,12 +100,12 @@ class Packed:
 
 
 def decode_array(array: np.ndarray | Packed) -> np.ndarray:
-    """Return the decoded array, in memory of its own, if it is encoded; else the array as it is."""
+    """Return a writable decoded array if the array is encoded, else the array itself."""
     return array.decode() if isinstance(array, Packed) else array
 
 
-def num_bytes(data: Any) -> int:
-    """Return the bytes of a rollout's arrays, or of a sequence of arrays, encoded or not; None counts 0."""
+def num_bytes(data: Payload) -> int:
+    """Return the size in bytes of a rollout's arrays, or of a sequence of arrays, encoded or not; None counts as 0."""
     if isinstance(data, (RolloutData, MultiRollout)):
         sizes: list[int] = []
         data.map(lambda array: sizes.append(array.nbytes))
@@ -124,7 +125,7 @@ def _decode_lz4(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     return np.frombuffer(raw, dtype)
 
 
-_zstd = threading.local()  # zstandard's objects may be used by one thread only
+_zstd = threading.local()  # threads must not share objects of zstandard
 
 
 def _encode_zstd(flat: np.ndarray) -> Arrays:
@@ -139,23 +140,23 @@ def _decode_zstd(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     out = np.empty(size, dtype)
     with _zstd.decompressor.stream_reader(arrays[0].data) as reader:
         if reader.readinto(out.view(np.uint8)) != out.nbytes:
-            raise ValueError("a zstd frame is cut short")
+            raise ValueError("a zstd frame is truncated")
     return out
 
 
 def _encode_none(flat: np.ndarray) -> None:
-    """Return None: the array is sent as it is."""
+    """Return None, so that the array is sent without encoding."""
 
 
 def _decode_none(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
     return arrays[0]
 
 
-# Lossy codecs of float32. Values that are not finite stay so, so that the update is left out as without a codec.
+# Lossy codecs of float32. Non-finite values remain non-finite, so that the update is skipped as it is without a codec.
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """Return a tensor that may share the array's memory; read-only arrays (shared memory) are copied for torch."""
+    """Return a tensor that may share memory with the array; torch needs a copy of read-only (shared) arrays."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
@@ -172,12 +173,12 @@ def _decode_half(half: torch.dtype, arrays: Arrays, dtype: np.dtype, size: int) 
 
 
 def _encode_int8(flat: np.ndarray) -> Arrays:
-    """Encode blocks with a scale each (Dettmers et al. 2022, 8-bit optimizers): value = int8 * scale."""
+    """Encode blocks with one scale per block (Dettmers et al. 2022, 8-bit optimizers): value = int8 * scale."""
     rows = np.zeros((-(-flat.size // _BLOCK), _BLOCK), np.float32)
     rows.reshape(-1)[:flat.size] = flat
     values = torch.from_numpy(rows)
     scales = (values.abs().amax(1, keepdim=True) / 127.0).clamp_(min=torch.finfo(torch.float32).tiny)
-    # In a block that is not finite the codes do not matter: the scale turns all of them into NaN.
+    # The codes of a block with a non-finite value do not matter, because its scale turns all of them into NaN.
     codes = (values / scales).round_().nan_to_num_(0.0).clamp_(-127, 127)
     return [codes.to(torch.int8).view(-1).numpy()[:flat.size], scales.view(-1).numpy()]
 
@@ -192,11 +193,11 @@ def _decode_int8(arrays: Arrays, dtype: np.dtype, size: int) -> np.ndarray:
 
 
 def _encode_topk(flat: np.ndarray) -> Arrays | None:
-    """Encode the tenth of the values with the largest magnitude, and their places.
+    """Encode the tenth of the values with the largest magnitudes, and their indices.
 
-    See Lin et al. 2018, Deep gradient compression. The bits of numbers without sign are in the order of the numbers,
-    NaN last. So counting the upper halves of the bits finds the bin of the smallest value to keep, and only that bin is
-    sorted.
+    See Lin et al. 2018, Deep gradient compression. Read as integers, the bits of floats without the sign bit are in the
+    order of the magnitudes, with NaN last. A histogram of the upper 16 bits therefore finds the bin with the smallest
+    value to keep, and only the values in that bin are partitioned.
     """
     if flat.size > np.iinfo(np.int32).max:
         return None
@@ -235,29 +236,30 @@ _codecs = dict(_BUILT_IN)
 
 def register_codec(name: str, encode: Encode, decode: Decode, *, is_lossless: bool,
                    has_feedback: bool = False) -> Codec:
-    """Register a codec of your own under a name for options, and return it.
+    """Register your own codec under a name that options accept, and return the codec.
 
-    The codec travels with the messages, so its functions must be picklable. A name of yours may be registered again.
+    Messages contain the codec, so its functions must be picklable. Registering the name of one of your codecs again
+    replaces the codec.
 
     Args:
-        name: The name.
-        encode: Function from a flat contiguous array to the arrays that cross; None if the codec cannot hold the
-            values, which are then sent as they are.
-        decode: Function from those arrays (read-only), the dtype and the number of values to the flat array, in memory
-            of its own.
-        is_lossless: Whether arrays of every dtype are restored bit for bit. Other codecs are given float32 arrays only,
+        name: Name of the codec in options.
+        encode: Function from a flat contiguous array to the arrays that are sent. It returns None if the codec cannot
+            represent the values, which are then sent without encoding.
+        decode: Function from the arrays that were sent (read-only), the dtype and the number of values to the flat
+            array, which must not share memory with them.
+        is_lossless: Whether arrays of every dtype are restored bit for bit. Lossy codecs receive float32 arrays only,
             and no rollouts.
-        has_feedback: Whether the remainder of an encoding is added to the sender's next array; such codecs are for
-            gradients.
+        has_feedback: Whether the remainder of an encoding (the values minus the decoded values) is added to the
+            sender's next array; such codecs are for gradients only.
 
     Raises:
         ConfigError: The name belongs to a built-in codec, is "auto", or contains a colon.
     """
     if not isinstance(name, str) or not name or ":" in name or name == "auto" or name in _BUILT_IN:
-        raise ConfigError(f"a codec's name must be new, without a colon, and not 'auto', got {name!r}; there are "
-                          f"{codec_names()}")
+        raise ConfigError(f"a codec's name must be new, without a colon, and not 'auto', got {name!r}; existing codecs "
+                          f"are {codec_names()}")
     if is_lossless and has_feedback:
-        raise ConfigError(f"codec {name!r} is lossless, so nothing is left out that has_feedback could add; leave one "
+        raise ConfigError(f"codec {name!r} is lossless, so has_feedback has no remainder to add; leave one of the two "
                           "out")
     _codecs[name] = Codec(name, encode, decode, is_lossless, has_feedback)
     return _codecs[name]
@@ -269,7 +271,7 @@ def codec_names() -> list[str]:
 
 
 def get_codec(name: str) -> Codec:
-    """Return the codec of a name, or raise `KeyError`."""
+    """Return the codec with a name, or raise `KeyError`."""
     return _codecs[name]
 
 

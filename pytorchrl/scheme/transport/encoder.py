@@ -1,4 +1,4 @@
-"""Encode messages: the options, the encoder of a sender, and totals of the messages sent."""
+"""Encode messages: the parsed options, the encoder of a sender, and totals of the messages sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -19,14 +19,15 @@ T = TypeVar("T")
 DATA, WEIGHTS, GRADS = KINDS = ("data", "weights", "grads")
 """Names of rollouts, weights and gradients in options and metrics."""
 
-# The codec of plain "auto".
+# The codec of "auto" without a name.
 _AUTO = {DATA: "lz4", WEIGHTS: "lz4", GRADS: "bf16"}
 _WHY_NOT = {
     DATA: "is lossy: log-probabilities and values computed by the collector would no longer match the data",
-    WEIGHTS: "is for gradients, whose remainders are added to the next one, while weights are sent whole each time"}
-# Measuring the error of an encoding takes as long as the encoding: it is done at the first message, then at one in 64.
+    WEIGHTS: "is for gradients: it adds each remainder to the next gradient, while weights are sent whole each time"}
+# Measuring the error of an encoding takes as long as the encoding, so only one message in 64 is measured, starting with
+# the first.
 _LOOK_INTERVAL = 64
-# Messages that the sender itself decodes at first, to time decoding.
+# Number of first messages that the sender itself decodes, to time decoding.
 _FIRST_TIMED = 3
 
 
@@ -36,10 +37,10 @@ class Compression:
 
     codec: Codec
     is_auto: bool = False
-    """Whether it is used only while that saves time."""
+    """Whether the codec is used only while encoding saves time."""
 
     @classmethod
-    def of(cls, kind: str, value: Any) -> Compression | None:
+    def of(cls, kind: str, value: object) -> Compression | None:
         """Parse the option's value; return None if nothing is compressed.
 
         Args:
@@ -87,14 +88,14 @@ class Sent:
     raw: int = 0
     """Bytes of its arrays before encoding."""
     sent: int = 0
-    """Bytes of its arrays as they cross."""
+    """Bytes of its arrays as they are sent."""
     is_encoded: bool = False
     encode_s: float = 0.0
-    """Seconds."""
+    """Seconds to encode the message."""
     fallbacks: int = 0
-    """Arrays that the codec could not hold."""
+    """Number of arrays that the codec could not represent."""
     relative_error: float | None = None
-    """||x - decode(encode(x))|| / ||x||; None where it was not measured."""
+    """||x - decode(encode(x))|| / ||x||; None if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +106,15 @@ class Traffic:
     raw: int = 0
     sent: int = 0
     encoded: int = 0
-    """Messages that were sent encoded."""
+    """Number of messages that were sent encoded."""
     encodes: int = 0
-    """Encodings; weights are encoded once for all workers."""
+    """Number of encodings; weights are encoded once for all workers."""
     encode_s: float = 0.0
     decodes: int = 0
     decode_s: float = 0.0
     fallbacks: int = 0
     relative_error: float | None = None
-    """Relative error of the last message in which it was measured."""
+    """Relative error of the last message that was measured."""
 
     @classmethod
     def of(cls, sent: Sent) -> Traffic:
@@ -122,7 +123,7 @@ class Traffic:
                    sent.fallbacks, sent.relative_error)
 
     def __add__(self, later: Traffic) -> Traffic:
-        """Return the sum of both; the error is the later one, if it was measured."""
+        """Return the sums of both; the relative error is the later measurement."""
         if later == _NOTHING:  # the common case within a process
             return self
         sums = {field.name: getattr(self, field.name) + getattr(later, field.name)
@@ -134,10 +135,10 @@ class Traffic:
 _NOTHING = Traffic()
 
 
-def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, Any]:
-    """Return metrics of each kind that was encoded: totals over all parts, and means since the start."""
+def metrics_of(parts: Iterable[Mapping[str, Traffic]]) -> dict[str, float | None]:
+    """Return metrics of each kind of message that was encoded: totals over all parts, and means since the start."""
     everywhere = list(parts)
-    metrics: dict[str, Any] = {}
+    metrics: dict[str, float | None] = {}
     for kind in KINDS:
         own = [part[kind] for part in everywhere if kind in part]
         total = sum(own, Traffic())
@@ -161,26 +162,27 @@ Wanted = bool | str | Compression
 class Pack(Protocol):
     """Function that encodes one array of a message."""
 
-    def __call__(self, array: np.ndarray, place: int | None = 0) -> Any:
-        """Return the array as it crosses.
+    def __call__(self, array: np.ndarray, place: int | None = 0) -> np.ndarray | Packed:
+        """Return the array as it is sent.
 
         Args:
             array: The array.
-            place: Number of the array in the message, for error feedback; None: send it as it is.
+            place: Index of the array in the message, for error feedback; None: send the array without encoding.
         """
 
 
 class Encoder:
     """Encodes the messages of one sender.
 
-    With a codec that has feedback, the remainder of each encoding is kept and added to the next array of the same place
-    (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that in the long run all of it crosses. An array that is
-    not finite leaves the remainder as it is. Remainders are lost with the sender; checkpoints keep them.
+    With a codec that has feedback, the remainder of each encoding is kept and added to the next array with the same
+    index (Seide et al. 2014, 1-bit SGD; Karimireddy et al. 2019), so that nothing is lost in the long run. An array
+    with non-finite values does not change the remainder. Remainders are lost with their sender, but checkpoints contain
+    them.
 
     Args:
-        compression: Codec to use; None sends everything as it is.
+        compression: Codec to use; None sends everything without encoding.
         now: The clock.
-        num_readers: Readers of each message, who each decode it, while it is encoded once.
+        num_readers: Number of readers of each message; each of them decodes it, but it is encoded only once.
     """
 
     def __init__(self, compression: Compression | None, now: Callable[[], float], num_readers: int = 1) -> None:
@@ -188,15 +190,15 @@ class Encoder:
         self._adaptive = AdaptiveCodec() if compression is not None and compression.is_auto else None
         self._now, self._num_readers = now, num_readers
         self.kept: dict[int, np.ndarray] = {}
-        """Remainders by place."""
+        """Index of an array in the message -> its remainder."""
         self._encodings = 0
         self._decode_s = 0.0  # seconds of the last timed decoding
-        # Of the present message.
+        # State of the current message.
         self._fallbacks, self._squares, self._is_looked_at = 0, (0.0, 0.0), False
 
     @property
     def needs_link(self) -> bool:
-        """Whether it needs the speed of the link."""
+        """Whether the encoder needs to know the speed of the link."""
         return self._adaptive is not None
 
     def set_link(self, seconds_per_byte: float) -> None:
@@ -208,22 +210,23 @@ class Encoder:
         """Return an encoded message, and its size and encoding.
 
         Args:
-            walk: Function that makes the message, given a function that encodes one of its arrays.
+            walk: Function that builds the message, given a function that encodes one array.
         """
         is_encoded = self._codec is not None and (self._adaptive is None or self._adaptive.next())
         self._is_looked_at = is_encoded and self._encodings % _LOOK_INTERVAL == 0
         self._encodings += is_encoded
         self._fallbacks, self._squares = 0, (0.0, 0.0)
-        made: list[Any] = []
+        made: list[np.ndarray | Packed] = []
         raw, start = 0, self._now() if is_encoded else 0.0
 
-        def pack(array: np.ndarray, place: int | None = 0) -> Any:
+        def pack(array: np.ndarray, place: int | None = 0) -> np.ndarray | Packed:
             nonlocal raw
             raw += array.nbytes
+            packed: np.ndarray | Packed = array
             if place is not None:
-                array = self._encode(array, place) if is_encoded else self._with_kept(array, place)
-            made.append(array)
-            return array
+                packed = self._encode(array, place) if is_encoded else self._with_kept(array, place)
+            made.append(packed)
+            return packed
         message = walk(pack)
         encode_s = self._now() - start if is_encoded else 0.0
         error, norm = self._squares
@@ -237,17 +240,17 @@ class Encoder:
 
     @property
     def _is_timed(self) -> bool:
-        """Whether the sender decodes the present message, as its readers will, to time that."""
+        """Whether the sender itself decodes the current message, to time the decoding of its readers."""
         return self._encodings <= _FIRST_TIMED or self._is_looked_at
 
-    def _time_decoding(self, made: Sequence[Any]) -> float:
+    def _time_decoding(self, made: Sequence[np.ndarray | Packed]) -> float:
         start = self._now()
         for array in made:
             decode_array(array)
         return self._now() - start
 
     def _with_kept(self, array: np.ndarray, place: int) -> np.ndarray:
-        """Return an array with its remainder, which then crosses whole."""
+        """Return an array with its remainder added, for a message that is sent without encoding."""
         if place not in self.kept:
             return array
         with np.errstate(over="ignore"):
@@ -256,7 +259,7 @@ class Encoder:
             del self.kept[place]
         return whole
 
-    def _encode(self, array: np.ndarray, place: int) -> Any:
+    def _encode(self, array: np.ndarray, place: int) -> np.ndarray | Packed:
         codec = self._codec
         assert codec is not None
         if codec.is_lossless or array.dtype != np.float32 or not array.size:
@@ -270,7 +273,7 @@ class Encoder:
                 self._add_error(array, array - decode_array(packed))
         return packed
 
-    def _encode_with_feedback(self, codec: Codec, array: np.ndarray, place: int) -> Any:
+    def _encode_with_feedback(self, codec: Codec, array: np.ndarray, place: int) -> np.ndarray | Packed:
         with np.errstate(over="ignore", invalid="ignore"):
             whole = array + self.kept[place] if place in self.kept else array
             packed = codec.pack(whole)

@@ -1,4 +1,4 @@
-"""Measure how fast the links to remote workers are."""
+"""Measure the speed of the links to remote workers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from pytorchrl.scheme.transport.encoder import Encoder
 
 P = TypeVar("P", bound="Peer")
 
-# Bytes of the probes. Ray sends smaller ones another way, not through shared memory.
+# Sizes of the probes in bytes. Ray does not send smaller messages through shared memory.
 _SMALL, _LARGE = 2**18, (2**20, 2**24)
 # A difference of this many seconds between a large and the small probe is well above the noise of a call.
 _ENOUGH_S = 0.02
-# Probes of each size, of which the fastest counts: the first one of a size, or a disturbed one, takes longer, never
-# shorter. A slow link, on which a probe takes this many seconds, gets one.
+# Number of probes of each size, of which the fastest counts: the first probe of a size, or a disturbed probe, takes
+# longer, never shorter. If a probe takes this many seconds, it is not repeated.
 _REPEATS, _SLOW_S = 3, 0.5
-# A worker that does not answer is lost or hung, which its next request finds out.
+# Seconds to wait for an answer. A worker that does not answer is lost or hung, which its next request detects.
 _TIMEOUT_S = 30.0
 
 
 class Peer:
-    """One end of a link: answers probes, and knows the link's speed.
+    """One end of a link, which answers probes and stores the link's speed.
 
     Attributes:
-        encoder: Encoder of the messages that it sends to its parent; None if it sends none that may be encoded.
+        encoder: Encoder of the messages to the parent worker; None if none of these messages may be encoded.
     """
 
     encoder: Encoder | None = None
@@ -37,16 +37,17 @@ class Peer:
         return payload.copy()
 
     def set_link(self, seconds_per_byte: float) -> None:
-        """Take over the measured speed of the link to the parent."""
+        """Store the measured speed of the link to the parent."""
         if self.encoder is not None:
             self.encoder.set_link(seconds_per_byte)
 
 
 def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]:
-    """Return the seconds per byte of the link to each worker, one way, including the copy that a reader makes.
+    """Return the one-way seconds per byte of the link to each worker, including the copy that a reader makes.
 
-    All links are measured at the same time, as workers use them in training; the workers must be idle. Probes of two
-    sizes are compared, so that the fixed time of a call is left out. A worker that gives no answer has the value 0.0.
+    All links are measured at the same time, because training uses them at the same time; the workers must be idle. The
+    result is the difference between probes of two sizes, which does not contain the constant time of a call. The result
+    for a worker that does not answer is 0.0.
 
     Args:
         runtime: The runtime of the workers.
@@ -67,7 +68,7 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
 
 
 def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float]:
-    """Return the shortest of some round trips, by worker; of a slow link there is only one."""
+    """Return the shortest round trip to each worker in seconds. On a slow link, there is only one round trip."""
     rounds: list[list[float]] = []
     while len(rounds) < _REPEATS and (not rounds or max(rounds[0], default=0.0) < _SLOW_S):
         rounds.append([_TIMEOUT_S if seconds is None else seconds for seconds in _round_trips(runtime, workers, size)])
@@ -75,7 +76,7 @@ def _fastest(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[
 
 
 def _round_trips(runtime: Runtime, workers: Sequence[Handle[P]], size: int) -> list[float | None]:
-    """Return the seconds from sending a probe until its answer was copied, by worker; None without an answer."""
+    """Return for each worker the seconds from sending a probe to copying its answer; None without an answer."""
     payload, start = np.ones(size, np.uint8), runtime.now()
     times: list[float | None] = [None] * len(workers)
     pending: dict[Future[np.ndarray], int] = {

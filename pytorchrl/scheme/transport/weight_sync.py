@@ -10,15 +10,16 @@ from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.transport.encoder import Compression, Encoder, Pack, Sent, Traffic
 from pytorchrl.scheme.transport.link import measure_links
 from pytorchrl.scheme.transport.messages import States, Weights
+from pytorchrl.untyped import Payload
 
 
 class WeightSync:
-    """Weights of the newest version, which are encoded and stored once, and sent by reference.
+    """The newest weights, which are encoded and stored once per version, and sent by reference.
 
     Args:
         runtime: The runtime of the workers.
-        compression: Codec of weights; None sends them as they are.
-        parameters: Names of the vectors of parameters. A lossy codec leaves everything else as it is: normalisers are
+        compression: Codec of weights; None sends weights without encoding.
+        parameters: Names of the vectors of parameters. A lossy codec encodes nothing else, because normalizers are
             small, and their values may be large.
         workers: Handles of the workers that read each version.
 
@@ -28,13 +29,13 @@ class WeightSync:
     """
 
     def __init__(self, runtime: Runtime, compression: Compression | None, parameters: Container[str],
-                 workers: Sequence[Handle[Any]]) -> None:
+                 workers: Sequence[Handle[Any]]) -> None:  # gradient workers or collection workers
         self._runtime, self._parameters, self._workers = runtime, parameters, workers
         self._is_lossless = compression is None or compression.codec.is_lossless
         self._encoder = Encoder(compression, runtime.now, num_readers=len(workers))
         self._needs_link = self._encoder.needs_link
         self._version: int | None = None
-        self._reference: Any = None
+        self._reference: Payload = None
         self._sent = Sent()
         self.traffic = Traffic()
         self.bytes_out = 0
@@ -44,11 +45,11 @@ class WeightSync:
         return self._version == version
 
     def forget(self) -> None:
-        """Store the weights again at the next request, because they have changed within their version."""
+        """Make the next request store the weights again, because they changed within their version."""
         self._version = None
 
     def put(self, weights: Weights) -> None:
-        """Store weights for all workers; the first ones before any request, while the workers are idle."""
+        """Store weights for all workers. The first call may measure the links, so the workers must then be idle."""
         if self._needs_link:
             self._needs_link = False
             links = measure_links(self._runtime, self._workers)
@@ -68,8 +69,8 @@ class WeightSync:
         return replace(weights, state=packed(weights.state), learning=packed(weights.learning))
 
     @property
-    def reference(self) -> Any:
-        """Reference to the weights that were stored last, for a request to carry."""
+    def reference(self) -> Payload:
+        """Reference to the weights that were stored last, to be sent with a request."""
         return self._reference
 
     def count(self) -> None:

@@ -162,11 +162,11 @@ def test_names_of_the_documents_lead_to_ours_everywhere(capsys, agent, name, mea
     ("ppo", "num_env_runners", "did you mean 'num_col_workers' ("), ("ppo", "n_envs", "did you mean 'num_envs' ("),
     ("ppo", "n_steps", "did you mean 'num_steps' ("), ("dqn", "n_steps", "did you mean 'n_step' or 'num_steps' ("),
     ("ppo", "vf_coef", "did you mean 'value_loss_coef' (weight of half the mean squared error)?"),
-    ("sac", "ent_coef", "did you mean 'initial_alpha' (learn_alpha=False keeps it as it is)?"),
+    ("sac", "ent_coef", "did you mean 'initial_alpha' (learn_alpha=False keeps it constant)?"),
     ("ppo", "net_arch", "did you mean 'hidden_sizes'?"), ("ppo", "verbose", "did you mean 'progress' ("),
     ("ppo", "policy_kwargs", "its entries are options themselves: hidden_sizes for net_arch"),
     ("ppo", "frame_skip", "environments and their wrappers skip frames, see env_kwargs and wrappers"),
-    ("ppo", "track", "log_dir keeps metrics.jsonl and TensorBoard files"), ("ppo", "lambda", "did you mean "
+    ("ppo", "track", "log_dir contains metrics.jsonl and TensorBoard files"), ("ppo", "lambda", "did you mean "
                                                                                              "'gae_lambda'?"),
     ("impala", "lambda_", "did you mean 'vtrace_lambda'?"), ("dqn", "epsilon", "did you mean 'initial_epsilon' or "
                                                                                "'priority_epsilon' ("),

@@ -128,11 +128,11 @@ def test_what_it_fixes_may_be_said_again(named):
     ("a3c", {"grad_communication": SYNC}, "a3c means grad_communication='asynchronous', got 'synchronous'"),
     ("a3c", {"col_communication": ASYNC, "distribute_gradients": True},
      "col_communication.*; .*distribute_gradients=False, got True"),
-    ("a3c", {"num_grad_workers": 4, "aggregate": 5}, r"aggregate must be 1 ... num_grad_workers \(4\), got 5"),
+    ("a3c", {"num_grad_workers": 4, "aggregate": 5}, r"aggregate must be from 1 to num_grad_workers \(4\), got 5"),
     ("a3c", {"lag_policy": "drop"}, "lag_policy='drop' needs max_grad_lag, got None"),
     ("a3c", {"updates_per_step": 0}, "updates_per_step must be a whole number >= 1, got 0"),
     ("a3c", {"num_grad_workers": True}, "num_grad_workers must be a whole number >= 1, got True|need a remote worker"),
-    ("ddppo", {"num_grad_workers": 1}, "ranks average among themselves"),
+    ("ddppo", {"num_grad_workers": 1}, "ranks average gradients among themselves"),
     ("ddppo", {"distribute_gradients": False}, "ddppo means distribute_gradients=True, got False"),
     ("ddppo", {"aggregate": 2}, "aggregate=2 is for"),
 ])

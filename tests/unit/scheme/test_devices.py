@@ -51,9 +51,9 @@ def test_a_name_stands_for_a_device(see_gpus, count, gpus, device, found):
 @pytest.mark.parametrize(("count", "gpus", "device", "message"), [
     (0, None, "cuda", r"\['cpu'\], got 'cuda'; give one of these"),
     (2, None, "cuda:2", r"\['cpu', 'cuda:0', 'cuda:1'\], got 'cuda:2'; give one of these"),
-    (4, [2], "cuda:1", r"\['cpu', 'cuda:2'\], got 'cuda:1'; the list has the GPUs that Ray gave this worker: 'cuda' is "
-                       r"the first"),
-    (4, [], "cuda", r"\['cpu'\], got 'cuda'; the list .* num_gpus in its resources asks for more"),
+    (4, [2], "cuda:1", r"\['cpu', 'cuda:2'\], got 'cuda:1'; the list has only the GPUs that Ray assigned to this "
+                       r"worker: 'cuda' is the first"),
+    (4, [], "cuda", r"\['cpu'\], got 'cuda'; the list .* num_gpus in the worker's resources requests more"),
     *((2, None, device, f"got {device!r}") for device in ("gpu", "", 0, "cuda:01", "CUDA:0", 1.5)),
 ], ids=str)
 def test_a_device_that_is_not_there(see_gpus, count, gpus, device, message):
@@ -65,7 +65,7 @@ def test_a_device_that_is_not_there(see_gpus, count, gpus, device, message):
 def test_a_torch_without_cuda_is_named(monkeypatch):
     monkeypatch.setattr("torch.backends.cuda.is_built", lambda: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(DeviceError, match=r"got 'cuda'; this torch \(.*\) is built without CUDA: install one"):
+    with pytest.raises(DeviceError, match=r"got 'cuda'; this torch \(.*\) was built without CUDA: install"):
         check_device("cuda")
 
 

@@ -399,7 +399,7 @@ def test_parts_of_one_policy_beside_those_of_several_are_refused(make_multi):
 
 def test_weights_over_the_whole_buffer_need_one_shard(make_multi):
     storage = PERBuffer.create_factory(60, rollout_size=6, weight_norm="buffer")
-    with pytest.raises(ConfigError, match="weight_norm='buffer' of several policies needs one shard"):
+    with pytest.raises(ConfigError, match="weight_norm='buffer' with several policies needs a single replay shard"):
         make_multi(dqn(), storage, preset=Scheme.apex, num_replay_workers=2, learning_starts=24)
     assert make_multi(dqn(), storage, preset=Scheme.apex, num_replay_workers=1, learning_starts=24).version == 0
 

@@ -43,7 +43,7 @@ def test_a_replacement_without_room_ends_the_run(train, monkeypatch, settings, w
     monkeypatch.setattr(SimulatedRuntime, "lacks_room",
                         lambda self, handle: "it requests CPU=9" if handle.native.worker is None else "")
     with pytest.raises(InsufficientResourcesError,
-                       match=rf"{who} has found no room for 5 s: it requests CPU=9; add a machine") as caught:
+                       match=rf"{who} has waited 5 s for resources: it requests CPU=9; add a machine") as caught:
         train(**settings)
     assert "worker_timeout_s" in str(caught.value)
 

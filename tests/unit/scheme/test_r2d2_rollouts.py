@@ -241,7 +241,7 @@ def test_it_learns_to_recall():
 @pytest.mark.parametrize(("storage", "kind", "other"), [
     (SequenceBuffer, "sequence", "batch"), (RolloutSequenceBuffer, "batch", "sequence")])
 def test_the_storage_decides_what_is_drawn(make, storage, kind, other):
-    with pytest.warns(DeprecationWarning, match="kind has no effect any more: the storage decides"):
+    with pytest.warns(DeprecationWarning, match="kind has no effect any more: the storage determines"):
         scheme = make(agent=make_agent(storage=storage), **SHARDS, kind=other)
     assert kind_of(scheme.agent.storage_factory) == kind
     make_updates(scheme, 2)

@@ -245,7 +245,7 @@ def test_what_would_be_ignored_or_cannot_work_is_refused(make_level, settings, t
 
 @pytest.mark.parametrize("kind", ["transition", "sequence", "batch", None])
 def test_kind_has_no_effect(make_level, kind):
-    with pytest.warns(DeprecationWarning, match="kind has no effect any more: the storage decides"):
+    with pytest.warns(DeprecationWarning, match="kind has no effect any more: the storage determines"):
         scheme = make_level(kind=kind)
     assert "kind" not in scheme.settings
     assert scheme.settings == make_level().settings

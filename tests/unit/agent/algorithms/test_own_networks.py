@@ -319,5 +319,6 @@ def test_networks_of_ones_own_for_sac():
     (OnPolicyAlgorithm, "terms", {}), (Actor, "build_networks", {"observation_space": SPACE, "action_space": ACTIONS})])
 def test_a_missing_method_is_named_before_anything_is_built(base, missing, arguments):
     cls = type("Mine", (base,), {})
-    with pytest.raises(ContractError, match=f"Mine does not define {missing}; define what {base.__name__} documents"):
+    with pytest.raises(ContractError, match=f"Mine does not define {missing}; define every method that "
+                       f"{base.__name__} declares abstract"):
         cls.create_factory(**arguments)

@@ -172,6 +172,6 @@ def test_a_wrong_choice_is_named(action):
 
 
 def test_a_missing_method_is_named():
-    with pytest.raises(ContractError, match="Mine does not define choose, losses; define what ReplayAlgorithm "
-                                            "documents"):
+    with pytest.raises(ContractError, match="Mine does not define choose, losses; define every method that "
+                                            "ReplayAlgorithm declares abstract"):
         type("Mine", (ReplayAlgorithm,), {}).create_factory()

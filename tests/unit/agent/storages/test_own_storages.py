@@ -310,8 +310,7 @@ def test_mistakes_of_an_acting_step_are_named(steps, change, message):
 def test_missing_methods_are_named_before_anything_is_built():
     cls = type("Mine", (Storage,), {"reset": lambda self: None})
     with pytest.raises(ContractError, match="Mine does not define counters, generate_batches, insert_data_slice; "
-                                            "define what "
-                                            "Storage documents"):
+                                            "define every method that Storage declares abstract"):
         cls.create_factory(3)
     assert not issubclass(ContractError, ConfigError)
     assert issubclass(ContractError, TypeError)

@@ -200,7 +200,7 @@ def test_beta_follows_its_schedule_and_can_be_changed(per):
     assert storage.follow_schedules(100, 1000) == {"beta": 1.0}
     with pytest.raises(ConfigError, match="beta must be a number > 0"):
         storage.update_storage_parameter("beta", 0.0)
-    with pytest.raises(KeyError, match="cannot update 'alpha'; it can beta"):
+    with pytest.raises(KeyError, match="cannot update 'alpha'; it can update beta"):
         storage.update_storage_parameter("alpha", 0.5)
 
 
