@@ -13,13 +13,10 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytorchrl.agent.schedules import Schedule, as_schedule, bounds_text, out_of_range
 from pytorchrl.untyped import TypeHint
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 _UNION_TYPES = (typing.Union, types.UnionType)
 # Types whose items are checked, apart from tuples and mappings.
@@ -146,7 +143,7 @@ class Declaration:
 
 
 @functools.cache
-def declarations_of(options: type[DataclassInstance]) -> Mapping[str, Declaration]:
+def declarations_of(options: type[Any]) -> Mapping[str, Declaration]:  # a dataclass, which has no public type
     """Return the declarations of a dataclass of options, by name, in the order of its fields."""
     hints = typing.get_type_hints(options)
     return types.MappingProxyType({
