@@ -1,4 +1,4 @@
-"""The collection worker: an actor copy acts in a vector of environments and fills a storage."""
+"""The collection worker, whose actor acts in a vector of environments and fills a storage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import enum
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,47 +24,49 @@ from pytorchrl.scheme.transport.encoder import WEIGHTS, Encoder, Sent, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout, Weights, WholeState
 from pytorchrl.scheme.transport.receive import receive
 from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import UserPart
+from pytorchrl.untyped import StateDict, UserPart
 from pytorchrl.worker_names import collection_worker
 
 logger = get_logger(__name__)
 
 _DRAWS = ("generator", "update_generator", "noise")
-"""Parts of an algorithm's state that its random numbers come from."""
+"""Names of the entries of an algorithm's state that determine its random numbers."""
 
 
 class Role(enum.Enum):
     """The job of a collection worker."""
 
     COLLECTOR = enum.auto()
-    """Collects in a process or a thread of its own; the receiver of a rollout owns the data."""
+    """Collects in a process or thread of its own, and sends copies of the data."""
     LEARNER = enum.auto()
-    """Collects in the thread of its gradient worker; a rollout contains the storage's own tensors."""
+    """Collects in the thread of its gradient worker, and passes on the storage's own tensors without a copy."""
     SERVER = enum.auto()
-    """Collects nothing and has no environments; only its parameters are used."""
+    """Has no environments and never collects; only its parameters are used."""
 
 
 class CWorker(Worker):
-    """Collects rollouts. The local one (index 0) is also its GWorker's parameter server, with or without environments.
+    """A worker that collects rollouts.
+
+    The local worker (index 0) shares its parameters with the gradient worker, even if it does not collect.
 
     Args:
-        index_worker: 0 is local to its GWorker, 1..M are remote.
-        recipe: Agent, options and seed of all collection workers; `CWorkerSet.create_factory` returns one.
-        index_parent: Index of its gradient worker.
-        role: Its job.
+        index_worker: Index in the set: 0 is local to the gradient worker, 1..M are remote.
+        recipe: Agent, options and seed of all collection workers; the result of `CWorkerSet.create_factory`.
+        index_parent: Index of the gradient worker.
+        role: The job of this worker.
         initial_weights: Weights to start from; None keeps the actor's own initialization.
         device: Device of the actor; see `check_device`.
-        incarnation: Number of workers that were in its place before.
+        incarnation: Number of earlier workers with the same index, all of them lost.
         num_threads: PyTorch threads of this process; None does not change them.
-        runtime: Owner of the clock; None: threads.
-        journal: Journal of its gradient worker, which has the same parameters; None: a journal of its own.
+        runtime: The runtime in which the worker runs; None: threads.
+        journal: Journal of the gradient worker, for a local worker; None: a new journal.
 
     Attributes:
         actor, algo, storage: The agent's parts.
-        envs: The vector of environments, or None.
-        num_envs: Environments of a vector, its own or that of each worker it serves.
-        version: Number of updates that its weights have seen.
-        collected_steps: Env steps made so far, of delivered rollouts.
+        envs: The vector of environments; None without environments.
+        num_envs: Number of environments in the vector of each collection worker.
+        version: Number of updates in the current weights.
+        collected_steps: Number of env steps in all rollouts so far.
     """
 
     def __init__(self, index_worker: int, recipe: CWorkerRecipe, index_parent: int = 0, *,  # noqa: PLR0913 - set by its set
@@ -90,11 +91,11 @@ class CWorker(Worker):
             envs, index_grad_worker=index_parent, index_col_worker=index_worker, mode="train",
             incarnation=incarnation, num_threads=num_threads or 1)
         self.envs: VecEnv | None = None if role is Role.SERVER else self._make_envs(seed=recipe.seed)
-        self._envs_restarted = 0  # of those before
+        self._envs_restarted = 0  # restarts in vectors of environments before the current one
         self.version = 0
         self.collected_steps = 0
         self._delivered_steps = 0
-        # Its lock is held while the parameters change or are copied, so that a snapshot never shows half an update.
+        # The journal's lock is held while parameters are changed or copied, so no snapshot contains half an update.
         self.journal = journal or Journal()
         self._snapshot: Weights | None = None
         self._now = runtime.now
@@ -104,18 +105,18 @@ class CWorker(Worker):
         self._weights_traffic = Traffic()
         self._finds_errors = recipe.finds_errors
         self._sequence = 0
-        # Written by signals from another thread, read once per step.
+        # Signals write these two from another thread; collection reads them once per step.
         self._interrupted = False
         self._preemption: tuple[int, int] = (0, 0)
         self._reset_pending = True
-        self._running: dict[str, Any] = {}  # of rewards' normalisers, from rollout to rollout
+        self._running: StateDict = {}  # discounted returns of the environments, for the reward normalizers
         if initial_weights is not None:
             self.set_weights(initial_weights)
 
     def get_weights(self) -> Weights:
-        """A snapshot of the acting state and its version; made at most once per version.
+        """Return a snapshot of the acting state, which is made once per version.
 
-        With the learning state where collection workers find errors: a TD error takes target networks and critics.
+        If collection workers compute TD errors, the snapshot includes the learning state: target networks and critics.
         """
         with self.journal.lock:
             if self._snapshot is None or self._snapshot.version != self.version:
@@ -125,20 +126,20 @@ class CWorker(Worker):
                                          dict(self.storage.parameters))
             elif (self._snapshot.parameters, self._snapshot.storage_parameters) != (self.algo.parameters,
                                                                                     self.storage.parameters):
-                self._snapshot = replace(  # schedules move within a version
+                self._snapshot = replace(  # schedules change parameters within a version
                     self._snapshot, parameters=dict(self.algo.parameters),
                     storage_parameters=dict(self.storage.parameters))
             return self._snapshot
 
     def learning_state(self) -> dict[str, np.ndarray]:
-        """Return the arrays that computing gradients needs beyond the acting state."""
+        """Return the arrays that gradients require beyond the acting state."""
         return {name: value.numpy() for name, value in self.algo.learning_state().items()}
 
-    def set_weights(self, weights: Weights | Mapping[str, Any]) -> None:
-        """Copy weights into the actor; nothing else moves.
+    def set_weights(self, weights: Weights | Mapping[str, np.ndarray | Tensor]) -> None:
+        """Copy weights into the actor.
 
         Args:
-            weights: A `Weights` message, or an acting state alone (the version then stays).
+            weights: A `Weights` message, or an acting state, which leaves the version unchanged.
 
         Raises:
             WeightsError: Names or shapes do not fit.
@@ -163,24 +164,24 @@ class CWorker(Worker):
         return traffic
 
     def whole_state(self) -> WholeState:
-        """All that making the next update needs, but for data."""
+        """Return everything that the next update depends on, except data."""
         with self.journal.lock:
             return WholeState(self.version, self.algo.state_dict())
 
     def load_whole_state(self, state: WholeState) -> None:
-        """Continue from the state of another worker, but for what actions are drawn by: that stays its own."""
+        """Load the state of another worker, except the state of random generators and exploration noise."""
         with self.journal.writing():
-            self.algo.load_state_dict(_but_for_draws(state.algorithm, self.algo.state_dict()))
+            self.algo.load_state_dict(_without_draws(state.algorithm, self.algo.state_dict()))
             self.version, self._snapshot = state.version, None
 
     def collect(self, weights: Weights | None = None) -> Rollout:
-        """Collect one rollout, with `weights` if given, else with those it has.
+        """Collect one rollout.
 
         Args:
-            weights: New weights.
+            weights: New weights; None: the weights do not change.
 
         Returns:
-            A full rollout; a shorter one after `preempt` or `interrupt`.
+            A rollout that fills the storage, or a shorter one after `preempt` or `interrupt`.
         """
         start, watch = self._now(), Stopwatch(self._now)
         if weights is not None:
@@ -216,12 +217,16 @@ class CWorker(Worker):
             data=data, num_env_steps=num_env_steps, collected_steps=self.collected_steps, weights_version=version,
             worker=self.index_worker, sequence=self._sequence, incarnation=self.incarnation, episodes=tuple(episodes),
             moments=moments, agent_steps=agent_steps, timings={**watch.seconds, "store": max(0.0, rest)},
-            num_steps=num_steps,
-            size=size, preempted=preempted, sent=sent, traffic={WEIGHTS: self.take_weights_traffic()},
+            num_steps=num_steps, size=size, preempted=preempted, sent=sent,
+            traffic={WEIGHTS: self.take_weights_traffic()},
             envs_restarted=self._envs_restarted + (self.envs.num_restarts if self.envs is not None else 0))
 
     def _fill_storage(self, watch: Stopwatch) -> tuple[list[Episode], bool]:
-        """Act and step until the storage is full or somebody says stop; (episodes that ended, whether cut)."""
+        """Step the environments until the storage is full or a signal ends the rollout.
+
+        Returns:
+            The episodes that ended, and whether the rollout is shorter than the storage.
+        """
         storage, envs, algo, point, now = self.storage, self.envs, self.algo, self._point, self._now
         assert envs is not None, "this CWorker has no environments"
         episodes: list[Episode] = []
@@ -254,9 +259,9 @@ class CWorker(Worker):
         return episodes, not storage.full
 
     def reseed(self, seed: int) -> None:
-        """Go on as a worker that was just built with this seed would: with new environments and other draws.
+        """Seed random generators, and replace the environments, as if the worker had just been built with this seed.
 
-        Parameters and data stay. Environments are built, not only reset, for they may remember what they were through.
+        Parameters and data are kept. A reset alone would not do, because environments may keep state across episodes.
         """
         self.algo.reseed(derive_seed(seed, Stream.ACTING, self.index_parent, self.index_worker, self.incarnation))
         if self.envs is not None:
@@ -266,23 +271,23 @@ class CWorker(Worker):
         self._reset_pending, self._running = True, {}
 
     def preempt(self, sequence: int, min_steps: int) -> None:
-        """Signal: end rollout number `sequence` once it has `min_steps` steps in each environment."""
+        """Signal that rollout `sequence` is to end as soon as it has `min_steps` steps in each environment."""
         self._preemption = (sequence, max(1, min_steps))
 
     def preempt_next(self, min_steps: int) -> None:
-        """End the next rollout once it has `min_steps` steps in each environment."""
+        """End the next rollout as soon as it has `min_steps` steps in each environment."""
         self.preempt(self._sequence + 1, min_steps)
 
     def preempt_running(self, min_steps: int) -> None:
-        """Signal: the same for the running rollout, if there is one."""
+        """Signal that the current rollout, if any, is to end once it has `min_steps` steps in each environment."""
         self.preempt(self._sequence, min_steps)
 
     def interrupt(self) -> None:
-        """Signal: end the running rollout, and every later one, at its next step."""
+        """Signal that the current rollout and all later rollouts are to end at their next step."""
         self._interrupted = True
 
-    def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
-        """Change one of the algorithm's updatable parameters."""
+    def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: float) -> None:
+        """Change one of the algorithm's updatable parameters; an unknown name raises `KeyError`."""
         with self.journal.writing():
             self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
             self._snapshot = None
@@ -292,7 +297,7 @@ class CWorker(Worker):
         """Update the actor once, and merge moments into its normalizers.
 
         Returns:
-            The algorithm's statistics; None if the gradient is not finite, so that there was no update.
+            The algorithm's statistics; None if there was no update because the gradient is not finite.
         """
         info: dict[str, float] | None = None
         with self.journal.writing():
@@ -302,29 +307,29 @@ class CWorker(Worker):
                 logger.debug("GWorker %d makes no update of version %d", self.index_parent, self.version, exc_info=True)
             else:
                 self.version += 1
-            if moments:  # data are finite even if the gradient is not
+            if moments:  # the data are finite even if the gradient is not
                 self.merge_moments(moments)
         return info
 
     def follow_schedules(self, env_steps: Callable[[], int], target_steps: int) -> None:
-        """Set scheduled parameters of algorithm and storage to their values after `env_steps()` env steps."""
+        """Set scheduled parameters of the algorithm and the storage to their values after `env_steps()` env steps."""
         for part in (self.algo, self.storage):
             if part.schedules:
-                with self.journal.writing():  # another thread may be ending a schedule
+                with self.journal.writing():  # another thread may end a schedule at the same time
                     part.follow_schedules(env_steps(), target_steps)
 
     def merge_moments(self, parts: Iterable[dict[str, Moments]]) -> None:
-        """Merge rollouts' moments into the actor's normalisers, outside an update."""
+        """Merge moments of rollouts into the actor's normalizers, outside an update."""
         with self.journal.writing():
             for part in parts:
                 self.actor.merge_moments(part)
             self._snapshot = None
 
     def close(self) -> tuple[int, int]:
-        """Close the environments. Idempotent.
+        """Close the environments, if they are open.
 
         Returns:
-            Env steps made in all, and those of them that no rollout delivered.
+            The number of env steps since the worker was built, and the number of those that are in no rollout.
         """
         if self.envs is not None:
             self.envs.close()
@@ -334,9 +339,12 @@ class CWorker(Worker):
         return self.collected_steps, self.collected_steps - self._delivered_steps
 
 
-def _but_for_draws(state: Any, own: Any) -> Any:
-    """An algorithm's state with what another one draws by: workers that drew alike would all see the same."""
+def _without_draws(state: object, own: object) -> object:
+    """Return an algorithm's state with the random generators and the noise of `own`.
+
+    Workers with equal generators would all collect the same data.
+    """
     if not isinstance(state, Mapping) or not isinstance(own, Mapping):
         return state
-    return {name: own[name] if name in _DRAWS else _but_for_draws(value, own.get(name)) for name,
-            value in state.items()}
+    return {name: own[name] if name in _DRAWS else _without_draws(value, own.get(name))
+            for name, value in state.items()}

@@ -33,20 +33,20 @@ _RESEED_TIMEOUT_S = 60.0
 class CWorkerSet(WorkerSet[CWorker]):
     """The collection workers of one gradient worker.
 
-    The local one collects only if collection is central and synchronous. Central asynchronous collection has one more
-    worker: a thread of the same process with its own copy of the actor.
+    The local worker collects only if collection is central and synchronous. For central asynchronous collection, the
+    set has a second worker, which runs in a thread of the same process with its own copy of the actor.
 
     Args:
         factory: Recipe of the set.
         index_parent: Index of the gradient worker.
-        local_device: Device of the local worker, and of its gradient worker.
+        local_device: Device of the local worker and of the gradient worker.
         runtime: Runtime of the remote workers; None: threads.
         col_execution: "Central" or "Parallel" collection.
         col_communication: "synchronous" or "asynchronous" collection.
-        initial_weights: Weights that all workers start from.
-        collects: False for a gradient worker that only serves parameters: its set has no environments.
-        first_incarnation: Incarnation of the remote workers, above 0 if their gradient worker is a replacement.
-        journal: Journal of the gradient worker, for the local worker.
+        initial_weights: Weights with which all workers start; None: the actor's own initialization.
+        collects: False for a set without environments, whose gradient worker only serves parameters.
+        first_incarnation: Incarnation of the workers, above 0 if the gradient worker is a replacement.
+        journal: Journal of the gradient worker, which the local worker shares.
     """
 
     kind = "collection workers"
@@ -67,7 +67,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         params = {"recipe": factory, "index_parent": index_parent, "initial_weights": initial_weights,
                   "runtime": self.runtime}
         has_twin = asynchronous and not parallel
-        gpus = runtime.own_gpus()  # of this process; remote workers look for their own
+        gpus = runtime.own_gpus()  # GPUs of this process; each remote worker determines its own
         local_device = check_device(local_device, gpus, "grad_device" if index_parent else "device")
         col_device = check_device(options.col_device, gpus, "col_device") if has_twin else options.col_device
         num_remote = 0 if not collects else factory.num_workers_of(index_parent) if parallel else int(has_twin)
@@ -81,11 +81,11 @@ class CWorkerSet(WorkerSet[CWorker]):
             remote_params={"device": col_device, **({} if has_twin else {"num_threads": num_threads})})
 
     def close(self, timeout_s: float) -> tuple[int | None, int]:
-        """Close all collection workers, and kill them; wait at most `timeout_s` seconds for their answers.
+        """Close and kill all collection workers; wait at most `timeout_s` seconds for their responses.
 
         Returns:
-            The env steps that the workers counted themselves, or None if one did not answer and its count is lost; and
-            the env steps that no rollout has delivered.
+            The number of env steps of all workers, None if a worker did not respond; and the number of those env steps
+            that are in no rollout.
         """
         outcomes = self.runtime.get_all([handle.submit(CWorker.close) for handle in self.remote_workers()], timeout_s)
         counts = [self.local_worker().close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]
@@ -95,7 +95,7 @@ class CWorkerSet(WorkerSet[CWorker]):
         return made, sum(undelivered for _, undelivered in counts)
 
     def reseed_remote(self, seed: int) -> None:
-        """Reseed all remote workers, see `CWorker.reseed`; a lost worker is replaced later, by a new one anyway."""
+        """Reseed all remote workers, except lost workers, whose replacements are new anyway; see `CWorker.reseed`."""
         calls = [handle.submit(CWorker.reseed, seed) for handle in self.remote_workers()]
         for outcome in self.runtime.get_all(calls, _RESEED_TIMEOUT_S):
             if not isinstance(outcome.error, WorkerLostError):
@@ -104,24 +104,24 @@ class CWorkerSet(WorkerSet[CWorker]):
     @classmethod
     @brief_errors
     def create_factory(cls, num_workers: int | tuple[int, ...], algo_factory: Factory[Algorithm],
-                       actor_factory: Factory[Actor],
-                       storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
+                       actor_factory: Factory[Actor], storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
                        **options: Unpack[CollectionKeywords]) -> CWorkerSetFactory:
         """Return a recipe for the collection workers of each gradient worker.
 
         Args:
-            num_workers: Collection workers of each gradient worker, or a tuple with a number for each.
+            num_workers: Collection workers of each gradient worker, or a tuple with one number for each gradient
+                worker.
             algo_factory: Factory of the algorithm.
             actor_factory: Factory of the actor.
             storage_factory: Factory of the storage.
-            train_envs_factory: Factory of each worker's environments.
-            **options: Fields of `CWorkerSet.ReplayOptions`, except the number and the execution.
+            train_envs_factory: Factory of the environments of each worker.
+            **options: Fields of `CWorkerSet.ReplayOptions`, except `num_col_workers` and `col_execution`.
 
         Returns:
-            A function of `(index_parent=0, local_device=None, runtime=None)`, which builds a new set.
+            A function of `(index_parent=0, local_device=None, runtime=None)` that builds a new set.
 
         Raises:
-            ConfigError: An option is unknown or has a wrong value.
+            ConfigError: An option is unknown or has an invalid value.
         """
         given = {**options, "num_col_workers": num_workers}
         return CWorkerSetFactory(
@@ -131,15 +131,15 @@ class CWorkerSet(WorkerSet[CWorker]):
 
 @dataclass(frozen=True)
 class CWorkerSetFactory(CWorkerRecipe):
-    """A recipe for the collection workers of each gradient worker, which builds the set of one of them."""
+    """A recipe for the collection workers of each gradient worker; a call builds the set of one gradient worker."""
 
     def __call__(self, index_parent: int = 0, local_device: str | None = None,  # noqa: PLR0913 - its parent knows them
                  runtime: Runtime | None = None, *,
                  col_execution: Execution | str = CENTRAL, col_communication: Communication | str = SYNC,
                  initial_weights: Weights | None = None, collects: bool = True, first_incarnation: int = 0,
                  journal: Journal | None = None) -> CWorkerSet:
-        """Build a set; a gradient worker gives the arguments that only it knows, see `CWorkerSet`."""
+        """Build a set; see `CWorkerSet` for the arguments, most of which a gradient worker passes."""
         return CWorkerSet(
             self, index_parent, local_device, runtime=runtime, col_execution=col_execution,
-            col_communication=col_communication,
-            initial_weights=initial_weights, collects=collects, first_incarnation=first_incarnation, journal=journal)
+            col_communication=col_communication, initial_weights=initial_weights, collects=collects,
+            first_incarnation=first_incarnation, journal=journal)

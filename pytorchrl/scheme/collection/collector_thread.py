@@ -24,19 +24,19 @@ from pytorchrl.scheme.transport.encoder import WEIGHTS, Compression, Traffic, Wa
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 
-# Bound of the queue of a thread that was made without a destination.
+# Size of the queue of a thread that is built without a destination.
 _QUEUE_SIZE = 16
 
 
 class DrainingError(StoppedError):
-    """The learner waits for data of a worker that is to be drained. Ends the request, not the worker."""
+    """An error that ends the learner's request for data because its worker is about to be drained."""
 
 
 class RolloutQueue:
-    """A destination that only queues rollouts, for a collector thread that is used by itself.
+    """A destination that queues rollouts, for a collector thread without a gradient worker.
 
     Attributes:
-        queue: The bounded queue; each entry is a list of rollouts that arrived together.
+        queue: Bounded queue, whose entries are lists of rollouts that arrived together.
         delays_requests: False.
     """
 
@@ -45,7 +45,7 @@ class RolloutQueue:
         self._closing, self.delays_requests = closing, False
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Queue rollouts; wait while the queue is full, unless collection is closing."""
+        """Enqueue rollouts; block while the queue is full, unless collection closes."""
         while not self._closing.is_set():
             try:
                 self.queue.put(rollouts, timeout=POLL_INTERVAL_S)
@@ -61,7 +61,7 @@ class RolloutQueue:
         """Do nothing."""
 
     def begin_drain(self) -> None:
-        """Discard everything."""
+        """Discard all queued rollouts."""
         while not self.queue.empty():
             self.queue.get_nowait()
 
@@ -69,42 +69,42 @@ class RolloutQueue:
         """Discard the rollouts."""
 
     def end_drain(self, deadline: float) -> None:
-        """Discard everything."""
+        """Discard all queued rollouts."""
         self.begin_drain()
 
 
 class CollectorThread(threading.Thread):
-    """Collects rollouts from the collection workers and passes them to the destination of its gradient worker.
+    """The thread that passes rollouts from collection workers to the destination of a gradient worker.
 
-    Asynchronous collection runs in the thread, which is started by `ensure_started` and steps until it is closed; a
-    destination without room makes it wait. Synchronous collection never starts the thread: the gradient worker's own
-    thread collects rounds with `strategy.collect()`, or calls `step()` to put one round into the queue by hand.
+    Asynchronous collection runs in this thread: `ensure_started` starts the thread, which collects until it is closed
+    and blocks while the destination has no room. Synchronous collection never starts the thread: the gradient worker's
+    thread calls `strategy.collect()` for each round, or a user calls `step()` to enqueue one round.
 
     Args:
-        index_worker: Index of its gradient worker.
-        local_worker: Local worker, the parameter server of the remote ones.
-        remote_workers: Workers that collect; empty if the local worker collects.
-        col_fraction_workers: Share of the workers that ends a synchronous round.
+        index_worker: Index of the gradient worker.
+        local_worker: The local collection worker, whose weights are sent to the remote workers.
+        remote_workers: Handles of the remote workers; empty if the local worker collects.
+        col_fraction_workers: Share of the workers whose rollouts complete a synchronous round.
         col_communication: "synchronous" or "asynchronous".
         col_execution: "Central" or "Parallel".
-        broadcast_interval: Updates after which an asynchronous collection worker receives new weights.
-        collection: Options that are also `Barrier.Options` or `OnArrival.Options`; they replace the arguments above.
-            None: those arguments, and defaults.
-        destination: Where rollouts go; None: a queue of its own.
-        closing: Event that is set once collection is to end; None: one of its own.
-        runtime: Where the remote workers run.
-        ledger: The gradient worker's ledger.
-        supervisor: Replaces lost workers; None: a lost worker raises an error.
+        broadcast_interval: Number of updates after which an asynchronous collection worker receives new weights.
+        collection: Options of collection, of a class that also inherits `Barrier.Options` or `OnArrival.Options`; they
+            replace the arguments above. None: those arguments, and default options.
+        destination: Receiver of the rollouts; None: a new queue.
+        closing: Event that is set when collection is to end; None: a new event.
+        runtime: Runtime of the remote workers; None: threads.
+        ledger: The gradient worker's ledger; None: a new ledger.
+        supervisor: Supervisor that replaces lost workers; None: a lost worker raises an error.
         compress_weights_to_send: Codec of weights that are sent to remote workers.
 
     Attributes:
-        stopped: Whether it was told to end.
-        failure: The error that ended it; None if there is none.
-        queue: The queue of its destination.
-        strategy: How it collects.
+        stopped: Whether collection is to end.
+        failure: The error that ended the thread; None without an error.
+        queue: The queue of the destination.
+        strategy: The strategy of collection.
         index_worker, local_worker, remote_workers, broadcast_interval: As given.
         num_workers: Number of remote workers.
-        supervisor: Watches the remote workers.
+        supervisor: The supervisor of the remote workers.
         num_sent_since_broadcast: Number of rollouts received since the last broadcast of weights.
     """
 
@@ -113,9 +113,8 @@ class CollectorThread(threading.Thread):
         """Options for waiting on collection."""
 
         queue_timeout_s: float = option(
-            300.0, low=0.0, exclusive=True, help="Seconds that a learner waits for data before it raises an error, or "
-            "reacts as "
-            "on_starved says.")
+            300.0, low=0.0, exclusive=True, help="Seconds that a learner waits for data before it raises an error or, "
+            "in asynchronous collection, reacts according to on_starved.")
 
     def __init__(self, index_worker: int, local_worker: CWorker, remote_workers: list[Handle[CWorker]],  # noqa: PLR0913
                  col_fraction_workers: float = Barrier.Options.col_fraction_workers,
@@ -152,7 +151,7 @@ class CollectorThread(threading.Thread):
         self.strategy = self._make_strategy(collection)
         self.failure: BaseException | None = None
         self._pause_point = PausePoint(self._runtime)
-        # Numbers of the drains that were announced and completed: announcements may come late.
+        # The last announced and the last completed drain; an announcement may arrive after its drain.
         self._drain_announced = self._drains = 0
 
     def _make_strategy(self, collection: CollectorThread.Options) -> CollectionStrategy:
@@ -168,32 +167,32 @@ class CollectorThread(threading.Thread):
 
     @property
     def rounds(self) -> RoundStrategy | None:
-        """The strategy, if it collects in rounds that the learner waits for."""
+        """The strategy, if the learner waits for its rounds; None for asynchronous collection."""
         return self.strategy if isinstance(self.strategy, LocalCollection | Barrier) else None
 
     @property
     def stopped(self) -> bool:
-        """Whether it was told to end."""
+        """Whether collection is to end."""
         return self._closing.is_set()
 
     def run(self) -> None:
-        """Collect until closed. An error ends the thread, and is raised to the learner when it waits for data."""
+        """Collect until closed; an error ends the thread, and is raised when the learner waits for data."""
         try:
             while not self.stopped:
                 self._pause_point.pause_if_requested(lambda: self.stopped)
                 if not self.stopped:
                     self.step()
-        except BaseException as failure:  # noqa: BLE001 - raised to the learner
+        except BaseException as failure:  # noqa: BLE001 - raised in the learner's thread
             self.failure = failure
             self._journal.fail(failure)
 
     def step(self) -> None:
-        """Collect one round, or poll once if collection is asynchronous; pass the rollouts to the destination."""
+        """Collect one round, or poll once in asynchronous collection, and pass the rollouts to the destination."""
         self._destination.poll()
         self.strategy.step(self._destination.put)
 
     def ensure_started(self) -> None:
-        """Start the thread, or let it go on after a drain."""
+        """Start the thread, or resume it after a drain."""
         if self.ident is None:
             self._runtime.start_thread(self)
         elif not self.is_draining:
@@ -202,15 +201,15 @@ class CollectorThread(threading.Thread):
     # Weights
 
     def should_broadcast(self) -> bool:
-        """Return whether a worker should receive new weights."""
+        """Return whether any worker is due for new weights."""
         return self._weights.is_due()
 
     def broadcast_new_weights(self) -> None:
-        """Send the local worker's weights to every remote worker whose weights are older, with its next request."""
+        """Attach the local worker's weights to the next request of every remote worker that has older weights."""
         self._weights.attach_newer()
 
     def weight_versions(self) -> list[int]:
-        """Return the version of the weights that each remote worker was last sent; -1 if none."""
+        """Return the version of the last weights sent to each remote worker; -1: none were sent."""
         return self._weights.versions()
 
     @property
@@ -221,7 +220,7 @@ class CollectorThread(threading.Thread):
     # Statistics
 
     def counters(self) -> WorkerCounters:
-        """Return totals and current numbers of workers and messages."""
+        """Return total and current counts of workers and messages."""
         return WorkerCounters(
             weight_pushes=self._weights.num_sent, bytes_out=self._weights.bytes_out, restarts=self.supervisor.restarts,
             collectors=max(1, self.num_workers), workers=self.num_workers,
@@ -229,55 +228,55 @@ class CollectorThread(threading.Thread):
             requests_in_flight=self.strategy.num_in_flight())
 
     def take_times(self) -> Times:
-        """Return the times of delivering rollouts ("receive") and publishing weights ("push") since the last call."""
+        """Return the times of delivering rollouts ("receive") and sending weights ("push") since the last call."""
         return self._watch.take()
 
     def take_send_s(self) -> float:
-        """Return the seconds that requests and rollouts of synchronous rounds were in transit since the last call."""
+        """Return the transit time of requests and rollouts of synchronous rounds since the last call, in seconds."""
         return self.strategy.take_send_s()
 
     @property
     def weights_traffic(self) -> Traffic:
-        """Totals of the weights sent so far."""
+        """Total traffic of weights so far."""
         return self._weights.traffic
 
     @property
     def delivered_by_lost(self) -> int:
-        """Env steps in the rollouts of collection workers that were lost later."""
+        """Number of env steps that collection workers delivered before they were lost."""
         return self.strategy.delivered_by_lost
 
     # Drain and end
 
     @property
     def is_draining(self) -> bool:
-        """Whether a drain was announced and is not complete."""
+        """Whether an announced drain is not complete yet."""
         return self._drain_announced > self._drains
 
     def announce_drain(self, number: int) -> None:
-        """Announce drain `number` (1, 2, ...). A learner that waits for data then raises `DrainingError`."""
+        """Announce drain `number` (1, 2, ...); a learner that waits for data raises `DrainingError`."""
         self._drain_announced = max(self._drain_announced, number)
 
     def error(self) -> BaseException | None:
-        """Return the error that keeps data from a learner: the thread's, or `DrainingError`; None without one."""
+        """Return the error that keeps data from arriving: `failure` or a `DrainingError`; None without an error."""
         if self.failure is None and self.is_draining:
-            return DrainingError(f"GWorker {self.index_worker} is to be drained")
+            return DrainingError(f"GWorker {self.index_worker} is about to be drained")
         return self.failure
 
     def drain(self, number: int, timeout_s: float) -> None:
-        """Wait for the rollouts in flight and discard what is queued; collection goes on when data are next requested.
+        """Wait for the rollouts in flight, and discard queued train batches.
 
-        Rollouts that arrive meanwhile go to replay, or stay in flight in the ledger. The learner must take no data
-        meanwhile.
+        Collection resumes with the next request for data. Rollouts that arrive during the drain are stored in replay;
+        without replay, they are discarded and stay in flight in the ledger. The learner must not take data meanwhile.
 
         Raises:
             WorkerLostError: The thread did not pause in time.
-            Exception: Whatever ended the thread or a worker.
+            Exception: The error that ended the thread or a worker.
         """
         self.announce_drain(number)
         deadline = self._runtime.now() + timeout_s
         self._destination.begin_drain()
         while self._is_async and not self._pause_point.request(self.is_alive, POLL_INTERVAL_S):
-            self._destination.begin_drain()  # the thread may wait for room
+            self._destination.begin_drain()  # the thread may be blocked because there is no room
             if self._runtime.now() > deadline:
                 raise WorkerLostError(f"{self.name} did not pause within {timeout_s:.1f} s")
         if self.failure is not None:
@@ -287,7 +286,7 @@ class CollectorThread(threading.Thread):
         self._drains = number
 
     def interrupt(self) -> None:
-        """Signal the end: the workers stop at their next step, and no more data comes."""
+        """Signal that collection is to end: workers end their rollouts at the next step, and no more data arrive."""
         self._closing.set()
         self._journal.release()
         self.local_worker.interrupt()
@@ -295,7 +294,7 @@ class CollectorThread(threading.Thread):
             handle.signal(CWorker.interrupt)
 
     def close(self, timeout_s: float) -> None:
-        """End the thread and wait for the rollouts in flight, which are dropped in the ledger."""
+        """End the thread; wait at most `timeout_s` seconds for the rollouts in flight, and discard them."""
         self.interrupt()
         self._runtime.join_thread(self, timeout_s)
         self.strategy.finish(timeout_s)

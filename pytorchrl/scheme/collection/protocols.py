@@ -1,4 +1,4 @@
-"""Protocols of collection: how rollouts are collected, and where they go."""
+"""Protocols for strategies of collection and for destinations of rollouts."""
 
 from __future__ import annotations
 
@@ -12,68 +12,71 @@ Deliver = Callable[[list[Rollout]], object]
 
 
 class CollectionStrategy(Protocol):
-    """One way to collect rollouts for a gradient worker.
+    """A way to collect rollouts for a gradient worker.
 
     Attributes:
-        delivered_by_lost: Env steps in the rollouts of workers that were lost later, whose own counts are lost.
+        delivered_by_lost: Number of env steps that workers delivered before they were lost; their own counts are lost.
     """
 
     delivered_by_lost: int
 
     def step(self, deliver: Deliver) -> None:
-        """Collect once, and pass the rollouts to `deliver`. In the ledger, they are in flight."""
+        """Collect once, and pass the rollouts to `deliver`, booked as in flight in the ledger."""
 
     def num_live(self) -> int:
         """Return the number of workers that are not lost."""
 
     def num_in_flight(self) -> int:
-        """Return the number of rollouts that were requested from remote workers and have not arrived."""
+        """Return the number of requests to remote workers whose rollouts have not arrived."""
 
     def take_send_s(self) -> float:
-        """Return the seconds that requests and rollouts of synchronous rounds were in transit since the last call."""
+        """Return the transit time of requests and rollouts of synchronous rounds since the last call, in seconds."""
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight without new requests; workers without any at the deadline are lost."""
+        """Deliver the rollouts in flight and make no new requests; workers still busy at the deadline are lost."""
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for the rollouts in flight and count their steps; nobody uses them."""
+        """Wait for the rollouts in flight, count their steps, and discard them."""
 
 
 class RoundStrategy(CollectionStrategy, Protocol):
-    """A strategy whose rounds the learner waits for."""
+    """A strategy that collects in rounds, for which the learner waits."""
 
     def collect(self) -> list[Rollout]:
-        """Return the rollouts of one round that have a valid step. In the ledger, they are in flight."""
+        """Return those rollouts of a round that have a valid step, booked as in flight in the ledger."""
 
     def request_ahead(self, num_steps: int) -> None:
-        """Start enough rounds on the remote workers to collect at least `num_steps` steps, see `Rollout.size`."""
+        """Start enough rounds on the remote workers to collect at least `num_steps` steps (`Rollout.size`)."""
 
 
 class Destination(Protocol):
-    """Where rollouts go: a sample queue, or replay. The collector thread calls all methods, or it is paused."""
+    """The receiver of rollouts: a sample queue, or replay.
+
+    The methods are called by the collector thread, or by the learner's thread while the collector thread is paused.
+    """
 
     @property
-    def queue(self) -> queue.Queue[Any]:
-        """A queue whose contents may be taken and added by hand."""
+    def queue(self) -> queue.Queue[Any]:  # each destination has its own type of entries
+        """Queue from which a user may take entries, and to which a user may add entries."""
 
     @property
     def delays_requests(self) -> bool:
-        """Whether a rollout is only requested once `may_request` allows it."""
+        """Whether rollouts are requested only while `may_request` returns True."""
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Take rollouts that are in flight in the ledger; wait while there is no room, unless collection is closing."""
+        """Accept rollouts that are in flight in the ledger; block while there is no room, unless collection closes."""
 
     def may_request(self, num_in_flight: int) -> bool:
-        """Return whether one more rollout may be requested besides those in flight, where `delays_requests`."""
+        """Return whether a rollout may be requested while others are in flight; used if `delays_requests`."""
 
     def poll(self) -> None:
-        """Do what is due between two rollouts, without waiting."""
+        """Handle pending responses between two rollouts, without blocking."""
 
     def begin_drain(self) -> None:
-        """Make room for rollouts, because the learner takes none from now on. May be called again."""
+        """Make room for rollouts, because the learner takes no more data; may be called repeatedly."""
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Take rollouts that arrive during a drain, or leave their steps in flight in the ledger."""
+        """Accept rollouts that arrive during a drain, or discard them and leave their steps in flight in the ledger."""
 
     def end_drain(self, deadline: float) -> None:
-        """Discard what the learner has not taken, once no rollout is in flight."""
+        """Complete the drain, once no rollout is in flight: discard queued data, or wait for replay to store it."""

@@ -1,4 +1,4 @@
-"""The recipe of collection workers: their agent, options and seed."""
+"""The recipe of collection workers: the agent's factories, options and a seed."""
 
 from __future__ import annotations
 
@@ -26,30 +26,26 @@ class CWorkerOptions(Options):
     """Options of the collection workers of each gradient worker."""
 
     num_col_workers: int | tuple[int, ...] = option(
-        1, low=1, help="Collection workers of each gradient worker, or a tuple with a number for each. 1 collects "
-                       "in the gradient "
-        "worker's process, 2 or more are remote.")
+        1, low=1, help="Collection workers of each gradient worker, or a tuple with one number for each gradient "
+        "worker. A single one runs in the gradient worker's process; 2 or more are remote.")
     col_execution: Execution | None = option(
-        None, help="Place of collection: \"Central\" is the gradient worker's process, \"Parallel\" makes all "
-                   "collection workers "
-        "remote, also a single one. None: by their number.")
+        None, help="Where collection runs: \"Central\" in the gradient worker's process, \"Parallel\" in remote "
+        "workers, even if there is only one. None: \"Central\" for one collection worker, \"Parallel\" for several.")
     compress_data_to_send: bool | str = option(
-        False, help="Codec of rollouts: False, True (\"lz4\"), \"lz4\", \"zstd\", or \"auto\", which uses lz4 "
-                    "while that saves time.")
+        False, help="Codec of rollouts: False, True (\"lz4\"), \"lz4\", \"zstd\", or \"auto\", which uses lz4 if that "
+        "saves time.")
     col_worker_resources: Mapping[str, float] = option(
         default_factory=lambda: dict(DEFAULT_RESOURCES),
-        help="Ray resources of each remote collection worker. The default includes a share of a GPU only for "
-             "workers that "
-        "compute on one, and shrinks to what is available.")
+        help="Ray resources of each remote collection worker. The default includes a share of a GPU only for workers "
+        "that compute on a GPU, and shrinks to the available resources.")
     col_device: str | None = option(
-        None, help="Device of collection workers with an actor of their own: \"cpu\", \"cuda\" (the GPU that Ray "
-                   "assigned to the "
-        "worker) or \"cuda:N\"; None: the CPU.")
+        None, help="Device of collection workers that have their own copy of the actor: \"cpu\", \"cuda\" (the GPU "
+        "that Ray assigned to the worker) or \"cuda:N\"; None: the CPU.")
     col_num_threads: int | None = option(
-        None, low=1, help="PyTorch threads of each collection worker in a process of its own; None: num_threads.")
+        None, low=1, help="PyTorch threads of each remote collection worker; None: num_threads.")
 
     def __post_init__(self) -> None:
-        """Refuse codecs that are unknown, not installed or lossy, and wrong resources."""
+        """Refuse invalid resources, and codecs that are unknown, not installed or lossy."""
         super().__post_init__()
         check_resources("col_worker_resources", self.col_worker_resources)
         Compression.of(DATA, self.compress_data_to_send)
@@ -75,9 +71,8 @@ class ReplayCWorkerOptions(CWorkerOptions):
     """Options of collection workers that feed replay shards."""
 
     initial_priority: str = option(
-        "max", choices=INITIAL_PRIORITIES, help="First priority of a transition in a storage with priorities: "
-                                                "\"max\", the largest "
-        "so far, or \"worker\", its TD error under the weights that collected it.")
+        "max", choices=INITIAL_PRIORITIES, help="Initial priority of a transition in prioritized replay: \"max\" is "
+        "the largest priority so far, \"worker\" is the transition's TD error under the weights that collected it.")
 
 
 @dataclass(frozen=True)
@@ -86,10 +81,10 @@ class CWorkerRecipe:
 
     Attributes:
         options: Options of the workers.
-        algo_factory, actor_factory, storage_factory, train_envs_factory: The agent.
+        algo_factory, actor_factory, storage_factory, train_envs_factory: Factories of the agent's parts.
         seed: Seed of the experiment.
         num_threads: PyTorch threads of each remote worker, unless `col_num_threads` is set.
-        num_parents: Number of gradient workers that have such a set.
+        num_parents: Number of gradient workers that have a set of this recipe.
         compression: Codec of rollouts; None: they are not compressed.
     """
 
@@ -104,20 +99,20 @@ class CWorkerRecipe:
     compression: Compression | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Look up the codec now: a user's codec may be registered in this process only."""
+        """Look up the codec of rollouts here, because a user's codec may be registered in this process only."""
         object.__setattr__(self, "compression", Compression.of(DATA, self.options.compress_data_to_send))
 
     @property
     def finds_errors(self) -> bool:
-        """Whether rollouts contain TD errors under the weights that collected them, as first priorities in replay."""
+        """Whether collection workers compute TD errors, which become the initial priorities in replay."""
         return isinstance(self.options, ReplayCWorkerOptions) and self.options.initial_priority == "worker"
 
     def num_workers_of(self, index_parent: int) -> int:
-        """Return the number of remote collection workers of a gradient worker, if they are parallel."""
+        """Return the number of collection workers of the gradient worker with this index."""
         numbers = self.options.numbers(self.num_parents)
         return numbers[min(max(0, index_parent - 1), len(numbers) - 1)]
 
     def place_of(self, index_parent: int, index_worker: int) -> tuple[int, int]:
-        """Return the place of a worker among the collection workers of all gradient workers, and their number."""
+        """Return the index of a worker among the collection workers of all gradient workers, and their total number."""
         numbers = self.options.numbers(self.num_parents)
         return sum(numbers[:max(0, index_parent - 1)]) + max(0, index_worker - 1), sum(numbers)

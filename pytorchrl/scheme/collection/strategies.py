@@ -24,12 +24,12 @@ from pytorchrl.scheme.transport.codecs import decode_array
 from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S, Requests
 
-# A thread with delayed requests checks this often whether the learner has made updates, which wake no thread.
+# Interval, in seconds, at which a thread with delayed requests polls the learner's version: updates wake no thread.
 _DELAYED_INTERVAL_S = 0.01
 
 
 def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
-    """Return the numbers that a replayed run repeats: env steps, version, checksum, steps if preempted."""
+    """Return the numbers that a replayed run must repeat: env steps, version, checksum, steps if preempted (else 0)."""
     checksum = 0
     for array in (array for part in rollout.data.parts.values() for array in (part.action, part.reward)):
         checksum = zlib.crc32(np.ascontiguousarray(decode_array(array)).data, checksum)
@@ -37,11 +37,11 @@ def _numbers_of(rollout: Rollout) -> tuple[int, ...]:
 
 
 class LocalCollection:
-    """The local worker collects in the learner's thread, with the learner's own parameters."""
+    """Collection by the local worker, in the learner's thread and with the learner's own parameters."""
 
     def __init__(self, local_worker: CWorker, ledger: Ledger, watch: Stopwatch) -> None:
         self._local_worker, self._journal, self._ledger = local_worker, local_worker.journal, ledger
-        self._watch = watch  # times the delivery of rollouts ("receive"), the wait for room included
+        self._watch = watch  # times the delivery of rollouts ("receive"), including the wait for room
         self.delivered_by_lost = 0
 
     def step(self, deliver: Deliver) -> None:
@@ -52,7 +52,7 @@ class LocalCollection:
                 deliver(valid)
 
     def collect(self) -> list[Rollout]:
-        """Return one rollout; none if it has no valid step."""
+        """Return a list with one rollout, or an empty list if the rollout has no valid step."""
         rollout = self._collect()
         with self._watch.part("receive"):
             return self._book(rollout)
@@ -67,56 +67,56 @@ class LocalCollection:
         return rollout
 
     def _book(self, rollout: Rollout) -> list[Rollout]:
-        """Count a rollout, and return it if it has a valid step."""
+        """Count the steps of a rollout; return it in a list, which is empty if the rollout has no valid step."""
         self._ledger.collect(rollout.num_env_steps)
         return [rollout] if rollout.num_env_steps else []
 
     def request_ahead(self, num_steps: int) -> None:
-        """Do nothing: the local worker collects in the learner's own time."""
+        """Do nothing, because the local worker collects in the learner's thread."""
 
     def num_live(self) -> int:
-        """Return 1, the local worker."""
+        """Return 1, for the local worker."""
         return 1
 
     def num_in_flight(self) -> int:
-        """Return 0: no rollout is in flight between two steps."""
+        """Return 0, because no rollout is in flight between two steps."""
         return 0
 
     def take_send_s(self) -> float:
-        """Return 0: rollouts stay in the process."""
+        """Return 0, because rollouts are not sent to another process."""
         return 0.0
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Do nothing: no rollout is in flight between two steps."""
+        """Do nothing, because no rollout is in flight between two steps."""
 
     def finish(self, timeout_s: float) -> None:
-        """Do nothing: no rollout is in flight between two steps."""
+        """Do nothing, because no rollout is in flight between two steps."""
 
 
 class _RemoteCollection:
-    """Requests to remote workers, lost workers included: what all strategies with remote workers share.
+    """The base of all strategies with remote workers: makes requests, and handles lost workers.
 
     Args:
-        workers: The remote workers; replacements take the places of lost workers.
-        runtime: Where the workers run.
-        supervisor: Replaces lost workers.
+        workers: Handles of the remote workers; each replacement is stored at the index of the lost worker.
+        runtime: Runtime of the workers.
+        supervisor: Supervisor that replaces lost workers.
         ledger: The gradient worker's ledger.
-        weights: Sends new weights with requests.
+        weights: Broadcast that attaches new weights to requests.
     """
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
                  weights: WeightBroadcast) -> None:
         self._workers, self._runtime, self._supervisor = workers, runtime, supervisor
         self._journal, self._ledger, self._weights = weights.local_worker.journal, ledger, weights
-        self._watch = weights.watch  # times the delivery of rollouts ("receive"), the wait for room included
-        self._delivered = [0] * len(workers)  # env steps of the current incarnation
+        self._watch = weights.watch  # times the delivery of rollouts ("receive"), including the wait for room
+        self._delivered = [0] * len(workers)  # env steps delivered by the current incarnation
         self.delivered_by_lost = 0
-        self._num_requests = [0] * len(workers)  # to the current incarnation
-        # Touched by the collector thread only, or after it has ended.
+        self._num_requests = [0] * len(workers)  # requests made to the current incarnation
+        # Other threads use the requests and the rollouts below only after the collector thread has ended.
         self._in_flight: Requests[Rollout] = Requests(
             runtime, supervisor, self._journal, lambda rollout: rollout.collect_s, _numbers_of, self._forget,
             self._request_replacement)
-        # of incomplete rounds, by worker, oldest first
+        # Rollouts of incomplete rounds by worker, oldest first.
         self._arrived: defaultdict[int, deque[Rollout]] = defaultdict(deque)
         self._is_draining = False
 
@@ -125,11 +125,11 @@ class _RemoteCollection:
         return len(self._workers) - len(self._supervisor.gone)
 
     def num_in_flight(self) -> int:
-        """Return the number of rollouts that were requested and have not arrived."""
+        """Return the number of requests whose rollouts have not arrived."""
         return len(self._in_flight)
 
     def take_send_s(self) -> float:
-        """Return 0: outside synchronous rounds, the time in transit is not known."""
+        """Return 0, because transit times are measured in synchronous rounds only."""
         return 0.0
 
     def _request(self, index: int) -> None:
@@ -141,14 +141,14 @@ class _RemoteCollection:
         self._request(index)
 
     def _poll(self, timeout_s: float = POLL_INTERVAL_S) -> Iterator[tuple[int, Rollout]]:
-        """Yield (worker, rollout) for each finished request, once there is one or the time is over."""
+        """Yield (worker index, rollout) for each finished request; wait at most `timeout_s` seconds for the first."""
         for index, rollout in self._in_flight.poll(timeout_s):
             self._delivered[index] += rollout.num_env_steps
             self._weights.delivered(index, rollout.num_env_steps)
             yield index, rollout
 
     def _book(self, rollouts: list[Rollout]) -> list[Rollout]:
-        """Count rollouts that arrived together, and return those with a valid step."""
+        """Count the steps of rollouts that arrived together, and return the rollouts with a valid step."""
         self._ledger.collect(sum(rollout.num_env_steps for rollout in rollouts))
         self._weights.num_rollouts_since += len(rollouts)
         return [rollout for rollout in rollouts if rollout.num_env_steps]
@@ -159,22 +159,22 @@ class _RemoteCollection:
                 deliver(valid)
 
     def _forget(self, index: int) -> None:
-        """Reset the counts of a lost worker for its replacement."""
+        """Reset the counts of a lost worker, for the replacement."""
         self._weights.forget(index)
         self._num_requests[index] = 0
         self.delivered_by_lost += self._delivered[index]
         self._delivered[index] = 0
 
     def _request_replacement(self, index: int) -> None:
-        """Request from a replacement what its predecessor owed, with the newest weights."""
+        """Repeat a request of a lost worker to the replacement, with the newest weights."""
         if not self._is_draining:
             self._refresh_and_request(index)
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight without new requests; the next step starts like the first one.
+        """Deliver the rollouts in flight and make no new requests; the next step starts like the first step.
 
         Raises:
-            Exception: Whatever a worker raised, or the supervisor raises for a lost worker.
+            Exception: An error of a worker, or the supervisor's error for a lost worker.
         """
         self._is_draining = True
         try:
@@ -203,12 +203,12 @@ class _RemoteCollection:
 
 
 class Barrier(_RemoteCollection):
-    """Synchronous rounds: one rollout from each worker, all with the same weights.
+    """Collection in synchronous rounds: one rollout from each worker, all with the same weights.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
-        options: Checked options.
-        timeout_s: Longest duration of a round, in seconds.
+        options: Options of synchronous collection.
+        timeout_s: Largest duration of a round, in seconds.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -217,13 +217,14 @@ class Barrier(_RemoteCollection):
 
         col_fraction_workers: float = option(
             1.0, low=0.0, high=1.0, exclusive=True, help="Share of the collection workers whose rollouts must be "
-            "complete before a synchronous round stops the others. It applies to the workers of one gradient worker, "
-            "or to the gradient workers themselves if they collect and average without a central worker.")
+            "complete before a synchronous round preempts the other workers. It applies to the workers of each "
+            "gradient worker or, in decentralised schemes, to gradient workers that collect themselves.")
         fraction_samples: float = option(
-            0.25, low=0.0, high=1.0, exclusive=True, help="Least share of its rollout that a stopped worker collects.")
+            0.25, low=0.0, high=1.0, exclusive=True, help="Smallest share of a rollout that a preempted worker "
+            "collects.")
 
         def __post_init__(self) -> None:
-            """Refuse a share of rollouts that are never stopped."""
+            """Refuse `fraction_samples` if no worker is ever preempted."""
             super().__post_init__()
             if self.col_fraction_workers == 1.0:
                 self._refuse_changed(["fraction_samples"], "col_fraction_workers < 1, because no worker is stopped "
@@ -236,11 +237,11 @@ class Barrier(_RemoteCollection):
         self._timeout_s, self._round_size = timeout_s, len(workers) * weights.local_worker.num_envs * rollout_size
         self._fraction_workers = options.col_fraction_workers
         self._min_steps = max(1, round(options.fraction_samples * rollout_size))
-        self._num_pending = 0  # rounds that were requested and not delivered
+        self._num_pending = 0  # rounds that were requested and have not been delivered
         self._send_s = 0.0
 
     def request_ahead(self, num_steps: int) -> None:
-        """Start enough rounds to collect at least `num_steps` steps, for later calls of `collect`."""
+        """Start enough rounds to collect at least `num_steps` steps; later calls of `collect` return them."""
         self._weights.attach_due()
         self._request_rounds(-(-num_steps // self._round_size))
 
@@ -256,9 +257,9 @@ class Barrier(_RemoteCollection):
         self._deliver(self._collect(), deliver)
 
     def collect(self) -> list[Rollout]:
-        """Return the rollouts of one round in the order of the workers; start the round unless it was started ahead.
+        """Return the rollouts of one round, ordered by worker; start a round unless one was started ahead.
 
-        A round waits for the replacement of a lost worker, whose rollout is collected with the same weights.
+        If a worker is lost, the round waits for a rollout of the replacement, collected with the same weights.
 
         Raises:
             CollectionError: The round took longer than the timeout.
@@ -281,7 +282,7 @@ class Barrier(_RemoteCollection):
                 names = ", ".join(self._workers[index].name for index in missing)
                 raise CollectionError(f"no rollout from {names} within {self._timeout_s:.1f} s; raise queue_timeout_s "
                                       "if a rollout takes longer")
-            # a record says who is preempted
+            # A replayed run preempts the workers that were preempted in the record.
             if len(self._arrived) >= self._num_enough and self._journal.upcoming() is None:
                 for index in missing:
                     self._workers[index].signal(CWorker.preempt, self._num_requests[index], self._min_steps)
@@ -294,23 +295,23 @@ class Barrier(_RemoteCollection):
         return rollouts
 
     def drain(self, deliver: Deliver, deadline: float) -> None:
-        """Deliver the rollouts in flight, also those of rounds that were started ahead; see `_RemoteCollection`."""
+        """Deliver the rollouts in flight, including rounds that were started ahead; see `_RemoteCollection`."""
         super().drain(deliver, deadline)
         self._num_pending = 0
 
     def take_send_s(self) -> float:
-        """Return the seconds in transit since the last call, see `Requests`, without rounds started ahead."""
+        """Return the transit time since the last call, in seconds, without rounds that were started ahead."""
         seconds, self._send_s = self._send_s, 0.0
         return seconds
 
     @property
     def _num_enough(self) -> int:
-        """Number of complete rollouts after which a round stops the other workers."""
+        """Number of complete rollouts after which a round preempts the other workers."""
         gone = 0 if self._supervisor.is_replacing else len(self._supervisor.gone)
         return math.ceil(self._fraction_workers * (len(self._workers) - gone) - 1e-9)
 
     def _missing(self) -> list[int]:
-        """Return the workers whose rollouts of the oldest round have not arrived."""
+        """Return the workers whose rollout of the oldest round has not arrived."""
         return [index for index in dict.fromkeys(self._in_flight.owners()) if index not in self._arrived]
 
     def _request_replacement(self, index: int) -> None:
@@ -325,11 +326,11 @@ class Barrier(_RemoteCollection):
 
 
 class OnArrival(_RemoteCollection):
-    """Asynchronous collection: each worker always has `col_in_flight` requests, so workers never wait.
+    """Asynchronous collection in which each worker always has `col_in_flight` requests, so that no worker waits.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
-        options: Checked options.
+        options: Options of asynchronous collection.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -338,13 +339,13 @@ class OnArrival(_RemoteCollection):
 
         col_in_flight: int = option(2, low=1, help="Requests in flight to each asynchronous collection worker.")
         broadcast_interval: int = option(
-            1, low=1, help="Updates after which an asynchronous collection worker receives new weights.")
+            1, low=1, help="Number of updates after which an asynchronous collection worker receives new weights.")
         max_weight_sync_delay: int | None = option(
-            None, low=1, help="Env steps of a collection worker after which it receives the newest weights; replaces "
-            "broadcast_interval.")
+            None, low=1, help="Number of env steps after which a collection worker receives the newest weights; "
+            "replaces broadcast_interval.")
 
         def __post_init__(self) -> None:
-            """Refuse two rules for the same weights."""
+            """Refuse `broadcast_interval` together with `max_weight_sync_delay`."""
             super().__post_init__()
             if self.max_weight_sync_delay is not None and self.broadcast_interval != 1:
                 raise ConfigError("max_weight_sync_delay replaces broadcast_interval; give one of them")
@@ -355,7 +356,7 @@ class OnArrival(_RemoteCollection):
         self._col_in_flight, self._is_started = options.col_in_flight, False
 
     def step(self, deliver: Deliver) -> None:
-        """Poll once: deliver each finished rollout, oldest request first, and request the next of its worker."""
+        """Poll once: deliver finished rollouts, oldest request first, and request the next rollout of each worker."""
         if not self._is_started:
             self._is_started = True
             for _ in range(self._col_in_flight):
@@ -377,14 +378,14 @@ class OnArrival(_RemoteCollection):
 
 
 class OnDemand(_RemoteCollection):
-    """Asynchronous collection that requests only rollouts that will not be too old at their use.
+    """Asynchronous collection in which rollouts are requested only if they will not be too old at their first use.
 
-    That depends on the learner's progress, so each request is noted in the journal.
+    Since this depends on the learner's progress, each request is noted in the journal.
 
     Args:
         workers, runtime, supervisor, ledger, weights: See `_RemoteCollection`.
-        options: Checked options; `col_in_flight` is the most that a worker has.
-        may_request: Returns whether one more rollout may be requested; its argument is the number of those in flight.
+        options: Options of asynchronous collection; a worker has at most `col_in_flight` requests.
+        may_request: Function from the number of rollouts in flight to whether another may be requested.
     """
 
     def __init__(self, workers: list[Handle[CWorker]], runtime: Runtime, supervisor: Supervisor, ledger: Ledger,
@@ -393,14 +394,14 @@ class OnDemand(_RemoteCollection):
         self._col_in_flight, self._may_request = options.col_in_flight, may_request
 
     def step(self, deliver: Deliver) -> None:
-        """Poll once: deliver each finished rollout, and after each make the requests that are allowed."""
+        """Poll once: deliver finished rollouts, and make all allowed requests after each delivery."""
         is_delayed = self._make_requests()
         for _, rollout in self._poll(_DELAYED_INTERVAL_S if is_delayed else POLL_INTERVAL_S):
             self._deliver([rollout], deliver)
             self._make_requests()
 
     def _make_requests(self) -> bool:
-        """Request rollouts while that is allowed; return whether a request of a free worker is delayed."""
+        """Request rollouts as long as they are allowed; return whether a free worker has to wait for a request."""
         while free := self._free():
             index = self._next_in_record() if self._journal.upcoming() else free[0]
             if index is None or (not self._journal.upcoming() and not self._may_request(len(self._in_flight))):
@@ -410,15 +411,15 @@ class OnDemand(_RemoteCollection):
         return False
 
     def _next_in_record(self) -> int | None:
-        """Return the worker of the next event of the record, if that event is a request."""
+        """Return the worker of the next event in the record; None if the event is not a request."""
         event = self._journal.upcoming()
         return event[1] if event is not None and event[0] == "ask" else None
 
     def _free(self) -> list[int]:
-        """Return the workers with fewer than `col_in_flight` requests, those with the fewest first."""
+        """Return the workers with fewer than `col_in_flight` requests, in ascending order of their requests."""
         counts = Counter(self._in_flight.owners())
         live = (index for index in range(len(self._workers)) if index not in self._supervisor.gone)
         return sorted((index for index in live if counts[index] < self._col_in_flight), key=lambda index: counts[index])
 
     def _request_replacement(self, index: int) -> None:
-        """Do nothing: the next step makes requests of a replacement like of any free worker."""
+        """Do nothing, because the next step makes requests to a replacement as to any free worker."""

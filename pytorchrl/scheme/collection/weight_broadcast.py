@@ -1,37 +1,37 @@
-"""When each remote collection worker receives new weights."""
+"""Decide when each remote collection worker receives new weights, and send them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pytorchrl.runtime import Handle, Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
 from pytorchrl.scheme.timing import Stopwatch
 from pytorchrl.scheme.transport.encoder import Compression, Traffic
 from pytorchrl.scheme.transport.weight_sync import WeightSync
+from pytorchrl.untyped import Payload
 
 Due = Callable[[int, int], bool]
-"""Whether a worker should receive new weights: from the version that it has, and the env steps that it delivered with
-it."""
+"""A function from the version of a worker's weights, and the number of env steps that the worker delivered since, to
+whether the worker should receive new weights."""
 
 
 class WeightBroadcast:
-    """Attaches the local worker's weights to the next requests of the remote workers for which they are due.
+    """Attaches the local worker's weights to the next request of each remote worker that is due for new weights.
 
     Args:
-        local_worker: Parameter server of the workers.
-        workers: The remote workers; replacements take the places of lost workers.
-        runtime: Where the workers run.
-        watch: Times the publishing of weights ("push").
-        broadcast_interval: Updates after which a worker receives new weights.
-        max_weight_sync_delay: Env steps of a worker after which it receives the newest weights; replaces
-            `broadcast_interval`.
-        compression: Codec of the weights; None: they are not compressed.
+        local_worker: The worker whose weights are sent.
+        workers: Handles of the remote workers; each replacement is stored at the index of the lost worker.
+        runtime: Runtime of the workers.
+        watch: Stopwatch that times the encoding and storing of weights ("push").
+        broadcast_interval: Number of updates after which a worker is due for new weights.
+        max_weight_sync_delay: Number of a worker's env steps after which the worker is due for new weights; if given,
+            replaces `broadcast_interval`.
+        compression: Codec of the weights; None: no compression.
 
     Attributes:
         local_worker, watch: As given.
-        num_sent: Number of weights sent so far; weights for two workers count twice.
+        num_sent: Number of weight messages so far; the same weights for two workers count twice.
         num_rollouts_since: Number of rollouts received since weights were last attached.
     """
 
@@ -41,37 +41,36 @@ class WeightBroadcast:
         self.local_worker, self.watch, self._journal = local_worker, watch, local_worker.journal
         self._interval, self._max_delay = broadcast_interval, max_weight_sync_delay
         self._sync = WeightSync(runtime, compression, getattr(local_worker.algo, "groups", ()), workers)
-        self._attached: list[Any] = [None] * len(workers)  # references, until the worker's next request
-        # -1: workers receive even the first weights, so that equal starts do not depend on equal initialization
-        # everywhere.
+        self._attached: list[Payload] = [None] * len(workers)  # references to weights, until the next request
+        # -1: workers receive the initial weights, too, so equal initial weights do not depend on equal initialization.
         self._versions = [-1] * len(workers)
-        self._steps = [0] * len(workers)  # env steps delivered since the worker's weights were attached
+        self._steps = [0] * len(workers)  # env steps that a worker delivered since weights were attached for it
         self.num_sent = self.num_rollouts_since = 0
 
     @property
     def bytes_out(self) -> int:
-        """Bytes of the weights sent so far."""
+        """Number of bytes of weights sent so far."""
         return self._sync.bytes_out
 
     @property
     def traffic(self) -> Traffic:
-        """Totals of the weights sent so far."""
+        """Total traffic of weights so far."""
         return self._sync.traffic
 
     def versions(self) -> list[int]:
-        """Return the version of the weights that each worker was last sent; -1 if none."""
+        """Return the version of the last weights sent to each worker; -1: none were sent."""
         return list(self._versions)
 
     def is_due(self) -> bool:
-        """Return whether any worker should receive new weights."""
+        """Return whether any worker is due for new weights."""
         return any(self._due(version, steps) for version, steps in zip(self._versions, self._steps, strict=True))
 
     def attach_newer(self) -> None:
-        """Attach the weights to the next request of each worker whose weights are older."""
+        """Attach the local worker's weights to the next request of each worker that has older weights."""
         self._attach(lambda version, steps: version < self.local_worker.version)
 
     def attach_due(self, only: int | None = None) -> None:
-        """Attach the weights to the next request of each worker (or of one) for which they are due."""
+        """Attach the local worker's weights to the next request of each due worker, or of worker `only` if due."""
         self._attach(self._due, only)
 
     def _due(self, version: int, steps: int) -> bool:
@@ -94,10 +93,10 @@ class WeightBroadcast:
                 self.num_rollouts_since = 0
                 self.watch.count("push", self.watch.now() - start)
 
-    def take(self, index: int) -> Any:
-        """Return a reference to the weights for a worker's next request; None if the worker keeps those that it has.
+    def take(self, index: int) -> Payload:
+        """Return a reference to the weights for a worker's next request; None: the worker keeps its weights.
 
-        The worker receives the `Weights` that the reference stands for.
+        The runtime resolves the reference, so the worker receives the `Weights`.
         """
         weights, self._attached[index] = self._attached[index], None
         if weights is not None:
@@ -106,9 +105,9 @@ class WeightBroadcast:
         return weights
 
     def delivered(self, index: int, num_env_steps: int) -> None:
-        """Count the env steps of a rollout that a worker delivered."""
+        """Add the env steps of a rollout that a worker delivered."""
         self._steps[index] += num_env_steps
 
     def forget(self, index: int) -> None:
-        """Forget what a lost worker received: its replacement needs weights."""
+        """Reset the record of a lost worker, so that the replacement receives weights."""
         self._attached[index], self._versions[index], self._steps[index] = None, -1, 0
