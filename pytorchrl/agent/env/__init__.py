@@ -1,6 +1,6 @@
-"""Environments: one interface to single, vector, native and multi-process environments.
+"""Environments: one interface for single, vector, native and multi-process environments.
 
-Names are imported at their first use, because worker processes need only the modules that do not import torch.
+Names are imported on first use, because worker processes need only the modules that do not import torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Names for Gymnasium's generic types.
 
-Their parameters are open, because the spaces of an environment prescribe the types of its observations and actions.
+Their type parameters stay open, because an environment's spaces prescribe the types of its observations and actions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ Observation = Any
 """An array or a number, or a dictionary or tuple of observations, as the observation space prescribes."""
 Action = Any
 """An action as the environment expects it, as the action space prescribes."""
+EnvKwargs = dict[str, Any]
+"""Keyword arguments of an environment; only its constructor knows their types."""
 Info = dict[str, Any]
 """The `info` of an environment: values of any type by name."""
 AnySpace = gym.Space[Any]

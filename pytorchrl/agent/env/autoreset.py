@@ -1,10 +1,10 @@
-"""One meaning for the three ways in which vector environments start new episodes.
+"""Adapters that give the three autoreset modes of vector environments a common interface.
 
-| mode      | a step that ends an episode returns                          | the next step                          |
-|-----------|--------------------------------------------------------------|----------------------------------------|
-| SAME_STEP | the first observation of the new episode, and `final_obs`    | is an ordinary one                     |
-| NEXT_STEP | the last observation                                         | ignores its action: no transition      |
-| DISABLED  | the last observation; the adapter resets at once             | is an ordinary one (then as SAME_STEP) |
+| mode      | a step that ends an episode returns                       | the next step is                             |
+|-----------|-----------------------------------------------------------|----------------------------------------------|
+| SAME_STEP | the first observation of the new episode, and `final_obs` | a normal step                                |
+| NEXT_STEP | the last observation                                      | a reset, which ignores the action            |
+| DISABLED  | the last observation; the adapter resets immediately      | a normal step, as with SAME_STEP             |
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ NO_INDEX = np.empty(0, dtype=np.int64)
 class Settled(NamedTuple):
     """A vector step in which an episode ended or began.
 
-    E environments, K environments whose last observation `observations` does not contain.
+    E = environments, K = environments whose last observation is not in `observations`.
     """
 
     observations: Observation
-    """The observations that the policy acts on next, batched as by the vector environment."""
+    """Observations for the next actions, batched as by the vector environment."""
     info: Info
-    """The `info` that belongs to `observations`."""
+    """`info` that belongs to `observations`."""
     valid: np.ndarray | None
     """(E,) bool, whether each row is a transition; None if all rows are."""
     first: np.ndarray
     """(E,) bool, whether each observation is the first of an episode."""
     final_index: np.ndarray
-    """(K,) int64, those K environments."""
+    """(K,) int64, indices of these K environments."""
     final_obs: dict[str, np.ndarray]
-    """Leaf -> (K, ...), their last observations."""
+    """Leaf -> (K, ...), last observations of these K environments."""
     last_info_of: Callable[[int], Mapping[str, object]]
     """Function from the index of an environment to the `info` of the last step of its episode."""
     final_mask: np.ndarray | None = None
@@ -50,13 +50,13 @@ class Autoreset(Protocol):
     """The interface of the adapters for autoreset modes."""
 
     pending: bool
-    """Whether the next step has to be settled even if no episode ends in it."""
+    """Whether `settle` must be called after the next step even if no episode ends in that step."""
 
     def settle(self, done: np.ndarray, observations: Observation, info: Info) -> Settled:
-        """Interpret a step in which episodes ended (`done`, (E,) bool), or which was pending."""
+        """Interpret a step in which episodes ended (`done`, (E,) bool), or before which `pending` was true."""
 
     def reset(self) -> None:
-        """Forget pending resets, because all environments were reset by the caller."""
+        """Discard pending resets, because the caller has reset all environments."""
 
 
 class SameStep:
@@ -74,7 +74,7 @@ class SameStep:
                 f"got none; info has {sorted(info)}")
         index = np.flatnonzero(done)
         final = info["final_obs"]
-        # Gymnasium gives an object array with holes, ALE a dense batch in which only the rows of ended episodes count.
+        # Gymnasium returns an object array with gaps, ALE a dense batch in which only rows of ended episodes are valid.
         if isinstance(final, np.ndarray) and final.dtype == object:
             rows = [final[i] for i in index]
             final_obs = self._reader.read_rows(rows)
@@ -91,7 +91,7 @@ class SameStep:
 
 
 class NextStep:
-    """Adapter for a vector environment that resets in the step after an end and ignores that step's action."""
+    """Adapter for a vector environment that resets in the step after an episode and ignores that step's action."""
 
     def __init__(self, num_envs: int) -> None:
         self.pending = False
@@ -111,7 +111,7 @@ class NextStep:
 
 
 class MaskedReset:
-    """Adapter for a vector environment that never resets by itself; the adapter resets ended episodes at once."""
+    """Adapter for a vector environment without autoreset; the adapter resets environments when episodes end."""
 
     def __init__(self, reader: ObservationReader, envs: AnyVectorEnv) -> None:
         self.pending = False
@@ -121,12 +121,11 @@ class MaskedReset:
     def settle(self, done: np.ndarray, observations: Observation, info: Info) -> Settled:
         """See `Autoreset`."""
         index = np.flatnonzero(done)
-        # Indexing with an array copies, so that the vector environment may write the new observations into the same
-        # memory.
+        # Indexing with an array copies, so the vector environment may reuse the memory for the new observations.
         final_obs = {leaf: array[index] for leaf, array in self._reader.read(observations).items()}
         mask = self._reader.mask(observations)
         final_mask = None if mask is None else mask[index]
-        # Two copies: the vector environment takes `reset_mask` out of the dictionary, and wrappers look for it there.
+        # The mask is a copy, because `done` is returned below, and the vector environment might change the mask.
         observations, reset_info = self._envs.reset(options={"reset_mask": done.copy()})
         new_info = dict(info)
         if MASK_LEAF in info and MASK_LEAF in reset_info:
@@ -149,9 +148,9 @@ def make_autoreset(mode: AutoresetMode, reader: ObservationReader, envs: AnyVect
 def autoreset_mode_of(envs: AnyVectorEnv) -> AutoresetMode:
     """Return the mode of a vector environment that does not take the mode as an argument.
 
-    The attribute `autoreset_mode` comes first, then the metadata of the class itself. `VectorEnv.metadata` is a
-    dictionary shared by all classes that define none, and some classes write their mode into it, so it is ignored.
-    Otherwise the mode is NEXT_STEP, the default of Gymnasium.
+    The attribute `autoreset_mode` takes precedence over the metadata of the class. `VectorEnv.metadata` is ignored,
+    because all classes without metadata share this dictionary, and some of them write their mode into it. The default
+    is NEXT_STEP, as in Gymnasium.
     """
     mode = getattr(envs, "autoreset_mode", None)
     if mode is None and envs.metadata is not VectorEnv.metadata:

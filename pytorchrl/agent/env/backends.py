@@ -1,4 +1,4 @@
-"""Build, seed and close vector environments: native ones, those of this process, and those with one process each."""
+"""Build, seed and close vector environments: native, in this process, or with one process per environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gymnasium.spaces import MultiDiscrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import iterate
 
-from pytorchrl.agent.env.aliases import AnyEnv, AnyVectorEnv, EnvFn, Info, Observation
+from pytorchrl.agent.env.aliases import Action, AnyEnv, AnyVectorEnv, EnvFn, Info, Observation
 from pytorchrl.agent.env.autoreset import autoreset_mode_of
 from pytorchrl.agent.env.guard import describe, space_problem
 from pytorchrl.agent.env.main_guard import check_main_guard
@@ -27,8 +27,8 @@ from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 
 VectorMaker = Callable[..., AnyVectorEnv]
 
-# A step of Gymnasium's NumPy vector environments takes 40 us for any number of environments; a step of one environment
-# takes 17 us, and each further environment 10 us (benchmarks/env_backends.py). From this number on, NumPy is faster.
+# A step of Gymnasium's NumPy vector environments takes 40 us for any number of environments. Stepping one environment
+# takes 17 us, plus 10 us for each further environment (benchmarks/env_backends.py). With this many, NumPy is faster.
 _FEWEST_FOR_NUMPY = 4
 _NUMPY_VECTORS = "gymnasium.envs.classic_control."
 
@@ -77,13 +77,13 @@ def reset_vector(envs: AnyVectorEnv, seeds: list[int] | None) -> tuple[Observati
     if isinstance(envs, (SyncVectorEnv, AsyncVectorEnv)):
         return envs.reset(seed=seeds)  # type: ignore[arg-type] # a list[int] is a list[int | None] here
     if type(envs).__module__.startswith("ale_py"):
-        # An integer would mean seed, seed + 1, ...: neighbouring workers would play the same games.
+        # An integer would mean seed, seed + 1, ..., and workers with adjacent seeds would play the same games.
         return envs.reset(seed=np.array(seeds))  # type: ignore[arg-type] # wider than Gymnasium's signature
     return envs.reset(seed=seeds[0])
 
 
 def close_vector(envs: AnyVectorEnv, failed: bool) -> None:
-    """Close all environments; if one of several processes failed, terminate all without waiting for replies."""
+    """Close all environments; if one process failed, terminate all processes without waiting for replies."""
     if failed and isinstance(envs, AsyncVectorEnv):
         for process in envs.processes:
             process.terminate()
@@ -108,7 +108,7 @@ def _build_native(
     if "num_threads" in accepted:
         kwargs.setdefault("num_threads", blueprint.num_threads)
     if "reward_clipping" in accepted:
-        # Statistics need the raw reward, which no info contains; reward_transform="sign" clips it for learners.
+        # Statistics need raw rewards, which no info contains; reward_transform="sign" clips rewards for learners.
         kwargs.setdefault("reward_clipping", False)
     if blueprint.max_episode_steps is not None:
         kwargs |= _time_limit(blueprint, spec, accepted)
@@ -145,9 +145,9 @@ def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
 
 
 def _speed_up_action_check(envs: AnyVectorEnv) -> None:
-    """Replace the `contains` of a batched Discrete action space by one that takes a third of the time.
+    """Replace `contains` of a batched Discrete action space by a function that takes a third of the time.
 
-    The vector environments of Gymnasium call `contains` at every step, for a tenth of the step's time.
+    Gymnasium's vector environments call `contains` at every step, which takes a tenth of the step's time.
     """
     space = envs.unwrapped.action_space
     if type(space) is not MultiDiscrete or space.nvec.ndim != 1:
@@ -172,7 +172,7 @@ def _build_async(blueprint: Blueprint, spec: EnvSpec | None, mode: AutoresetMode
     first.close()
     makers = [functools.partial(env_or_failure, maker, observation_space, action_space) for maker in makers]
     try:
-        # spawn, because a fork of a process with threads, such as those of torch, may deadlock.
+        # The context is spawn, because a fork of a process with threads, such as torch's, may deadlock.
         envs = ProcessesVectorEnv(makers, copy=False, context="spawn", autoreset_mode=mode)
     except (RuntimeError, ValueError, OSError, EOFError) as failure:
         raise EnvError(f"{blueprint.where}: the processes could not be started: {describe(failure)}") from failure
@@ -191,13 +191,13 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | N
     try:
         return load_env_creator(entry_point)  # type: ignore[return-value] # the entry point of a vector environment
     except ImportError as failure:
-        if blueprint.backend == "auto":  # phys2d, for example, needs JAX; its single environment may not
+        if blueprint.backend == "auto":  # single environments may work without the package, such as JAX
             return None
         raise missing_package(spec, failure) or failure from failure
 
 
 def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMaker | None) -> bool:
-    """Return whether `backend="auto"` uses the native vector environment: it supports the options and is fastest."""
+    """Return whether `backend="auto"` uses the native vector environment: if it supports the options and is fastest."""
     if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
         return False
     if spec is not None and native.__module__.startswith(_NUMPY_VECTORS) and blueprint.num_envs < _FEWEST_FOR_NUMPY:
@@ -223,8 +223,8 @@ def _check_native(blueprint: Blueprint) -> None:
     """Raise `ConfigError` for settings that a native vector environment does not support."""
     if blueprint.needs_restarts:
         raise ConfigError(
-            f"on_env_error='restart' needs single environments, but {name_of(blueprint)} is one vector environment, of "
-            "which no part can be replaced; use backend='sync' or 'async', or on_env_error='raise'")
+            f"on_env_error='restart' needs single environments, but {name_of(blueprint)} is one vector environment, "
+            "whose environments cannot be replaced one by one; use backend='sync' or 'async', or on_env_error='raise'")
     if blueprint.frame_stack > 1 or blueprint.wrappers:
         raise ConfigError(
             f"frame_stack={blueprint.frame_stack} and {len(blueprint.wrappers)} wrappers need single environments, "
@@ -233,21 +233,21 @@ def _check_native(blueprint: Blueprint) -> None:
 
 def _parameters(function: EnvFn) -> set[str]:
     try:
-        return set(inspect.signature(function).parameters)  # type: ignore[arg-type] # what has none raises
+        return set(inspect.signature(function).parameters)  # type: ignore[arg-type] # an object without a signature raises
     except (TypeError, ValueError):  # some functions written in C have no signature
         return set()
 
 
 class InProcessVectorEnv(SyncVectorEnv):
-    """Gymnasium's vector environment, with a `step` that takes a third of its overhead in the most frequent case."""
+    """Gymnasium's `SyncVectorEnv` with a `step` that has a third of the overhead in the most frequent case."""
 
-    def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:
+    def __init__(self, makers: Sequence[Callable[[], AnyEnv]], **settings: Any) -> None:  # arguments of `SyncVectorEnv`
         super().__init__(makers, **settings)
         for index, env in enumerate(self.envs):
             if isinstance(env, RestartingEnv):
                 env.last_observation = functools.partial(self._last_observation, index)
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions: Action) -> tuple[Observation, np.ndarray, np.ndarray, np.ndarray, Info]:
         """Step all environments; the next step overwrites the observations."""
         if self.autoreset_mode is not AutoresetMode.SAME_STEP or not isinstance(self._observations, np.ndarray):
             return super().step(actions)
@@ -265,16 +265,16 @@ class InProcessVectorEnv(SyncVectorEnv):
         return self._observations, rewards.copy(), terminations.copy(), truncations.copy(), infos
 
     def _last_observation(self, index: int) -> Observation:
-        """Return a copy of the last observation of an environment, which is still in the buffer during a step."""
+        """Return a copy of the last observation of an environment, which stays in the buffer during a step."""
         rows = iterate(self.observation_space, self._observations)
         return copy.deepcopy(next(itertools.islice(rows, index, None)))
 
 
 class ProcessesVectorEnv(AsyncVectorEnv):
-    """Gymnasium's vector environment with one process for each environment, with restarts and complete errors."""
+    """Gymnasium's `AsyncVectorEnv` (one process per environment) with restarts and complete error messages."""
 
     restarts: Restarts | None = None
-    """Budget of restarts of all environments together; None if restarts are off."""
+    """Restart budget shared by all environments; None if restarts are off."""
 
     def _add_info(self, vector_infos: Info, env_info: Info, env_num: int) -> Info:
         """Add the `info` of one environment, after removing and counting its restarts."""
@@ -284,7 +284,7 @@ class ProcessesVectorEnv(AsyncVectorEnv):
         return super()._add_info(vector_infos, env_info, env_num)
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise the errors of all processes as one `EnvError`; Gymnasium raises the last and warns of the others."""
+        """Raise the errors of all processes as one `EnvError`; Gymnasium would raise only the last error."""
         num_failed = sum(not success for success in successes)
         if num_failed:
             reports = sorted((self.error_queue.get() for _ in range(num_failed)), key=lambda report: report[0])

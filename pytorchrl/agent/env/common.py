@@ -1,4 +1,4 @@
-"""Settings, seeds and files that vectors of environments of one agent and of several agents have in common."""
+"""Settings, seeds and files that `VecEnv` and `MultiAgentVecEnv` have in common."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pytorchrl.agent.seeding import Stream, check_seed, derive_seed
 from pytorchrl.errors import ConfigError
 from pytorchrl.worker_names import collection_worker, in_file_name
 
-# Environments get the upper 31 bits of a seed, because some store seeds as signed 32-bit integers (ALE, EnvPool).
+# Environments get the upper 31 bits of a seed, because ALE and EnvPool store seeds as signed 32-bit integers.
 _SEED_SHIFT = 32
 
 
-def check_common_options(options: Any) -> None:  # of VecEnv or of MultiAgentVecEnv, which have these fields
-    """Raise `ConfigError` for wrong values of `reward_transform`, `log_dir`, `wrappers` and the keyword arguments."""
+def check_common_options(options: Any) -> None:  # options of VecEnv or of MultiAgentVecEnv
+    """Raise `ConfigError` for invalid values of `reward_transform`, `log_dir`, `wrappers` and the keyword arguments."""
     transform = options.reward_transform
     if isinstance(transform, str) and transform not in ("sign", "clip"):
         raise ConfigError(f"reward_transform must be None, 'sign', 'clip' or a number, got {transform!r}")
     if isinstance(options.log_dir, str) and not options.log_dir:
-        raise ConfigError("log_dir must be a folder or None, got an empty text")
+        raise ConfigError("log_dir must be a folder or None, got an empty string")
     for name in ("env_kwargs", "test_env_kwargs"):
         for key, value in getattr(options, name).items():
             try:
                 copy.deepcopy(value)
-            except Exception as failure:  # noqa: PERF203 - a few entries, and the error names one of them
+            except Exception as failure:  # noqa: PERF203 - few entries, and the message names the entry
                 raise ConfigError(
                     f"{name}[{key!r}] cannot be copied ({describe(failure)}), and every environment gets its own copy; "
                     "create it in the environment's constructor") from failure
@@ -51,9 +51,9 @@ def env_seeds(seed: int | None, is_training: bool, path: tuple[int, ...], num_en
     """Return a seed for each environment of a vector.
 
     Args:
-        seed: Seed of the experiment; None draws one.
-        is_training: Whether the environments are for training; those for testing have other seeds.
-        path: Place of the vector in the worker tree: gradient worker, collection worker, incarnation.
+        seed: Seed of the experiment; None draws a random seed.
+        is_training: Whether the environments are for training; test environments get other seeds.
+        path: Position of the vector in the worker tree: gradient worker, collection worker, incarnation.
         num_envs: Number of environments.
     """
     root = secrets.randbits(63) if seed is None else check_seed(seed)
@@ -62,7 +62,7 @@ def env_seeds(seed: int | None, is_training: bool, path: tuple[int, ...], num_en
 
 
 def reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.ndarray] | None:
-    """Return the function from raw rewards (E,) to rewards for learners; None if they are the same."""
+    """Return the function from raw rewards (E,) to rewards for learners; None if learners get raw rewards."""
     if transform is None:
         return None
     if transform == "sign":
@@ -76,7 +76,7 @@ def reward_function(transform: str | float | None) -> Callable[[np.ndarray], np.
 def open_monitor(
     log_dir: str | None, mode: str, index_grad_worker: int, index_col_worker: int, keywords: tuple[str, ...] = (),
 ) -> Monitor | None:
-    """Open the monitor file of a worker in `log_dir`; return None if that is None."""
+    """Open the monitor file of a worker in `log_dir`; return None if `log_dir` is None."""
     if log_dir is None:
         return None
     worker = in_file_name(collection_worker(index_grad_worker, index_col_worker))

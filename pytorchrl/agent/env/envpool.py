@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from pytorchrl.agent.env.aliases import AnySpace, AnyVectorEnv, EnvFn, Info, Observation
+from pytorchrl.agent.env.aliases import AnySpace, AnyVectorEnv, EnvFn, EnvKwargs, Info, Observation
 from pytorchrl.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class EnvPoolVector(AnyVectorEnv):
-    """A pool that steps all environments together, in threads, with autoreset in the next step.
+    """Pool of environments that threads step together, with autoreset in the next step.
 
-    The pool is seeded by its constructor, so `reset` ignores seeds.
+    The constructor seeds the pool, so `reset` ignores seeds.
 
     Args:
         blueprint: The task, the number of environments, their seeds and the number of threads.
@@ -39,7 +39,7 @@ class EnvPoolVector(AnyVectorEnv):
         if blueprint.autoreset == "same_step":
             raise ConfigError("EnvPool offers autoreset='next_step' only, got 'same_step'; use another backend")
         task = _task_id(blueprint.env_fn)
-        kwargs: dict[str, Any] = dict(blueprint.env_kwargs)
+        kwargs: EnvKwargs = dict(blueprint.env_kwargs)
         if blueprint.max_episode_steps is not None:
             kwargs["max_episode_steps"] = blueprint.max_episode_steps
         envpool = _import_envpool()
@@ -53,7 +53,7 @@ class EnvPoolVector(AnyVectorEnv):
         except (AssertionError, KeyError, TypeError, ValueError) as failure:
             raise ConfigError(f"EnvPool refuses {kwargs} for {task!r}: {failure}") from failure
         self.num_envs = blueprint.num_envs
-        # The spaces of a pool are those of one environment.
+        # The pool's spaces describe a single environment.
         self.single_observation_space: AnySpace = self.pool.observation_space
         self.single_action_space: AnySpace = self.pool.action_space
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)

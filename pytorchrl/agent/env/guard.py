@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-# Limit for the text of an exception, because some environments put whole states into it.
+# Largest length of the text of an exception, because some environments put whole states into it.
 _MAX_CHARS = 2000
 _HINTS = (
     ("unexpected keyword argument 'seed'", "reset must accept seed= and options=: `def reset(self, *, seed=None, "
@@ -41,7 +41,7 @@ _HINTS = (
 
 
 class GuardedEnv(AnyWrapper):
-    """Wrapper of one environment that adds the location to its failures and checks its first results.
+    """Wrapper of one environment that checks the first results and adds the location to errors.
 
     Args:
         env: The environment.
@@ -80,7 +80,7 @@ class GuardedEnv(AnyWrapper):
             if problem:
                 raise EnvError(f"{self._where}: step: {problem}")
             self._form = (type(result[1]), _form(result[0]))
-        if result[2] or result[3]:  # copied, because the next episode may begin in the same memory
+        if result[2] or result[3]:  # copied, because the next episode may reuse the memory
             return copy.deepcopy(result[0]), *result[1:]
         return result
 
@@ -93,19 +93,19 @@ class GuardedEnv(AnyWrapper):
 
 
 def _form(observation: Observation) -> object:
-    """Return what must be the same in each step: dtype and shape of an array, else the type."""
+    """Return the form of an observation, equal in all steps: dtype and shape of an array, else the type."""
     if isinstance(observation, np.ndarray):
         return observation.dtype, observation.shape
     return type(observation)
 
 
 def describe(failure: BaseException) -> str:
-    """Return the type and text of `failure`, with a hint if it is a well-known mistake."""
+    """Return the type and text of `failure`, with a hint if `failure` is a common mistake."""
     return f"{type(failure).__name__}: {_text(failure)}{hint_for(failure)}"
 
 
 def hint_for(failure: BaseException) -> str:
-    """Return a hint if `failure` looks like a well-known violation of the contract; else an empty text."""
+    """Return a hint if `failure` looks like a common violation of the contract; otherwise an empty string."""
     text = _text(failure)
     return "".join(f"; {hint}" for mark, hint in _HINTS if mark in text)
 
@@ -120,7 +120,7 @@ def _text(failure: BaseException) -> str:
 def space_problem(
     env: AnyEnv | AnyVectorEnv, names: tuple[str, ...] = ("observation_space", "action_space"),
 ) -> str | None:
-    """Return an error text for the first of these attributes that is not a `gymnasium.Space`; None if all are."""
+    """Return an error text for the first attribute in `names` that is not a `gymnasium.Space`; else None."""
     for name in names:
         space = getattr(env, name, None)
         if not isinstance(space, spaces.Space):
@@ -155,7 +155,7 @@ def step_problem(space: AnySpace, result: object) -> str | None:
 def observation_problem(space: AnySpace, observation: Observation, name: str = "observation") -> str | None:
     """Return an error text if the shape or dtype of `observation` differs from `space`; else None.
 
-    Other numbers where the space declares floats are accepted and cast, which is logged.
+    If the space declares floats, other numeric dtypes are accepted; the cast is logged.
     """
     if isinstance(space, spaces.Dict):
         if not isinstance(observation, Mapping) or set(observation) != set(space.spaces):
@@ -199,7 +199,7 @@ def _kind(value: object) -> str:
 
 
 def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axis: int = 1) -> None:
-    """Raise if an array contains NaN or infinity, in one pass over each array of a whole rollout.
+    """Raise an error if an array of a rollout contains NaN or infinity; read each finite array only once.
 
     Args:
         leaves: Key -> array or CPU tensor, e.g. `{"reward": (T, E), "obs": (T + 1, E, ...)}`; integers are skipped.
@@ -211,8 +211,8 @@ def check_finite(leaves: Mapping[str, np.ndarray | Tensor], worker: str, env_axi
     """
     for key, leaf in leaves.items():
         array = np.asarray(leaf)
-        # A sum is infinite or NaN if any term is, and costs a fraction of isfinite; isfinite then sorts out an
-        # overflow.
+        # A sum is infinite or NaN if any term is, and takes a fraction of the time of isfinite. If only the sum has
+        # overflowed, isfinite finds no bad value.
         with np.errstate(over="ignore", invalid="ignore"):
             if array.dtype.kind != "f" or np.isfinite(array.sum()):
                 continue

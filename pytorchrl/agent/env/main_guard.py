@@ -10,12 +10,12 @@ from types import FrameType
 
 from pytorchrl.errors import ConfigError
 
-# Names in the condition of an `if` with which a script distinguishes its own run from its import by a new process.
+# Names in the condition of an `if` by which a script distinguishes its own run from its import by a new process.
 _GUARDS = {"__name__", "current_process"}
 
 
 def check_main_guard(setting: str) -> None:
-    """Refuse to start processes from a line of the script that those processes would run as well.
+    """Refuse to start processes from a line of the script that those processes would run again.
 
     A spawned process imports the main script first. If the line that leads here is not under `if __name__ ==
     "__main__":`, the new process reaches the same line and fails, and this process waits for it forever.
@@ -30,7 +30,7 @@ def check_main_guard(setting: str) -> None:
     if frame is None:
         return
     path = frame.f_code.co_filename
-    lines = linecache.getlines(path)  # none if the file is gone
+    lines = linecache.getlines(path)  # empty if the file no longer exists
     try:
         tree = ast.parse("".join(lines))
     except SyntaxError:  # the file has changed since the script started

@@ -1,4 +1,7 @@
-"""Action masks of a vector environment: which actions are allowed after each observation. E environments, n actions."""
+"""Action masks of a vector environment: the actions allowed after each observation.
+
+E = environments, n = actions.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ class ActionMasks:
 
     Args:
         reader: Reader of the observations.
-        num_envs: E.
+        num_envs: E, the number of environments.
         where: Name of the worker, for error messages.
         shows_last: Whether the step that ends an episode returns its last observation (NEXT_STEP).
-        has_one_choice: Whether an action is one choice among n.
+        has_one_choice: Whether an action is one choice among n actions, as in a Discrete space.
     """
 
     def __init__(
@@ -32,7 +35,7 @@ class ActionMasks:
         self._all = np.ones(num_envs, dtype=np.bool_)
 
     def reset(self, observations: Observation, info: Info) -> np.ndarray | None:
-        """Return the masks after a reset of all environments, whose `info` decides whether later ones contain masks."""
+        """Return the masks after a reset of all environments; later infos must contain masks if this `info` does."""
         self._is_in_info = not self._reader.has_mask and MASK_LEAF in info
         mask = self.read(observations, info)
         if mask is not None:
@@ -43,7 +46,7 @@ class ActionMasks:
         """Return the masks of a step, (E, n) bool; None if the environment has none.
 
         Raises:
-            EnvError: The first reset had `info["action_mask"]`, and this step has not.
+            EnvError: The first reset had `info["action_mask"]`, and the `info` of this step does not.
         """
         if self._reader.has_mask:
             return self._reader.mask(observations)
@@ -60,21 +63,20 @@ class ActionMasks:
     ) -> np.ndarray | None:
         """Return the masks of a step in which episodes ended (`done`, (E,) bool).
 
-        Under NEXT_STEP, the last observation of an episode allows all actions, unless a learner bootstraps from it: its
-        action
-        is ignored, and an environment that terminated need not allow any.
+        Under NEXT_STEP, the last observation of an episode allows all actions unless a learner bootstraps from it,
+        because the action is ignored, and an environment that terminated may allow no action.
         """
         mask = self.read(observations, info)
         if mask is None or not self._shows_last or not np.count_nonzero(done):
             return mask
-        # Learners bootstrap with masks only for one choice among n; of several choices, each would have to allow one.
+        # Learners bootstrap with masks only if an action is one choice; otherwise each choice needs an allowed action.
         is_used = truncated & mask.any(axis=1) & self._has_one_choice
         return np.where((done & ~is_used)[:, None], True, mask)
 
     def final(
         self, mask: np.ndarray | None, final_index: np.ndarray, last_info_of: Callable[[int], Mapping[str, object]],
     ) -> np.ndarray | None:
-        """Return the masks of last observations, (K, n) bool, where a row without any allowed action allows all.
+        """Return the masks of last observations, (K, n) bool; rows that would allow no action allow all actions.
 
         Args:
             mask: (K, n) bool, the observation leaf; None if there is none.
@@ -87,7 +89,7 @@ class ActionMasks:
         return None if mask is None else mask | ~mask.any(axis=1, keepdims=True)
 
     def complete(self, info: Info, cut: np.ndarray) -> None:
-        """Add free masks to `info` for the environments that raised (`cut`, (E,) bool) and so gave none."""
+        """Add masks that allow all actions to `info`, for the environments that raised (`cut`, (E,) bool)."""
         if self._is_in_info:
             info[MASK_LEAF] = np.where(cut[:, None], self._free, info.get(MASK_LEAF, self._free))
             info[f"_{MASK_LEAF}"] = info.get(f"_{MASK_LEAF}", ~self._all) | cut

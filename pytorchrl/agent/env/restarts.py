@@ -1,7 +1,7 @@
-"""Replace an environment that raises, and cut its episode, as often as a budget allows.
+"""Replace environments that raise, and truncate their episodes, within the limits of a budget.
 
-A step that raises is no transition: it returns the last good observation, truncated, and `info[CUT]`. The reset that
-follows, in every autoreset mode, closes the environment and builds a new one, and so does a later reset that raises.
+A step that raises is not a transition: it returns the last valid observation, truncated=True, and `info[CUT]`. The next
+reset, in every autoreset mode, closes the environment and builds a new one; a later reset that raises does so, too.
 Worker processes of `backend="async"` import this module, so it must not import torch.
 """
 
@@ -28,9 +28,9 @@ RESTARTS = "pytorchrl_restarts"
 """Key of `info` under which another process reports its `Fault`s."""
 WINDOW = 1000
 """Number of vector steps within which restarts are limited."""
-# The end of a traceback says most; limits the size of the log.
+# Tracebacks are cut to this length, to limit the size of the log; the end of a traceback says most.
 _TRACEBACK_CHARS = 8000
-# A new environment gets the upper 31 bits of a seed, as the first one did.
+# A new environment gets the upper 31 bits of a seed, as the first environment does.
 _SEED_SHIFT = 33
 
 
@@ -42,22 +42,22 @@ class Fault(NamedTuple):
 
     @classmethod
     def of(cls, error: EnvError) -> Fault:
-        """Create the fault of an error whose cause is the environment's own exception."""
+        """Create a fault from an error whose cause is the environment's own exception."""
         lines = traceback.format_exception(error.__cause__ or error)
         return cls(str(error), "".join(lines)[-_TRACEBACK_CHARS:])
 
 
 class Restarts:
-    """Counter, log and limit of the restarts of one worker's environments.
+    """Counter of the restarts of one worker's environments, which logs and limits them.
 
     Args:
         limit: Number of restarts allowed within `WINDOW` steps.
         now: Function that returns the number of the vector's current step.
-        logs: Whether each restart is logged here; otherwise `RememberingEnv` reports it to the process that logs it.
+        logs: Whether this process logs restarts; otherwise `RememberingEnv` reports them to the process that does.
 
     Attributes:
-        total: Restarts so far.
-        unreported: Faults not yet reported to the process that logs them; empty with `logs`.
+        total: Number of restarts so far.
+        unreported: Faults not yet reported to the process that logs restarts; empty if `logs` is true.
     """
 
     def __init__(self, limit: int, now: Callable[[], int] = int, logs: bool = True) -> None:
@@ -68,7 +68,7 @@ class Restarts:
         self._steps: deque[int] = deque()
 
     def spend(self, fault: Fault, cause: BaseException | None) -> None:
-        """Count one restart, which the caller makes next.
+        """Count one restart, which the caller will make next.
 
         Args:
             fault: The reason for the restart.
@@ -96,18 +96,18 @@ class Restarts:
 
 
 class RestartingEnv(GuardedEnv):
-    """A `GuardedEnv` that replaces its environment by one with another seed if it raises.
+    """A `GuardedEnv` that replaces an environment that raises by a new environment with another seed.
 
-    Violations of the contract are raised, because a replacement would violate it, too.
+    Violations of the contract are raised as errors, because a new environment would violate the contract, too.
 
     Args:
         env: The first environment.
         where: Worker and environment index, for error messages.
         rebuild: Function that builds a new environment.
-        restarts: The budget, shared by the environments of one process.
+        restarts: The restart budget, shared by the environments of one process.
 
     Attributes:
-        last_observation: Function that returns a copy of the last observation; set by the object that keeps it.
+        last_observation: Function that returns a copy of the last observation; set by the object that stores it.
     """
 
     last_observation: Callable[[], Observation]
@@ -125,7 +125,7 @@ class RestartingEnv(GuardedEnv):
         self._num_restarts = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Begin an episode, in a new environment if this one raised before or raises now.
+        """Start an episode, in a new environment if the current environment raised before or raises now.
 
         Raises:
             EnvError: The first reset raised, the contract is violated, or the limit of restarts is reached.
@@ -148,7 +148,7 @@ class RestartingEnv(GuardedEnv):
                 return result
 
     def close(self) -> None:
-        """Close the environment. Closing it again has no effect."""
+        """Close the environment; further calls have no effect."""
         if self._is_open:
             self._is_open = False
             super().close()
@@ -182,7 +182,7 @@ class RestartingEnv(GuardedEnv):
 
 
 class RememberingEnv(AnyWrapper):
-    """Wrapper of a `RestartingEnv` in another process: keeps the last observation, and reports restarts in `info`."""
+    """Wrapper of a `RestartingEnv` in another process that stores the last observation and reports restarts."""
 
     def __init__(self, env: RestartingEnv) -> None:
         super().__init__(env)
@@ -193,7 +193,7 @@ class RememberingEnv(AnyWrapper):
         env.last_observation = lambda: self._last
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Reset, and report restarts in `info`."""
+        """Reset the environment, and report restarts in `info`."""
         self._num_steps += 1
         observation, info = self.env.reset(seed=seed, options=options)
         self._last = copy.deepcopy(observation)
@@ -203,7 +203,7 @@ class RememberingEnv(AnyWrapper):
         return observation, info
 
     def step(self, action: Action) -> StepResult:
-        """Step, and keep a copy of the observation, because the next one may be written into the same memory."""
+        """Step the environment, and store a copy of the observation, because the next step may reuse the memory."""
         self._num_steps += 1
         result = self.env.step(action)
         self._last = copy.deepcopy(result[0])
@@ -211,12 +211,12 @@ class RememberingEnv(AnyWrapper):
 
 
 def cut_in(info: Info) -> np.ndarray | None:
-    """Return (E,) bool, whether each environment raised, from the `info` of a vector step; None if none did."""
+    """Return whether each environment raised, (E,) bool, from the `info` of a vector step; None if none raised."""
     last = info.get("final_info", info)
     return last.get(CUT) if isinstance(last, Mapping) else None
 
 
 def _is_fault(error: EnvError) -> bool:
-    """Return whether the environment itself raised, instead of violating its contract, as a new copy would, too."""
+    """Return whether the environment itself raised; contract violations would recur in a new environment."""
     cause = error.__cause__
     return cause is not None and not isinstance(cause, PyTorchRLError) and not hint_for(cause)

@@ -10,13 +10,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
-from pytorchrl.agent.env.aliases import AnyEnv, AnySpace, EnvFn, EnvWrapper, Info, ResetResult
+from pytorchrl.agent.env.aliases import AnyEnv, AnySpace, EnvFn, EnvKwargs, EnvWrapper, Info, ResetResult
 from pytorchrl.agent.env.guard import GuardedEnv, describe, space_problem
 from pytorchrl.agent.env.restarts import RememberingEnv, RestartingEnv, Restarts
 from pytorchrl.agent.env.wrappers import FrameStack
@@ -25,7 +24,7 @@ from pytorchrl.errors import ConfigError, EnvError, FactoryError, PyTorchRLError
 # Namespace of ids -> the module that registers them, and the extra that installs the module.
 _NAMESPACES: dict[str, tuple[str, str | None]] = {
     "ALE": ("ale_py", "atari"), "pytorchrl": ("pytorchrl.envs.memory", None)}
-# Part of an entry point -> the extra that the environment needs.
+# Substring of an entry point -> the extra that the environment needs.
 _EXTRAS = {"box2d": "box2d", "mujoco": "mujoco", "ale_py": "atari", "envpool": "envpool"}
 
 
@@ -34,7 +33,7 @@ class Blueprint:
     """Everything needed to build one vector environment; fields as in `VecEnv.Options`."""
 
     env_fn: EnvFn
-    env_kwargs: dict[str, Any]
+    env_kwargs: EnvKwargs
     num_envs: int
     backend: str
     autoreset: str
@@ -46,16 +45,16 @@ class Blueprint:
     where: str
     """Name of the worker, for error messages."""
     restarts: Restarts | None = None
-    """Budget of restarts; with None, what an environment raises ends the run."""
+    """Restart budget; if None, an exception in an environment ends the run."""
     needs_restarts: bool = False
-    """Whether `on_env_error="restart"` is set, so that vector environments without restarts are refused."""
+    """Whether `on_env_error="restart"` is set; vector environments without restarts are then refused."""
 
 
 def find_spec(env_id: str | EnvSpec) -> EnvSpec:
     """Return the registered specification of an id.
 
     Raises:
-        ConfigError: The id is unknown (the message names the nearest one), or its package is not installed (the message
+        ConfigError: The id is unknown (the message names the closest id), or its package is not installed (the message
             names the extra).
     """
     if isinstance(env_id, EnvSpec):
@@ -118,14 +117,14 @@ def _build_bare(blueprint: Blueprint, spec: EnvSpec | None, where: str) -> AnyEn
 
 
 def _agents_hint(env: object) -> str:
-    """Return a hint if this is an environment of several agents; else an empty text."""
+    """Return a hint if `env` has several agents; otherwise an empty string."""
     if not hasattr(env, "possible_agents"):
         return ""
     return "; it has several agents: use MultiAgentVecEnv, or train(...) with policies='shared'"
 
 
 def _load_quietly(spec: EnvSpec) -> None:
-    """Import the module of `spec` without deprecation warnings: as errors, those of Box2D would crash the process."""
+    """Import the module of `spec` without deprecation warnings; as errors, Box2D's warnings crash the process."""
     if isinstance(spec.entry_point, str) and "box2d" in spec.entry_point:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,4 +1,4 @@
-"""Spaces as flat dictionaries of leaves, and observations read into the same form."""
+"""Convert spaces and observations to flat dictionaries of leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytorchrl.agent.env.aliases import AnySpace, Observation
 from pytorchrl.errors import SpaceError
 
 MASK_LEAF = "action_mask"
-"""Name of the observation leaf, or the entry of `info`, with the actions allowed next; removed from the observation."""
+"""Name of the observation leaf, or of the entry of `info`, with the action mask; the leaf is hidden from networks."""
 
 LEAF_SPACES: tuple[type[AnySpace], ...] = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Supported spaces of an action, and of each leaf of an observation."""
@@ -30,17 +30,18 @@ MIN_IMAGE_SIZE = 16
 def flatten_space(
     space: AnySpace | Mapping[str, AnySpace], *, keep_float64: bool = False,
 ) -> dict[str, AnySpace]:
-    """Return leaf -> space, as actors and storages see the observations of `space`.
+    """Return leaf -> space, the form in which actors and storages receive the observations of `space`.
 
     Nested names are joined (`"camera/left"`); the leaf of a plain space is called `"obs"`. float64 becomes float32,
     images with channels last become (C, H, W), and Discrete and MultiDiscrete count from 0. A leaf `action_mask` is
-    left out, because networks do not see it. Flattening a flattened space changes nothing.
+    removed, because networks do not get it as input. Flattening a flattened space changes nothing.
 
-    float64 is kept with `keep_float64=True`, and in a plain dictionary of leaves, whose dtypes an environment factory
-    has chosen.
+    float64 stays float64 with `keep_float64=True`, and in a plain dictionary of leaves, whose dtypes an environment
+    factory has already chosen.
 
-    An image has three axes, of which the last one has length 1, 3 or 4 and the first one has not. Its values are
-    unsigned bytes, or floats with bounds of 0 and 1 everywhere, the latter with at least 16 pixels in both directions.
+    An image has three axes; the last axis has length 1, 3 or 4, and the first axis has another length. The values are
+    unsigned bytes, or floats whose bounds are 0 and 1 everywhere. Images of floats have at least 16 pixels in both
+    directions.
 
     Raises:
         SpaceError: A leaf is not a Box, Discrete, MultiDiscrete or MultiBinary, or has no elements; or there is no leaf
@@ -61,7 +62,7 @@ def flatten_space(
 
 
 def flatten_action_space(space: AnySpace) -> AnySpace:
-    """Return the action space as actors see it: Discrete and MultiDiscrete count from 0.
+    """Return the action space as actors receive it: Discrete and MultiDiscrete count from 0.
 
     Raises:
         SpaceError: The space is not a Box, Discrete, MultiDiscrete or MultiBinary, or its actions have no elements.
@@ -75,14 +76,14 @@ def flatten_action_space(space: AnySpace) -> AnySpace:
 
 
 def action_start(space: AnySpace) -> np.ndarray | None:
-    """Return the offset of actions that count from 0, int64 () or (n,); None if there is no offset."""
+    """Return the offset to add to actions that count from 0, int64 () or (n,); None if there is no offset."""
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) and np.any(space.start):
         return np.asarray(space.start, dtype=np.int64)
     return None
 
 
 class ObservationReader:
-    """Reads observations of one space into leaves, copying only where a dtype changes.
+    """Converter of the observations of one space to leaves, which copies only where a dtype changes.
 
     Args:
         space: Observation space of a single environment.
@@ -99,7 +100,7 @@ class ObservationReader:
             else:
                 self._leaves.append((path, _name(path), _conversion(leaf, keep_float64)))
         self.is_plain = isinstance(space, LEAF_SPACES) and self._leaves[0][2] is None
-        """Whether reading is `{"obs": observations}`, without any conversion."""
+        """Whether `read` returns `{"obs": observations}` without any conversion."""
         self.has_mask = self._mask_path is not None
 
     def read(self, observations: Observation) -> dict[str, np.ndarray]:
@@ -123,7 +124,7 @@ class ObservationReader:
         return leaves
 
     def all_allowed(self, space: AnySpace, count: int) -> np.ndarray | None:
-        """Return `count` masks that allow all actions, (count, n) bool; None if `space` has no mask leaf."""
+        """Return `count` masks that allow all actions, (count, n) bool; None if `space` has no leaf `action_mask`."""
         if self._mask_path is None:
             return None
         return np.ones((count, *(_at(space, self._mask_path).shape or ())), dtype=np.bool_)
@@ -196,7 +197,7 @@ def _seen_as(space: AnySpace, keep_float64: bool = False) -> AnySpace:
     if _has_channels_last(space):
         space = spaces.Box(np.moveaxis(space.low, -1, 0), np.moveaxis(space.high, -1, 0), dtype=space.dtype)
     if space.dtype == np.float64 and not keep_float64:
-        # Bounds beyond float32 become infinite on purpose.
+        # Bounds that exceed the range of float32 become infinite on purpose.
         with np.errstate(over="ignore"):
             return spaces.Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
     return space

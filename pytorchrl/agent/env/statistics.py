@@ -15,12 +15,12 @@ from pytorchrl.errors import ConfigError
 
 
 class EpisodeStatistics:
-    """Sums of the raw rewards over the valid steps of E running episodes.
+    """Sums of raw rewards, and numbers of valid steps, of E running episodes.
 
     Args:
-        num_envs: E.
+        num_envs: E, the number of environments.
         monitor: File to which finished episodes are written; None for no file.
-        now: Clock, in seconds.
+        now: Clock that returns seconds.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class EpisodeStatistics:
         self._start = now()
 
     def reset(self) -> None:
-        """Forget all running episodes."""
+        """Discard all running episodes."""
         self._returns[:] = 0.0
         self._lengths[:] = 0
 
     def add(self, reward: np.ndarray, valid: np.ndarray | None = None) -> None:
-        """Count one step with rewards (E,) of any number type; `valid` is (E,) bool, or None if all steps are valid."""
+        """Count one step with rewards (E,) of any numeric dtype; `valid` is (E,) bool, or None if all are valid."""
         if valid is None:
             self._returns += reward
             self._lengths += 1
@@ -83,12 +83,11 @@ class Monitor:
     """CSV file of finished episodes, to which rows are appended; existing rows are kept.
 
     Columns: `r`, the sum of raw rewards; `l`, the number of steps; `t`, the seconds since the environments were
-    created;
-    `env`, the index of the environment; `ended`, "terminated" or "truncated"; then `keywords`.
+    created; `env`, the index of the environment; `ended`, "terminated" or "truncated"; then `keywords`.
 
     Args:
         path: The file.
-        keywords: Names of further columns, with entries of the `info` of the last step.
+        keywords: Names of further columns, which contain entries of the `info` of the last step.
 
     Raises:
         ConfigError: The file exists and has other columns.
@@ -120,5 +119,5 @@ class Monitor:
         ])
 
     def close(self) -> None:
-        """Close the file. Closing it again has no effect."""
+        """Close the file; further calls have no effect."""
         self._file.close()

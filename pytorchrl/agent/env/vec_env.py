@@ -1,4 +1,4 @@
-"""`VecEnv`: E environments stepped together, with the same behaviour for all backends."""
+"""`VecEnv`: E environments stepped together, with the same behavior for all backends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from pytorchrl.agent.data import OBS_LEAF, Arrays, Step
-from pytorchrl.agent.env.aliases import AnySpace, Info, Observation
+from pytorchrl.agent.env.aliases import AnySpace, EnvFn, EnvKwargs, Info, Observation
 from pytorchrl.agent.env.autoreset import NO_INDEX, make_autoreset
 from pytorchrl.agent.env.backends import build_vector, close_vector, reset_vector
 from pytorchrl.agent.env.common import (
@@ -34,6 +34,7 @@ from pytorchrl.agent.options import Factory, Part, build_options, option
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError
 from pytorchrl.tracebacks import brief_errors
+from pytorchrl.untyped import OptionValue
 from pytorchrl.worker_names import collection_worker
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 # A fault that recurs more often than this within 1000 steps is considered permanent.
 _MAX_RESTARTS = 3
-# For larger numbers, float32 (mantissa of 24 bits) has at most six binary places.
+# Larger numbers have at most six binary places in float32, whose mantissa has 24 bits.
 _LARGE = 2.0**17
 
 
@@ -53,19 +54,19 @@ class VecEnv(Part):
         index_grad_worker: Index of the gradient worker. The two indices determine the seeds and the name of the monitor
             file.
         index_col_worker: Index of the collection worker among those of that gradient worker.
-        mode: "train" or "test". Testing uses raw rewards, whole games, `test_env_kwargs` and other seeds.
-        seed: Seed of the experiment; None draws one.
+        mode: "train" or "test". Testing uses raw rewards, complete games, `test_env_kwargs` and other seeds.
+        seed: Seed of the experiment; None draws a random seed.
         num_threads: Number of threads that a native vector environment may use.
         incarnation: Number of earlier restarts of this worker, which changes the seeds.
 
     Attributes:
-        num_envs: E.
+        num_envs: E, the number of environments.
         vector: The Gymnasium vector environment that steps the environments.
         seeds: Seed of each environment.
         observation_space: Leaf -> space of one environment, as from `flatten_space`.
         action_space: Space of one environment, counting from 0.
         action_shape: Shape of the actions of all environments, (E, ...).
-        autoreset_mode: When a new episode starts.
+        autoreset_mode: The step in which a new episode starts.
 
     Raises:
         ConfigError: The options do not fit the environment.
@@ -78,40 +79,41 @@ class VecEnv(Part):
     class Options(BaseOptions):
         """Settings of a vector of environments."""
 
-        env_fn: Any = option(
+        env_fn: Any = option(  # `EnvFn`, checked below
             help="Gymnasium id, EnvSpec, or a function of keyword arguments that builds one environment (or, if it "
             "takes num_envs, a vector environment).")
-        env_kwargs: dict[str, Any] = option(
-            default_factory=dict, help="Keyword arguments of every environment.")
-        test_env_kwargs: dict[str, Any] = option(
-            default_factory=dict, help="Keyword arguments that replace those of env_kwargs when testing.")
+        env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
+        test_env_kwargs: EnvKwargs = option(
+            default_factory=dict, help="Keyword arguments that override entries of env_kwargs when testing.")
         vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
         backend: str = option(
-            "auto", help="How environments are stepped. auto uses the native vector environment if there is one, else "
-            "sync; also sync for fewer than 4 of Gymnasium's classic control environments (CartPole), where it is "
-            "faster.",
+            "auto", help="Method of stepping the environments. auto uses the native vector environment if one exists, "
+            "else sync. For fewer than 4 of Gymnasium's classic control environments (such as CartPole), auto uses "
+            "sync, which is faster.",
             choices=("auto", "vector", "sync", "async", "envpool"))
         autoreset: str = option(
-            "auto", help="When a new episode starts. auto uses same_step if the environment offers it, else next_step.",
+            "auto", help="Step in which a new episode starts. auto uses same_step if the environment supports it, else "
+            "next_step.",
             choices=("auto", "same_step", "next_step"))
         max_episode_steps: int | None = option(None, help="Steps after which an episode is truncated.", low=1)
-        frame_stack: int = option(1, help="Number of last observations joined to one.", low=1)
-        wrappers: tuple[Any, ...] = option((), help="Functions from environment to environment, applied in order.")
+        frame_stack: int = option(1, help="Number of last observations concatenated to one observation.", low=1)
+        wrappers: tuple[Any, ...] = option(  # of `EnvWrapper`, checked below
+            (), help="Functions from environment to environment, applied in order.")
         reward_transform: str | float | None = option(
             None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], or a factor. Statistics use raw "
             "rewards.")
         end_on_life_loss: bool = option(
             False, help="Whether a decrease of info['lives'] is a termination for learners; the game continues.")
         on_env_error: str = option(
-            "auto", help="Reaction to an exception in one environment: restart replaces that environment and cuts its "
-            "episode; raise ends the run. Native vector environments always raise; auto restarts all others.",
+            "auto", help="Reaction to an exception in one environment: restart replaces the environment and truncates "
+            "its episode; raise ends the run. auto restarts all but native vector environments, which always raise.",
             choices=("auto", "restart", "raise"))
         max_env_restarts: int = option(
-            _MAX_RESTARTS, help="Most restarts of one worker's environments within 1000 steps of the worker; needs "
-            "on_env_error='restart'.", low=1)
+            _MAX_RESTARTS, help="Maximum number of restarts of one worker's environments within 1000 worker steps; "
+            "needs on_env_error='restart'.", low=1)
         keep_float64: bool | None = option(
             None, help="Whether float64 observations stay float64, which doubles their memory. None keeps float64 if "
-            "the first observation has a number beyond 131072, for which float32 has at most six binary places.")
+            "the first observation has a number above 131072, for which float32 has at most six binary places.")
         log_dir: str | None = option(None, help="Folder for a CSV file of each worker with its finished episodes.")
         info_keywords: tuple[str, ...] = option(
             (), help="Entries of the last info of an episode that are written to the CSV file.")
@@ -122,7 +124,7 @@ class VecEnv(Part):
             if not (isinstance(self.env_fn, (str, gym.envs.registration.EnvSpec)) or callable(self.env_fn)):
                 raise ConfigError(
                     f"env_fn must be a Gymnasium id, an EnvSpec or a function, got {self.env_fn!r}; "
-                    "pass the function, not what it returns")
+                    "pass the function, not its result")
             check_common_options(self)
             if self.max_env_restarts != _MAX_RESTARTS and self.on_env_error != "restart":
                 raise ConfigError(
@@ -135,7 +137,7 @@ class VecEnv(Part):
     @brief_errors
     @checked_names
     def create_factory(
-        cls, env_fn: Any, env_kwargs: dict[str, Any] | None = None, vec_env_size: int = 1, **options: Any,
+        cls, env_fn: EnvFn, env_kwargs: EnvKwargs | None = None, vec_env_size: int = 1, **options: OptionValue,
     ) -> EnvFactory:
         """Return a factory of vectors of environments; build and close one environment to find its spaces.
 
@@ -146,7 +148,7 @@ class VecEnv(Part):
             options: Further fields of `VecEnv.Options`.
 
         Raises:
-            ConfigError: An option is wrong, the id is unknown (the message names the nearest one), or a package is
+            ConfigError: An option is invalid, the id is unknown (the message names the closest id), or a package is
                 missing (the message names the extra).
             EnvError: The environment raises, or violates its contract, when it is built or reset.
         """
@@ -213,7 +215,7 @@ class VecEnv(Part):
             isinstance(self.action_space, gym.spaces.Discrete))
         self._ends_on_life_loss = options.end_on_life_loss and is_training
         self._lives: np.ndarray | None = None
-        # Returned by each step in which no episode ends, and never written to.
+        # Steps in which no episode ends return these arrays, which are never written to.
         self._all = np.ones(self.num_envs, dtype=np.bool_)
         self._none = np.zeros(self.num_envs, dtype=np.bool_)
 
@@ -256,7 +258,7 @@ class VecEnv(Part):
             action: (E, ...), int64 counting from 0, or float32.
 
         Raises:
-            EnvError: An environment raised, or `action` has another shape.
+            EnvError: An environment raised, or `action` has the wrong shape.
             NonFiniteDataError: An action contains NaN or infinity.
         """
         try:
@@ -279,7 +281,7 @@ class VecEnv(Part):
             self._masks.read(observations, info), [])
 
     def close(self) -> None:
-        """Close environments, processes and the monitor file. Closing again has no effect."""
+        """Close environments, processes and the monitor file; further calls have no effect."""
         if self._closed:
             return
         self._closed = True
@@ -290,7 +292,7 @@ class VecEnv(Part):
         self, done: np.ndarray, observations: Observation, reward: np.ndarray, terminated: np.ndarray,
         truncated: np.ndarray, info: Info,
     ) -> Step:
-        """Return the step when an episode may have ended or begun in it."""
+        """Return the result of a step in which an episode may have ended or begun."""
         if self._autoreset.pending or np.count_nonzero(done):
             try:
                 settled = self._autoreset.settle(done, observations, info)
@@ -325,7 +327,7 @@ class VecEnv(Part):
             self._masks.settled(observations, info, done, truncated), episodes, final_mask)
 
     def _completed(self, info: Info, cut: np.ndarray) -> Info:
-        """Return `info` with values for the environments that raised (`cut`) if it shows their last observation."""
+        """Return `info`; under NEXT_STEP, add values for the environments that raised (`cut`, (E,) bool)."""
         if self.autoreset_mode is not AutoresetMode.NEXT_STEP:
             return info
         info = dict(info)
@@ -392,7 +394,7 @@ class EnvFactory(Factory[VecEnv]):
 
     @property
     def num_envs(self) -> int:
-        """E."""
+        """E, the number of environments."""
         return int(self.options.vec_env_size)
 
     def __call__(  # type: ignore[override] # names its arguments, which callers pass by keyword

@@ -1,4 +1,4 @@
-"""Wrappers of single environments for options of `VecEnv`."""
+"""Wrappers of single environments that implement options of `VecEnv`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pytorchrl.errors import ConfigError
 
 
 class FrameStack(gym.Wrapper[np.ndarray, Action, np.ndarray, Action]):
-    """Wrapper that joins the last observations of a Box along the channels.
+    """Wrapper that concatenates the last observations of a Box space along the channel axis.
 
-    The channels are the last axis of (H, W, C) images, else the first axis. An episode begins with copies of its first
-    observation.
+    The channel axis is the last axis of (H, W, C) images, else the first axis. At the start of an episode, the stack
+    contains copies of the first observation.
 
     Args:
         env: The environment.
-        num_frames: Number of observations joined.
+        num_frames: Number of observations to concatenate.
 
     Raises:
         ConfigError: The observation space is not a Box, or has no axis.
@@ -38,14 +38,14 @@ class FrameStack(gym.Wrapper[np.ndarray, Action, np.ndarray, Action]):
             np.concatenate([space.high] * num_frames, self._axis), dtype=space.dtype.type)
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Reset, and fill the stack with the first observation."""
+        """Reset the environment, and fill the stack with copies of the first observation."""
         observation, info = self.env.reset(seed=seed, options=options)
-        # Copies: an environment may write its next observation into the same memory.
+        # Copies, because an environment may reuse the memory for its next observation.
         self._frames.extend([np.array(observation)] * (self._frames.maxlen or 1))
         return np.concatenate(self._frames, self._axis), info
 
     def step(self, action: Action) -> StepResult:
-        """Step, and return the stack with the newest observation last."""
+        """Step the environment; return the stack with the newest observation last."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._frames.append(np.array(observation))
         return np.concatenate(self._frames, self._axis), reward, terminated, truncated, info

@@ -166,7 +166,7 @@ class SequenceBuffer(PERBuffer):
     options: Options
 
     def __init__(
-        self, options: Options, *, actor: StorageActor, num_envs: int, **context: Any,  # as of `ReplayBuffer`
+        self, options: Options, *, actor: StorageActor, num_envs: int, **context: Any,  # arguments of `ReplayBuffer`
     ) -> None:
         """Use `create_factory`; see `ReplayBuffer`.
 
