@@ -1,4 +1,4 @@
-"""Several policies in one environment: each part of an agent contains one part for each policy."""
+"""Several policies in one environment: each part of an agent contains one part per policy."""
 
 from __future__ import annotations
 

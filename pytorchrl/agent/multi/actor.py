@@ -1,4 +1,4 @@
-"""The actors of several policies as one."""
+"""Actor of an agent with several policies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytorchrl.agent.seeding import Stream, derive_seed
 
 
 class MultiAgentActor(nn.Module):
-    """Actors of several policies.
+    """One actor for each policy.
 
     Attributes:
         options: Checked options.
@@ -58,11 +58,11 @@ class MultiAgentActor(nn.Module):
             load_checkpoint(self, options.checkpoint)
 
     def acting_networks(self) -> dict[str, nn.Module]:
-        """Return group of parameters -> network, for all networks that acting needs."""
+        """Return parameter group -> network, for all networks that acting needs."""
         return joined({policy: actor.acting_networks() for policy, actor in self.actors.items()})
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return name -> live tensor, for all state that is not trained."""
+        """Return name -> tensor in use, for all state that is not trained."""
         return joined({policy: actor.state_buffers() for policy, actor in self.actors.items()})
 
     def initial_states(self, num_envs: int) -> dict[str, dict[str, Tensor]]:
@@ -71,7 +71,7 @@ class MultiAgentActor(nn.Module):
                 for policy, actor in self.actors.items()}
 
     def merge_moments(self, found: Mapping[str, Moments]) -> None:
-        """Add the moments of one rollout, from `moments_of` of the algorithm."""
+        """Add the moments of one rollout, as computed by `moments_of` of the algorithm."""
         for policy, actor in self.actors.items():
             actor.merge_moments(own_names(found, policy))
 

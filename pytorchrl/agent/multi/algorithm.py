@@ -1,6 +1,6 @@
-"""The algorithm of an agent of several policies.
+"""Algorithm of an agent with several policies.
 
-E = environments, C = columns of a policy, P = scalars of the parameters of a policy.
+E = environments, C = columns of a policy, P = number of scalar parameters of a policy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,24 +24,25 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.schedules import Schedule
 from pytorchrl.agent.seeding import Stream, derive_seed
 from pytorchrl.errors import ConfigError, NonFiniteUpdateError
+from pytorchrl.untyped import MetricsDict, OptionValue, StateDict
 
 if TYPE_CHECKING:
     from pytorchrl.agent.multi.actor import MultiAgentActor
     from pytorchrl.agent.multi.storage import MultiAgentStorage
 
 _SHARED = ("num_epochs", "num_mini_batch", "mini_batch_size", "start_steps", "update_every", "num_updates")
-"""Options that decide the time and size of updates. They are the same for all policies, which are updated together."""
+"""Options that determine when updates happen and how large they are; their values must be equal for all policies."""
 TRAINABLE = "trainable"
-"""Name of the parameter `policy/trainable`, which is 0 for a policy that acts without learning, else 1."""
+"""Name of the parameter `policy/trainable`: 1 for a policy that learns, 0 for a policy that only acts."""
 
 
 class MultiAgentAlgorithm(Algorithm):
     """One algorithm for each policy, updated together.
 
-    Each policy has one gradient, a vector with the gradients of all its groups in order. The gradient is None if the
-    batch has no samples of the policy, or if the policy is not trainable; then neither its parameters nor the moments
-    of its optimiser change. Names of statistics end with the policy, as in `loss/hunter`; names of parameters and
-    states begin with it, as in `hunter/lr`.
+    Each policy has one gradient, a vector that concatenates the gradients of all its groups. The gradient is None if
+    the batch has no samples of the policy, or if the policy is not trainable; in both cases, neither its parameters nor
+    its optimizer moments change. Names of statistics end with the policy, as in `loss/hunter`; names of parameters and
+    states begin with the policy, as in `hunter/lr`.
 
     Attributes:
         algorithms: Policy -> algorithm.
@@ -74,32 +75,32 @@ class MultiAgentAlgorithm(Algorithm):
             if problems:
                 raise ConfigError("; ".join(problems))
 
-        def __getattr__(self, name: str) -> Any:  # the value of an option
-            """Return an option that is the same for all policies."""
+        def __getattr__(self, name: str) -> OptionValue:
+            """Return the value of an option that is the same for all policies."""
             if name in _SHARED:
                 return getattr(next(iter(self.policies.values())).options, name)
             raise AttributeError(f"the algorithms of several policies have no common option {name!r}")
 
         @property
         def advantage_normalization(self) -> str:
-            """The samples over which each policy normalises its advantages; "batch" if a policy has that value."""
+            """The first of "batch", "minibatch" and "none" that is the advantage normalization of a policy."""
             found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 
         @property
         def mixed_precision(self) -> bool:
-            """Whether an algorithm computes in bfloat16."""
+            """Whether any algorithm computes in bfloat16."""
             return any(getattr(factory.options, "mixed_precision", False) for factory in self.policies.values())
 
         @property
         def learns_from(self) -> DataKind:
-            """The kind of data that the policies learn from; if kinds differ, the one that must be freshest."""
+            """Kind of data that the policies learn from; if kinds differ, the kind that must be freshest."""
             return freshest(map(learned_kind, self.policies.values()))
 
     actor: MultiAgentActor
 
     def __init__(self, options: Options, *, actor: MultiAgentActor, seed: int, device: str = "cpu") -> None:
-        """See `Algorithm` for the arguments."""
+        """Build the algorithms of all policies; see `Algorithm` for the arguments."""
         self.options, self.actor, self.device = options, actor, torch.device(device)
         self.learns_from = options.learns_from
         self.algorithms: dict[str, Algorithm] = {
@@ -115,7 +116,7 @@ class MultiAgentAlgorithm(Algorithm):
         self._trainable = {policy: float(policy in options.trainable) for policy in self.algorithms}
 
     @classmethod
-    def create_factory(  # type: ignore[override] # of parts, not of options
+    def create_factory(  # type: ignore[override] # takes factories, not options
         cls, policies: Mapping[str, Factory[Algorithm]], agents: Mapping[str, tuple[str, ...]],
         trainable: tuple[str, ...] | None = None,
     ) -> Factory[MultiAgentAlgorithm]:
@@ -157,8 +158,8 @@ class MultiAgentAlgorithm(Algorithm):
             self.algorithms[policy].finish_rollout(part)
 
     def moments_of(  # type: ignore[override] # of all policies
-        self, rollout: MultiRollout, running: dict[str, Any],
-    ) -> dict[str, Any]:
+        self, rollout: MultiRollout, running: dict[str, StateDict],
+    ) -> dict[str, object]:
         """See `Algorithm`; names begin with the policy."""
         return joined({policy: self.algorithms[policy].moments_of(part, running.setdefault(policy, {}))
                        for policy, part in rollout.parts.items()})
@@ -177,21 +178,21 @@ class MultiAgentAlgorithm(Algorithm):
 
     def compute_gradients(  # type: ignore[override] # of all policies
         self, batch: MultiBatch,
-    ) -> tuple[list[Tensor | None], dict[str, Any]]:
+    ) -> tuple[list[Tensor | None], MetricsDict]:
         """See `Algorithm`.
 
         Returns:
-            For each policy its gradient (P,) or None; and the statistics. With replay, these contain `errors` in the
-            order of `batch.ids`, which are NaN for policies without gradient.
+            The gradient of each policy, (P,) or None; and the statistics. With replay, the statistics contain `errors`
+            in the order of `batch.ids`; the errors of policies without a gradient are NaN.
         """
         vectors: list[Tensor | None] = []
-        info: dict[str, Any] = {}
+        info: MetricsDict = {}
         errors: list[Tensor] = []
         for policy, algo in self.algorithms.items():
             part = batch.parts.get(policy)
             vector = None
             if part is not None and part.num_samples:
-                found: dict[str, Any] = {}
+                found: MetricsDict = {}
                 if self._trainable[policy]:
                     gradients, found = algo.compute_gradients(part)  # type: ignore[arg-type] # of its own kind
                     vector = gradients[0] if len(gradients) == 1 else torch.cat(gradients)
@@ -204,7 +205,7 @@ class MultiAgentAlgorithm(Algorithm):
 
     @property
     def gradient_sizes(self) -> list[int]:
-        """P for each policy."""
+        """P, the number of scalar parameters, for each policy."""
         return [sum(algo.gradient_sizes) for algo in self.algorithms.values()]
 
     def apply_gradients(  # type: ignore[override] # one for each policy
@@ -213,7 +214,7 @@ class MultiAgentAlgorithm(Algorithm):
         """Make one optimiser step for each policy that has a gradient.
 
         Args:
-            gradients: For each policy its gradient (P,) or None; without the argument, those of the last
+            gradients: The gradient of each policy, (P,) or None; by default, the gradients of the last
                 `compute_gradients`.
 
         Raises:
@@ -233,10 +234,10 @@ class MultiAgentAlgorithm(Algorithm):
 
     # Parameters
 
-    def update_algorithm_parameter(self, name: str, value: Any) -> None:
+    def update_algorithm_parameter(self, name: str, value: OptionValue) -> None:
         """Set a parameter of one policy, `policy/name`, or of all policies that have it, `name`.
 
-        `policy/trainable` is True or False, whether the policy learns.
+        `policy/trainable` (True or False) determines whether the policy learns.
 
         Raises:
             KeyError: No policy has such a parameter.
@@ -259,7 +260,7 @@ class MultiAgentAlgorithm(Algorithm):
             except KeyError:  # noqa: PERF203 - another policy may have it
                 unknown += 1
         if unknown == len(found or self.algorithms):
-            raise KeyError(f"no policy has a parameter {name!r} that can change; those are {', '.join(self.updatable)}")
+            raise KeyError(f"no policy has a parameter {name!r} that can change; use {', '.join(self.updatable)}")
 
     @property
     def updatable(self) -> list[str]:
@@ -283,7 +284,7 @@ class MultiAgentAlgorithm(Algorithm):
         self._trainable = trainable
 
     @property
-    def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # those of the policies
+    def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # of all policies
         """`policy/name` -> schedule."""
         return joined({policy: algo.schedules for policy, algo in self.algorithms.items()})
 
@@ -308,12 +309,12 @@ class MultiAgentAlgorithm(Algorithm):
         for policy, algo in self.algorithms.items():
             algo.load_learning_state(own_names(state, policy))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """See `Algorithm`."""
         return {"policies": {policy: algo.state_dict() for policy, algo in self.algorithms.items()},
                 TRAINABLE: dict(self._trainable)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """See `Algorithm`."""
         for policy, algo in self.algorithms.items():
             algo.load_state_dict(state["policies"][policy])

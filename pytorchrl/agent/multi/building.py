@@ -7,9 +7,9 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from pytorchrl.agent.env.aliases import Action, AnySpace, Observation
+from pytorchrl.agent.env.aliases import Action, AnySpace, EnvKwargs, Observation
 from pytorchrl.agent.env.guard import describe
 from pytorchrl.agent.multi.data import SEPARATOR
 from pytorchrl.errors import ConfigError, EnvError, install_hint
@@ -19,7 +19,7 @@ _METHODS = ("reset", "step", "observation_space", "action_space", "possible_agen
 
 
 class ParallelEnv(Protocol):
-    """An environment of PettingZoo's parallel API. Mappings are from agent."""
+    """Environment with PettingZoo's parallel API; the keys of all mappings are agents."""
 
     possible_agents: Sequence[str]
     agents: Sequence[str]
@@ -43,11 +43,11 @@ class ParallelEnv(Protocol):
 
 
 PolicyOf = Callable[[str], str] | Mapping[str, str] | str | None
-"""Function or mapping from agent to policy, or the name of one of two rules."""
+"""Function or mapping from agent to policy, or one of the rules "shared" (also None) and "independent"."""
 
 
 def build_parallel_env(
-    env_fn: str | Callable[..., ParallelEnv], kwargs: dict[str, Any],
+    env_fn: str | Callable[..., ParallelEnv], kwargs: EnvKwargs,
     wrappers: Sequence[Callable[[ParallelEnv], ParallelEnv]], where: str,
 ) -> ParallelEnv:
     """Build one environment with its wrappers and a copy of the keyword arguments.
@@ -56,10 +56,10 @@ def build_parallel_env(
         env_fn: Function that builds the environment, or the name of a module with `parallel_env`.
         kwargs: Keyword arguments of the function.
         wrappers: Functions from environment to environment, applied in order.
-        where: Worker and environment, for error messages.
+        where: Worker and environment index, for error messages.
 
     Raises:
-        ConfigError: The module cannot be imported, or this is no environment of the parallel API.
+        ConfigError: The module cannot be imported, or its environment does not have the parallel API.
         EnvError: The constructor raised.
     """
     make = _parallel_env_of(env_fn) if isinstance(env_fn, str) else env_fn
@@ -73,7 +73,7 @@ def build_parallel_env(
         raise ConfigError(f"env_fn must return an environment of PettingZoo's parallel API, got {type(env).__name__} "
                           f"without {', '.join(lacking)}")
     if hasattr(env, "agent_iter"):
-        raise ConfigError(f"{type(env).__name__} has PettingZoo's turn-based API; give its parallel_env, or wrap it "
+        raise ConfigError(f"{type(env).__name__} has PettingZoo's turn-based API; use its parallel_env, or wrap it "
                           "with pettingzoo.utils.aec_to_parallel")
     return env
 
@@ -114,18 +114,18 @@ def agents_by_policy(agents: Sequence[str], policy_of: PolicyOf) -> dict[str, tu
 
     Args:
         agents: All agents of the environment.
-        policy_of: Function or mapping from agent to policy; "shared" or None for one policy of that name; "independent"
-            for one policy for each agent, with the agent's name.
+        policy_of: Function or mapping from agent to policy; "shared" or None for one policy called "shared";
+            "independent" for one policy per agent, with the name of the agent.
 
     Raises:
-        ConfigError: There are no agents, an agent is not a text, or `policy_of` does not give a valid policy for each
-            agent.
+        ConfigError: There are no agents, an agent is not a string, or `policy_of` does not return a valid policy for
+            each agent.
     """
     if not agents:
         raise ConfigError("the environment has no possible_agents")
     if others := [agent for agent in agents if not isinstance(agent, str)]:
         raise ConfigError(
-            f"names of agents must be texts, got {others[0]!r} among possible_agents; a wrapper can rename them")
+            f"names of agents must be strings, got {others[0]!r} among possible_agents; a wrapper can rename them")
     name_of = _policy_function(policy_of, agents)
     found: dict[str, tuple[str, ...]] = {}
     for agent in agents:

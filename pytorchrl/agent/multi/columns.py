@@ -1,4 +1,4 @@
-"""The C columns of one policy in a vector of environments, and their result of one step; see `agent.multi.data`."""
+"""Columns of one policy in a vector of environments, and their results of a step; see `agent.multi.data`."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class PolicyColumns:
 
     Args:
         agents: Names of the agents.
-        observation_space: Observation space of each of them.
-        action_space: Action space of each of them.
-        num_envs: E.
+        observation_space: Observation space of each agent.
+        action_space: Action space of each agent.
+        num_envs: E, the number of environments.
 
     Attributes:
-        places: Agent -> place among the agents.
-        num_columns: C.
+        places: Agent -> index among the agents.
+        num_columns: C, the number of columns.
         reader: Reader of the observations.
         observation_space: Leaf -> space, as from `flatten_space`.
-        action_space: Space that counts from 0.
+        action_space: Action space, counting from 0.
         raw_observation_space: `observation_space` as given.
         obs: Leaf -> (C, ...), the newest observations.
-        mask: (C, n) bool, the newest action masks; None if there are none.
+        mask: (C, n) bool, the newest action masks; None if the agents have no masks.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class PolicyColumns:
     def write(
         self, columns: list[int], observations: list[Observation], infos: list[object], is_first_reset: bool,
     ) -> None:
-        """Write observations and masks into their columns; other columns stay.
+        """Write observations and masks to `columns`; other columns stay unchanged.
 
-        The first reset decides whether `info` contains masks.
+        The first reset determines whether infos contain masks.
         """
         for leaf, rows in self.reader.read_rows(observations).items():
             self.obs[leaf][columns] = rows
@@ -84,7 +84,7 @@ class PolicyColumns:
             self.mask[columns] = masks
 
     def masks(self, observations: list[Observation], infos: list[object]) -> np.ndarray | None:
-        """Return the allowed actions of K agents, (K, n) bool; None if neither observations nor infos contain masks."""
+        """Return the action masks of K agents, (K, n) bool; None if neither observations nor infos contain masks."""
         if self.reader.has_mask:
             return self.reader.mask_rows(observations)
         given = [info[MASK_LEAF] for info in infos if isinstance(info, Mapping) and MASK_LEAF in info]
@@ -95,7 +95,7 @@ class PolicyColumns:
 
 
 class ColumnsStep:
-    """The result of one step for the columns of a policy, collected agent by agent.
+    """Result of one step for the columns of a policy, recorded agent by agent.
 
     Args:
         columns: The columns.
@@ -119,7 +119,7 @@ class ColumnsStep:
         self._terminated[column], self._truncated[column] = terminated, truncated
 
     def add_end(self, column: int, observation: Observation | None, info: object) -> None:
-        """Record the end of an agent's episode with its last observation; None repeats the observation before."""
+        """Record the end of an agent's episode with its last observation; None repeats the previous one."""
         columns = self._columns
         self._ended.append(column)
         self._last.append(
@@ -132,7 +132,7 @@ class ColumnsStep:
             self._last_masks.append(allowed | ~allowed.any())
 
     def step(self, transform: Callable[[np.ndarray], np.ndarray] | None) -> Step:
-        """Return the step, with the rewards for learners that `transform` makes; None leaves rewards as they are."""
+        """Return the step, with rewards changed by `transform`; None leaves rewards unchanged."""
         reward = self._reward if transform is None else np.asarray(transform(self._reward), np.float32)
         columns, last = self._columns, self._last
         return Step(

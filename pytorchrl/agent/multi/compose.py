@@ -1,4 +1,4 @@
-"""Compose an agent of several policies from the parts of each policy."""
+"""Compose an agent with several policies from the parts of each policy."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ def multi_agent(
 ) -> tuple[Factory[MultiAgentAlgorithm], Factory[MultiAgentActor], Factory[MultiAgentStorage]]:
     """Return factories of algorithm, actor and storage for environments of several agents, in the order of `Scheme`.
 
-        envs = MultiAgentVecEnv.create_factory("mpe2.simple_speaker_listener_v4", vec_env_size=8, policy_of=lambda
-        agent: agent) agent = multi_agent(envs, PPO.create_factory(), OnPolicyActor.create_factory,
-        GAEBuffer.create_factory(size=128)) scheme = Scheme(*agent, envs)
+        envs = MultiAgentVecEnv.create_factory(
+            "mpe2.simple_speaker_listener_v4", vec_env_size=8, policy_of=lambda agent: agent)
+        agent = multi_agent(
+            envs, PPO.create_factory(), OnPolicyActor.create_factory, GAEBuffer.create_factory(size=128))
+        scheme = Scheme(*agent, envs)
 
     Args:
         envs: A factory from `MultiAgentVecEnv.create_factory`.
@@ -41,7 +43,7 @@ def multi_agent(
             space and an action space.
         storages: Policy -> factory, or one factory for all policies. Sizes count env steps.
         trainable: Policies that learn; None for all. The parameter `policy/trainable` can change during training.
-        checkpoint: File with a saved model of all policies, to start from.
+        checkpoint: File with a saved model of all policies, whose weights are the initial weights.
 
     Raises:
         ConfigError: A policy lacks a part, a part is for an unknown policy, or the parts do not fit together.
@@ -51,7 +53,7 @@ def multi_agent(
     if callable(actors) and not isinstance(actors, (Factory, Mapping)):
         make = actors
         observation_spaces: Mapping[str, object] = envs.observation_space
-        action_spaces: Any = envs.action_space  # by policy, where other factories have one space
+        action_spaces: Any = envs.action_space  # policy -> space; other factories have one space
         actors = {policy: make(observation_spaces[policy], action_spaces[policy]) for policy in envs.policies}
     of_actor = _by_policy("actors", actors, envs.policies)
     of_algorithm = _by_policy("algorithms", algorithms, envs.policies)

@@ -1,8 +1,8 @@
-"""Data that the parts of an agent of several policies exchange: mappings from policy to the data of one policy.
+"""Data that the parts of an agent with several policies exchange: mappings from policy to the data of one policy.
 
 Each agent (in the sense of PettingZoo) is a column of its policy. A policy with k agents in each of E environments has
-C = E * k columns; agent j of environment e is column e * k + j. A step at which an agent is absent, because it has
-ended or has not appeared yet, is a row that is not valid.
+C = E * k columns; agent j of environment e is column e * k + j. If an agent is absent from a step, because it has ended
+or has not appeared yet, its row is invalid.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def joined(values: Mapping[str, Mapping[str, V]]) -> dict[str, V]:
 
 @dataclass(slots=True)
 class MultiStep:
-    """The result of one step of E environments."""
+    """Result of one step of E environments."""
 
     parts: dict[str, Step]
-    """Policy -> the step of its columns, without episodes."""
+    """Policy -> step of the policy's columns, without episodes."""
     episodes: list[Episode]
     """Episodes that ended in this step."""
 
@@ -50,52 +50,52 @@ class MultiStep:
 
     @property
     def mask(self) -> dict[str, np.ndarray | None]:
-        """Policy -> (C, n) bool, or None if its agents have no masks."""
+        """Policy -> (C, n) bool, or None if the policy's agents have no masks."""
         return {policy: part.mask for policy, part in self.parts.items()}
 
     @property
     def first(self) -> dict[str, np.ndarray]:
-        """Policy -> (C,) bool."""
+        """Policy -> (C,) bool, whether each observation is the first of an episode."""
         return {policy: part.first for policy, part in self.parts.items()}
 
 
 @dataclass(slots=True)
 class MultiActingStep:
-    """The decisions of all policies for one step."""
+    """Decisions of all policies for one step."""
 
     parts: dict[str, ActingStep]
 
     @property
     def clipped_action(self) -> Arrays:
-        """Policy -> (C, ...), for the environments."""
+        """Policy -> (C, ...), the actions for the environments."""
         return {policy: part.clipped_action for policy, part in self.parts.items()}
 
     @property
     def rhs(self) -> dict[str, Arrays]:
-        """Policy -> net -> (C, H)."""
+        """Policy -> network -> (C, H), the memory states."""
         return {policy: part.rhs for policy, part in self.parts.items()}
 
 
 @dataclass(slots=True)
 class MultiRollout:
-    """The rollouts of all policies from the same T steps of E environments; each of the T · E is an env step."""
+    """Rollouts of all policies from the same T steps of E environments, which are T · E env steps."""
 
     parts: dict[str, RolloutData]
     num_envs: int
-    """E."""
+    """E, the number of environments."""
 
     @property
     def num_steps(self) -> int:
-        """T."""
+        """T, the number of steps."""
         return next(iter(self.parts.values())).num_steps
 
     @property
     def size(self) -> int:
-        """T · E."""
+        """T · E, the number of env steps."""
         return self.num_steps * self.num_envs
 
     def num_valid(self) -> int:
-        """Return the number of env steps: all T · E, because an environment that ends is reset in the same step."""
+        """Return the number of env steps: T · E, because environments are reset in the step that ends an episode."""
         return self.size
 
     def map(self, function: Callable[[Any], object]) -> MultiRollout:  # of a tensor, an array or its packed form
@@ -112,18 +112,18 @@ class MultiBatch:
     """Samples for one update of all policies that have samples."""
 
     parts: dict[str, Batch | ReplayBatch]
-    """Policy -> its batch; a policy without batch gets no gradient."""
+    """Policy -> batch of the policy; a policy without a batch gets no gradient."""
     policies: tuple[str, ...]
     """All policies, in order."""
     num_samples: int = 0
-    """Env steps. The batch's share of the env steps of the rollouts equals its share of the agents' steps. With replay,
-    the largest number of transitions of a policy."""
+    """Number of env steps. The batch's share of the env steps of the rollouts equals its share of the agents' steps.
+    With replay, the largest number of transitions of any policy."""
     num_new_samples: int = 0
-    """Env steps that no earlier batch used."""
+    """Number of env steps that no earlier batch used."""
     last: bool = False
     """Whether this is the last batch from its rollouts."""
     ids: Tensor | None = None
-    """With replay, (sum of B,) int64, the ids of all policies one after the other; see `MultiAgentReplay`."""
+    """With replay, (sum of B,) int64, the concatenated ids of all policies; see `MultiAgentReplay`."""
 
     @property
     def samples(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pytorchrl.agent.data import Arrays, Episode
-from pytorchrl.agent.env.aliases import Action, Observation
+from pytorchrl.agent.env.aliases import Action, EnvFn, EnvKwargs, Observation
 from pytorchrl.agent.env.common import (
     check_common_options,
     env_seeds,
@@ -35,15 +35,16 @@ from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import build_options, option
 from pytorchrl.errors import ConfigError, EnvError, NonFiniteDataError, PyTorchRLError
 from pytorchrl.tracebacks import brief_errors
+from pytorchrl.untyped import OptionValue
 from pytorchrl.worker_names import collection_worker
 
 
 class MultiAgentVecEnv(VecEnv):
     """E environments of several agents, stepped one after the other in this process.
 
-    A policy decides for one agent or more. Agents may end before the others and appear later; a step of an agent is
-    valid where the agent acts. The last observation of an agent that ends is kept, also while others continue. A new
-    episode starts in the step after which no agent is left.
+    Each policy controls one or more agents. Agents may appear late and end early; a step is valid for the agents that
+    act in it. The last observation of an agent that ends is stored even if other agents continue. A new episode starts
+    in the step after which no agent remains.
 
     Args:
         options: See `MultiAgentVecEnv.Options`.
@@ -64,50 +65,51 @@ class MultiAgentVecEnv(VecEnv):
     class Options(BaseOptions):
         """Settings of environments of several agents."""
 
-        env_fn: Any = option(
+        env_fn: Any = option(  # a function or a string, checked below
             help="Function of keyword arguments that builds one environment of PettingZoo's parallel API, or the "
-            "module of one, such as 'mpe2.simple_spread_v3'.")
-        env_kwargs: dict[str, Any] = option(default_factory=dict, help="Keyword arguments of every environment.")
-        test_env_kwargs: dict[str, Any] = option(
-            default_factory=dict, help="Keyword arguments that replace those of env_kwargs when testing.")
+            "name of a module with `parallel_env`, such as 'mpe2.simple_spread_v3'.")
+        env_kwargs: EnvKwargs = option(default_factory=dict, help="Keyword arguments of every environment.")
+        test_env_kwargs: EnvKwargs = option(
+            default_factory=dict, help="Keyword arguments that override entries of env_kwargs when testing.")
         vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
         max_episode_steps: int | None = option(None, help="Steps after which all agents are truncated.", low=1)
-        wrappers: tuple[Any, ...] = option((), help="Functions from environment to environment, applied in order.")
+        wrappers: tuple[Any, ...] = option(  # of functions, checked below
+            (), help="Functions from environment to environment, applied in order.")
         reward_transform: str | float | None = option(
             None, help="Transform of rewards for learners: 'sign', 'clip' to [-1, 1], or a factor. Statistics use raw "
             "rewards.")
         log_dir: str | None = option(None, help="Folder for a CSV file of each worker with its finished episodes.")
         agents: dict[str, tuple[str, ...]] = option(
-            default_factory=dict, help="Policy -> its agents, which create_factory finds with policy_of.")
+            default_factory=dict, help="Policy -> agents of the policy, which create_factory derives from policy_of.")
 
         def __post_init__(self) -> None:
             """Check the values that depend on several fields or on their contents."""
             super().__post_init__()
             if not (isinstance(self.env_fn, str) or callable(self.env_fn)):
                 raise ConfigError(f"env_fn must be a function or the module of an environment, got {self.env_fn!r}; "
-                                  "pass the function, not what it returns")
+                                  "pass the function, not its result")
             check_common_options(self)
 
     @classmethod
     @brief_errors
     @checked_names
     def create_factory(
-        cls, env_fn: Any, env_kwargs: dict[str, Any] | None = None, vec_env_size: int = 1, *,
-        policy_of: PolicyOf = None, **options: Any,
+        cls, env_fn: EnvFn, env_kwargs: EnvKwargs | None = None, vec_env_size: int = 1, *,
+        policy_of: PolicyOf = None, **options: OptionValue,
     ) -> MultiAgentEnvFactory:
-        """Return a factory of vectors of such environments; build one environment to find its agents and their spaces.
+        """Return a factory of vectors of environments; build an environment to find its agents and their spaces.
 
         Args:
             env_fn: A function of keyword arguments, or the name of a module with `parallel_env`.
             env_kwargs: The keyword arguments.
             vec_env_size: E.
             policy_of: Function or mapping from the name of an agent to its policy. With "shared" (or None), one policy
-                of that name decides for all agents; with "independent", each agent has its own policy with the agent's
-                name.
+                called "shared" controls all agents; with "independent", each agent has a policy with the name of the
+                agent.
             options: Further fields of `MultiAgentVecEnv.Options`.
 
         Raises:
-            ConfigError: An option is wrong, a package is missing (the message names the extra), or agents of one policy
+            ConfigError: An option is invalid, a package is missing (the message names the extra), or agents of a policy
                 have different spaces.
             EnvError: The environment raises, or violates its contract.
         """
@@ -149,7 +151,7 @@ class MultiAgentVecEnv(VecEnv):
                 agents, env.observation_space(agents[0]), env.action_space(agents[0]), self.num_envs)
             for policy, agents in options.agents.items()}
         self._policy_of = {agent: policy for policy, agents in options.agents.items() for agent in agents}
-        # Mappings from policy, of what `VecEnv` has once.
+        # In `VecEnv`, these attributes are not mappings from policy.
         self.observation_space = {
             policy: columns.observation_space  # type: ignore[misc]
             for policy, columns in self._columns.items()}
@@ -157,18 +159,18 @@ class MultiAgentVecEnv(VecEnv):
             policy: columns.action_space for policy, columns in self._columns.items()}
         self._transform = reward_function(options.reward_transform if is_training else None)
         self._max_steps = options.max_episode_steps
-        # The return of an episode sums over all agents; the returns of the policies are further columns.
+        # The return of an episode is the sum over all agents; the file has further columns for the policies.
         self._statistics = EpisodeStatistics(self.num_envs, open_monitor(
             options.log_dir, mode, index_grad_worker, index_col_worker,
             tuple(f"r{SEPARATOR}{policy}" for policy in self._columns)))
         self._agent_returns: list[dict[str, float]] = [{} for _ in range(self.num_envs)]
         self._lengths = np.zeros(self.num_envs, np.int64)
-        self._checked: set[str] = set()  # agents whose observations were checked once
+        self._checked: set[str] = set()  # agents whose first observation was checked
         self._closed = False
 
     @property
     def num_restarts(self) -> int:
-        """0, because an exception of an environment ends the run."""
+        """Always 0, because an exception in an environment ends the run."""
         return 0
 
     def reset(self) -> tuple[dict[str, Arrays], dict[str, np.ndarray | None]]:  # type: ignore[override] # by policy
@@ -188,7 +190,7 @@ class MultiAgentVecEnv(VecEnv):
         """Make one step in every environment.
 
         Args:
-            action: Policy -> (C, ...), int64 counting from 0, or float32; actions of absent agents are ignored.
+            action: Policy -> (C, ...), int64 counting from 0, or float32; the actions of absent agents are ignored.
         """
         results = {policy: ColumnsStep(columns) for policy, columns in self._columns.items()}
         team = np.zeros(self.num_envs)
@@ -249,14 +251,15 @@ class MultiAgentVecEnv(VecEnv):
         self, index: int, obs: Mapping[str, Observation], infos: Mapping[str, object], agents: set[str],
         acting: set[str], results: dict[str, ColumnsStep] | None,
     ) -> None:
-        """Store the observations of the agents that remain or appear; `acting` are those that acted in this step."""
+        """Store the observations of `agents`, which remain or appear; `acting` are the agents that acted."""
         if unknown := agents - self._policy_of.keys():
             raise EnvError(f"{self._where}, env {index}: {sorted(unknown)} are not among possible_agents, which are "
                            f"{sorted(self._policy_of)}")
         for policy, columns in self._columns.items():
             own = [agent for agent in columns.places if agent in agents]
             if missing := [agent for agent in own if agent not in obs]:
-                raise EnvError(f"{self._where}, env {index}: there is no observation of {missing}, which are in agents")
+                raise EnvError(f"{self._where}, env {index}: expected observations of all agents, "
+                               f"got no observation of {missing}")
             for agent in own:
                 self._check_observation(index, agent, obs[agent])
             own_columns = [columns.column(index, agent) for agent in own]
@@ -282,7 +285,7 @@ class MultiAgentVecEnv(VecEnv):
         self._observe(index, obs, infos, agents, set(), results)
 
     def _policy_returns(self, index: int) -> dict[str, float]:
-        """Return policy -> mean return of its agents in the episode, over the agents that acted in it."""
+        """Return policy -> mean return in the episode, over the agents of the policy that acted in the episode."""
         own: dict[str, list[float]] = {}
         for agent, value in self._agent_returns[index].items():
             own.setdefault(self._policy_of[agent], []).append(value)
@@ -319,7 +322,7 @@ class MultiAgentVecEnv(VecEnv):
                        f"{describe(failure)}") from failure
 
     def close(self) -> None:
-        """Close the environments and the monitor file. Closing again has no effect."""
+        """Close the environments and the monitor file; further calls have no effect."""
         if self._closed:
             return
         self._closed = True
@@ -330,11 +333,11 @@ class MultiAgentVecEnv(VecEnv):
 
 @dataclass(frozen=True, repr=False)
 class MultiAgentEnvFactory(EnvFactory):
-    """Factory of environments of several agents, with their agents; its spaces are mappings from policy."""
+    """Factory of environments of several agents; its spaces are mappings from policy."""
 
     @property
     def agents(self) -> dict[str, tuple[str, ...]]:
-        """Policy -> its agents."""
+        """Policy -> agents of the policy."""
         return dict(self.options.agents)
 
     @property

@@ -1,4 +1,4 @@
-"""The replay of several policies. T = steps of a rollout, C = columns of a policy, N = ids."""
+"""Replay of an agent with several policies. T = steps of a rollout, C = columns of a policy, N = ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytorchrl.agent.data import ReplayBatch
+from pytorchrl.agent.data import ReplayBatch, State
 from pytorchrl.agent.multi.data import MultiBatch, MultiRollout
 from pytorchrl.agent.multi.storage import MultiAgentStorage
 from pytorchrl.agent.storages.replay import ReplayBuffer
@@ -18,26 +18,27 @@ from pytorchrl.agent.storages.replay import ReplayBuffer
 
 @dataclass(slots=True)
 class _Kept:
-    """A rollout of which the replay still contains a part."""
+    """A rollout that is at least partly in the replay."""
 
     start: int
-    """Number of env steps inserted before it."""
+    """Number of env steps inserted before the rollout."""
     valid: dict[str, np.ndarray]
-    """Policy -> (T, C) bool, its valid rows."""
+    """Policy -> (T, C) bool, whether each row is valid."""
     env_steps: int
-    """Number of its env steps that are still resident."""
+    """Number of env steps of the rollout that are still resident."""
 
 
 class MultiAgentReplay(MultiAgentStorage):
     """Replay of several policies.
 
-    The capacity for each policy is the number of steps of its agents in `size` env steps, so that all policies contain
-    the same env steps. An env step is resident while a policy contains a part of it.
+    The storage of each policy has the capacity `size` times the number of the policy's agents, so that all storages
+    contain the same env steps. An env step is resident while any storage contains an agent's transition from it.
 
-    An id in a batch is the id in the policy's storage, times the number of policies, plus the index of the policy.
+    The id of a transition in a batch is its id in the policy's storage, times the number of policies, plus the index of
+    the policy.
     """
 
-    def __init__(self, options: MultiAgentStorage.Options, **context: Any) -> None:  # as of `MultiAgentStorage`
+    def __init__(self, options: MultiAgentStorage.Options, **context: Any) -> None:  # arguments of `MultiAgentStorage`
         super().__init__(options, **context)
         self.has_priorities = any(  # type: ignore[misc] # depends on the policies
             storage.has_priorities for storage in self.storages.values())
@@ -50,7 +51,7 @@ class MultiAgentReplay(MultiAgentStorage):
     def insert_data_slice(  # type: ignore[override] # of all policies
         self, rollouts: list[MultiRollout], sources: Sequence[Hashable] | None = None,
     ) -> None:
-        """Append rollouts, which overwrite the oldest env steps once the replay is full."""
+        """Append rollouts; they overwrite the oldest env steps if the replay is full."""
         names: Sequence[Hashable] = range(len(rollouts)) if sources is None else sources
         for rollout, source in zip(rollouts, names, strict=True):
             valid = {policy: part.valid.numpy().copy() for policy, part in rollout.parts.items()}
@@ -65,7 +66,7 @@ class MultiAgentReplay(MultiAgentStorage):
         self.insert_data_slice(list(rollouts), sources)
 
     def _evict(self) -> None:
-        """Count the env steps of which no policy contains a part any more."""
+        """Count the env steps that are no longer in the storage of any policy."""
         while self._kept:
             oldest = self._kept[0]
             left = self._count_resident(oldest)
@@ -76,7 +77,7 @@ class MultiAgentReplay(MultiAgentStorage):
             self._kept.popleft()
 
     def _count_resident(self, kept: _Kept) -> int:
-        """Return the number of env steps of a rollout of which some policy still contains a part."""
+        """Return the number of env steps of a rollout that are still in the storage of any policy."""
         is_resident = np.zeros(1, np.bool_)
         for policy, valid in kept.valid.items():
             num_steps, num_columns = valid.shape
@@ -93,7 +94,7 @@ class MultiAgentReplay(MultiAgentStorage):
         return self._inserted
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """Return the env steps of ids (N,) from batches, (N,) int64, counted from 0 in the order of insertion."""
+        """Return the env step of each id from a batch, (N,) int64; env steps count from 0 in order of insertion."""
         num_agents = np.array([len(self.options.agents[policy]) for policy in self.storages])
         return ids // len(num_agents) // num_agents[ids % len(num_agents)]
 
@@ -102,22 +103,22 @@ class MultiAgentReplay(MultiAgentStorage):
         return _InEnvSteps(self.storages[policy], self.counters)
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
-        parts: Mapping[str, Any] = batch.parts  # all of them `ReplayBatch`
+        parts: Mapping[str, Any] = batch.parts  # each a `ReplayBatch`
         batch.num_samples = max(part.num_samples for part in parts.values())
         places = {policy: place for place, policy in enumerate(batch.policies)}
         batch.ids = torch.cat([part.ids * len(places) + places[policy] for policy, part in parts.items()])
 
-    def after_gradients(self, batch: MultiBatch, info: Mapping[str, Any]) -> None:
-        """Update the priorities with the errors of a batch."""
+    def after_gradients(self, batch: MultiBatch, info: Mapping[str, Any]) -> None:  # the errors are a tensor
+        """Update the priorities with the TD errors of a batch."""
         assert batch.ids is not None
         self.update_priorities(batch.ids.numpy(), info["errors"].detach().cpu().numpy())
 
     def update_priorities(self, ids: np.ndarray, errors: np.ndarray) -> None:
-        """Update the priorities of each policy whose storage has them, unless an error of the policy is not finite.
+        """Update the priorities in each storage that has priorities, unless an error of its policy is not finite.
 
         Args:
             ids: (N,) int64, ids from batches.
-            errors: (N,) float, TD errors of either sign.
+            errors: (N,) float, signed TD errors.
         """
         places = ids % len(self.storages)
         for place, storage in enumerate(self.storages.values()):
@@ -137,7 +138,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory of all transitions."""
+        """Memory allocated for all transitions, in bytes."""
         return sum(storage.num_bytes for storage in self.storages.values())
 
     @property
@@ -149,20 +150,20 @@ class MultiAgentReplay(MultiAgentStorage):
     def counters(self) -> dict[str, int]:
         """Numbers of env steps `inserted`, `evicted` and `resident`, and of transitions `sampled`.
 
-        `<name>/<policy>` are the counters of a policy.
+        An entry `<name>/<policy>` is a counter of the policy's storage.
         """
         return {"inserted": self._inserted, "sampled": self._sampled, "evicted": self._evicted,
                 "resident": self._inserted - self._evicted,
                 **{f"{name}/{policy}": value for policy, storage in self.storages.items()
                    for name, value in storage.counters.items()}}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """See `Storage`."""
         kept = [(kept.start, {policy: torch.from_numpy(valid) for policy, valid in kept.valid.items()}, kept.env_steps)
                 for kept in self._kept]
         return {**super().state_dict(), "kept": kept, "evicted": self._evicted}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """See `Storage`."""
         super().load_state_dict(state)
         self._evicted = state["evicted"]
@@ -171,7 +172,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
 
 class _InEnvSteps:
-    """The replay of a policy with `counters` in env steps, from which its algorithm decides when to update."""
+    """Replay of one policy whose `counters` count env steps, because these determine when its algorithm updates."""
 
     def __init__(self, storage: ReplayBuffer, counters: Mapping[str, int]) -> None:
         self._storage, self.counters = storage, counters

@@ -1,4 +1,4 @@
-"""The storage of an agent of several policies. T = steps of a rollout, E = environments, C = columns of a policy."""
+"""Storage of an agent with several policies. T = steps of a rollout, E = environments, C = columns of a policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pytorchrl.agent.algorithms.base import Algorithm
-from pytorchrl.agent.data import Arrays, Batch, DataKind, ReplayBatch, RolloutData
+from pytorchrl.agent.data import Arrays, Batch, DataKind, ReplayBatch, RolloutData, State
 from pytorchrl.agent.fit import freshest, given_kind
 from pytorchrl.agent.multi.data import MultiActingStep, MultiBatch, MultiRollout, MultiStep, joined, own_names
 from pytorchrl.agent.options import Factory, option
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class PolicyAlgorithms(Protocol):
-    """The part of `MultiAgentAlgorithm` that storages use."""
+    """The attributes of `MultiAgentAlgorithm` that storages use."""
 
     algorithms: dict[str, Algorithm]
 
 
 class MultiAgentStorage(Storage):
-    """One storage for each policy. All take the same rollouts, and each draws from the samples of its own policy.
+    """One storage for each policy. All storages receive the same rollouts; each draws the samples of its policy.
 
     Attributes:
         storages: Policy -> storage.
@@ -47,20 +47,20 @@ class MultiAgentStorage(Storage):
 
         policies: dict[str, Factory[Storage]] = option(help="Policy -> factory of its storage.")
         agents: dict[str, tuple[str, ...]] = option(help="Policy -> its agents.")
-        size: int = option(help="Steps of each environment in a rollout; of replay, its capacity in env steps.", low=1)
+        size: int = option(help="Steps per environment in a rollout; for replay, the capacity in env steps.", low=1)
 
         @property
         def gives(self) -> DataKind:
-            """The kind of data that the storages provide; if kinds differ, the one that must be freshest."""
+            """Kind of data that the storages provide; if kinds differ, the kind that must be freshest."""
             return freshest(map(given_kind, self.policies.values()))
 
         @property
         def rollout_size(self) -> int:
-            """T, the steps of each environment in a rollout."""
+            """T, the number of steps per environment in a rollout."""
             return int(next(getattr(f.options, "rollout_size", self.size) for f in self.policies.values()))
 
     @classmethod
-    def create_factory(  # type: ignore[override] # of parts, not of options
+    def create_factory(  # type: ignore[override] # takes factories, not options
         cls, policies: Mapping[str, Factory[Storage]], agents: Mapping[str, tuple[str, ...]],
     ) -> Factory[Self]:
         """Return a factory of these storages; `multi_agent` calls it.
@@ -91,11 +91,11 @@ class MultiAgentStorage(Storage):
         self, options: Options, *, actor: MultiAgentActor, algorithm: PolicyAlgorithms, num_envs: int, seed: int,
         device: str = "cpu",
     ) -> None:
-        """See `Storage` for the arguments."""
+        """Build the storages of all policies; see `Storage` for the arguments."""
         self.options, self._num_envs = options, num_envs
         self.gives = options.gives
         self.generator = torch_generator(derive_seed(seed, Stream.BATCHES))
-        self.storages: dict[str, Any] = {}  # rollouts, or replays with a wider interface
+        self.storages: dict[str, Any] = {}  # replays have more methods than `Storage`
         for index, (policy, factory) in enumerate(options.policies.items()):
             num_agents = len(options.agents[policy])
             own_options = dataclasses.replace(factory.options, size=self._own_size(num_agents))
@@ -123,7 +123,7 @@ class MultiAgentStorage(Storage):
 
     @property
     def _any(self) -> Storage:
-        """The first storage, for properties that are the same for all policies."""
+        """The first storage, for properties that are equal in all storages."""
         return next(iter(self.storages.values()))
 
     # Collector
@@ -155,8 +155,8 @@ class MultiAgentStorage(Storage):
         for policy, storage in self.storages.items():
             storage.start(obs[policy], None if mask is None else mask[policy])
 
-    def current(self) -> Any:  # the row of `Storage.current` with mappings
-        """Return obs, rhs, done and mask to act on, each a mapping from policy."""
+    def current(self) -> Any:  # mappings in place of arrays
+        """Return the inputs for the next action: obs, rhs, done and mask, each a mapping from policy."""
         rows = {policy: storage.current() for policy, storage in self.storages.items()}
         return tuple({policy: row[place] for policy, row in rows.items()} for place in range(4))
 
@@ -192,15 +192,15 @@ class MultiAgentStorage(Storage):
             storage.before_gradients()
 
     def advantage_moments(self) -> dict[str, tuple[float, float, float]]:  # type: ignore[override] # by policy
-        """Return policy -> count, mean and sum of squared deviations of its advantages."""
+        """Return policy -> count, mean and sum of squared deviations of the policy's advantages."""
         return {policy: storage.advantage_moments() for policy, storage in self.storages.items()}
 
     def normalize_by(self, moments: Sequence[Mapping[str, tuple[float, float, float]]]) -> None:
-        """Normalise the advantages of the policies that normalise over the batch, with the moments of all workers."""
+        """Normalize the advantages of policies that normalize over the batch, with the moments of all workers."""
         for policy in self._normalizing:
             self.storages[policy].normalize_by([found[policy] for found in moments])
 
-    def to_learn_from(self, policy: str) -> Any:
+    def to_learn_from(self, policy: str) -> Any:  # a `Storage`, or an adapter of one
         """Return the storage from which the algorithm of a policy draws its batches."""
         return self.storages[policy]
 
@@ -212,12 +212,12 @@ class MultiAgentStorage(Storage):
                           for policy, storage in self.storages.items()})
 
     def join(self, batches: Mapping[str, Iterator[Batch | ReplayBatch]]) -> Iterator[MultiBatch]:
-        """Yield the first batches of all policies together, then the second ones, and so on until all have ended.
+        """Yield the first batches of all policies together, then the second batches, and so on.
 
         A policy with fewer samples has fewer batches, and is absent from the last joint batches.
         """
         remaining = dict(batches)
-        drawn = drawn_new = 0  # steps of agents
+        drawn = drawn_new = 0  # counted in steps of agents
         while remaining:
             parts: dict[str, Batch | ReplayBatch] = {}
             for policy in list(remaining):
@@ -237,19 +237,19 @@ class MultiAgentStorage(Storage):
             yield batch
 
     def _count(self, batch: MultiBatch, samples: tuple[int, int], new: tuple[int, int]) -> None:
-        """Set the numbers of env steps of a batch, so that those of one pass add up to the env steps of the rollouts.
+        """Set the numbers of env steps of a batch; over one pass, they add up to the env steps of the rollouts.
 
         Args:
             batch: The batch.
-            samples: Steps of agents in earlier batches, and in this batch.
-            new: The same of new samples.
+            samples: Number of steps of agents in earlier batches, and in this batch.
+            new: Both numbers for new samples only.
         """
         def share(before: int, count: int) -> int:
             env_steps, agent_steps = self._held_env_steps, self._held_agent_steps
             return (before + count) * env_steps // agent_steps - before * env_steps // agent_steps
         batch.num_samples, batch.num_new_samples = share(*samples), share(*new)
 
-    def after_gradients(self, batch: MultiBatch, info: Mapping[str, Any]) -> None:
+    def after_gradients(self, batch: MultiBatch, info: Mapping[str, object]) -> None:
         """See `Storage`."""
 
     def reset(self) -> None:
@@ -276,7 +276,7 @@ class MultiAgentStorage(Storage):
             storage.parameters = own_names(values, policy)
 
     @property
-    def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # those of the policies
+    def schedules(self) -> dict[str, Schedule]:  # type: ignore[override] # of all policies
         """`policy/name` -> schedule."""
         return joined({policy: storage.schedules for policy, storage in self.storages.items()})
 
@@ -285,12 +285,12 @@ class MultiAgentStorage(Storage):
         return joined({
             policy: storage.follow_schedules(env_steps, target_steps) for policy, storage in self.storages.items()})
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """See `Storage`."""
         return {**super().state_dict(), "inserted": self._inserted, "sampled": self._sampled,
                 "policies": {policy: storage.state_dict() for policy, storage in self.storages.items()}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """See `Storage`."""
         super().load_state_dict(state)
         self._inserted, self._sampled = state["inserted"], state["sampled"]

@@ -162,7 +162,7 @@ def test_agents_of_whom_nobody_knew_are_told():
 
 
 def test_agents_without_a_name_are_refused():
-    with pytest.raises(ConfigError, match="names of agents must be texts, got 0"):
+    with pytest.raises(ConfigError, match="names of agents must be strings, got 0"):
         MultiAgentVecEnv.create_factory(Numbered)
 
 
