@@ -1,6 +1,6 @@
-"""Ready-made environments: one module for each suite, and a function that finds the suite of an id.
+"""Predefined environments: one module per suite, and a function that finds the suite of an id.
 
-Names are imported at their first use, because worker processes need only `testing`, which does not import torch.
+Names are imported on first use, because worker processes need only `testing`, which does not import torch.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
 """Atari games (extra `atari`), through ale-py's native vector environment.
 
-The usual preprocessing: an observation is a stack of 4 grey images of 84 x 84 pixels, each the maximum of the last two
-The usual preprocessing: an observation is a stack of 4 grey images of 84 x 84 pixels, each the maximum of the last two
-of 4 frames. A game starts with up to 30 idle frames, and with FIRE if it waits for that. It is cut after 27 000 steps.
-In training, learners get the sign of rewards and a termination at each lost life, after which the game continues; in
-tests
-they get neither. Reported returns are always raw scores of whole games.
+An observation is a stack of 4 gray images of 84 x 84 pixels; each image is the maximum of the last two of 4 frames. A
+game starts with up to 30 no-op frames, and with the action FIRE if the game waits for it. A game is truncated after
+27,000 steps. In training, learners receive the sign of rewards and a termination at each lost life, after which the
+game continues; in tests, they receive raw rewards and no such termination. Reported returns are always raw scores of
+complete games.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
+from pytorchrl.agent.env.aliases import EnvKwargs
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.envs.suites import suite
+from pytorchrl.untyped import OptionValue
 
 _STICKY_PROBABILITY = 0.25  # Machado et al. 2018, section 5
 _NOOP_MAX = 30
@@ -27,14 +26,14 @@ def atari_factory(
     sticky: bool = False,
     end_on_life_loss: bool = True,
     reward_transform: str | float | None = "sign",
-    env_kwargs: dict[str, Any] | None = None,
-    **options: Any,
+    env_kwargs: EnvKwargs | None = None,
+    **options: OptionValue,
 ) -> EnvFactory:
     """Return a factory of environments of one game.
 
     Args:
-        env_id: The id, such as "ALE/Pong-v5", of which only the game is used.
-        vec_env_size: Number of games played together.
+        env_id: The id, such as "ALE/Pong-v5"; only the name of the game is used.
+        vec_env_size: Number of games stepped together.
         sticky: Whether each frame repeats the last action with probability 0.25, in training and in tests.
         end_on_life_loss: Whether a lost life is a termination in training.
         reward_transform: Transform of rewards for learners in training.
@@ -44,11 +43,11 @@ def atari_factory(
     Raises:
         ConfigError: The game is unknown, or ale-py is not installed.
     """
-    kwargs: dict[str, Any] = {
+    kwargs: EnvKwargs = {
         "repeat_action_probability": _STICKY_PROBABILITY if sticky else 0.0, "noop_max": _NOOP_MAX,
         "use_fire_reset": True, "reward_clipping": False, "episodic_life": False, "life_loss_info": False,
     }
-    if options.get("backend") == "envpool":  # EnvPool has another name, and its info always contains lost lives
+    if options.get("backend") == "envpool":  # EnvPool uses another name, and its info always contains lost lives
         kwargs["reward_clip"] = kwargs.pop("reward_clipping")
         del kwargs["life_loss_info"]
     return VecEnv.create_factory(

@@ -1,15 +1,14 @@
-"""Box2D (extra `box2d`): LunarLander, BipedalWalker, CarRacing."""
+"""Environments of Box2D (extra `box2d`): LunarLander, BipedalWalker, CarRacing."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.envs.suites import is_made_by, suite
+from pytorchrl.untyped import OptionValue
 
 
 @suite("box2d", has=is_made_by("box2d"))
-def box2d_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
+def box2d_factory(env_id: str, vec_env_size: int = 8, **options: OptionValue) -> EnvFactory:
     """Return a factory of environments of the Box2D suite.
 
     Args:
@@ -18,6 +17,6 @@ def box2d_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFact
         options: Further arguments of `VecEnv.create_factory`.
 
     Raises:
-        ConfigError: The id is unknown, an option is wrong, or Box2D is not installed.
+        ConfigError: The id is unknown, an option is invalid, or Box2D is not installed.
     """
     return VecEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)

@@ -1,13 +1,12 @@
-"""Classic control and toy text: CartPole, Acrobot, MountainCar, Pendulum, FrozenLake, ... No extra is needed."""
+"""Environments of classic control and toy text: CartPole, Pendulum, FrozenLake, ... No extra is needed."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
+from pytorchrl.untyped import OptionValue
 
 
-def classic_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
+def classic_factory(env_id: str, vec_env_size: int = 8, **options: OptionValue) -> EnvFactory:
     """Return a factory of environments of classic control or toy text.
 
     Args:
@@ -16,6 +15,6 @@ def classic_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFa
         options: Further arguments of `VecEnv.create_factory`.
 
     Raises:
-        ConfigError: The id is unknown or an option is wrong.
+        ConfigError: The id is unknown, or an option is invalid.
     """
     return VecEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from typing import Any
+from collections.abc import Mapping
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -16,10 +16,11 @@ from pytorchrl.agent.multi.env import MultiAgentVecEnv
 from pytorchrl.envs import atari, box2d, mujoco  # noqa: F401 - importing a suite registers it
 from pytorchrl.envs.suites import suite_of
 from pytorchrl.errors import ConfigError
+from pytorchrl.untyped import OptionValue
 
 
 def make_factory(
-    env_id: EnvFn, vec_env_size: int = 8, *, policy_of: PolicyOf = None, **options: Any,
+    env_id: EnvFn, vec_env_size: int = 8, *, policy_of: PolicyOf = None, **options: OptionValue,
 ) -> EnvFactory:
     """Return the factory for an id with the settings of its suite, such as the preprocessing of Atari for `ALE/...`.
 
@@ -33,7 +34,7 @@ def make_factory(
             `MultiAgentVecEnv.create_factory`.
 
     Raises:
-        ConfigError: The id is unknown (the message names the nearest one), an option is wrong, or a package is missing
+        ConfigError: The id is unknown (the message names the closest id), an option is invalid, or a package is missing
             (the message names the extra).
     """
     found = suite_of(env_id)
@@ -53,7 +54,7 @@ def make_factory(
 
 
 def _of_several_agents(
-    env_fn: EnvFn, vec_env_size: int, policy_of: PolicyOf, options: dict[str, Any],
+    env_fn: EnvFn, vec_env_size: int, policy_of: PolicyOf, options: Mapping[str, OptionValue],
 ) -> EnvFactory:
     """Return a factory of environments of several agents."""
     known = {field.name for field in dataclasses.fields(MultiAgentVecEnv.Options)}

@@ -1,4 +1,4 @@
-"""A task that cannot be solved without memory. The id is "pytorchrl/Recall-v0"; no extra is needed."""
+"""Task that cannot be solved without memory. The id is "pytorchrl/Recall-v0"; no extra is needed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pytorchrl.errors import ConfigError
 
 
 class Recall(gym.Env[np.ndarray, np.int64]):
-    """A task in which a cue, shown only in the first observation, has to be repeated `delay` steps later.
+    """Task in which a cue, shown only in the first observation, must be repeated `delay` steps later.
 
     Observation: (num_cues + 1,) float32. At the first step, entry c is 1 for cue c; at the last step, the last entry is
-    Observation: (num_cues + 1,) float32. At the first step, entry c is 1 for cue c; at the last step, the last entry is
-    1; all other entries are 0. Action c answers c, and counts at the last step only: its reward is 1 if it equals the
-    cue. All
-    other rewards are 0. An episode has delay + 1 steps. Without memory, no policy has a mean return above 1 / num_cues.
+    1; all other entries are 0. Action c answers c and counts only at the last step, where the reward is 1 if the answer
+    equals the cue. All other rewards are 0. An episode has delay + 1 steps. Without memory, no policy has a mean return
+    above 1 / num_cues.
 
     Args:
         num_cues: Number of cues, and of actions.
@@ -34,13 +33,13 @@ class Recall(gym.Env[np.ndarray, np.int64]):
         self._num_cues, self._delay, self._cue, self._t = num_cues, delay, 0, 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Draw a cue, and show it."""
+        """Draw a cue, and return the observation that shows the cue."""
         super().reset(seed=seed)
         self._cue, self._t = int(self.np_random.integers(self._num_cues)), 0
         return self._observation(self._cue), {}
 
     def step(self, action: np.int64) -> StepResult:
-        """Wait, or answer at the last step."""
+        """Make one step; the action of the last step is the answer."""
         self._t += 1
         is_over = self._t > self._delay
         reward = float(is_over and int(action) == self._cue)

@@ -1,4 +1,4 @@
-"""MuJoCo v5 (extra `mujoco`): HalfCheetah, Hopper, Ant, ...
+"""Environments of MuJoCo v5 (extra `mujoco`): HalfCheetah, Hopper, Ant, ...
 
 Actors clip actions to the bounds of the action space, which for Humanoid, InvertedPendulum and Pusher are not -1 and 1.
 Observations are float32. Set MUJOCO_GL=egl to render without a screen.
@@ -6,14 +6,13 @@ Observations are float32. Set MUJOCO_GL=egl to render without a screen.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pytorchrl.agent.env.vec_env import EnvFactory, VecEnv
 from pytorchrl.envs.suites import is_made_by, suite
+from pytorchrl.untyped import OptionValue
 
 
 @suite("mujoco", has=is_made_by("mujoco"))
-def mujoco_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFactory:
+def mujoco_factory(env_id: str, vec_env_size: int = 8, **options: OptionValue) -> EnvFactory:
     """Return a factory of environments of the MuJoCo suite.
 
     Args:
@@ -22,6 +21,6 @@ def mujoco_factory(env_id: str, vec_env_size: int = 8, **options: Any) -> EnvFac
         options: Further arguments of `VecEnv.create_factory`.
 
     Raises:
-        ConfigError: The id is unknown, an option is wrong, or MuJoCo is not installed.
+        ConfigError: The id is unknown, an option is invalid, or MuJoCo is not installed.
     """
     return VecEnv.create_factory(env_id, vec_env_size=vec_env_size, **options)

@@ -14,12 +14,12 @@ from pytorchrl.agent.env.vec_env import EnvFactory
 F = TypeVar("F", bound=Callable[..., EnvFactory])
 
 DEFAULT = "classic"
-"""The suite whose presets apply to environments of no suite."""
+"""Suite whose presets apply to environments that belong to no suite."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite of environments.
+    """Suite of environments.
 
     Attributes:
         name: The name under which presets are registered.
@@ -45,7 +45,7 @@ def suite(name: str, *, has: Callable[[str], bool]) -> Callable[[F], F]:
     Args:
         name: Name of the suite, which replaces an earlier suite of that name.
         has: Function that returns whether an id, without a leading `module:`, belongs to the suite. If several suites
-            have an id, the one registered last is used.
+            have an id, the suite registered last is used.
     """
     def register(make_factory: F) -> F:
         _by_name.pop(name, None)

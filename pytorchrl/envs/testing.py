@@ -1,4 +1,4 @@
-"""Environments for tests, with known contents, or with faults on demand."""
+"""Environments for tests, with known contents or with injected faults."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ _FAULTS = (
 
 
 class CountingEnv(gym.Env[np.ndarray, np.int64]):
-    """An environment with unique observations and rewards, so that its steps can be counted wherever they arrive.
+    """Environment with unique observations and rewards, so that tests can identify and count its steps.
 
     Observation: (4,) float32 of (seed % 2**16, episode, t, last action), with t = 0 at reset. Reward: the number of
-    steps
-    since the environment was built, from 1, plus `offset`. Numbers below 2**24 are exact in float32.
+    steps since the environment was built, from 1, plus `offset`. Numbers below 2**24 are exact in float32.
 
     Args:
         episode_length: Number of steps of an episode.
@@ -49,7 +48,7 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
         self._seed, self._episode, self._t, self._num_steps = 0, -1, 0, 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Begin the next episode."""
+        """Start the next episode."""
         super().reset(seed=seed)
         if seed is not None:
             self._seed = seed % 2**16
@@ -71,9 +70,9 @@ class CountingEnv(gym.Env[np.ndarray, np.int64]):
 
 
 class ScriptedEnv(gym.Env[np.ndarray, np.int64]):
-    """An environment that repeats a script of rewards and ends, whatever the actions are.
+    """Environment that repeats a script of rewards and ends of episodes, regardless of the actions.
 
-    Observation: (2,) float32 of (episode, t), t = 0 at reset.
+    Observation: (2,) float32 of (episode, t), with t = 0 at reset.
 
     Args:
         rewards: Reward of each step.
@@ -93,14 +92,14 @@ class ScriptedEnv(gym.Env[np.ndarray, np.int64]):
         self._episode, self._t = -1, 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Begin the next episode; the script continues."""
+        """Start the next episode; the script continues."""
         super().reset(seed=seed)
         self._episode += 1
         self._t = 0
         return self._observation(), {}
 
     def step(self, action: np.int64) -> StepResult:
-        """Play the next step of the script."""
+        """Return the next step of the script."""
         self._t += 1
         reward, terminated, truncated = next(self._script)
         return self._observation(), reward, terminated, truncated, {}
@@ -117,7 +116,7 @@ class SleepEnv(CountingEnv):
         counting: Arguments of `CountingEnv`.
     """
 
-    def __init__(self, step_s: float = 0.005, **counting: Any) -> None:
+    def __init__(self, step_s: float = 0.005, **counting: Any) -> None:  # arguments of `CountingEnv`
         super().__init__(**counting)
         self._step_s = step_s
 
@@ -131,14 +130,14 @@ class FaultyEnv(CountingEnv):
     """A `CountingEnv` with one fault.
 
     Args:
-        fault: "constructor", "reset" and "step" raise a RuntimeError; "nan_obs", "inf_obs" and "nan_reward" return such
-            numbers; "obs_dtype", "obs_shape", "reward_array", "four_values", "reset_without_seed" and
+        fault: "constructor", "reset" and "step" raise a RuntimeError; "nan_obs", "inf_obs" and "nan_reward" return NaN
+            or infinity; "obs_dtype", "obs_shape", "reward_array", "four_values", "reset_without_seed" and
             "reset_without_info" violate the contract of environments.
         at: Number of the step or reset from which the fault occurs, counted from 0 since the environment was built.
         counting: Arguments of `CountingEnv`.
     """
 
-    def __init__(self, fault: str, at: int = 0, **counting: Any) -> None:
+    def __init__(self, fault: str, at: int = 0, **counting: Any) -> None:  # arguments of `CountingEnv`
         if fault not in _FAULTS:
             raise ConfigError(f"fault must be one of {list(_FAULTS)}, got {fault!r}")
         if fault == "constructor":
@@ -149,7 +148,7 @@ class FaultyEnv(CountingEnv):
             self.reset = self._reset_without_seed  # type: ignore[method-assign, assignment]
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Begin an episode, or fail."""
+        """Start an episode, or fail."""
         observation, info = super().reset(seed=seed, options=options)
         is_due = self._num_resets >= self._at
         self._num_resets += 1
@@ -172,7 +171,7 @@ class FaultyEnv(CountingEnv):
             observation = observation.astype(np.complex64)
         if fault == "obs_shape":
             observation = observation[:2]
-        value: Any = {"nan_reward": np.nan, "reward_array": np.array([reward])}.get(fault, reward)
+        value: Any = {"nan_reward": np.nan, "reward_array": np.array([reward])}.get(fault, reward)  # or an array
         return observation, value, terminated, truncated, info
 
     def _reset_without_seed(self) -> ResetResult:
@@ -180,7 +179,7 @@ class FaultyEnv(CountingEnv):
 
 
 class RaisingEnv(AnyWrapper):
-    """Wrapper of any environment with steps that raise, drawn by the seed.
+    """Wrapper of any environment that makes random steps raise, as determined by the seed.
 
     Args:
         env: The environment. `wrappers=(functools.partial(RaisingEnv, probability=0.001),)` wraps each environment.
@@ -193,20 +192,20 @@ class RaisingEnv(AnyWrapper):
         self._generator = np.random.default_rng(0)
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> ResetResult:
-        """Begin an episode."""
+        """Start an episode."""
         if seed is not None:
             self._generator = np.random.default_rng(seed)
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Action) -> StepResult:
-        """Step the environment, or raise without a step."""
+        """Step the environment, or raise without stepping."""
         if self._generator.random() < self._probability:
             raise RuntimeError("raised at random")
         return self.env.step(action)
 
 
 class MatchingGame:
-    """A game of several agents (PettingZoo's parallel API) with a known best score, learned within seconds.
+    """Game of several agents (PettingZoo's parallel API) with a known best score, learned within seconds.
 
     At each step, a new symbol is drawn for every agent, and all agents see all symbols. An agent gets 1 if its action
     is the symbol of the next agent. Observation: (num_agents * num_symbols,) float32, the symbols one-hot.
@@ -235,7 +234,7 @@ class MatchingGame:
         return spaces.Discrete(self._num_symbols)
 
     def reset(self, seed: int | None = None, options: Info | None = None) -> AgentsReset:
-        """Begin the next episode."""
+        """Start the next episode."""
         if seed is not None:
             self._generator = np.random.default_rng(seed)
         self.agents, self._t = list(self.possible_agents), 0
@@ -243,7 +242,7 @@ class MatchingGame:
         return self._observe(), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[str, int]) -> AgentsStep:
-        """Compare actions with symbols, and draw new ones."""
+        """Compare actions with symbols, and draw new symbols."""
         rewards = {agent: float(actions[agent] == self._symbols[(index + 1) % len(self._symbols)])
                    for index, agent in enumerate(self.possible_agents)}
         self._t += 1
@@ -266,11 +265,10 @@ class MatchingGame:
 
 
 class ComingAndGoing:
-    """A game (PettingZoo's parallel API) with known results, in which agents appear late and end early.
+    """Game (PettingZoo's parallel API) with known results, in which agents appear late and end early.
 
-    Observation: (4,) float32 of (seed % 2**16, episode, t, number of the agent), t = 0 at reset. Reward: 100 times the
-    number
-    of the agent, plus t after the step.
+    Observation: (4,) float32 of (seed % 2**16, episode, t, number of the agent), with t = 0 at reset. Reward: 100 times
+    the number of the agent, plus t after the step.
 
     Args:
         lives: For each agent ("agent_0", "agent_1", ...) the t at which it appears, and the t at which it ends.
@@ -299,7 +297,7 @@ class ComingAndGoing:
         return spaces.Discrete(3)
 
     def reset(self, seed: int | None = None, options: Info | None = None) -> AgentsReset:
-        """Begin the next episode."""
+        """Start the next episode."""
         if seed is not None:
             self._seed = seed % 2**16
         self._episode, self._t = self._episode + 1, 0
