@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,10 +17,7 @@ from pytorchrl.agent.algorithms.base import Algorithm
 from pytorchrl.agent.data import Batch
 from pytorchrl.errors import ConfigError
 from pytorchrl.terminal import get_logger
-from pytorchrl.untyped import StateDict
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from pytorchrl.untyped import BatchOfKind, StateDict
 
 # Enough files to recognize a common cause, but too few to fill a disk.
 _MAX_FILES = 5
@@ -125,7 +121,7 @@ class BadBatches:
         return path
 
 
-def _plain(batch: DataclassInstance) -> StateDict:
+def _plain(batch: BatchOfKind) -> StateDict:
     """Return the fields of a batch, with copies of its tensors, because saving a view would save its whole storage."""
     def copy(value: object) -> object:
         if isinstance(value, Mapping):
