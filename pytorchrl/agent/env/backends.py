@@ -145,7 +145,7 @@ def _check_spaces(envs: AnyVectorEnv, where: str) -> None:
 
 
 def _speed_up_action_check(envs: AnyVectorEnv) -> None:
-    """Replace `contains` of a batched Discrete action space by a function that takes a third of the time.
+    """Replace `contains` of a batched Discrete action space with a function that takes a third of the time.
 
     Gymnasium's vector environments call `contains` at every step, which takes a tenth of the step's time.
     """
@@ -197,7 +197,7 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | N
 
 
 def _native_suits(blueprint: Blueprint, spec: EnvSpec | None, native: VectorMaker | None) -> bool:
-    """Return whether `backend="auto"` uses the native vector environment: if it supports the options and is fastest."""
+    """Return whether the native vector environment is the choice of "auto": it supports the options and is fastest."""
     if native is None or blueprint.frame_stack > 1 or blueprint.wrappers or blueprint.needs_restarts:
         return False
     if spec is not None and native.__module__.startswith(_NUMPY_VECTORS) and blueprint.num_envs < _FEWEST_FOR_NUMPY:

@@ -28,7 +28,7 @@ RESTARTS = "pytorchrl_restarts"
 """Key of `info` under which another process reports its `Fault`s."""
 WINDOW = 1000
 """Number of vector steps within which restarts are limited."""
-# Tracebacks are cut to this length, to limit the size of the log; the end of a traceback says most.
+# Tracebacks are cut to this length, to limit the size of the log; the end is the most informative part.
 _TRACEBACK_CHARS = 8000
 # A new environment gets the upper 31 bits of a seed, as the first environment does.
 _SEED_SHIFT = 33
@@ -96,7 +96,7 @@ class Restarts:
 
 
 class RestartingEnv(GuardedEnv):
-    """A `GuardedEnv` that replaces an environment that raises by a new environment with another seed.
+    """A `GuardedEnv` that rebuilds its environment with another seed if the environment raises.
 
     Violations of the contract are raised as errors, because a new environment would violate the contract, too.
 

@@ -66,7 +66,7 @@ class VecEnv(Part):
         observation_space: Leaf -> space of one environment, as from `flatten_space`.
         action_space: Space of one environment, counting from 0.
         action_shape: Shape of the actions of all environments, (E, ...).
-        autoreset_mode: The step in which a new episode starts.
+        autoreset_mode: The autoreset mode of `vector`.
 
     Raises:
         ConfigError: The options do not fit the environment.
@@ -143,8 +143,8 @@ class VecEnv(Part):
 
         Args:
             env_fn: A Gymnasium id, an EnvSpec, or a function of keyword arguments.
-            env_kwargs: The keyword arguments.
-            vec_env_size: E.
+            env_kwargs: Keyword arguments of the environments.
+            vec_env_size: E, the number of environments.
             options: Further fields of `VecEnv.Options`.
 
         Raises:

@@ -40,9 +40,9 @@ class MultiAgentAlgorithm(Algorithm):
     """One algorithm for each policy, updated together.
 
     Each policy has one gradient, a vector that concatenates the gradients of all its groups. The gradient is None if
-    the batch has no samples of the policy, or if the policy is not trainable; in both cases, neither its parameters nor
-    its optimizer moments change. Names of statistics end with the policy, as in `loss/hunter`; names of parameters and
-    states begin with the policy, as in `hunter/lr`.
+    the batch has no samples of the policy, or if the policy is not trainable; in both cases, the parameters and
+    optimizer moments of the policy stay unchanged. Names of statistics end with the policy, as in `loss/hunter`; names
+    of parameters and states begin with the policy, as in `hunter/lr`.
 
     Attributes:
         algorithms: Policy -> algorithm.
@@ -83,7 +83,7 @@ class MultiAgentAlgorithm(Algorithm):
 
         @property
         def advantage_normalization(self) -> str:
-            """The first of "batch", "minibatch" and "none" that is the advantage normalization of a policy."""
+            """Advantage normalization: the first of "batch", "minibatch" and "none" that any policy uses."""
             found = {getattr(factory.options, "advantage_normalization", "none") for factory in self.policies.values()}
             return next(kind for kind in ("batch", "minibatch", "none") if kind in found)
 
@@ -211,7 +211,7 @@ class MultiAgentAlgorithm(Algorithm):
     def apply_gradients(  # type: ignore[override] # one for each policy
         self, gradients: list[Tensor | None] | None = None,
     ) -> dict[str, float]:
-        """Make one optimiser step for each policy that has a gradient.
+        """Make one optimizer step for each policy that has a gradient.
 
         Args:
             gradients: The gradient of each policy, (P,) or None; by default, the gradients of the last
@@ -335,4 +335,4 @@ def _problems_of(policy: str, factory: Factory[Algorithm]) -> Iterator[str]:
                "policies; leave target_kl out")
     if hasattr(options, "num_mini_batch") and getattr(options, "mini_batch_size", None) is not None:
         yield (f"mini_batch_size={options.mini_batch_size} of policy {policy!r} would give the policies different "
-               "numbers of updates, but they are updated together; give num_mini_batch")
+               "numbers of updates, but they are updated together; set num_mini_batch")

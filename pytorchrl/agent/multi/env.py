@@ -101,8 +101,8 @@ class MultiAgentVecEnv(VecEnv):
 
         Args:
             env_fn: A function of keyword arguments, or the name of a module with `parallel_env`.
-            env_kwargs: The keyword arguments.
-            vec_env_size: E.
+            env_kwargs: Keyword arguments of the environments.
+            vec_env_size: E, the number of environments.
             policy_of: Function or mapping from the name of an agent to its policy. With "shared" (or None), one policy
                 called "shared" controls all agents; with "independent", each agent has a policy with the name of the
                 agent.
@@ -239,7 +239,7 @@ class MultiAgentVecEnv(VecEnv):
             own = self._agent_returns[index]
             own[agent] = own.get(agent, 0.0) + float(rewards[agent])
             if terminated or truncated:
-                # If the environment returns no last observation, the agent keeps the observation before.
+                # If the environment returns no last observation, the previous observation is used.
                 result.add_end(self._column(index, agent), obs.get(agent), infos.get(agent, {}))
                 remaining.discard(agent)
         is_over = is_cut or not remaining

@@ -172,7 +172,7 @@ class MultiAgentReplay(MultiAgentStorage):
 
 
 class _InEnvSteps:
-    """Replay of one policy whose `counters` count env steps, because these determine when its algorithm updates."""
+    """Replay of one policy whose `counters` count env steps, which determine when the algorithm updates."""
 
     def __init__(self, storage: ReplayBuffer, counters: Mapping[str, int]) -> None:
         self._storage, self.counters = storage, counters

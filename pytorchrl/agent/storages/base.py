@@ -115,7 +115,7 @@ class Storage(Part, Updatable, ABC):
 
     @property
     def rollout_size(self) -> int:
-        """T, steps per environment in a complete rollout: the option `size`, unless a subclass overrides it."""
+        """T, steps per environment in a whole rollout: the option `size`, unless a subclass overrides this property."""
         return int(self.options.size)
 
     @property
@@ -130,7 +130,7 @@ class Storage(Part, Updatable, ABC):
     def current(self) -> ActingRow:
         """Return the inputs for the next action: obs, rhs, done and mask.
 
-        They are (E, ...) views, valid until the next `insert_transition`.
+        All of them are (E, ...) views, valid until the next `insert_transition`.
         """
         return self._rollout_rows.current()
 
@@ -171,7 +171,7 @@ class Storage(Part, Updatable, ABC):
         return 0, 0.0, 0.0
 
     def normalize_advantages(self, mean: float, std: float) -> None:
-        """Replace each advantage A by (A - mean) / (std + 1e-8)."""
+        """Replace each advantage A with (A - mean) / (std + 1e-8)."""
 
     def normalize_by(self, moments: Sequence[Any]) -> None:  # `Moments`, or policy -> `Moments`
         """Normalize the advantages with the combined `advantage_moments` of all workers."""
@@ -200,7 +200,7 @@ class Storage(Part, Updatable, ABC):
         """Numbers of transitions: `inserted` and `sampled` so far, `resident` now."""
 
     def state_dict(self) -> State:
-        """Return the state of the generator and, for a replay, the contents; `load_state_dict` continues exactly."""
+        """Return all that an exact continuation needs: the state of the generator and, in a replay, the contents."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: State) -> None:

@@ -96,7 +96,7 @@ class ObservationColumn(ABC):
             obs: Observations, (T+1, E, ...).
             places: (T+1, E) int64, the place of each observation; in row T, places of extra observations.
             previous: (E,) int64, places of the extra observations that row 0 repeats; 0 where there is none.
-            cut: (T+1, E) bool, whether an observation does not directly follow the observation of the previous row.
+            cut: (T+1, E) bool, true where an observation does not directly follow the observation of the previous row.
         """
 
     @abstractmethod

@@ -105,7 +105,7 @@ class VanillaOnPolicyBuffer(Storage):
         self.algorithm.num_mini_batch = -(-count // (wanted // length))
 
     def insert_data_slice(self, rollouts: list[RolloutData]) -> None:
-        """Replace the stored rollouts by `rollouts`, which have any lengths and went through `finish_rollout`."""
+        """Replace the stored rollouts with `rollouts` of any lengths, which `finish_rollout` has already processed."""
         self._rollouts = [rollout for rollout in rollouts if rollout.num_steps]
         self._samples = None
 
@@ -126,7 +126,7 @@ class VanillaOnPolicyBuffer(Storage):
         return len(values), float(mean), float((values - mean).square().sum())
 
     def normalize_advantages(self, mean: float, std: float) -> None:
-        """Replace each advantage A by (A - mean) / (std + 1e-8); see `moments.mean_and_std` for several workers."""
+        """Replace each advantage A with (A - mean) / (std + 1e-8); see `moments.mean_and_std` for several workers."""
         self._normalized = True
         if self._samples is not None:
             self._samples.advantage = (self._samples.advantage - mean) / (std + 1e-8)
@@ -141,7 +141,7 @@ class VanillaOnPolicyBuffer(Storage):
 
         Args:
             num_mini_batch: Number of minibatches per epoch; lower if there are fewer samples.
-            mini_batch_size: Largest size of a minibatch; replaces `num_mini_batch`.
+            mini_batch_size: Largest size of a minibatch; overrides `num_mini_batch`.
             num_epochs: Number of passes over the samples.
         """
         samples = self._samples
@@ -177,7 +177,7 @@ class VanillaOnPolicyBuffer(Storage):
 
         Args:
             rollout: T steps of E environments.
-            anew: Whether to compute values with the current weights instead of using those stored with the rollout.
+            anew: Whether to compute values with the current weights instead of using the stored values.
 
         Returns:
             Advantages and returns, (T, E) float32 NumPy arrays; entries of invalid steps are ignored.
@@ -190,7 +190,7 @@ class VanillaOnPolicyBuffer(Storage):
 
         Args:
             rollout: T steps of E environments.
-            anew: Whether to compute values with the current weights instead of using those stored with the rollout.
+            anew: Whether to compute values with the current weights instead of using the stored values.
         """
         if anew:
             return self.algorithm.compute_values(rollout)

@@ -93,12 +93,12 @@ class ReplayBuffer(Storage):
         Args:
             rollouts: Rollouts of any lengths.
             sources: The collector of each rollout, such as (worker, incarnation). Rollouts of one source are
-                consecutive in time, and n-step windows continue from one rollout to the next. None: the position in the
-                list is the source.
+                consecutive in time, and n-step windows continue from one rollout to the next. If None, the position
+                in the list is the source.
 
         Raises:
             ConfigError: A rollout is larger than `size`.
-            ValueError: Names, shapes or dtypes differ from those of the first rollout, or the two lists differ in
+            ValueError: The data differ from the first rollout in names, shapes or dtypes, or the two lists differ in
                 length.
         """
         sources = range(len(rollouts)) if sources is None else sources
@@ -205,7 +205,10 @@ class ReplayBuffer(Storage):
 
     @property
     def counters(self) -> dict[str, int]:
-        """Numbers of transitions: `inserted`, `evicted`, `evicted_unused` (never drawn), `resident` and `sampled`."""
+        """Numbers of valid transitions: `inserted`, `evicted` and `sampled` so far, `resident` now.
+
+        `evicted_unused` is the number of evicted transitions that were never drawn.
+        """
         return {**self.ring.counters, "sampled": self._num_sampled}
 
     @property
@@ -249,7 +252,7 @@ class ReplayBuffer(Storage):
         return np.roll(rows, -int(oldest))
 
     def draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Choose the rows of a batch; a subclass may override this. Called only if a row can be drawn.
+        """Choose the rows of a batch; called only if a row can be drawn. A subclass may override this method.
 
         Args:
             count: B, the number of rows.

@@ -3,8 +3,8 @@
 Rows are numbered 0, 1, 2, ... in order of insertion. The number of a row is its *id*, and its *place* is id mod C. The
 ids from `first` to `total - 1` are resident. The rows of one environment in a rollout are consecutive. The *link* of a
 row is the place of its true next observation: another row, or an extra observation (see `observation_columns`).
-Rollouts of one source are consecutive in time: the last observation of a rollout is an extra observation until the next
-rollout arrives and begins with the same observation.
+Rollouts of one source are consecutive in time. The last observation of a rollout is an extra observation until the next
+rollout of the source arrives and begins with the same observation.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Ring:
         """Return the n-step transitions that begin at `rows`, (B,) places.
 
         Each has m steps, the smallest of n, the steps to the end of the episode, and the steps to the newest row. Its
-        return is r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}, its discount gamma^m (1 - terminated_{t+m-1}).
+        return is r_t + gamma r_{t+1} + ... + gamma^{m-1} r_{t+m-1}; its discount is gamma^m (1 - terminated_{t+m-1}).
         """
         column = self.columns
         last, ret = rows.copy(), column["reward"][rows].astype(np.float64)
@@ -287,7 +287,8 @@ class Ring:
             layout[name] = (leaf.shape[2:], leaf.dtype.str, num_frames)
         if (self._stacked_frames or 1) > 1 and all(num_frames == 1 for *_, num_frames in layout.values()):
             raise ConfigError(f"stacked_frames={self._stacked_frames} needs observations with three axes, got "
-                              f"{ {name: shape for name, (shape, *_) in layout.items()} }; leave it out")
+                              f"{ {name: shape for name, (shape, *_) in layout.items()} }; "
+                              "leave stacked_frames out")
         self._make_leaves(layout)
         self.columns = {name: np.zeros((self.capacity, *values.shape[2:]), values.dtype)
                         for name, values in columns.items()}
@@ -395,5 +396,6 @@ def _num_frames(leaf: np.ndarray, done: np.ndarray, wanted: int | None) -> int:
     if wanted is None:
         return num_frames if goes_on.any() and moved_on[goes_on].mean() > 0.5 else 1
     if goes_on.any() and not moved_on[goes_on].any():
-        raise ConfigError(f"stacked_frames={wanted}, but stacks do not shift by one frame per step; leave it out")
+        raise ConfigError(f"stacked_frames={wanted}, but stacks do not shift by one frame per step; "
+                          "leave stacked_frames out")
     return num_frames

@@ -108,7 +108,7 @@ class RolloutRows:
         self._t = t + 1
 
     def take(self, copy: bool) -> RolloutData:
-        """Return the t transitions of the current rollout, as copies or as views."""
+        """Return the t transitions of the current rollout, as copies if `copy` is true, else as views."""
         if self._other is None:
             raise RuntimeError("there is no rollout before the first transition")
         if self._taken:

@@ -273,7 +273,7 @@ class SequenceBuffer(PERBuffer):
             self._states[name] = write_extras(states, slots, rollout.rhs[name].numpy()[np.array(ids) - first_id, e])
 
     def _offer(self, windows: list[_Window]) -> None:
-        """Allow drawing of windows, except windows that have already lost a row."""
+        """Make windows drawable, except windows that have already lost a row."""
         ring, book = self.ring, self.windows
         whole = [window for window in windows
                  if window.warm >= ring.first and not ring.columns["broken"][window.warm % ring.capacity]]

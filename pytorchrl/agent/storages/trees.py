@@ -107,8 +107,8 @@ class SumTree(_Tree):
         """Return for each m the id i with value[0] + ... + value[i - 1] <= m < value[0] + ... + value[i].
 
         Args:
-            mass: (N,) float, the numbers m >= 0. If m is not less than the sum of all values, i is the last id
-                whose value is not 0.
+            mass: (N,) float, the numbers m >= 0. If m is not less than the sum of all values, i is the last id whose
+                value is not 0.
 
         Returns:
             (N,) int64 ids; their values are never 0.

@@ -96,7 +96,7 @@ def test_a_batch_larger_than_what_comes_together_is_refused(make_scheme):
 
 def test_several_policies_have_no_batch_size_in_common():
     envs = MultiAgentVecEnv.create_factory(ComingAndGoing, None, 2)
-    with pytest.raises(ConfigError, match=r"mini_batch_size=8 of policy 'shared' .*give num_mini_batch"):
+    with pytest.raises(ConfigError, match=r"mini_batch_size=8 of policy 'shared' .*set num_mini_batch"):
         multi_agent(envs, PPO.create_factory(mini_batch_size=8), OnPolicyActor.create_factory,
                     GAEBuffer.create_factory(8))
 
