@@ -1,11 +1,13 @@
-"""Asynchronous gradients from environments that sleep: updates a second by number of gradient workers, and their lags.
+"""Measure updates per second and gradient lags of asynchronous gradient workers whose environments sleep.
 
     python benchmarks/a3c.py [--workers 1,2,4,8,16] [--seconds 20] [--sleep-ms 5] [--runtime ray]
 
-A2C, one environment a worker whose step sleeps, 20 steps a gradient. One worker is the central scheme, which has no
-asynchronous gradients. The ideal is workers / (20 x 5 ms): nobody waits for anybody, and one place applies all updates.
+The algorithm is A2C. Each worker has one environment, whose step sleeps, and each gradient uses 20 steps. One worker
+means the central scheme, which has no asynchronous gradients. The ideal rate is workers / (20 x 5 ms): no worker waits
+for another, and one process applies all updates.
 
-Every measurement is a process of its own, start-up not counted. Prints one JSON object; asserts nothing.
+Each measurement runs in its own process, and does not include the start-up. The script prints one JSON object and
+asserts nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from collections import Counter
 from typing import Any
 
 ROLLOUT = 20
-"""Steps of a gradient."""
+"""Env steps per gradient."""
 
 
 def measure(num_workers: int, seconds: float, step_s: float, runtime: str) -> dict[str, Any]:
-    """Rate and lags of one scheme, after every worker has given two gradients on average."""
+    """Return the rate and lags of one scheme, measured once workers have sent two gradients each on average."""
     from pytorchrl import A2C, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs.testing import SleepEnv
 
@@ -52,7 +54,7 @@ def measure(num_workers: int, seconds: float, step_s: float, runtime: str) -> di
 
 
 def in_process(num_workers: str, seconds: float, step_s: float, runtime: str) -> dict[str, Any]:
-    """One measurement in a process of its own with one thread everywhere."""
+    """Run one measurement in its own process, with one thread per library."""
     done = subprocess.run([sys.executable, __file__, "_measure", num_workers, str(seconds), str(step_s), runtime],
                           capture_output=True,
                           text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
@@ -62,16 +64,16 @@ def in_process(num_workers: str, seconds: float, step_s: float, runtime: str) ->
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:2] == ["_measure"]:
         print(json.dumps(measure(int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), sys.argv[5])))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="1,2,4,8,16",
-                        help="numbers of gradient workers; the first is what others are compared with")
+                        help="numbers of gradient workers; the first number is the baseline of the comparison")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
-    parser.add_argument("--sleep-ms", type=float, default=5.0, help="what a step of the environment takes, in ms")
-    parser.add_argument("--runtime", choices=["ray", "threads"], default="ray", help="where gradient workers are")
+    parser.add_argument("--sleep-ms", type=float, default=5.0, help="duration of a step of the environment in ms")
+    parser.add_argument("--runtime", choices=["ray", "threads"], default="ray", help="runtime of the gradient workers")
     options = parser.parse_args()
     found = [in_process(number, options.seconds, options.sleep_ms / 1000,
                         options.runtime) for number in options.workers.split(",")]

@@ -1,15 +1,16 @@
-"""Env steps a second of this tree beside another one of this project, in turn: what a change has cost.
+"""Compare env steps per second of this source tree with those of an earlier one, to find the cost of a change.
 
     git worktree add ../before COMMIT
     python benchmarks/before.py ../before [--seconds 20] [--pairs 3] [--tasks cartpole,sleeping]
 
-`cartpole`: PPO in process with compiled updates, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, MLP
-64-64. `sleeping`: asynchronous collection on Ray with training, 8 workers with one environment each that sleeps 5 ms a
-step.
+`cartpole` is PPO in one process with compiled updates, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, and
+an MLP of 64-64. `sleeping` is asynchronous collection on Ray with training; each of the 8 workers has one environment,
+whose step sleeps 5 ms.
 
-Both trees have a process of their own with one thread; start-up and compilation are not counted. On CartPole the two
-take turns twice a second, for a machine's speed changes from second to second; where workers go on by themselves one
-runs after the other, and each pair in the other order than the last. Prints one JSON object; asserts nothing.
+Each tree runs in its own process with one thread, and start-up and compilation are not measured. On CartPole, the two
+trees alternate twice per second, because the speed of a machine changes from second to second. Asynchronous workers
+cannot be paused, so in `sleeping` the trees run one after the other, and the order changes with each pair. The script
+prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WORKERS = 8
 
 
 def cartpole() -> Any:
-    """The scheme of `throughput.py cartpole --schemes central`."""
+    """Return the scheme of `throughput.py cartpole --schemes central`."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
@@ -42,7 +43,7 @@ def cartpole() -> Any:
 
 
 def sleeping() -> Any:
-    """The scheme of `throughput.py sleeping --workers 8`."""
+    """Return the scheme of `throughput.py sleeping --workers 8`."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs.testing import SleepEnv
 
@@ -53,13 +54,13 @@ def sleeping() -> Any:
         num_col_workers=WORKERS, col_communication="asynchronous", broadcast_interval=WORKERS, seed=1)
 
 
-# Task: its scheme, updates before the clock starts, updates of a whole turn of its workers, and seconds of a turn of
-# the trees; None: one after the other.
+# Task -> (function that makes its scheme, updates before the measurement, updates in one round of its workers, seconds
+# per turn of a tree). None instead of seconds: the trees run one after the other.
 TASKS: dict[str, Any] = {"cartpole": (cartpole, 40, 1, 0.5), "sleeping": (sleeping, 4 * WORKERS, WORKERS, None)}
 
 
 def serve(task: str) -> None:
-    """Tell which package this is, then for each line, a number of seconds, the env steps used for learning a second."""
+    """Print the path of the package; then read lines with seconds, and print env steps used per second for each."""
     import pytorchrl
 
     make, warm_up, turn, _ = TASKS[task]
@@ -76,7 +77,7 @@ def serve(task: str) -> None:
 
 
 class Served:
-    """`serve` with the package of a tree, in a process of its own."""
+    """A process that runs `serve` with the package of a tree."""
 
     def __init__(self, tree: Path, task: str) -> None:
         self._process = subprocess.Popen(
@@ -85,10 +86,10 @@ class Served:
             env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
         package = self._read()
         if not Path(package).is_relative_to(tree):
-            raise SystemExit(f"{package} is not of {tree}: another one of its name comes first on the path")
+            raise SystemExit(f"{package} is not in {tree}: another package of the same name is first on the path")
 
     def rate(self, seconds: float) -> float:
-        """Env steps a second."""
+        """Return the env steps per second over `seconds` seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
@@ -107,7 +108,7 @@ class Served:
 
 
 def in_turn(before: Path, task: str, seconds: float) -> Iterator[dict[Path, float]]:
-    """Rates of both trees, turn by turn."""
+    """Yield the rates of both trees, turn by turn."""
     served = {tree: Served(tree, task) for tree in (before, HERE)}
     for turn in range(round(seconds / TASKS[task][3])):
         order = (before, HERE) if turn % 2 else (HERE, before)
@@ -117,7 +118,7 @@ def in_turn(before: Path, task: str, seconds: float) -> Iterator[dict[Path, floa
 
 
 def one_by_one(before: Path, task: str, seconds: float, pairs: int) -> Iterator[dict[Path, float]]:
-    """Rates of both trees, pair by pair."""
+    """Yield the rates of both trees, pair by pair."""
     for pair in range(pairs):
         rates = {}
         for tree in (before, HERE) if pair % 2 else (HERE, before):
@@ -129,10 +130,10 @@ def one_by_one(before: Path, task: str, seconds: float, pairs: int) -> Iterator[
 
 
 def compare(before: Path, task: str, seconds: float, pairs: int) -> dict[str, Any]:
-    """Ratios of this tree's rate to the other's; the mean of their logarithms, back again, with its standard error."""
+    """Return the ratios of this tree's rate to the other tree's, and their geometric mean with its standard error."""
     rates = list(one_by_one(before, task, seconds, pairs) if TASKS[task][3] is None else in_turn(before, task, seconds))
     logs = [math.log(rate[HERE] / rate[before]) for rate in rates]
-    import scipy.stats  # here, so that the processes that are measured do not load it
+    import scipy.stats  # imported here, so that the measured processes do not load it
 
     return {"ratio": math.exp(statistics.mean(logs)), "ratio_median": math.exp(statistics.median(logs)),
             "standard_error": float(scipy.stats.sem(logs)), "turns": len(logs),
@@ -141,12 +142,13 @@ def compare(before: Path, task: str, seconds: float, pairs: int) -> dict[str, An
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=lambda path: Path(path).resolve(), help="folder of the other tree")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each tree, in all, or of one of a pair")
-    parser.add_argument("--pairs", type=int, default=3, help="where one runs after the other, from 2")
-    parser.add_argument("--tasks", default="cartpole,sleeping", help="which, comma-separated")
+    parser.add_argument("--seconds", type=float, default=20.0,
+                        help="seconds of each tree: in total for cartpole, per pair for sleeping")
+    parser.add_argument("--pairs", type=int, default=3, help="number of pairs for sleeping, from 2")
+    parser.add_argument("--tasks", default="cartpole,sleeping", help="tasks, separated by commas")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

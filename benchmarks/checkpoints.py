@@ -1,12 +1,12 @@
-"""What a checkpoint costs: seconds that training stands still, bytes, and seconds from a command to the next update.
+"""Measure the cost of a checkpoint: seconds without training, bytes, and seconds from a command to the next update.
 
     python benchmarks/checkpoints.py [--times 5] [--capacity 100000]
 
-PPO in one process; PPO with two collection workers on Ray; DQN with full replay of stacked 84 x 84 pictures.
-Checkpoints are made by a learner, as `checkpoint_every` does; then the newest is resumed in a scheme of its own, to its
-first update.
+The cases are PPO in one process, PPO with two collection workers on Ray, and DQN with a full replay of stacked 84 x 84
+images. A learner makes the checkpoints, as `checkpoint_every` does; then a new scheme resumes the newest checkpoint and
+makes its first update.
 
-Progress on stderr; prints one JSON object; asserts nothing.
+The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pytorchrl import DQN, PPO, GAEBuffer, Learner, OnPolicyActor, QActor, Repla
 
 
 class Pictures(gym.Env[Any, Any]):
-    """Stacks of random pictures; episodes of 500 steps."""
+    """Environment with stacks of random images and episodes of 500 steps."""
 
     observation_space, action_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(4)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Black, and a first picture."""
+        """Return a stack of black images and the first image."""
         super().reset(seed=seed)
         self._stack, self._t = np.zeros((4, 84, 84), np.uint8), 0
         return self._seen(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One more picture."""
+        """Add an image to the stack."""
         self._t += 1
         return self._seen(), 0.0, self._t == 500, False, {}
 
@@ -49,7 +49,7 @@ class Pictures(gym.Env[Any, Any]):
 
 
 def schemes(capacity: int) -> dict[str, Any]:
-    """Name -> a function that makes the scheme."""
+    """Return a map from the name of each case to a function that makes its scheme."""
     vectors = VecEnv.create_factory("CartPole-v1", vec_env_size=8)
     actor = OnPolicyActor.create_factory(vectors.observation_space, vectors.action_space)
     ppo = PPO.create_factory(), actor, GAEBuffer.create_factory(64), vectors
@@ -63,7 +63,7 @@ def schemes(capacity: int) -> dict[str, Any]:
 
 
 def measure(make: Any, times: int) -> dict[str, Any]:
-    """Costs of one scheme."""
+    """Return the cost of checkpoints in one scheme."""
     with tempfile.TemporaryDirectory() as directory:
         costs = []
         with Learner(make(), 10**9, directory, progress=False, tensorboard=False) as learner:
@@ -81,10 +81,10 @@ def measure(make: Any, times: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=5, help="checkpoints of each scheme")
-    parser.add_argument("--capacity", type=int, default=100_000, help="pictures in replay")
+    parser.add_argument("--times", type=int, default=5, help="number of checkpoints of each scheme")
+    parser.add_argument("--capacity", type=int, default=100_000, help="number of images in replay")
     options = parser.parse_args()
     results = {}
     for name, make in schemes(options.capacity).items():

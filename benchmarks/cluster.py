@@ -1,19 +1,20 @@
-"""What losing a machine costs: a Ray cluster of three nodes on this one, of which one is killed while PPO trains.
+"""Measure the cost of losing a machine: one of three nodes of a Ray cluster on this machine dies while PPO trains.
 
     python benchmarks/cluster.py [--cases collectors,rounds,gradients,colocated,no-room] [--seconds 5]
     [--default-health-checks]
 
-The driver is on a head without CPUs, the workers are on two nodes with four each; the one that dies is the one with
-gradient worker 1, or with collection worker 1, and all of its processes die with it. Times count from then:
+The driver runs on a head node without CPUs, and the workers run on two nodes with four CPUs each. The script kills all
+processes of the node that has gradient worker 1 or, without remote gradient workers, collection worker 1. It measures
+two times from that moment:
 
-    noticed_s  until the supervisor says that a worker of the outermost level is lost
-    back_s     until every place of that level has a worker again, and each of them has given a result
+    noticed_s  seconds until the supervisor logs that a worker of the outermost level is lost
+    back_s     seconds until every place of that level has a worker again, and each worker has sent a result
 
-Ray's own health checks take fifteen seconds to find that a node is dead; here they are made every half second, three
-times, unless --default-health-checks. In `no-room` the workers ask for all CPUs, so that nobody can be replaced: how
-long it takes until that is said.
+Ray's default health checks need fifteen seconds to detect a dead node. Here a node is dead after three failed checks,
+half a second apart, unless --default-health-checks is given. In `no-room` the workers request all CPUs, so that lost
+workers cannot be replaced; the measured time is the time until an error reports this.
 
-Progress on stderr; prints one JSON object; asserts nothing.
+The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import time
 from collections import Counter
 from typing import Any
 
-# Before Ray is imported: a directory of its own, and connections that are authenticated.
+# These variables must be set before Ray is imported: a directory for this run, and authenticated connections.
 os.environ["RAY_TMPDIR"] = os.environ.get("RAY_TMPDIR") or tempfile.mkdtemp(prefix="prl-", dir="/tmp")
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
 
@@ -46,7 +47,7 @@ from pytorchrl.runtime.reaper import start_reaper
 NUM_CPUS, STEP_S = 4, 0.005
 QUICK = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_timeout_ms": 20_000,
          "health_check_failure_threshold": 3}
-"""A dead process refuses at once; one that is alive on a busy machine has time to answer."""
+"""A dead process refuses connections immediately; a live process on a busy machine has time to answer."""
 COLLECTORS: dict[str, Any] = {"num_col_workers": 4}
 GRADIENTS: dict[str, Any] = {"num_grad_workers": 2, "num_col_workers": 2, "grad_communication": ASYNC,
                              "col_communication": ASYNC}
@@ -61,13 +62,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def patient(get_node: Any, patience_s: float = 180.0) -> Any:
-    """Ray gives a node thirty seconds to start, of which a busy machine may need more."""
+    """Retry `get_node` for `patience_s` seconds, because a node on a busy machine may need more than Ray's thirty."""
     def get(*arguments: Any) -> Any:
         deadline = time.monotonic() + patience_s
         while True:
             try:
                 return get_node(*arguments)
-            except RuntimeError:  # noqa: PERF203 - that is what it is for
+            except RuntimeError:  # noqa: PERF203 - the loop retries
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
@@ -75,21 +76,21 @@ def patient(get_node: Any, patience_s: float = 180.0) -> Any:
 
 
 def nodes_of(handles: list[Any]) -> list[str]:
-    """The node of each worker, also while it is at work."""
+    """Return the node of each worker; the workers may be busy."""
     asked = [handle.native.__ray_call__.options(concurrency_group="control").remote(
         lambda _self: ray.get_runtime_context().get_node_id()) for handle in handles]
     return ray.get(asked, timeout=60)
 
 
 def nodes_below(handles: list[Any]) -> list[list[str]]:
-    """The nodes of the collection workers of each gradient worker."""
+    """Return the nodes of the collection workers of each gradient worker."""
     asked = [handle.native.__ray_call__.options(concurrency_group="control").remote(
         lambda host: nodes_of(host._worker.remote_workers)) for handle in handles]
     return ray.get(asked, timeout=60)
 
 
 def places(scheme: Scheme) -> dict[str, Any]:
-    """Workers by node, and gradient workers that share a node with all of theirs."""
+    """Return the workers by node, and the gradient workers that share a node with all their collection workers."""
     root = scheme.update_worker
     above, below = nodes_of(root.remote_workers), nodes_below(root.remote_workers) if root.remote_workers else []
     collectors = [node for nodes in below for node in nodes] if below else nodes_of(root.local_worker.remote_workers)
@@ -98,13 +99,13 @@ def places(scheme: Scheme) -> dict[str, Any]:
 
 
 def supervisor_of(scheme: Scheme) -> Any:
-    """That of the outermost level with remote workers."""
+    """Return the supervisor of the outermost level with remote workers."""
     root: Any = scheme.update_worker
     return root.strategy.supervisor if root.remote_workers else root.local_worker.collector.supervisor
 
 
 def rate(scheme: Scheme, seconds: float) -> float:
-    """Env steps used a second."""
+    """Return the env steps used per second."""
     first, start = scheme.ledger()["consumed_unique"], time.time()
     while time.time() - start < seconds:
         scheme.step()
@@ -112,7 +113,7 @@ def rate(scheme: Scheme, seconds: float) -> float:
 
 
 def lose_node(scheme: Scheme, cluster: Cluster, seconds: float, noticed: Noticed) -> dict[str, Any]:
-    """Train, kill a node, train on."""
+    """Train, kill a node, continue training, and return the measurements."""
     while scheme.version < 20:
         scheme.step()
     before, found = places(scheme), {"env_steps_per_s_before": rate(scheme, seconds)}
@@ -136,7 +137,7 @@ def lose_node(scheme: Scheme, cluster: Cluster, seconds: float, noticed: Noticed
 
 
 def measure(case: str, cluster: Cluster, seconds: float, noticed: Noticed) -> dict[str, Any]:
-    """One scheme that loses a node."""
+    """Return the measurements of one scheme that loses a node."""
     envs = VecEnv.create_factory(SleepEnv, {"step_s": STEP_S}, 2)
     scheme = Scheme(
         PPO.create_factory(num_epochs=1, num_mini_batch=1, lr=1e-3),
@@ -154,10 +155,10 @@ def measure(case: str, cluster: Cluster, seconds: float, noticed: Noticed) -> di
 
 
 def measure_all(cases: list[str], seconds: float, default_health_checks: bool) -> list[dict[str, Any]]:
-    """What was found in each case, on a cluster of this machine's."""
+    """Return the measurements of each case, on a cluster of nodes on this machine."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     ray._private.services.get_node = patient(ray._private.services.get_node)
-    reaper = start_reaper(os.environ["RAY_TMPDIR"])  # ends what is left, however this process ends
+    reaper = start_reaper(os.environ["RAY_TMPDIR"])  # kills remaining processes, however this process ends
     cluster, noticed, found = Cluster(), Noticed(), []
     sizes: dict[str, Any] = {"object_store_memory": 100 * 2**20, "include_dashboard": False,
                              "include_log_monitor": False}
@@ -176,14 +177,14 @@ def measure_all(cases: list[str], seconds: float, default_health_checks: bool) -
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default=",".join(CASES), help="which, separated by commas")
+    parser.add_argument("--cases", default=",".join(CASES), help="cases, separated by commas")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the measurements before and after")
     parser.add_argument("--default-health-checks", action="store_true",
-                        help="those that Ray has if nobody says otherwise")
+                        help="keep Ray's default intervals of health checks")
     options = parser.parse_args()
-    with contextlib.redirect_stdout(sys.stderr):  # Ray says of lost nodes what it has to say, whatever one sets
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints messages about lost nodes, whatever its log level
         found = measure_all(options.cases.split(","), options.seconds, options.default_health_checks)
     print(json.dumps({"task": "cluster", "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
                       "unit": "s",

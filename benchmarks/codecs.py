@@ -1,21 +1,22 @@
-"""Codecs on real arrays, and whether `auto` finds out which way is faster.
+"""Measure codecs on real arrays, and check whether `auto` chooses the faster of sending with and without a codec.
 
     python benchmarks/codecs.py [--seconds 0.3] [--messages 600] [--only cartpole] [--links unlimited,...]
     [--namespaces]
 
-Arrays are those of PPO after some updates: gradients, weights and rollouts, on CartPole-v1 (MLP of 64-64) and, if
-ale-py is there, on Space Invaders (Nature CNN, 4 frames of 84 x 84; the policy is hardly trained). Each codec is timed
-in this process on one thread.
+The arrays are gradients, weights and rollouts of PPO after some updates, on CartPole-v1 (MLP of 64-64) and, if ale-py
+is installed, on Space Invaders (Nature CNN, 4 frames of 84 x 84; the policy is hardly trained). Each codec is timed in
+this process on one thread.
 
-Then messages come from a Ray worker, and weights go there, through the parts that do it in training: without a codec,
-with it, and as `auto` decides, in turns of changing order, a worker each. A message takes from its request until it is
-decoded, on this machine's own "unlimited" link; on slower links the worker sleeps for what the bytes take at their
-rate. With `--namespaces` (Linux, as root) the workers are on a second node of a Ray cluster, in a network namespace of
-its own, behind a link whose rate the kernel limits both ways: then nobody sleeps. `auto_over_best` is the mean time of
-`auto` over that of the faster of the other two, with its standard error over ten parts of the run. `codec_share` is
-what encoding and decoding take of a message.
+Then a Ray worker sends gradients and rollouts and receives weights, through the same code as in training. There are
+three variants, without a codec, with the codec, and with `auto`; each has its own worker, and they alternate in random
+order. The time of a message is measured from its request until it is decoded. On the link "unlimited" of this machine
+nothing else is added; for a slower link, the worker sleeps for the time that the bytes would take. With `--namespaces`
+(Linux, as root) the workers run on a second node of a Ray cluster, in a separate network namespace behind a link whose
+rate the kernel limits in both directions, so that no sleep is needed. `auto_over_best` is the mean time with `auto`
+divided by the mean time of the faster of the other two variants, with its standard error over ten sections of the run.
+`codec_share` is the share of encoding and decoding in the time of a message.
 
-Progress on stderr; prints one JSON object; asserts nothing.
+The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CODECS = ("lz4", "zstd", "fp16", "bf16", "int8", "topk")
 
 
 def messages(task: str) -> dict[str, list[np.ndarray]]:
-    """Kind -> arrays of one message, after ten updates."""
+    """Return the arrays of one message of each kind, after ten updates."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
     if task == "cartpole":
@@ -67,7 +68,7 @@ def messages(task: str) -> dict[str, list[np.ndarray]]:
 
 
 def seconds_of(function: Callable[[], Any], at_least: float) -> float:
-    """Median of its times, over that many seconds and five times at least."""
+    """Return the median duration of a call, over at least `at_least` seconds and five calls."""
     times: list[float] = []
     while len(times) < 5 or sum(times) < at_least:
         start = time.perf_counter()
@@ -77,7 +78,7 @@ def seconds_of(function: Callable[[], Any], at_least: float) -> float:
 
 
 def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any]:
-    """Codec -> ratio, speeds in raw MB/s, relative error."""
+    """Return the compression ratio, the speeds in uncompressed MB/s and the relative error of each codec."""
     from pytorchrl.scheme.transport.codecs import decode_array, get_codec, num_bytes
     from pytorchrl.scheme.transport.encoder import is_for
 
@@ -100,9 +101,9 @@ def table(arrays: list[np.ndarray], kind: str, at_least: float) -> dict[str, Any
 
 
 class Peer(LinkEnd):
-    """A worker that sends the same message again and again, encoded as its option says; or takes weights.
+    """A worker that sends the same message repeatedly, encoded by its codec option, or receives weights.
 
-    Its link to the parent sleeps for what the bytes take at its rate, both ways.
+    Its link to the parent sleeps, in both directions, for the time that the bytes take at the rate of the link.
     """
 
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float) -> None:
@@ -114,12 +115,12 @@ class Peer(LinkEnd):
         self.encoder = Encoder(None if kind == "weights" else Compression.of(kind, option), time.perf_counter)
 
     def echo(self, payload: np.ndarray) -> np.ndarray:
-        """Answer a probe, which sleeps both ways."""
+        """Answer a probe of the link, which sleeps in both directions."""
         time.sleep(2 * payload.nbytes / self._rate)
         return super().echo(payload)
 
     def send(self) -> tuple[list[Any], Any, float]:
-        """Return a message, how it was sent, and seconds."""
+        """Return an encoded message, its traffic statistics, and the seconds of encoding."""
         start = time.perf_counter()
         message, sent = self.encoder.pack(lambda pack: [pack(array, place) for place, array in enumerate(self.arrays)])
         seconds = time.perf_counter() - start
@@ -127,7 +128,7 @@ class Peer(LinkEnd):
         return message, sent, seconds
 
     def take(self, weights: Any) -> tuple[float, float]:
-        """Return the seconds of decoding or copying, and all in all."""
+        """Return the seconds of decoding or copying, and the total seconds."""
         from pytorchrl.scheme.transport.receive import receive_tensor
 
         time.sleep(weights.num_bytes / self._rate)
@@ -139,7 +140,7 @@ class Peer(LinkEnd):
 
 
 class Namespaces:
-    """A Ray cluster of two nodes, the second one in a network namespace, and the link between them."""
+    """A Ray cluster of two nodes, with the second node in a network namespace, and the link between them."""
 
     def __init__(self) -> None:
         ip = ["ip", "netns", "exec", SPACE, "ip"]
@@ -158,34 +159,34 @@ class Namespaces:
              '--resources={"far": 100}'])]
 
     def connect(self) -> None:
-        """Join the cluster, once both nodes are there."""
+        """Join the cluster once both nodes are up."""
         import ray
 
         deadline = time.monotonic() + 60
         while True:
-            with contextlib.suppress(Exception):  # it is not up yet
+            with contextlib.suppress(Exception):  # the cluster is not up yet
                 if not ray.is_initialized():
                     ray.init(address=f"{NEAR}:{PORT}", log_to_driver=False, logging_level="ERROR",
                              _node_ip_address=NEAR)
             if ray.is_initialized() and ray.cluster_resources().get("far"):
                 return
             if time.monotonic() > deadline:
-                raise SystemExit("the nodes did not find one another within a minute")
+                raise SystemExit("the nodes did not connect to each other within a minute")
             time.sleep(0.5)
 
     def limit(self, rate: float) -> None:
-        """Bytes a second, both ways."""
+        """Limit the link to `rate` bytes per second in both directions."""
         for where, device in (([], "prl0"), (["ip", "netns", "exec", SPACE], "prl1")):
             subprocess.run([*where, "tc", "qdisc", "del", "dev", device, "root"], check=False,
                            stderr=subprocess.DEVNULL)
             if rate < float("inf"):
-                burst = max(16_000, int(rate / 1000))  # a millisecond's worth, or some packets
+                burst = max(16_000, int(rate / 1000))  # the bytes of one millisecond, but at least some packets
                 subprocess.run([*where, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
                                 f"{int(8 * rate)}bit",
                                 "burst", f"{burst}b", "latency", "400ms"], check=True)
 
     def stop(self) -> None:
-        """End both nodes, and take the link away."""
+        """Stop both nodes, and remove the link."""
         for node in reversed(self._nodes):
             node.terminate()
             node.wait(30)
@@ -194,9 +195,9 @@ class Namespaces:
 
 @contextlib.contextmanager
 def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
-    """A Ray of this machine, or of two namespaces of it."""
+    """Start Ray on this machine, or in two network namespaces of this machine, and yield the namespaces."""
     if namespaces:
-        os.environ["RAY_AUTH_MODE"] = "disabled"  # read when Ray is imported; nobody else is in these namespaces
+        os.environ["RAY_AUTH_MODE"] = "disabled"  # Ray reads it when imported; nothing else can reach these namespaces
     import ray
 
     if not namespaces:
@@ -214,7 +215,7 @@ def ray_for(namespaces: bool) -> Iterator[Namespaces | None]:
 
 
 class Line:
-    """Messages to or from a worker of its own, in one way, by the parts that a learner has for that."""
+    """Messages to or from one worker, in one variant, sent by the code that a learner uses for them."""
 
     def __init__(self, arrays: list[np.ndarray], kind: str, option: str | bool, rate: float,
                  resources: dict[str, float]) -> None:
@@ -240,7 +241,7 @@ class Line:
                                           option) if kind == "weights" else None, self._state, [self._handle])
         self.link_s, self.probe_s = 0.0, 0.0
         if str(option).startswith("auto"):
-            self._runtime.get(self._handle.submit(Peer.echo, np.zeros(1, np.uint8)), 300.0)  # it has started
+            self._runtime.get(self._handle.submit(Peer.echo, np.zeros(1, np.uint8)), 300.0)  # the worker has started
             start = time.perf_counter()
             self.link_s, = measure_links(self._runtime, [self._handle])
             self.probe_s = time.perf_counter() - start
@@ -249,7 +250,7 @@ class Line:
         self.codec_s, self.encoded = 0.0, 0
 
     def exchange(self, sequence: int) -> None:
-        """One message; times of the first one, which brings code and connections, are not kept."""
+        """Exchange one message; the first message, which also loads code and opens connections, is not measured."""
         start = time.perf_counter()
         codec_s, encoded = self._push(sequence) if self._kind == "weights" else self._pull()
         if sequence:
@@ -285,26 +286,26 @@ class Line:
         return after.encode_s - before.encode_s + decode_s * encoded, encoded
 
     def stop(self) -> None:
-        """End the worker."""
+        """Stop the worker."""
         self._runtime.kill(self._handle)
 
 
 def over_link(
-        arrays: list[np.ndarray], kind: str, name: str, rate: float, number: int, resources: dict[str,
-            float]) -> dict[str, Any]:
-    """Milliseconds a message by way, the share that was encoded, and `auto` over the better of the two others."""
+        arrays: list[np.ndarray], kind: str, name: str, rate: float, number: int, resources: dict[str, float],
+) -> dict[str, Any]:
+    """Return milliseconds per message of each variant, the share of encoded messages, and `auto_over_best`."""
     lines = {way: Line(arrays, kind, option, rate, resources)
              for way, option in {"none": False, name: name, "auto": f"auto:{name}"}.items()}
     rng = random.Random(0)
     for sequence in range(number + 1):
-        for line in rng.sample(list(lines.values()), len(lines)):  # who comes after whom makes a difference
+        for line in rng.sample(list(lines.values()), len(lines)):  # the order makes a difference
             line.exchange(sequence)
     for line in lines.values():
         line.stop()
     best = min(("none", name), key=lambda way: sum(lines[way].ms))
     parts = [sum(auto) / sum(other) for auto, other in zip(tenths(lines["auto"].ms), tenths(lines[best].ms),
                                                            strict=True)]
-    import scipy.stats  # here, so that the processes that are measured do not load it
+    import scipy.stats  # imported here, so that the measured processes do not load it
 
     return {**{way: {"ms": statistics.mean(line.ms), "encoded_share": line.encoded / number,
                      "codec_share": 1e3 * line.codec_s / sum(line.ms)} for way, line in lines.items()},
@@ -315,12 +316,12 @@ def over_link(
 
 
 def tenths(values: list[float]) -> list[list[float]]:
-    """Ten parts of a list, one after the other."""
+    """Split a list into ten consecutive sections."""
     return [values[len(values) * part // 10:len(values) * (part + 1) // 10] for part in range(10)]
 
 
 def measure(arguments: argparse.Namespace, cluster: Namespaces | None) -> dict[str, Any]:
-    """Tables and links of all tasks."""
+    """Return the measurements of codecs and links for all tasks."""
     tasks = [arguments.only] if arguments.only else ["cartpole", "spaceinvaders"]
     result: dict[str, Any] = {}
     for task in tasks:
@@ -345,14 +346,14 @@ def measure(arguments: argparse.Namespace, cluster: Namespaces | None) -> dict[s
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=0.3, help="of timing each codec at least")
-    parser.add_argument("--messages", type=int, default=600, help="over each link, each way, at least 10")
+    parser.add_argument("--seconds", type=float, default=0.3, help="least seconds of timing each codec")
+    parser.add_argument("--messages", type=int, default=600, help="messages of each variant per link, at least 10")
     parser.add_argument("--only", choices=("cartpole", "spaceinvaders"))
     parser.add_argument("--links", type=lambda text: text.split(","), default=list(LINKS),
                         help="some of " + ", ".join(LINKS))
-    parser.add_argument("--namespaces", action="store_true", help="links between network namespaces; as root")
+    parser.add_argument("--namespaces", action="store_true", help="use links between network namespaces; needs root")
     arguments = parser.parse_args()
     if unknown := set(arguments.links) - set(LINKS):
         parser.error(f"--links {', '.join(sorted(unknown))}: there are {', '.join(LINKS)}")

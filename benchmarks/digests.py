@@ -1,15 +1,15 @@
-"""Print what 20 updates of every pattern and architecture lead to in the simulated runtime: a digest that two trees can
-share.
+"""Print digests of the results of 20 updates of each pattern and architecture in the simulated runtime.
 
     python benchmarks/digests.py > now.json
     python benchmarks/digests.py --tree ../before --against now.json
 
-The sixteen patterns train a tiny PPO, the eight architectures an algorithm of their own, each with fixed seeds. The
-JSON object has, by name, the number of updates, the ledger (without reasons for which nothing was dropped), the SHA-256
-of the acting parameters, their norm, the norm of their change, and some parameters. Hashes agree between trees on one
-machine if no bit differs; another processor or another torch rounds differently, so compare the other numbers there, as
-`tests/unit/scheme/test_digests.py` does. With `--against` the exit code is 1 if anything differs, and standard error
-names it.
+The digests show whether two source trees give equal results. The sixteen patterns train a tiny PPO, and the eight
+architectures train an algorithm that suits them, with fixed seeds. The JSON object has, by name, the number of updates,
+the ledger (without reasons for which nothing was dropped), the SHA-256 of the acting parameters, their norm, the norm
+of their change, and some parameters. On one machine, the hashes of two trees agree if no bit differs. Another processor
+or another version of torch rounds differently; there, compare the other numbers, as
+`tests/unit/scheme/test_digests.py` does. With `--against`, the exit code is 1 if anything differs, and the differences
+are printed on stderr.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import torch
 
 HERE = Path(__file__).resolve().parents[1]
 UPDATES = 20
-# Parameters that are printed, evenly spaced.
+# Number of parameters to print, evenly spaced.
 NUM_SHOWN = 8
 
 
 def runs() -> dict[str, tuple[str | None, dict[str, Any]]]:
-    """Map a name to an architecture (None: plain `Scheme`) and its settings."""
+    """Return a map from the name of each run to its architecture (None: plain `Scheme`) and settings."""
     found: dict[str, tuple[str | None, dict[str, Any]]] = {}
     for col, col_async, grad, grad_async in itertools.product((False, True), repeat=4):
         name = (f"{'parallel' if col else 'central'}-{'async' if col_async else 'sync'}_"
@@ -93,7 +93,7 @@ def agent(architecture: str | None) -> tuple[Any, ...]:
 
 
 def digest(name: str) -> dict[str, Any]:
-    """Run one of `runs()` and describe where it has come to."""
+    """Run one of `runs()` and return its digest."""
     from pytorchrl import Scheme
 
     architecture, settings = runs()[name]
@@ -115,8 +115,8 @@ def digest(name: str) -> dict[str, Any]:
 
 
 def differences(found: dict[str, Any], against: dict[str, Any]) -> list[str]:
-    """Name the runs that differ, and in what."""
-    lines = [f"{name}: in one of the two only" for name in sorted(found.keys() ^ against.keys())]
+    """Return a line for each run that differs, with the differences."""
+    lines = [f"{name}: missing on one side" for name in sorted(found.keys() ^ against.keys())]
     for name in found.keys() & against.keys():
         lines += [f"{name}: {key} is {found[name][key]}, {against[name][key]} in the file"
                   for key in found[name] if found[name][key] != against[name].get(key)]
@@ -124,12 +124,12 @@ def differences(found: dict[str, Any], against: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Parse the command line, run, print; return the exit code."""
+    """Parse the command line, run, and print the digests; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=lambda path: Path(path).resolve(),
-                        help="folder of another tree, whose package is to run")
-    parser.add_argument("--against", type=Path, help="JSON file that this script has printed, to compare with")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="which runs; all if none is named")
+                        help="folder of another source tree, whose package to run")
+    parser.add_argument("--against", type=Path, help="output of this script, to compare with")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="runs; all if no name is given")
     options = parser.parse_args()
     if options.tree is not None:
         environment = {**os.environ, "PYTHONPATH": str(options.tree), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -140,7 +140,7 @@ def main() -> int:
 
     tree = Path(os.environ.get("PYTHONPATH", str(HERE)).split(os.pathsep)[0])
     if not Path(pytorchrl.__file__).is_relative_to(tree):
-        raise SystemExit(f"{pytorchrl.__file__} is not of {tree}: another one of its name comes first on the path")
+        raise SystemExit(f"{pytorchrl.__file__} is not in {tree}: another package of this name is first on the path")
     torch.set_num_threads(1)
     found = {name: digest(name) for name in options.names or runs()}
     print(json.dumps(found, indent=1))

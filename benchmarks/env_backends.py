@@ -1,8 +1,9 @@
-"""Microseconds that one step of a vector of environments takes, by what steps it.
+"""Measure the microseconds per step of a vector of environments, for several implementations of the vector.
 
-The bare environment, Gymnasium's `SyncVectorEnv`, and `VecEnv` with `backend="sync"`, `"vector"` (where there is a
-native one) and `"auto"` take turns in short blocks, so that a load of the machine falls on all of them alike; the
-smallest and the median block are reported. Prints one line of JSON for each environment and number of environments.
+The single environments, Gymnasium's `SyncVectorEnv`, and `VecEnv` with `backend="sync"`, `"vector"` (where there is a
+native vector environment) and `"auto"` alternate in short blocks, so that other load on the machine affects all of them
+equally. The results are the fastest and the median block. The script prints one line of JSON for each environment and
+number of environments.
 
     python benchmarks/env_backends.py --envs CartPole-v1 --sizes 1 4
 """
@@ -27,8 +28,7 @@ Block = Callable[[int], float]
 
 
 def bare(name: str, size: int) -> Block:
-    """Return a function that makes so many steps of `size` single environments, one after the other, and returns its
-    seconds."""
+    """Return a function that makes a number of steps of `size` single environments and returns the seconds."""
     envs = [gym.make(name, disable_env_checker=True) for _ in range(size)]
     for index, env in enumerate(envs):
         env.reset(seed=index)
@@ -47,7 +47,7 @@ def bare(name: str, size: int) -> Block:
 
 
 def gymnasiums(name: str, size: int) -> Block:
-    """Return the same for Gymnasium's own vector of environments in this process."""
+    """Return such a function for Gymnasium's own vector of environments in this process."""
     envs = SyncVectorEnv([lambda: gym.make(name)] * size, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
     envs.reset(seed=0)
     envs.action_space.seed(0)
@@ -62,7 +62,7 @@ def gymnasiums(name: str, size: int) -> Block:
 
 
 def ours(name: str, size: int, backend: str) -> Block:
-    """Return the same for `VecEnv`, which also counts episodes and checks what environments return."""
+    """Return such a function for `VecEnv`, which also counts episodes and checks the environments' results."""
     env = VecEnv.create_factory(name, vec_env_size=size, backend=backend)(seed=0)
     env.reset()
     env.action_space.seed(0)
@@ -77,8 +77,7 @@ def ours(name: str, size: int, backend: str) -> Block:
 
 
 def measure(name: str, size: int, num_blocks: int, num_steps: int) -> dict[str, object]:
-    """Return microseconds a vector step, the least and the median of the blocks, for each that steps `size`
-    environments."""
+    """Return the microseconds per vector step of each implementation: the least and the median of the blocks."""
     blocks = {"bare": bare(name, size), "gymnasium": gymnasiums(name, size), "sync": ours(name, size, "sync")}
     if gym.spec(name).vector_entry_point is not None:
         blocks["vector"] = ours(name, size, "vector")
@@ -94,13 +93,13 @@ def measure(name: str, size: int, num_blocks: int, num_steps: int) -> dict[str, 
 
 
 def main() -> None:
-    """Measure what the arguments name."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", nargs="+", default=list(ENVS), metavar="ID")
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES), metavar="N",
                         help="numbers of environments")
-    parser.add_argument("--blocks", type=int, default=15, help="blocks of each kind; they take turns")
-    parser.add_argument("--steps", type=int, default=500, help="vector steps of a block")
+    parser.add_argument("--blocks", type=int, default=15, help="blocks of each implementation")
+    parser.add_argument("--steps", type=int, default=500, help="vector steps per block")
     args = parser.parse_args()
     for name in args.envs:
         for size in args.sizes:

@@ -1,17 +1,17 @@
-"""Measure the cost of a failure on Ray: seconds to detection and replacement, and steps lost or learned twice.
+"""Measure the cost of failures on Ray: seconds to detection and to replacement, and env steps lost or used twice.
 
     python benchmarks/failures.py [--count 20] [--rows "collection worker killed,..."] [--markdown]
     python benchmarks/failures.py --learn
 
-Each row is one kind of failure, injected `--count` times while PPO trains asynchronously: processes are killed
-(SIGKILL) or stopped (SIGSTOP) from outside; environments, gradients and evaluations fail within. Every environment step
-has its own number and is counted by its environment and by the learner, so that lost and repeated steps show.
+Each row is one kind of failure, which is injected `--count` times while PPO trains asynchronously. Processes are killed
+(SIGKILL) or stopped (SIGSTOP) from outside; environments, gradients and evaluations fail inside their processes. Each
+env step has a number, which its environment and the learner write to files, so that lost and repeated steps are found.
 
-`--learn`: PPO on CartPole-v1 with four collection workers of two gradient workers until an evaluation reaches 475;
-once undisturbed, and once while each collection worker and a gradient worker is killed, and environments raise with
-p = 0.001.
+`--learn` trains PPO on CartPole-v1, with two gradient workers that have two collection workers each, until an
+evaluation reaches 475: once without failures, and once while each collection worker and a gradient worker are killed
+and environments raise errors with p = 0.001.
 
-Progress on stderr; prints one JSON object (or a Markdown table); asserts nothing.
+The script shows its progress on stderr, prints one JSON object (or a Markdown table), and asserts nothing.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ NUM_ENVS, NUM_STEPS = 4, 32
 FREE = {"num_cpus": 0}
 KILLS = ("kill col.1.1 @ step 500; kill col.2.1 @ step 1000; kill col.1.2 @ step 1500; kill col.2.2 @ step 2000; "
          "kill grad.1 @ grad 2000")
-"""Every collection worker once, then a gradient worker with its own."""
+"""Kills each collection worker once, then a gradient worker together with its collection workers."""
 COLLECTION: dict[str, Any] = {"num_col_workers": 4, "col_communication": ASYNC, "col_worker_resources": FREE}
 GRADIENTS: dict[str, Any] = {"num_col_workers": 2, "col_communication": ASYNC, "col_worker_resources": FREE,
                              "num_grad_workers": 2, "grad_communication": ASYNC, "grad_worker_resources": FREE}
 
 
 class Noticed(logging.Handler):
-    """Notes when the supervisor says that a worker is lost."""
+    """Log handler that records when the supervisor reports a lost worker."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Noticed(logging.Handler):
 
 
 class FiledEnv(CountingEnv):
-    """Notes every step that it makes in a file of its own: the step's number is unique in the run."""
+    """Environment that writes each of its steps to its own file; the number of a step is unique in the run."""
 
     def __init__(self, directory: str, **options: Any) -> None:
         super().__init__(**options)
@@ -86,7 +86,7 @@ class FiledEnv(CountingEnv):
 
 
 class LateEnv(FiledEnv):
-    """Raises after so many steps, with the time in its text."""
+    """Environment that raises an error after `at` steps, with the time in the message."""
 
     def __init__(self, directory: str, at: int) -> None:
         super().__init__(directory)
@@ -99,7 +99,7 @@ class LateEnv(FiledEnv):
 
 
 class FiledBuffer(GAEBuffer):
-    """Notes the number of every step that a learner is given."""
+    """Storage that writes the number of each step that the learner receives to a file."""
 
     directory = ""
 
@@ -112,7 +112,7 @@ class FiledBuffer(GAEBuffer):
 
 
 def counts(directory: str) -> dict[str, int]:
-    """Steps made by environments, and given to a learner more than once."""
+    """Return the number of env steps, and the number of steps that a learner received more than once."""
     made = sum(path.stat().st_size for path in Path(directory).glob("made-*"))
     learned: Counter[tuple[int, ...]] = Counter()
     for path in Path(directory).glob("learned-*"):
@@ -121,16 +121,16 @@ def counts(directory: str) -> dict[str, int]:
 
 
 def is_exact(ledger: Mapping[str, Any]) -> bool:
-    """Whether every step that was collected was used or has a reason why not."""
+    """Return whether each collected step was used, or is counted under a reason for dropping it."""
     return bool(ledger["collected"] == ledger["consumed_unique"] + sum(ledger["dropped"].values()))
 
 
 def counting_scheme(directory: str, envs: VecEnv.Options | Any = None, **settings: Any) -> Scheme:
-    """A scheme whose steps are counted in files."""
+    """Return a scheme whose steps are counted in files."""
     envs = envs or VecEnv.create_factory(FiledEnv, {"directory": directory}, NUM_ENVS)
     FiledBuffer.directory = directory
     storage = type("CountedBuffer", (FiledBuffer,), {"directory": directory})
-    for path in Path(directory).glob("made-*"):  # by the probe
+    for path in Path(directory).glob("made-*"):  # files of the environment that was built to read its spaces
         path.unlink()
     return Scheme(
         PPO.create_factory(num_epochs=1, num_mini_batch=2, lr=1e-3),
@@ -140,24 +140,24 @@ def counting_scheme(directory: str, envs: VecEnv.Options | Any = None, **setting
 
 
 def pid_of(handle: Any) -> int:
-    """The process of a remote worker."""
+    """Return the process id of a remote worker."""
     import ray
 
-    ask = handle.native.__ray_call__.options(concurrency_group="control")  # also while it is at work
+    ask = handle.native.__ray_call__.options(concurrency_group="control")  # answers even while the worker is busy
     return int(ray.get(ask.remote(lambda _self: os.getpid()), timeout=60))
 
 
 def settle(scheme: Scheme, updates: int = 30) -> None:
-    """Train a little."""
+    """Make `updates` updates."""
     for _ in range(updates):
         scheme.step()
 
 
 def hit(scheme: Scheme, level: Any, index: int, number: int, noticed: Noticed) -> dict[str, float]:
-    """Send a signal to one worker's process; seconds until that is noticed, and until another answers in its place."""
+    """Send a signal to a worker's process; return the seconds to detection and to the first answer of a replacement."""
     handle, before = level.remote_workers[index], len(noticed.at)
     pid = pid_of(handle)
-    # A hung worker is one that has missed a deadline, which follows the longest rollout so far.
+    # A worker counts as hung once it misses its deadline, which depends on the longest rollout so far.
     deadline_s = level.collector.supervisor.deadline_s(index) if number == signal.SIGSTOP else 0.0
     start = time.time()
     os.kill(pid, number)
@@ -170,11 +170,11 @@ def hit(scheme: Scheme, level: Any, index: int, number: int, noticed: Noticed) -
 
 
 def workers_lost(settings: dict[str, Any], number: int, count: int, directory: str) -> dict[str, Any]:
-    """Rows in which workers of the outermost remote level are hit one after the other."""
+    """Return the row for signals to the workers of the outermost remote level, one after the other."""
     noticed = Noticed()
     rows: list[dict[str, float]] = []
     lost, twice, balances = 0, 0, True
-    while len(rows) < count:  # each worker once: the pause before it is replaced doubles with each loss
+    while len(rows) < count:  # each worker once per run, because the delay of its replacement doubles with each loss
         with tempfile.TemporaryDirectory(dir=directory) as run:
             scheme = counting_scheme(run, **settings)
             worker = scheme.start()
@@ -193,7 +193,7 @@ def workers_lost(settings: dict[str, Any], number: int, count: int, directory: s
 
 
 def environment_raises(count: int, directory: str) -> dict[str, Any]:
-    """One environment raises now and then: what its restart costs."""
+    """Return the row for an environment that raises an error now and then and is restarted."""
     envs = VecEnv.create_factory(
         FiledEnv, {"directory": directory}, NUM_ENVS, wrappers=(functools.partial(RaisingEnv, probability=0.001),),
         on_env_error="restart", max_env_restarts=1000)
@@ -209,7 +209,7 @@ def environment_raises(count: int, directory: str) -> dict[str, Any]:
 
 
 def error_arrives(count: int, directory: str) -> dict[str, Any]:
-    """An environment that cannot be mended: seconds from its exception to the user's call, and of stopping after it."""
+    """Return the row for an environment that fails permanently: seconds until the user's call raises, and to stop."""
     rows, balances = [], True
     for number in range(count):
         with tempfile.TemporaryDirectory(dir=directory) as run:
@@ -229,7 +229,7 @@ def error_arrives(count: int, directory: str) -> dict[str, Any]:
 
 
 def nan_gradients(count: int, directory: str) -> dict[str, Any]:
-    """Gradients become NaN now and then: updates that are left out."""
+    """Return the row for gradients that become NaN now and then, with the number of skipped updates."""
     scheme = counting_scheme(directory, faults="nan grad.* p=0.1", **GRADIENTS)
     while scheme.metrics()["updates_skipped_nan"] < count:
         scheme.step()
@@ -242,7 +242,7 @@ def nan_gradients(count: int, directory: str) -> dict[str, Any]:
 
 
 def evaluator_killed(count: int, directory: str) -> dict[str, Any]:
-    """The worker of an evaluation is killed at its work: training goes on, and the evaluation is made by another."""
+    """Return the row for an evaluator that is killed: training continues, and another evaluator repeats its work."""
     scheme = counting_scheme(directory, **COLLECTION)
     scheme.start()
     rows = []
@@ -264,7 +264,7 @@ def evaluator_killed(count: int, directory: str) -> dict[str, Any]:
 
 
 def stopping(count: int, directory: str) -> dict[str, Any]:
-    """`stop()` at a random moment of training."""
+    """Return the row for `stop()` at a random moment of training."""
     rows, balances = [], True
     for number in range(count):
         with tempfile.TemporaryDirectory(dir=directory) as run:
@@ -291,7 +291,7 @@ ROWS: dict[str, Callable[[int, str], dict[str, Any]]] = {
 
 
 def summary(result: dict[str, Any]) -> dict[str, Any]:
-    """p50, p95 and largest of each time, beside what was counted."""
+    """Return the median, the 95th percentile and the maximum of each time, and the counts."""
     rows = result.pop("rows")
     injected = result.pop("injected", len(rows))
     times = {}
@@ -303,7 +303,7 @@ def summary(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def markdown(table: dict[str, Any]) -> str:
-    """The table of the documentation."""
+    """Return the Markdown table for the documentation."""
     def seconds(row: dict[str, Any], key: str) -> str:
         return "" if key not in row else f"{row[key]['p50']:.2f} / {row[key]['p95']:.2f}"
 
@@ -319,7 +319,7 @@ def markdown(table: dict[str, Any]) -> str:
 
 
 def matrix(names: list[str], count: int) -> dict[str, Any]:
-    """All rows, on one Ray."""
+    """Return all rows, measured on one Ray."""
     table = {}
     with tempfile.TemporaryDirectory() as directory:
         for name in names:
@@ -331,7 +331,7 @@ def matrix(names: list[str], count: int) -> dict[str, Any]:
 
 
 def learn() -> dict[str, Any]:
-    """Learn CartPole undisturbed, and while workers are killed and environments raise."""
+    """Train on CartPole without failures, and while workers are killed and environments raise errors."""
     plain = VecEnv.create_factory("CartPole-v1", vec_env_size=4, backend="sync")
     raising = VecEnv.create_factory(
         "CartPole-v1", vec_env_size=4, backend="sync", wrappers=(functools.partial(RaisingEnv, probability=0.001),),
@@ -364,16 +364,16 @@ def learn() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=20, help="injections of each kind")
-    parser.add_argument("--rows", default=",".join(ROWS), help="which kinds, by name")
+    parser.add_argument("--rows", default=",".join(ROWS), help="kinds of failures, separated by commas")
     parser.add_argument("--markdown", action="store_true", help="print the table of the documentation")
-    parser.add_argument("--learn", action="store_true", help="learn while workers are killed")
+    parser.add_argument("--learn", action="store_true", help="train while workers are killed")
     options = parser.parse_args()
     import ray  # one for all schemes
 
-    with contextlib.redirect_stdout(sys.stderr):  # Ray says of lost workers what it has to say, whatever one sets
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints messages about lost workers, whatever its log level
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
         result = learn() if options.learn else matrix(options.rows.split(","), options.count)
         ray.shutdown()

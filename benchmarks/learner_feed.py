@@ -1,19 +1,28 @@
-"""Whether the queue keeps its learner busy: updates a second through it, and on one item again and again.
+"""Measure whether the sample queue keeps its learner busy, by the learner's updates per second with and without it.
 
     python benchmarks/learner_feed.py [--pairs 5] [--seconds 20] [--collectors 2] [--only pictures] [--pin]
 
-IMPALA from pictures (84 x 84 x 4 uint8, Nature CNN; items of two rollouts of 8 x 32 steps), each used once; from
-vectors (CartPole-v1; items of a rollout of 64 x 80) with networks of 256-256, as continuous control has them; and with
-the smallest usual ones, 64-64, and short rollouts of 64 x 20, each used four times, for that learner is faster than any
-two collectors of this environment. 64 environments are stepped at once, so that collecting takes little of the
-processor that the learner needs. Through the queue: collection workers on Ray fill it, the learner's thread empties it.
-On repeated data: the same learner of the same scheme uses its first item without end, while the queue behind it is full
-and collectors wait. Bare: nothing but V-trace's targets, the gradient and the update of such an item in a loop, without
-the accounts of a scheme and with no collector there. The three take turns; each ratio is one pair. Where the queue is
-empty, it is collection that the learner waits for. `--pin` leaves the last core to the learner's thread, as on a
-machine with enough of them: all other threads and processes share the rest.
+IMPALA learns in three cases:
 
-Progress on stderr; prints one JSON object; asserts nothing.
+- from images (84 x 84 x 4 uint8, Nature CNN); a train batch has two rollouts of 8 x 32 steps and is used once;
+- from vectors (CartPole-v1) with networks of 256-256, as in continuous control; a train batch is a rollout of 64 x 80
+  steps and is used once;
+- from vectors with small networks of 64-64; a train batch is a rollout of 64 x 20 steps and is used four times, because
+  this learner is faster than two collectors of this environment.
+
+With vectors, 64 environments are stepped together, so that collection takes little processor time from the learner.
+Each case is measured in three ways, which alternate; each ratio compares one pair of measurements:
+
+- through the queue: collection workers on Ray fill the queue, and the learner thread empties it;
+- on repeated data: the same learner of the same scheme uses its first train batch repeatedly, while the queue is full
+  and collectors wait;
+- bare: a loop computes only the targets of V-trace, the gradient and the update of such a batch, without the
+  statistics of a scheme and without collectors.
+
+If the queue is empty, the learner waits for collection. `--pin` reserves the last core for the learner thread, as on a
+machine with enough cores; all other threads and processes share the remaining cores.
+
+The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +42,11 @@ from gymnasium import spaces
 
 CORES = sorted(os.sched_getaffinity(0))
 ALWAYS = 10**9
-"""Uses of an item, more than there are updates in any run."""
+"""Number of uses of a train batch, larger than the number of updates in any run."""
 
 
 class Pictures(gym.Env[np.ndarray, np.int64]):
-    """Some pictures in turn, which cost nothing to make; episodes of 500 steps."""
+    """Environment that cycles through prepared images, which cost no time; an episode has 500 steps."""
 
     observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     action_space = spaces.Discrete(6)
@@ -47,13 +56,13 @@ class Pictures(gym.Env[np.ndarray, np.int64]):
         self._t = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Begin an episode."""
+        """Start an episode."""
         super().reset(seed=seed)
         self._t = 0
         return self._pictures[0], {}
 
     def step(self, action: np.int64) -> Any:
-        """The next picture."""
+        """Return the next image."""
         self._t += 1
         return self._pictures[self._t % 7], float(action == self._t % 6), self._t >= 500, False, {}
 
@@ -70,7 +79,7 @@ def through_queue(
         num_collectors: int, seconds: float, pin: bool, *, env: Any, num_envs: int, rollout: int, item: int,
         num_passes: int,
         **network: Any) -> tuple[dict[str, Any], Any]:
-    """Updates a second of the learner's thread after a warm-up, how it was fed; and its gradient worker, stopped."""
+    """Return the learner's updates per second after a warm-up with figures of the queue, and the stopped worker."""
     from pytorchrl import IMPALA, OnPolicyActor, Scheme, VecEnv, VTraceBuffer
 
     envs = VecEnv.create_factory(env, vec_env_size=num_envs)
@@ -79,7 +88,7 @@ def through_queue(
         VTraceBuffer.create_factory(size=rollout), envs, seed=1, num_col_workers=num_collectors, train_batch_size=item,
         num_passes=num_passes, col_worker_resources={"num_cpus": 0}, runtime="ray")
     scheme.step()
-    if pin:  # all others have inherited the rest from the thread that started them
+    if pin:  # all other threads have inherited the remaining cores from the thread that started them
         learner = next(thread for thread in threading.enumerate() if thread.name == "UpdaterThread")
         os.sched_setaffinity(learner.native_id, CORES[-1:])
     end = time.perf_counter() + seconds / 4
@@ -95,7 +104,7 @@ def through_queue(
 
 
 def bare(worker: Any, seconds: float) -> float:
-    """Updates a second on the item that it used last, without a scheme."""
+    """Return the updates per second on the train batch that the worker used last, without a scheme."""
     data, algo, storage = [part.rollout.data for part in worker._item.parts], worker.algo, worker.storage
 
     def update() -> int:
@@ -116,17 +125,17 @@ def bare(worker: Any, seconds: float) -> float:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each kind")
-    parser.add_argument("--seconds", type=float, default=20.0, help="length of each, beside a warm-up of a quarter")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of each, plus a quarter for the warm-up")
     parser.add_argument("--collectors", type=int, default=2, help="collection workers")
-    parser.add_argument("--only", choices=sorted(KINDS), help="only this kind of observation")
-    parser.add_argument("--pin", action="store_true", help="leave the last core to the learner's thread")
+    parser.add_argument("--only", choices=sorted(KINDS), help="measure this case only")
+    parser.add_argument("--pin", action="store_true", help="reserve the last core for the learner thread")
     options = parser.parse_args()
     if options.pin:
         os.sched_setaffinity(0, CORES[:-1])
-    import ray  # one for all runs: starting it takes as long as one
+    import ray  # one Ray for all runs, because starting it takes as long as a run
     import torch
 
     torch.set_num_threads(1)

@@ -3,11 +3,11 @@
     python benchmarks/message_ways.py
     python benchmarks/message_ways.py --tree ../before
 
-A call counts if one of its arguments, or its result, is the message or contains it; a rollout counts as long as it
-has its data. Methods of the message and of a train batch do not count, nor do wrappers that only time a call, the
-runtime and the agent, except its storage, which is one room. Prints JSON: by message, the files in the order of
-the first visit, the number of functions, and how often the way comes back to a file that it had left. Counts do
-not depend on the machine.
+A call counts if one of its arguments, or its result, is the message or contains the message; a rollout counts as long
+as it has its data. Methods of the message and of a train batch do not count. Neither do wrappers that only time a call,
+the runtime, and the agent except for its storage, which counts as one file. The script prints JSON: for each message,
+the files in the order of the first visit, the number of functions, and the number of returns to a file already left.
+The counts do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parents[1]
 ROOMS = ("pytorchrl/scheme/", "pytorchrl/agent/storages/", "pytorchrl/agent/synthetic.py")
 CONTAINERS = ("Item", "Part", "TrainBatch", "QueuedRollout")
-# Enough for the first message of each kind to be used.
+# Enough updates to use the first message of each kind.
 UPDATES = 8
 ASYNC = {"col_communication": "asynchronous"}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,7 +38,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Tracer:
-    """Notes the calls that carry one message; the first message that is seen is the one.
+    """Profile function that records the calls with one message, the first message of a class.
 
     Args:
         kind: Name of the message's class.
@@ -47,12 +47,12 @@ class Tracer:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._key: tuple[Any, ...] | None = None
-        self._kept: dict[int, Any] = {}  # data of the message by identity; kept, so that no identity is used twice
+        self._kept: dict[int, Any] = {}  # data of the message by identity; references keep each identity unique
         self._lock = threading.Lock()
         self.visits: list[tuple[str, str]] = []
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Note a call or a return; the profile function of all threads."""
+        """Record a call or a return, as the profile function of all threads."""
         name = frame.f_code.co_filename
         room = next((name[name.index(room):] for room in ROOMS if room in name), None)
         if room is None or event not in ("call", "return") or frame.f_code.co_name.startswith("<"):
@@ -103,7 +103,7 @@ class Tracer:
 
 
 def trace(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the way of one message through a scheme in the simulated runtime."""
+    """Return the path of one message through a scheme in the simulated runtime."""
     from pytorchrl import Scheme
     from pytorchrl.agent.synthetic import synthetic_agent
 
@@ -122,9 +122,9 @@ def trace(kind: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the ways through this tree or another."""
+    """Print the paths of messages through this source tree or another one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tree", type=Path, help="root of another tree; its benchmarks are not used")
+    parser.add_argument("--tree", type=Path, help="root of another source tree; its own benchmarks are not used")
     tree = parser.parse_args().tree
     if tree is not None:
         environment = {**os.environ, "PYTHONPATH": str(tree.resolve())}

@@ -1,11 +1,12 @@
-"""Peak memory and time of one PPO update on images, on the whole batch and in slices.
+"""Measure the peak memory and the time of a PPO update on images, for the whole batch and for microbatches.
 
     python benchmarks/microbatch.py [--steps 2048] [--microbatch-sizes 0,512,128,32] [--device cpu] [--updates 3]
 
-Observations are 84 x 84 x 4 bytes, as of Atari, the network is the library's own for images; 0 means the whole batch in
-one backward pass. Every size is measured in a process of its own. `peak_mb` is what the update needs beyond what was
-there before it: on a GPU by torch's allocator, on a CPU by the process's resident size, of which Linux keeps the
-largest. `update_s` is the median over the updates after the first. Prints one JSON object; asserts nothing.
+Observations have 84 x 84 x 4 bytes, as in Atari games, and the network is the library's default for images. Size 0
+means the whole batch in one backward pass. Each size is measured in its own process. `peak_mb` is the memory of the
+update beyond the memory in use before it: on a GPU from torch's allocator, on a CPU from the peak resident size that
+Linux records for the process. `update_s` is the median over the updates after the first. The script prints one JSON
+object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NUM_ENVS = 16
 
 
 def measure(steps: int, microbatch_size: int, device: str, updates: int) -> dict[str, Any]:
-    """One size, in this process."""
+    """Measure one microbatch size in this process."""
     import gymnasium as gym
     import numpy as np
     import torch
@@ -39,7 +40,7 @@ def measure(steps: int, microbatch_size: int, device: str, updates: int) -> dict
             return super().compute_gradients(batch)
 
     class Frames(gym.Env[Any, Any]):
-        """Random images; episodes of 100 steps."""
+        """Environment with random images and episodes of 100 steps."""
 
         observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
         action_space = gym.spaces.Discrete(6)
@@ -65,7 +66,7 @@ def measure(steps: int, microbatch_size: int, device: str, updates: int) -> dict
     worker = scheme.start().local_worker
     peaks, seconds = [], []
     for _ in range(updates + 1):
-        worker.get_data()  # collected; what follows is the update alone
+        worker.get_data()  # collects the batch, so that only the update is measured
         before = reset_peak(device)
         start = time.perf_counter()
         worker.get_grads()
@@ -80,7 +81,7 @@ def measure(steps: int, microbatch_size: int, device: str, updates: int) -> dict
 
 
 def reset_peak(device: str) -> int:
-    """Bytes in use now; from here on peaks are counted."""
+    """Reset the record of peak memory, and return the bytes in use."""
     if device == "cpu":
         Path("/proc/self/clear_refs").write_text("5")
         return status("VmRSS")
@@ -91,7 +92,7 @@ def reset_peak(device: str) -> int:
 
 
 def peak(device: str) -> int:
-    """Most bytes in use so far."""
+    """Return the peak memory in bytes since the reset."""
     if device == "cpu":
         return status("VmHWM")
     import torch
@@ -100,7 +101,7 @@ def peak(device: str) -> int:
 
 
 def status(field: str) -> int:
-    """Bytes that the kernel notes of this process."""
+    """Return a field of this process's status in bytes, as the kernel reports it."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
     return 1024 * int(line.split()[1])
 
@@ -121,11 +122,11 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Memory and time of an update in slices.")
-    parser.add_argument("--steps", type=int, default=2048, help="env steps of an update")
-    parser.add_argument("--microbatch-sizes", default="0,512,128,32", help="env steps of a backward pass; 0: all")
+    parser = argparse.ArgumentParser(description="Memory and time of an update in microbatches.")
+    parser.add_argument("--steps", type=int, default=2048, help="env steps per update")
+    parser.add_argument("--microbatch-sizes", default="0,512,128,32", help="env steps per backward pass; 0: all")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--updates", type=int, default=3, help="measured, after a first one")
+    parser.add_argument("--updates", type=int, default=3, help="measured updates, after a first update")
     parser.add_argument("--one", type=int, default=None, help=argparse.SUPPRESS)
     return parser.parse_args()
 

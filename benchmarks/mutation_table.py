@@ -1,4 +1,4 @@
-"""The mutations of `mutations.py`: a text that occurs once in a file, its replacement, the tests that should notice."""
+"""List the mutations of `mutations.py`: a text that occurs once in a file, its replacement, and its tests."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutation:
-    """A small realistic defect."""
+    """A small, realistic defect."""
 
     file: str
     old: str
     new: str
     tests: str
-    """Paths of tests, separated by spaces, and perhaps ` -k EXPRESSION` at the end."""
+    """Paths of tests, separated by spaces, optionally followed by ` -k EXPRESSION`."""
     equivalent: str = ""
-    """The reason why no test can notice the mutation; empty if one should."""
+    """The reason why no test can notice the mutation; empty if a test should notice it."""
 
     @property
     def files(self) -> list[str]:
@@ -24,12 +24,12 @@ class Mutation:
 
     @property
     def only(self) -> str:
-        """The expression that selects tests; empty for all of them."""
+        """The expression that selects tests; empty for all tests."""
         return self.tests.partition(" -k ")[2]
 
 
 def _of(file: str, tests: str, *changes: tuple[str, str] | tuple[str, str, str]) -> list[Mutation]:
-    """Return the mutations of one file; a change is the text, its replacement, and the reason of an equivalent."""
+    """Return the mutations of one file. Each change has a text, its replacement and, if equivalent, the reason."""
     paths, dash, only = tests.partition(" -k ")
     tests = " ".join(f"tests/unit/{path}" for path in paths.split()) + dash + only
     return [Mutation(f"pytorchrl/{file}", old, new, tests, *reason) for old, new, *reason in changes]

@@ -1,12 +1,12 @@
-"""Does the test suite notice small defects? Each mutation is applied to a copy of the tree, and its tests are run.
+"""Check that the test suite notices small defects: apply each mutation to a copy of the tree, and run its tests.
 
     python benchmarks/mutations.py [--only ring] [--list] [--tree .] [--pause 1] [--timeout 300]
 
-The table is in `mutation_table.py`. A mutation is killed if one of its tests fails, and survives if all of them pass.
-Those that change nothing that a test could see are named equivalent in the table, with the reason, and are not run.
-One JSON line per mutation goes to stdout, then one with the counts. The exit code is 1 if a mutation survives or does
-not apply, because its text does not occur exactly once or its tests are missing, select nothing or
-fail without it.
+The table is in `mutation_table.py`. A mutation is killed if one of its tests fails, and survives if all its tests pass.
+Mutations whose effect no test can observe are marked as equivalent in the table, with the reason, and are not run. The
+script prints one line of JSON per mutation on stdout, and a last line with the counts. The exit code is 1 if a mutation
+survives or does not apply. A mutation does not apply if its text does not occur exactly once in the file, or if its
+tests are missing, select nothing, or fail without the mutation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def problem_of(mutation: Mutation, tree: Path) -> str | None:
 
 
 def copy_of(tree: Path, to: Path) -> Path:
-    """Copy what the tests need to a folder."""
+    """Copy the files that the tests need to a folder, and return the folder."""
     for name in _COPIED:
         if (tree / name).is_dir():
             shutil.copytree(tree / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
@@ -64,7 +64,7 @@ def run_tests(copy: Path, mutation: Mutation, timeout_s: float) -> tuple[str, st
         done = subprocess.run(
             command, cwd=copy, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return "failed", f"no end within {timeout_s:g} s"
+        return "failed", f"not finished within {timeout_s:g} s"
     tail = done.stdout.strip()[-_TAIL_CHARS:]
     if done.returncode == _NO_TESTS_RAN:
         return "error", f"no test has been selected: {tail}"
@@ -90,7 +90,7 @@ def results(mutations: list[Mutation], tree: Path, timeout_s: float, pause_s: fl
             if mutation.tests not in unchanged:
                 unchanged[mutation.tests] = run_tests(copy, mutation, timeout_s)
             outcome, tail = unchanged[mutation.tests]
-            if outcome != "passed":  # else every mutation would count as killed
+            if outcome != "passed":  # otherwise every mutation would count as killed
                 yield {**result, "result": "not applied", "why": f"the tests fail without it: {tail}"}
                 continue
             path = copy / mutation.file
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="run only mutations whose file or text contains this")
     parser.add_argument("--list", action="store_true", help="list the mutations, run nothing")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the tree to mutate; it is copied and not changed")
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest after each mutation")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to pause after each mutation")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds after which a mutation counts as killed")
     given = parser.parse_args()
     chosen = [m for m in MUTATIONS if given.only in m.file or given.only in m.old]

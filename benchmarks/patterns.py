@@ -1,10 +1,11 @@
-"""Does each of the sixteen patterns learn, count and stop? One JSON line per pattern and seed.
+"""Check that each of the sixteen patterns learns, balances its ledger and stops; print a JSON line per run.
 
     python benchmarks/patterns.py [--runtime ray|threads] [--steps 150000] [--seeds 3] [--patterns central-sync/...]
 
-A pattern is named collection-communication/gradients-communication, e.g. `parallel-async/central-sync`. Each run trains
-PPO on CartPole-v1 until an evaluation of 20 episodes reaches the goal, or for `--steps` env steps at most. `leftovers`
-are threads of this process and processes below it that were not there before and are still there after `stop()`.
+A pattern is named by the execution and communication of collection and of gradients, e.g.
+`parallel-async/central-sync`. Each run trains PPO on CartPole-v1 until an evaluation of 20 episodes reaches the goal,
+or for `--steps` env steps at most. `leftovers` are threads and child processes of this process that the run started and
+that still exist after `stop()`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pytorchrl import ASYNC, PPO, SYNC, GAEBuffer, OnPolicyActor, Scheme, VecEnv
 
 NUM_WORKERS = 2
 ROUND_STEPS = 1024
-"""Env steps behind one round of learning, whatever the number of workers that share it."""
+"""Env steps in one round of learning, for any number of workers that collect them."""
 PATTERNS = {
     f"{'parallel' if col else 'central'}-{'async' if col_async else 'sync'}/"
     f"{'parallel' if grad else 'central'}-{'async' if grad_async else 'sync'}": {
@@ -35,11 +36,11 @@ PATTERNS = {
 
 
 def build_scheme(pattern: str, *, seed: int, runtime: str, num_envs: int = 4, **options: Any) -> Scheme:
-    """PPO on CartPole in this pattern, with rollouts so long that every pattern learns from equally large rounds.
+    """Return a scheme of PPO on CartPole in one pattern; rollout lengths make rounds equally large in all patterns.
 
     Args:
         pattern: A key of `PATTERNS`.
-        seed: Of everything.
+        seed: Seed of all random numbers.
         runtime: "ray" or "threads".
         num_envs: Environments of each collection worker.
         options: Further settings of the scheme.
@@ -48,7 +49,7 @@ def build_scheme(pattern: str, *, seed: int, runtime: str, num_envs: int = 4, **
     rollouts = 1
     if settings["col_communication"] is SYNC:
         rollouts *= settings["num_col_workers"]
-    else:  # as fresh as asynchronous data can be
+    else:  # the lowest policy lag that asynchronous data can have
         settings |= {"queue_size": 1, "col_in_flight": 1}
     if settings["grad_communication"] is SYNC:
         rollouts *= settings["num_grad_workers"]
@@ -61,7 +62,7 @@ def build_scheme(pattern: str, *, seed: int, runtime: str, num_envs: int = 4, **
 
 
 def run(pattern: str, seed: int, *, runtime: str, max_steps: int, goal: float) -> dict[str, Any]:
-    """Train until the goal or `max_steps`, stop, and say what is left."""
+    """Train until the goal or `max_steps`, stop, and return the results with the leftovers."""
     threads, processes = set(threading.enumerate()), child_processes()
     scheme = build_scheme(pattern, seed=seed, runtime=runtime)
     scheme.start(max_steps)
@@ -89,8 +90,7 @@ def run(pattern: str, seed: int, *, runtime: str, max_steps: int, goal: float) -
 
 
 def evaluate(scheme: Scheme) -> float:
-    """Mean return of 20 episodes of the present weights, while nobody learns: steps that come meanwhile are not behind
-    it."""
+    """Return the mean return of 20 episodes with the current weights, without learning during the evaluation."""
     scheme.drain()
     scheme.start_evaluation(20)
     evaluation = scheme.wait_evaluation(120.0)
@@ -99,13 +99,13 @@ def evaluate(scheme: Scheme) -> float:
 
 
 def child_processes() -> set[int]:
-    """Ids of all processes below this one, zombies left out."""
+    """Return the ids of all descendants of this process, except zombies."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it ended meanwhile
+            except OSError:  # the process has ended
                 continue
             if fields[0] != "Z":
                 parents[int(entry.name)] = int(fields[1])
@@ -118,7 +118,7 @@ def child_processes() -> set[int]:
 
 
 def leftovers(threads: set[threading.Thread], processes: set[int], patience_s: float = 5.0) -> list[str]:
-    """Threads and processes beyond those given; what ends within `patience_s` seconds is none."""
+    """Return the threads and processes that are not in the given sets and do not end within `patience_s` seconds."""
     deadline = time.monotonic() + patience_s
     while True:
         left = [thread.name for thread in set(threading.enumerate()) - threads]
@@ -129,7 +129,7 @@ def leftovers(threads: set[threading.Thread], processes: set[int], patience_s: f
 
 
 def main() -> int:
-    """Run what the command line asks for; 0 if every run reached the goal, balanced and left nothing."""
+    """Run the patterns; return 0 if each run reached the goal, balanced its ledger and left nothing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runtime", choices=("ray", "threads"), default="ray")
     parser.add_argument("--steps", type=int, default=150_000)

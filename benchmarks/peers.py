@@ -1,15 +1,15 @@
-"""Env steps a second and training return beside RLlib and Sample Factory, in one run on one machine.
+"""Compare env steps per second and training returns with RLlib and Sample Factory, in one run on one machine.
 
     python benchmarks/peers.py --rllib-python VENV/bin/python --sample-factory-python VENV/bin/python
 
-`impala`, `appo` and `dqn` on CartPole-v1 with two collection workers of four environments; `SETTINGS` holds what all
-sides share. Who is given no interpreter is left out. Every measurement is a process of its own; in a round each side
-runs once, one after the other, so that ratios compare the same minutes of the same machine. The rate is that of env
-steps between two points after the warm-up: start-up and compilation are not counted. Then the run goes on to the
-largest of the env-step budgets, or for `--limit` seconds, and tells the mean return of the last 100 training episodes
-at each.
+The tasks are `impala`, `appo` and `dqn` on CartPole-v1, with two collection workers of four environments each;
+`SETTINGS` contains the settings that all sides share. A library without an interpreter is left out. Each measurement
+runs in its own process. In each round, the sides run one after the other, so that ratios compare the same minutes of
+the same machine. The rate is measured between two points after the warm-up, without start-up and compilation. Then the
+run continues up to the largest budget of env steps, or for `--limit` seconds, and reports the mean return of the last
+100 training episodes at each budget.
 
-Prints one JSON object; asserts nothing.
+The script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from typing import Any
 
 WORKERS, ENVS = 2, 4
 SETTINGS: dict[str, dict[str, Any]] = {
-    # RLlib's tuned example for CartPole, its networks aside: a batch is whole rollouts of 50 x 4, 500 steps or more.
+    # RLlib's tuned example for CartPole, except its networks; a batch has at least 500 steps, in rollouts of 50 x 4.
     "impala": {"rollout": 50, "batch": 500, "lr": 5e-4, "gamma": 0.99, "value_coef": 0.05, "entropy_coef": 0.0,
                "grad_norm": 40.0},
-    # RLlib's tuned example, with sizes that Sample Factory can have too.
+    # RLlib's tuned example, with sizes that Sample Factory supports, too.
     "appo": {"rollout": 128, "batch": 1024, "mini_batch": 256, "epochs": 2, "lr": 7.5e-4, "gamma": 0.99,
              "value_coef": 0.05,
              "entropy_coef": 0.01, "grad_norm": 40.0, "clip": 0.4},
-    # RLlib's tuned example, its networks and random n-step aside. An update for 8 env steps.
+    # RLlib's tuned example, except its networks and random n-step; there is one update per 8 env steps.
     "dqn": {"rollout": 16, "batch": 32, "steps_per_update": 8, "lr": 5e-4, "gamma": 0.99, "grad_norm": 40.0,
             "n_step": 3,
             "capacity": 50_000, "alpha": 0.6, "beta": 0.4, "epsilon": (1.0, 0.02, 10_000), "starts": 1000,
@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 HIDDEN = (64, 64)
 WARM_UP = {"impala": 6000, "appo": 12_000, "dqn": 4000}
-"""Env steps before the clock starts."""
+"""Env steps before the measurement starts."""
 SCORES = {"impala": (20_000, 50_000), "appo": (50_000, 100_000), "dqn": (10_000, 20_000)}
 """Env-step budgets."""
 _LONGEST_WARM_UP_S = 180.0
@@ -52,7 +52,7 @@ SIDES = {"impala": ("ours", "rllib"), "appo": ("ours", "rllib", "sample_factory"
 
 
 class Clock:
-    """Takes the rate after a warm-up, and returns when env-step budgets are reached."""
+    """Measurement of the rate after a warm-up, and of the returns at each budget of env steps."""
 
     def __init__(self, warm_up: int, seconds: float, budgets: list[int], limit_s: float) -> None:
         self._warm_up, self._seconds, self._budgets, self._limit_s = warm_up, seconds, sorted(budgets), limit_s
@@ -61,7 +61,7 @@ class Clock:
         self.result: dict[str, Any] = {"returns": {}}
 
     def tick(self, steps: int, learned: int, return_mean: float) -> bool:
-        """Whether to go on, after `steps` env steps were made and `learned` of them used (each counted once)."""
+        """Return whether to continue after `steps` env steps, of which `learned` were used (each counted once)."""
         now = time.perf_counter()
         if self._first is None:
             if steps >= self._warm_up:
@@ -82,7 +82,7 @@ class Clock:
 
 
 def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
-    """This library on Ray."""
+    """Measure this library on Ray."""
     import importlib.metadata
 
     import gymnasium
@@ -110,7 +110,7 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     else:
         common |= {"value_loss_coef": s["value_coef"], "entropy_coef": s["entropy_coef"], "compile": True,
                    "adam_eps": 1e-6}
-        # as Sample Factory
+        # The network equals Sample Factory's.
         actor = OnPolicyActor.create_factory(*spaces, hidden_sizes=HIDDEN, activation="tanh", policy_gain=1.0)
         storage = VTraceBuffer.create_factory(s["rollout"])
         if task == "impala":
@@ -143,7 +143,7 @@ def ours(task: str, seed: int, clock: Clock) -> dict[str, Any]:
 
 
 def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
-    """RLlib's present stack: two environment runners, the learner where its defaults put it."""
+    """Measure RLlib's current API stack, with two environment runners and a learner at its default place."""
     import gymnasium
     import ray
     import torch
@@ -152,7 +152,8 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     from ray.rllib.algorithms.impala import IMPALAConfig
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    # Its learner, driver and runners share the cores, as ours do; it would wait for a core each.
+    # RLlib's learner, driver and runners share the cores, as in this library; otherwise RLlib would wait for one core
+    # each.
     ray.init(num_cpus=8, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     s = SETTINGS[task]
     network: dict[str, Any] = {"fcnet_hiddens": list(HIDDEN), "fcnet_activation": "tanh"}
@@ -162,7 +163,7 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     if task == "dqn":
         start, end, steps = s["epsilon"]
         per_round = s["rollout"] * ENVS * WORKERS
-        # Updates of a round are this x 32 / (steps of a round and of one runner more), see its calculate_rr_weights.
+        # A round has this x 32 / (steps of a round plus one more runner) updates; see RLlib's calculate_rr_weights.
         intensity = s["batch"] / s["steps_per_update"] * WORKERS / (WORKERS + 1)
         config: Any = DQNConfig()
         options |= {"n_step": s["n_step"], "double_q": True, "dueling": True, "epsilon": [(0, start), (steps, end)],
@@ -189,7 +190,7 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
         found = algo.train()
         runners, learner = found.get("env_runners", {}), found.get("learners", {})
         steps = runners.get("num_env_steps_sampled_lifetime", 0)
-        # What it counts as trained has every repetition in it; without any it tells what was learned from.
+        # RLlib's count of trained steps includes repetitions; without repetitions, it is the number of steps used.
         trained = learner.get("__all_modules__", {}).get("num_env_steps_trained_lifetime", 0)
         learned = trained if task == "impala" else steps
         going = clock.tick(int(steps), int(learned), runners.get("episode_return_mean", math.nan))
@@ -198,14 +199,14 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
 
 
 def make_sample_factory_env(name: str, config: Any, env_config: Any, render_mode: str | None = None) -> Any:
-    """An environment as Sample Factory asks for it."""
+    """Make an environment with the signature that Sample Factory requires."""
     import gymnasium
 
     return gymnasium.make("CartPole-v1", render_mode=render_mode)
 
 
 def sample_factory(task: str, seed: int, clock: Clock) -> dict[str, Any]:
-    """Sample Factory's asynchronous PPO with its defaults: two rollout workers, double-buffered sampling."""
+    """Measure Sample Factory's asynchronous PPO with two rollout workers and its default, double-buffered sampling."""
     import importlib.metadata
     import tempfile
 
@@ -219,13 +220,13 @@ def sample_factory(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     register_env("cartpole", make_sample_factory_env)
 
     class Watch(AlgoObserver):
-        """Looks at the runner after each of its iterations."""
+        """Observer that checks the clock after each iteration of the runner."""
 
         def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
             steps, learned = sum(runner.samples_collected), sum(runner.env_steps.values())
             rewards = runner.policy_avg_stats.get("reward", [[]])[0]
             if not clock.tick(steps, learned, statistics.fmean(rewards) if rewards else math.nan):
-                runner.cfg.train_for_env_steps = 0  # it looks at that next
+                runner.cfg.train_for_env_steps = 0  # the runner checks this next, and stops
 
     with tempfile.TemporaryDirectory() as folder:
         parser, _ = parse_sf_args(argv=[
@@ -252,7 +253,7 @@ def sample_factory(task: str, seed: int, clock: Clock) -> dict[str, Any]:
 
 
 def in_process(python: str, side: str, task: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One measurement in a process of its own with one thread everywhere."""
+    """Run one measurement in its own process, with one thread per library."""
     budgets = [str(budget) for budget in options.budgets[task]]
     longest = _LONGEST_WARM_UP_S + max(options.seconds, options.limit) + 60.0
     with subprocess.Popen(
@@ -262,7 +263,7 @@ def in_process(python: str, side: str, task: str, seed: int, options: argparse.N
         try:
             out, errors = process.communicate(timeout=longest)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # with the workers that it started
+            os.killpg(process.pid, signal.SIGKILL)  # together with the workers that the process started
             return {"error": [f"not finished after {longest:.0f} s"]}
     lines = [line for line in out.splitlines() if line.startswith('{"returns"')]
     if process.returncode or not lines:
@@ -271,7 +272,7 @@ def in_process(python: str, side: str, task: str, seed: int, options: argparse.N
 
 
 def compare(task: str, pythons: dict[str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """Rounds in which each side runs once; medians, and ratios of ours to each other side round by round."""
+    """Run rounds in which each side runs once; return medians, and ratios of this library to each side by round."""
     runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES[task] if side in pythons}
     for number in range(options.pairs):
         for side, found in runs.items():
@@ -297,7 +298,7 @@ def compare(task: str, pythons: dict[str, str], options: argparse.Namespace) -> 
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:2] == ["_measure"]:
         side, task, seed, seconds, limit = sys.argv[2:7]
         clock = Clock(WARM_UP[task], float(seconds), [int(budget) for budget in sys.argv[7:]], float(limit))
@@ -305,15 +306,15 @@ def main() -> None:
         print("\n" + json.dumps(clock.result | found), flush=True)
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rllib-python", help="interpreter with ray[rllib]; without it RLlib is left out")
-    parser.add_argument("--sample-factory-python", help="interpreter with sample-factory; without it that is left out")
-    parser.add_argument("--only", default=",".join(SETTINGS), help="comma-separated: impala, appo, dqn")
-    parser.add_argument("--pairs", type=int, default=3, help="rounds, each with a seed of its own")
-    parser.add_argument("--seconds", type=float, default=10.0, help="over which a rate is taken")
+    parser.add_argument("--rllib-python", help="interpreter with ray[rllib]; without it, RLlib is left out")
+    parser.add_argument("--sample-factory-python", help="interpreter with sample-factory; without it, it is left out")
+    parser.add_argument("--only", default=",".join(SETTINGS), help="tasks, separated by commas: impala, appo, dqn")
+    parser.add_argument("--pairs", type=int, default=3, help="rounds, each with its own seed")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds over which a rate is measured")
     parser.add_argument("--limit", type=float, default=40.0,
-                        help="seconds after the warm-up in which budgets may be reached")
+                        help="longest time after the warm-up, in seconds")
     parser.add_argument("--scores",
-                        help="comma-separated env-step budgets in place of those of each task; 'none' for none")
+                        help="budgets of env steps, separated by commas, instead of each task's own; 'none' for none")
     options = parser.parse_args()
     given = None if options.scores is None else [] if options.scores == "none" else [int(text)
                                                                                      for text in options.scores.split(

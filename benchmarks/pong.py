@@ -1,16 +1,17 @@
-"""Pong with the systems that scale: evaluations beside training, by env steps and minutes.
+"""Train Pong with APPO, IMPALA or Ape-X, and report evaluations during training by env steps and minutes.
 
     python benchmarks/pong.py appo|impala|apex [--target-steps N] [--until 15] [--seed 1] [--log-dir DIR]
 
-Two collection workers on Ray, of 8 games each, and one learner; the small network of `examples/atari_ppo.py`.
+Each scheme has two collection workers on Ray, with 8 games each, one learner, and the small network of
+`examples/atari_ppo.py`.
 
-- `appo`: 64 steps of each game, train batches of 1024, 3 epochs of 4 parts.
-- `impala`: 20 steps, train batches of 160, each used twice. Its advantages are not normalised: those of a game with few
-  rewards are small, and the entropy bonus has to be smaller than for PPO. The value loss does not: with a fifth of its
-  weight nothing is learned in a million steps.
-- `apex`: prioritised replay in two shards, three-step targets, every step learned from 8 to 12 times.
+- `appo`: rollouts of 64 steps per game, train batches of 1024 steps, 3 epochs with 4 mini-batches.
+- `impala`: rollouts of 20 steps, train batches of 160 steps, each used twice. Advantages are not normalised and are
+  small in a game with few rewards, so the entropy bonus must be smaller than for PPO. The weight of the value loss is
+  not reduced: with a fifth of it, nothing is learned in a million steps.
+- `apex`: prioritised replay in two shards, three-step targets, each step used 8 to 12 times.
 
-Progress on stderr; prints one JSON object; asserts nothing.
+The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ import atari_ppo
 from pytorchrl import APPO, DQN, IMPALA, Learner, OnPolicyActor, PERBuffer, QActor, Scheme, VTraceBuffer, linear
 from pytorchrl.envs import atari_factory
 
-cloudpickle.register_pickle_by_value(atari_ppo)  # Ray's workers do not find it
+cloudpickle.register_pickle_by_value(atari_ppo)  # Ray's workers cannot import the module
 GAME = "ALE/Pong-v5"
-# the learning rates of the first two fall over them
+# The learning rates of APPO and IMPALA decay over these numbers of env steps.
 TARGET_STEPS = {"appo": 4_000_000, "impala": 6_000_000, "apex": 240_000}
 EVAL_EVERY = {"appo": 250_000, "impala": 250_000, "apex": 50_000}
 
 
 def make_scheme(system: str, seed: int) -> Scheme:
-    """The scheme of a system."""
+    """Return the scheme of a system."""
     train, test = atari_factory(GAME, 8), atari_factory(GAME, 5)
     workers: dict[str, Any] = {"num_col_workers": 2, "seed": seed}
     if system == "apex":
@@ -68,15 +69,15 @@ def make_scheme(system: str, seed: int) -> Scheme:
 
 
 def main() -> None:
-    """Parse the command line, train, print."""
+    """Parse the command line, train, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("system", choices=sorted(EVAL_EVERY), help="which one")
     parser.add_argument("--target-steps", type=int, default=None,
                         help=f"env steps, each of four frames (default: {TARGET_STEPS})")
     parser.add_argument("--until", type=float, default=None,
-                        help="end once the last 100 games of training have this mean score")
-    parser.add_argument("--seed", type=int, default=1, help="of everything")
-    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without one nothing is kept")
+                        help="stop once the last 100 games of training have this mean score")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all random numbers")
+    parser.add_argument("--log-dir", default=None, help="directory for metrics and model; without it nothing is saved")
     options = parser.parse_args()
     target_steps = TARGET_STEPS[options.system] if options.target_steps is None else options.target_steps
     scheme, curve, start = make_scheme(options.system, options.seed), [], time.perf_counter()

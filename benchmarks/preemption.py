@@ -1,18 +1,19 @@
-"""What telling stragglers to stop gains, and what it costs in score: one of eight collection workers is ten times
-slower.
+"""Measure the gain in throughput, and the loss in score, if stragglers stop early: one of eight workers is slow.
 
     python benchmarks/preemption.py [--runtime threads] [--seconds 20] [--step-ms 10] [--fractions 0.25,0.2,0.1]
     [--no-scores]
 
-Throughput: env steps per second of synchronous rounds with `col_fraction_workers=0.75` and each `fraction_samples`,
-over those of rounds that wait for all. Environments sleep; the slow worker sleeps nine times more. Beside it the ideal:
-for rollouts of T steps of s seconds, a worker k times slower and a least share f, a round has 7 T + n env steps and
-takes max(T, k n) s, with n = max(f T, T / k); without preemption it has 8 T and takes k T s.
+Throughput is measured in env steps per second of synchronous rounds, with `col_fraction_workers=0.75` and each value of
+`fraction_samples`, relative to rounds that wait for all workers. Environments sleep in each step, and one of the eight
+collection workers is ten times slower than the others. The output also has the ideal throughput: for rollouts of T
+steps of s seconds, a worker that is k times slower and a least share f, a round has 7 T + n env steps and takes
+max(T, k n) s seconds, with n = max(f T, T / k); without preemption, a round has 8 T env steps and takes k T s seconds.
 
-Scores: PPO on CartPole-v1 in the simulated runtime with such steps, three seeds, with and without: mean return of the
-last hundred training episodes after so many env steps, and the virtual seconds that they took.
+Scores are measured with PPO on CartPole-v1 in the simulated runtime, with the same ratio of step times and three seeds,
+with and without preemption: the mean return of the last hundred training episodes after a number of env steps, and the
+virtual seconds that these steps took.
 
-Prints one JSON object; asserts nothing.
+The script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ STATISTICS = ("preempted_by_worker", "preempted_steps_share", "episode_length_pr
 
 
 def preemption(fraction_samples: float | None) -> dict[str, Any]:
-    """Settings of a scheme; None: it waits for all."""
+    """Return the settings of a scheme with `fraction_samples`; None: rounds wait for all workers."""
     told = {} if fraction_samples is None else {"col_fraction_workers": FRACTION_WORKERS,
                                                 "fraction_samples": fraction_samples}
     return {"num_col_workers": NUM_WORKERS, **told}
 
 
 def ideal(fraction_samples: float | None, step_s: float) -> float:
-    """Env steps per second if nothing but environments takes time."""
+    """Return the env steps per second if only environments took time."""
     steps = NUM_STEPS if fraction_samples is None else max(round(fraction_samples * NUM_STEPS),
                                                            NUM_STEPS / TIMES_SLOWER)
     return ((NUM_WORKERS - 1) * NUM_STEPS + steps) / (max(NUM_STEPS, TIMES_SLOWER * steps) * step_s)
 
 
 def throughput(fraction_samples: float | None, seconds: float, step_s: float, runtime: str) -> dict[str, Any]:
-    """Rate of one scheme, start-up not counted, and its account."""
+    """Return the rate of one scheme, without its start-up, and its ledger."""
     envs = VecEnv.create_factory(SleepEnv, {"step_s": step_s})
     resources = {"col_worker_resources": {"num_cpus": 0}} if runtime == "ray" else {}
     scheme = Scheme(
@@ -72,7 +73,7 @@ def throughput(fraction_samples: float | None, seconds: float, step_s: float, ru
 
 
 def score(fraction_samples: float | None, seed: int, env_steps: int) -> dict[str, Any]:
-    """PPO on CartPole-v1 on a virtual clock."""
+    """Train PPO on CartPole-v1 on a virtual clock, and return the score."""
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
     scheme = Scheme(
         PPO.create_factory(num_epochs=4, num_mini_batch=4, lr=1e-3),
@@ -92,11 +93,12 @@ def score(fraction_samples: float | None, seed: int, env_steps: int) -> dict[str
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runtime", choices=["threads", "ray"], default="threads", help="where collection workers are")
+    parser.add_argument("--runtime", choices=["threads", "ray"], default="threads",
+                        help="runtime of the collection workers")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
-    parser.add_argument("--step-ms", type=float, default=10.0, help="what a step of the environment takes, in ms")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="duration of a step of the environment in ms")
     parser.add_argument("--fractions", default="0.25,0.2,0.1", help="values of fraction_samples")
     parser.add_argument("--env-steps", type=int, default=100_000, help="length of a learning run")
     parser.add_argument("--seeds", type=int, default=3, help="number of learning runs of each kind")

@@ -1,14 +1,14 @@
-"""Gradient workers that average among themselves, on environments that sleep: env steps a second by number, and a lost
-one.
+"""Measure gradient workers that average their gradients without a server: env steps per second, and lost workers.
 
     python benchmarks/ranks.py [--ranks 1,2,4,8] [--seconds 20] [--sleep-ms 20] [--kills 3] [--runtime ray]
 
-A2C, one environment a rank whose step sleeps, 20 steps an update of each. One rank is the central scheme, which has
-nobody to average with. Efficiency is steps/s over n times those of one rank. With Ray, ranks of a group are then killed
-(SIGKILL) one after the other, at a random moment of an update; what is measured is the time from there to the next
-update, by all again.
+The algorithm is A2C. Each rank has one environment, whose step sleeps, and collects 20 steps per update. One rank means
+the central scheme, without an average. The efficiency of n ranks is their steps/s divided by n times the steps/s of one
+rank. With Ray, ranks of a group of three are then killed (SIGKILL) one after the other, at random moments of updates;
+the script measures the time until the next update in which all ranks take part again.
 
-Every measurement is a process of its own, start-up not counted. Prints one JSON object; asserts nothing.
+Each measurement runs in its own process, and does not include the start-up. The script prints one JSON object and
+asserts nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import time
 from typing import Any
 
 ROLLOUT = 20
-"""Steps of a rank's gradient."""
+"""Env steps per gradient of a rank."""
 
 
 def make(num_ranks: int, step_s: float, runtime: str) -> Any:
-    """A scheme of so many ranks."""
+    """Return a scheme with `num_ranks` ranks."""
     from pytorchrl import A2C, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs.testing import SleepEnv
 
@@ -44,7 +44,7 @@ def make(num_ranks: int, step_s: float, runtime: str) -> Any:
 
 
 def rate(num_ranks: int, seconds: float, step_s: float, runtime: str) -> dict[str, Any]:
-    """Env steps a second, after three updates."""
+    """Return the env steps per second, measured after three updates."""
     scheme = make(num_ranks, step_s, runtime)
     while scheme.version < 3:
         scheme.step()
@@ -57,7 +57,7 @@ def rate(num_ranks: int, seconds: float, step_s: float, runtime: str) -> dict[st
 
 
 def pid_of(handle: Any) -> int:
-    """Of the process that a worker is."""
+    """Return the process id of a worker."""
     import ray
 
     ask = handle.native.__ray_call__
@@ -65,7 +65,7 @@ def pid_of(handle: Any) -> int:
 
 
 def losses(num_ranks: int, kills: int, step_s: float) -> dict[str, Any]:
-    """Seconds from the loss of a rank to the next update."""
+    """Return the seconds from the loss of a rank to the next update."""
     scheme, rng, found = make(num_ranks, step_s, "ray"), random.Random(1), []
     for number in range(kills):
         before = scheme.version
@@ -88,7 +88,7 @@ def losses(num_ranks: int, kills: int, step_s: float) -> dict[str, Any]:
 
 
 def in_process(*arguments: object) -> dict[str, Any]:
-    """One measurement in a process of its own with one thread everywhere."""
+    """Run one measurement in its own process, with one thread per library."""
     done = subprocess.run([sys.executable, __file__, "_measure", *map(str, arguments)], capture_output=True, text=True,
                           check=False,
                           env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
@@ -98,7 +98,7 @@ def in_process(*arguments: object) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:2] == ["_measure"]:
         what, number, amount, step_s, runtime = sys.argv[2:]
         result = rate(int(number), float(amount), float(step_s), runtime) if what == "rate" else losses(
@@ -107,13 +107,13 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="1,2,4,8",
-                        help="numbers of ranks; the first is what others are compared with")
+                        help="numbers of ranks; the first number is the baseline of the comparison")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of one measurement")
-    parser.add_argument("--sleep-ms", type=float, default=20.0, help="what a step of the environment takes, in ms")
+    parser.add_argument("--sleep-ms", type=float, default=20.0, help="duration of a step of the environment in ms")
     parser.add_argument("--kills", type=int, default=3,
-                        help="ranks that are killed, one after the other, of a group of three; 0: none")
+                        help="number of ranks to kill, one after the other, in a group of three")
     parser.add_argument("--runtime", choices=["ray", "threads"], default="ray",
-                        help="where ranks are; threads cannot be killed")
+                        help="runtime of the ranks; threads cannot be killed")
     options = parser.parse_args()
     step_s = options.sleep_ms / 1000
     found = [in_process("rate", number, options.seconds, step_s,

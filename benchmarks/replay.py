@@ -1,12 +1,12 @@
-"""Recording on Ray: whether the run is repeated bit for bit in one process, and what recording costs.
+"""Check that a run recorded on Ray is repeated bit for bit in one process, and measure the cost of recording.
 
     python benchmarks/replay.py [--runs 3] [--updates 300] [--seconds 120]
 
-PPO on CartPole-v1 with asynchronous collection (4 collection workers), with asynchronous gradients (2 gradient
-workers), and with both while a collection worker is killed. Each is recorded on Ray and replayed in this process,
-parameters compared bit for bit. What recording costs is the ratio of the time of updates with it and without, within
-one run that changes from one to the other ten times a second: a machine's speed may differ more from run to run, and
-from second to second, than a record could cost. Prints one JSON object; asserts nothing.
+The runs train PPO on CartPole-v1 with asynchronous collection (4 collection workers), with asynchronous gradients (2
+gradient workers), and with both while a collection worker is killed. Each run is recorded on Ray and replayed in this
+process, and the parameters are compared bit for bit. The cost of recording is the ratio of the time per update with and
+without recording, within one run that switches between the two ten times per second: the speed of a machine may vary
+more between runs, and between seconds, than recording costs. The script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 
 def agent() -> tuple[Any, ...]:
-    """CartPole and a small network."""
+    """Return the factories of an agent with a small network for CartPole."""
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
     return (PPO.create_factory(num_epochs=4, num_mini_batch=4, lr=1e-3),
             OnPolicyActor.create_factory(envs.observation_space, envs.action_space), GAEBuffer.create_factory(64), envs)
 
 
 def record_and_replay(settings: dict[str, Any], seed: int, updates: int, folder: Path) -> dict[str, Any]:
-    """One run on Ray, and its repetition."""
+    """Record one run on Ray, replay it, and compare the parameters."""
     path = folder / f"{len(list(folder.iterdir()))}.jsonl"
     scheme = Scheme(*agent(), seed=seed, record=path, **settings)
     start = time.perf_counter()
@@ -66,26 +66,26 @@ def record_and_replay(settings: dict[str, Any], seed: int, updates: int, folder:
 
 
 PHASE_S = 0.1
-"""A run with a record keeps it in one half of such phases; what the machine does meanwhile concerns both halves
-alike."""
+"""Length of a phase in seconds. Recording is on in one half of the phases, so that other load affects both halves."""
 COINS = random.Random(0).getrandbits(4096)
 
 
 def is_recording_now() -> bool:
-    """The same in all processes: of two phases one keeps the record, and which comes first is drawn.
+    """Return whether to record in the current phase: the first or the second phase of each pair, chosen at random.
 
-    It is asked oftener with a record than without, so it has to cost nothing beside what it measures.
+    The result is the same in all processes. The function is called more often with recording than without, so its time
+    must be negligible compared with the measured times.
     """
     pair, second = divmod(int(time.monotonic() / PHASE_S), 2)
     return second == COINS >> pair % 4096 & 1
 
 
 def switch_records() -> None:
-    """Let every journal of this process, and the driver's record, rest in half of the phases."""
+    """Turn off all journals of this process, and the driver's record, in half of the phases."""
     from pytorchrl.runtime import journal
     from pytorchrl.scheme.updates.u_worker import UWorker
 
-    writing = threading.local()  # a write that has begun is finished
+    writing = threading.local()  # a write in progress is always completed
 
     def switched(name: str) -> Any:
         recording, resting = getattr(journal.Recording, name), getattr(journal.Journal, name)
@@ -110,7 +110,7 @@ def switch_records() -> None:
 
 
 def cost(settings: dict[str, Any], seconds: float, path: Path) -> dict[str, Any]:
-    """Seconds an update with a record over those without, both in one run that goes from one to the other."""
+    """Return the ratio of the seconds per update with and without recording, in one run that alternates."""
     scheme = Scheme(*agent(), seed=1, record=path, **settings)
     for _ in range(50):
         scheme.step()
@@ -124,23 +124,23 @@ def cost(settings: dict[str, Any], seconds: float, path: Path) -> dict[str, Any]
     scheme.stop()
     pairs = [(spent[pair, True], spent[pair, False]) for pair, is_on in spent if is_on and (pair, False) in spent]
     ratios = [statistics.fmean(recorded) / statistics.fmean(without) for recorded, without in pairs]
-    # Of two sums: where the machine is slow both are long.
+    # The ratio of two sums is used, because a slow machine increases both sums.
     means = [sum(statistics.fmean(pair[i]) for pair in pairs) / len(pairs) for i in (0, 1)]
-    import scipy.stats  # here, so that the processes that are measured do not load it
+    import scipy.stats  # imported here, so that the measured processes do not load it
 
     return {"pairs": len(pairs), "ratio_of_means": means[0] / means[1], "median_of_pairs": statistics.median(ratios),
             "standard_error": float(scipy.stats.sem(ratios)), "ms_per_update": 1e3 * means[1]}
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="recorded and replayed runs of each scheme")
-    parser.add_argument("--updates", type=int, default=300, help="of each of them")
+    parser.add_argument("--updates", type=int, default=300, help="updates of each of these runs")
     parser.add_argument("--seconds", type=float, default=120.0,
-                        help="of the run of each scheme that tells what a record costs")
+                        help="seconds of the run of each scheme that measures the cost of recording")
     options = parser.parse_args()
-    import ray  # one for all runs: starting it takes longer than they do
+    import ray  # one Ray for all runs, because starting it takes longer than a run
 
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
     result: dict[str, Any] = {}

@@ -1,13 +1,13 @@
-"""What one process of replay can serve and take in at the same time: stacked pictures, priorities, their updates.
+"""Measure how many transitions a replay shard serves and inserts per second, with stacked images and priorities.
 
     python benchmarks/replay_shard.py [--seconds 10] [--size 100000] [--batch 512] [--insert-per-served 1.25]
 
-Rollouts of 84 x 84 x 4 uint8 observations go in, batches of 512 come out and their priorities go back, in turns, so
-that of each transition served 1.25 are inserted. Memory is compared with that of single pictures, 84 x 84 bytes a
-transition; resident memory of the process is looked at every second. Dropped is what was inserted and is neither there
-nor evicted.
+The script alternates between inserting rollouts with observations of 84 x 84 x 4 uint8, sampling batches of 512
+transitions, and updating the priorities of the batches; it inserts 1.25 transitions for each sampled one. The memory is
+compared with the size of single images, 84 x 84 bytes per transition, and the resident memory of the process is read
+every second. "dropped" counts inserted transitions that are neither stored nor evicted.
 
-Progress on stderr; prints one JSON object; asserts nothing.
+The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PICTURE, NUM_FRAMES, EPISODE = 84, 4, 800
 
 
 def make_rollouts(num_envs: int, num_steps: int, count: int, rng: np.random.Generator) -> list[RolloutData]:
-    """Rollouts that follow each other, with an episode's end in every `EPISODE`-th step (SAME_STEP, black padding)."""
+    """Return consecutive rollouts; an episode ends every `EPISODE` steps (reset in the same step, black padding)."""
     stacks = np.zeros((num_envs, NUM_FRAMES, PICTURE, PICTURE), np.uint8)
     random = lambda *shape: rng.integers(0, 256, (*shape, PICTURE, PICTURE), dtype=np.uint8)  # noqa: E731
     stacks[:, -1] = random(num_envs)
@@ -65,8 +65,7 @@ def make_rollouts(num_envs: int, num_steps: int, count: int, rng: np.random.Gene
 
 
 class Shard:
-    """A storage, and rollouts to put into it: the same ones again and again, of which each first one is a new
-    beginning."""
+    """A storage, and a fixed sequence of rollouts that is inserted repeatedly."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.rng = np.random.default_rng(0)
@@ -86,7 +85,7 @@ class Shard:
         return rollout.num_steps * rollout.num_envs
 
     def turn(self) -> int:
-        """Serve a batch, take its priorities, insert what is due; transitions inserted."""
+        """Sample a batch, update its priorities, insert the rollouts that are due; return the inserted transitions."""
         begin = time.perf_counter()
         batch = self.storage.sample(self.batch_size)
         sampled = time.perf_counter()
@@ -103,7 +102,7 @@ class Shard:
 
 
 def serve(shard: Shard, seconds: float) -> dict[str, Any]:
-    """Take turns for so long; rates of each second."""
+    """Take turns for `seconds` seconds; return the rates of each second."""
     served_rates, inserted_rates, resident, total, own = [], [], [resident_mb()], 0, time.process_time()
     window = time.perf_counter()
     end, served, taken = window + seconds, 0, 0
@@ -126,7 +125,7 @@ def serve(shard: Shard, seconds: float) -> dict[str, Any]:
 
 
 def resident_mb() -> float:
-    """Resident memory of this process."""
+    """Return the resident memory of this process in MB."""
     return round(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6, 1)
 
 

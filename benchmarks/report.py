@@ -1,8 +1,8 @@
-"""Table and learning curves of `scores.py` for the documentation.
+"""Make the table and the learning curves of the documentation from the results of `scores.py`.
 
     python benchmarks/report.py docs/benchmarks/scores.json
 
-Writes `scores.md` (the table) and one SVG a task beside the given file.
+The script writes `scores.md` (the table) and one SVG file per task next to the given file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from matplotlib import pyplot as plt
 
 
 def table(tasks: dict[str, list[dict[str, Any]]]) -> str:
-    """A Markdown table, one row a task."""
+    """Return a Markdown table with one row per task."""
     rows = ["| task | env steps | seeds | evaluation return by seed | mean | while training | published | minutes a "
             "run |",
             "|---|---|---|---|---|---|---|---|"]
@@ -35,7 +35,7 @@ def table(tasks: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
-    """Mean return of the last 100 training episodes over env steps, a line a seed."""
+    """Draw the mean return of the last 100 training episodes over env steps, with one line per seed."""
     mpl.rcParams["svg.hashsalt"] = task
     figure, axes = plt.subplots(figsize=(5, 3))
     for run in runs:
@@ -48,7 +48,7 @@ def draw(task: str, runs: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Read the runs, write the page's parts."""
+    """Read the runs, and write the table and the figures."""
     source = Path(sys.argv[1])
     tasks: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for run in json.loads(source.read_text()):

@@ -1,10 +1,10 @@
-"""Reference scores: does PPO reach what is published with the same settings?
+"""Measure reference scores: check whether PPO reaches the scores that are published for the same settings.
 
     python benchmarks/scores.py [--tasks CartPole-v1,Acrobot-v1,...] [--seeds 3] [--out FILE.json]
 
-Trains each task with settings from a published table (see `TASKS`), prints one JSON line a run: steps, seconds, mean
-return of the last 100 training episodes, mean of 20 evaluation episodes, and the learning curve. `--out` also collects
-all runs in a file, which `report.py` turns into the table and figures of the documentation.
+The script trains each task with settings from a published table (see `TASKS`), and prints one line of JSON per run:
+steps, seconds, mean return of the last 100 training episodes, mean return of 20 evaluation episodes, and the learning
+curve. `--out` also writes all runs to a file, from which `report.py` makes the table and figures of the documentation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TASKS: dict[str, dict[str, Any]] = {
 
 
 def run(task: str, seed: int, points: int = 50) -> dict[str, Any]:
-    """One training run."""
+    """Train once, and return the results."""
     settings = TASKS[task]
     envs = make_factory(task, settings["envs"])
     scheme = Scheme(
@@ -69,7 +69,7 @@ def run(task: str, seed: int, points: int = 50) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the command line, train, print."""
+    """Parse the command line, train, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--seeds", type=int, default=3)

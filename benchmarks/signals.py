@@ -1,12 +1,12 @@
-"""What Ctrl-C, SIGTERM and SIGKILL leave of a training run, at whatever moment they come; Linux.
+"""Check the state that Ctrl-C, SIGTERM and SIGKILL leave behind if they reach a training run at any moment (Linux).
 
     python benchmarks/signals.py [--count 50] [--twice 10] [--forms central threads ray] [--kinds SIGINT ...]
 
-Runs `pytorchrl train` as a process of its own, in a session of its own, and sends it signals at a random moment: in
-every other run before training begins, imports and Ray's start-up included, else within some seconds of training. Then:
-how long it took to exit and with what code, which of its processes and files are still there ten seconds later, and
-whether what it wrote can be read. Half of all SIGINT go to the whole process group, as Ctrl-C in a terminal does.
-Prints one JSON object; asserts nothing.
+The script runs `pytorchrl train` as a process in its own session, and sends signals to it at a random moment. In every
+other run, this moment is before training begins, during imports or the start of Ray; otherwise it is in the first
+seconds of training. The script then measures the time until the process exits, and checks its exit code, the processes
+and files that remain ten seconds later, and whether the written files can be read. Half of all SIGINT signals go to the
+whole process group, as with Ctrl-C in a terminal. The script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ KINDS = {
     "SIGINT": (signal.SIGINT,), "SIGTERM": (signal.SIGTERM,), "SIGKILL": (signal.SIGKILL,),
     "SIGINT twice": (signal.SIGINT, signal.SIGINT), "SIGTERM, SIGKILL": (signal.SIGTERM, signal.SIGKILL),
 }
-# Signals come before, or until so long after, training has begun; the second of two within about the time that a clean
-# end takes.
+# Signals are sent before training begins, or within TRAINING_S seconds after. The second of two signals follows within
+# PAUSE_S seconds, about the duration of a clean exit.
 TRAINING_S, PAUSE_S = 4.0, {"central": 0.4, "threads": 0.6, "ray": 3.0}
-# Whatever is left by then is left; a process that has not ended is killed.
+# Remaining processes and files are counted after LEFT_AFTER_S seconds; a process that has not exited after GIVE_UP_S
+# seconds is killed.
 LEFT_AFTER_S, GIVE_UP_S = 10.0, 60.0
 TRAIN = ("-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--target-steps", "1000000000", "--log-every",
          "500",
@@ -50,7 +51,7 @@ TRAIN = ("-m", "pytorchrl", "train", "ppo", "--env", "CartPole-v1", "--target-st
 
 
 class Run:
-    """One training process, with a directory, a HOME and temporary files of its own."""
+    """One training process, with its own directory, HOME and temporary files."""
 
     def __init__(self, form: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="signals-"))
@@ -67,7 +68,7 @@ class Run:
 
     @property
     def is_training(self) -> bool:
-        """Whether something has been learned that is worth saving."""
+        """Whether training has produced results that are worth saving."""
         path = self.folder / "run" / "metrics.jsonl"
         return path.exists() and path.stat().st_size > 0
 
@@ -82,11 +83,11 @@ class Run:
         return False
 
     def processes(self) -> list[str]:
-        """Command lines of what is alive in its session (Ray's processes stay in it) or names a folder of its Ray."""
+        """Return the command lines of live processes that are in the run's session or name a folder of its Ray."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
-                with contextlib.suppress(OSError):  # it ended meanwhile
+                with contextlib.suppress(OSError):  # the process has ended
                     fields = (entry / "stat").read_text().rpartition(")")[2].split()
                     command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                     if int(fields[3]) == self.process.pid:
@@ -98,15 +99,15 @@ class Run:
         return found
 
     def files_left(self) -> list[str]:
-        """What it put outside its log directory and did not take away again: temporary files, Ray's, shared memory."""
+        """Return the files that the run left outside its log directory: temporary files, Ray's files, shared memory."""
         left = [*(self.folder / "tmp").iterdir(), *(path for path in self._ray_folders if path.exists()),
-                # Names of Python's semaphores are those of other programs; nothing here makes any.
+                # Semaphores of Python belong to other programs; the run does not create any.
                 *(path for path in set(Path("/dev/shm").iterdir()) - self._shared_before
                   if not path.name.startswith("sem.mp"))]
         return sorted(path.name for path in left)
 
     def flaws(self, kind: str, was_training: bool) -> list[str]:
-        """What is wrong with the files of the run."""
+        """Return a description of each flaw in the files of the run."""
         folder, found = self.folder / "run", []
         if not folder.is_dir():
             return []
@@ -131,7 +132,7 @@ class Run:
         return found + [f"{path.name.rsplit('.', 1)[0]} left" for path in folder.glob(".*")]
 
     def close(self) -> None:
-        """Kill whatever is left of its session, and remove its files."""
+        """Kill the remaining processes of the session, and remove the files."""
         deadline = time.monotonic() + LEFT_AFTER_S
         while self.processes() and time.monotonic() < deadline:
             self.kill_session()
@@ -150,7 +151,7 @@ class Run:
 
 @contextlib.contextmanager
 def described(found: list[str], name: str) -> Any:
-    """Note an error of a reader."""
+    """Add a reader's error to `found`, with the name of the file."""
     try:
         yield
     except (PyTorchRLError, ValueError, OSError) as error:
@@ -160,12 +161,12 @@ def described(found: list[str], name: str) -> Any:
 def wait_for_training(run: Run) -> None:
     while not run.is_training:
         if run.process.poll() is not None or time.monotonic() - run.started > GIVE_UP_S:
-            raise RuntimeError(f"training did not begin: {(run.folder / 'stderr').read_text()[-2000:]}")
+            raise RuntimeError(f"training did not start: {(run.folder / 'stderr').read_text()[-2000:]}")
         time.sleep(0.02)
 
 
 def start_up_s(form: str) -> float:
-    """Seconds until training begins, undisturbed."""
+    """Return the seconds until training begins, without signals."""
     run = Run(form)
     try:
         wait_for_training(run)
@@ -178,7 +179,7 @@ def start_up_s(form: str) -> float:
 
 
 def one(form: str, kind: str, moment: float, pause: float, *, in_training: bool, to_group: bool) -> dict[str, Any]:
-    """Start, send so many seconds after the start or the beginning of training, wait, look."""
+    """Start a run, send signals `moment` seconds after its start or the start of training, and check the result."""
     run, numbers = Run(form), KINDS[kind]
     try:
         if in_training:
@@ -187,7 +188,7 @@ def one(form: str, kind: str, moment: float, pause: float, *, in_training: bool,
         else:
             time.sleep(max(0.0, run.started + moment - time.monotonic()))
         moment = time.monotonic() - run.started
-        run.processes()  # takes note of Ray's folder
+        run.processes()  # finds the folder of Ray
         was_training, ended = run.is_training, False
         run.send(numbers[0], to_group=to_group)
         sent = time.monotonic()
@@ -218,7 +219,7 @@ def one(form: str, kind: str, moment: float, pause: float, *, in_training: bool,
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures of one form and kind of signal."""
+    """Return the statistics of one form and kind of signal."""
     seconds = sorted(row["seconds"] for row in rows if not row["ended_before_second"])
     gone = [row["gone_s"] for row in rows if row["gone_s"] is not None]
 
@@ -239,19 +240,20 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=50, help="runs for each form and single signal")
     parser.add_argument("--twice", type=int, default=10, help="runs for each form and pair of signals")
     parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--start-up", type=float,
-                        help="seconds until training begins; not given, they are measured once a form")
-    parser.add_argument("--rows", help="file for one JSON line a run")
+                        help="seconds until training begins; measured once per form if not given")
+    parser.add_argument("--rows", help="file to write, with one line of JSON per run")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would ours
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the running one is ended, too
+    # Background jobs of a shell ignore SIGINT, and the runs would inherit this.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # also ends the current run
     result: dict[str, Any] = {}
     for form in options.forms:
         start_up = options.start_up or start_up_s(form)

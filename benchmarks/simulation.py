@@ -1,9 +1,9 @@
-"""Measure how large a tree the simulated runtime carries: an agent without work, asynchronous everywhere.
+"""Measure the simulated runtime with a large worker tree, in which all levels are asynchronous and agents do no work.
 
     python benchmarks/simulation.py [--col-workers 1000] [--grad-workers 8] [--updates 500]
 
-Starts that many collection workers for each gradient worker, makes updates, stops. Prints one JSON object: seconds,
-virtual seconds, events, what the ledger says; asserts nothing.
+The script starts the collection workers of each gradient worker, makes updates, and stops. It prints one JSON object
+with seconds, virtual seconds, events and the ledger, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def simulate(col_workers: int, grad_workers: int, updates: int) -> dict[str, Any
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--col-workers", type=int, default=1000, help="of each gradient worker")
+    parser.add_argument("--col-workers", type=int, default=1000, help="collection workers of each gradient worker")
     parser.add_argument("--grad-workers", type=int, default=8)
     parser.add_argument("--updates", type=int, default=500)
     options = parser.parse_args()

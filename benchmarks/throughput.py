@@ -1,16 +1,18 @@
-"""Env steps a second with training, beside Stable-Baselines3 where it is installed, as ratios of one run.
+"""Measure env steps per second with training, relative to Stable-Baselines3 in the same run if it is installed.
 
     python benchmarks/throughput.py cartpole [--pairs 5] [--schemes central,best]
     python benchmarks/throughput.py pong [--pairs 3]
     python benchmarks/throughput.py sleeping [--workers 2,8,32] [--niceness 0]
 
-`cartpole`: PPO, CartPole-v1, 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, MLP 64-64. `pong`: PPO, Pong,
-8 x 128, 4 epochs x 4 minibatches of 256, Nature CNN, 4 stacked 84 x 84 frames. `sleeping`: asynchronous collection with
-training where a step sleeps 5 ms; beside workers / 5 ms, and beside as many processes that only step the environment,
+`cartpole` is PPO on CartPole-v1 with 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, and an MLP of 64-64.
+`pong` is PPO on Pong with 8 environments x 128 steps, 4 epochs x 4 minibatches of 256, the Nature CNN, and 4 stacked
+84 x 84 frames. `sleeping` is asynchronous collection with training, where each step of an environment sleeps 5 ms. Its
+rate is compared with the ideal, workers / 5 ms, and with an equal number of processes that only step the environment,
 in the same run.
 
-Every measurement is a process of its own, start-up and compilation not counted; both sides of a pair run one after the
-other, so a ratio compares the same minutes of the same machine. Prints one JSON object; asserts nothing.
+Each measurement runs in its own process, and does not include start-up and compilation. The two sides of a pair run one
+after the other, so that a ratio compares the same minutes of the same machine. The script prints one JSON object and
+asserts nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import time
 from typing import Any
 
 STEP_S = 0.005
-"""What a step of the sleeping environment takes."""
+"""Seconds per step of the sleeping environment."""
 OURS: dict[str, dict[str, dict[str, Any]]] = {
     "cartpole": {
         "central": {},
@@ -49,7 +51,7 @@ BEST = {"cartpole": "async_2_collectors", "pong": "async_2_threads"}
 
 
 def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
-    """Rate of this library in one scheme, and where its time goes."""
+    """Return the rate of this library in one scheme, and the share of time of each part."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs import atari_factory
 
@@ -66,8 +68,7 @@ def ours(task: str, name: str, seconds: float) -> dict[str, Any]:
 
 
 def bfloat16_pays() -> bool:
-    """Whether Pong's network learns faster in bfloat16 here: not every processor that has its instructions gains by
-    them."""
+    """Return whether Pong's network trains faster in bfloat16 here; some processors support it without a gain."""
     import numpy as np
     import torch
     from gymnasium.spaces import Box
@@ -88,9 +89,10 @@ def bfloat16_pays() -> bool:
 
 
 def measure(scheme: Any, seconds: float, warm_up_updates: int, multiple: int = 1) -> dict[str, Any]:
-    """Env steps used a second, after the first updates; over a multiple of so many updates.
+    """Return the env steps used per second after a warm-up, over a number of updates that is a multiple of `multiple`.
 
-    Where workers take turns, whole turns are counted: else one more or less of a slow worker's rollouts is percents.
+    If updates use the rollouts of several workers in turn, only whole turns are measured: one rollout of a slow worker
+    more or less would change the rate by several percent.
     """
     while scheme.version < warm_up_updates:
         scheme.step()
@@ -111,7 +113,7 @@ def measure(scheme: Any, seconds: float, warm_up_updates: int, multiple: int = 1
 
 
 def sleeping(num_workers: int, seconds: float) -> dict[str, Any]:
-    """Rate of asynchronous collection from environments that sleep, one a worker, with training."""
+    """Return the rate of asynchronous collection with training, from one sleeping environment per worker."""
     from pytorchrl import PPO, GAEBuffer, OnPolicyActor, Scheme, VecEnv
     from pytorchrl.envs.testing import SleepEnv
 
@@ -127,7 +129,7 @@ def sleeping(num_workers: int, seconds: float) -> dict[str, Any]:
 
 
 def bare_sleeping(num_workers: int, seconds: float) -> float:
-    """Steps a second of as many processes that step the same environment and do nothing else."""
+    """Return the env steps per second of `num_workers` processes that only step the same environment."""
     with multiprocessing.get_context("spawn").Pool(num_workers) as pool:
         return sum(pool.map(_step_bare_env, [seconds] * num_workers, chunksize=1))
 
@@ -145,7 +147,7 @@ def _step_bare_env(seconds: float) -> float:
 
 
 def stable_baselines3(task: str, seconds: float) -> dict[str, Any]:
-    """Rate of Stable-Baselines3's PPO with the same settings, one torch thread."""
+    """Return the rate of Stable-Baselines3's PPO with the same settings and one torch thread."""
     import gymnasium
     import torch
     from stable_baselines3 import PPO
@@ -165,7 +167,7 @@ def stable_baselines3(task: str, seconds: float) -> dict[str, Any]:
         model = PPO("CnnPolicy", envs, n_steps=128, batch_size=256, n_epochs=4, clip_range=0.1, device="cpu")
 
     class Clock(BaseCallback):
-        """Starts after the first rollout and its updates, ends at the end of a later rollout's updates."""
+        """Callback that starts measuring after the first rollout and its updates, and ends after later updates."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -187,7 +189,7 @@ def stable_baselines3(task: str, seconds: float) -> dict[str, Any]:
 
 
 def in_process(arguments: list[str]) -> dict[str, Any]:
-    """Run one measurement in a process of its own with one thread everywhere."""
+    """Run one measurement in its own process, with one thread per library."""
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     if "num_threads" in json.dumps(OURS.get(arguments[1], {}).get(arguments[-1], {})):
         threads = {}
@@ -199,7 +201,7 @@ def in_process(arguments: list[str]) -> dict[str, Any]:
 
 
 def compare(task: str, schemes: list[str], pairs: int, seconds: float) -> dict[str, Any]:
-    """Pairs of measurements, ours beside theirs; medians and quartiles of the ratios."""
+    """Measure pairs of this library and Stable-Baselines3; return medians and quartiles of the ratios."""
     names = [BEST[task] if name == "best" else name for name in schemes]
     result: dict[str, Any] = {}
     for name in names:
@@ -220,7 +222,7 @@ def compare(task: str, schemes: list[str], pairs: int, seconds: float) -> dict[s
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     if sys.argv[1:2] == ["_measure"]:
         task, seconds, name = sys.argv[2], float(sys.argv[3]), sys.argv[4]
         result = (sleeping(int(name), seconds) if task == "sleeping" else
@@ -231,11 +233,11 @@ def main() -> None:
     parser.add_argument("task", choices=["cartpole", "pong", "sleeping"])
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each side")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of one measurement")
-    parser.add_argument("--schemes", default="central,best", help="comma-separated; 'all' for every one")
+    parser.add_argument("--schemes", default="central,best", help="schemes, separated by commas; 'all' for all schemes")
     parser.add_argument("--workers", default="2,8,32", help="for sleeping: numbers of workers")
     parser.add_argument("--niceness", type=int,
                         default=int(os.environ.get("RAY_worker_niceness", "15")),  # noqa: SIM112 - Ray's name
-                        help="of Ray's workers; that of RAY_worker_niceness, else 15 as Ray's own")
+                        help="niceness of Ray's workers; default: RAY_worker_niceness, or Ray's own default of 15")
     options = parser.parse_args()
     os.environ.update(RAY_worker_niceness=str(options.niceness))
     if options.task == "sleeping":

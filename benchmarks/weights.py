@@ -1,13 +1,13 @@
-"""Weights to collection workers: once by reference, as schemes send them, and as tensors by value, worker by worker.
+"""Measure sending weights to collection workers: by reference, as schemes do, and by value to each worker.
 
     python benchmarks/weights.py [--workers 8] [--megabytes 50] [--pushes 20]
 
-A push begins with the learner's parameters and ends when every worker has them in its own actor. Both ways take turns
-in one run on Ray. The second is what a state dict as an argument of each call costs. Then rollouts of the same workers
-are timed, on an environment that costs next to nothing, with and without new weights in each request: seconds inside
-of a rollout, which is what acting takes, and between the request and the answer.
+A push starts with the learner's parameters and ends when all workers have loaded them into their actors. The two
+methods alternate in one run on Ray. By value, a state dict is an argument of each call. Then rollouts of the same
+workers are timed, in an environment that takes almost no time, with and without new weights in each request. The script
+measures the time inside a rollout, which is the time of acting, and the time from the request to the answer.
 
-Progress on stderr; prints one JSON object; asserts nothing.
+The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 
 def push_by_reference(worker: Any, runtime: Any, handles: list[Any]) -> None:
-    """The snapshot is made and put once; every worker copies it into its parameters."""
+    """Make and store a snapshot of the weights once; each worker copies it into its parameters."""
     from pytorchrl.scheme.collection.c_worker import CWorker
 
     worker.local_worker.version += 1  # a snapshot is made once for each version
@@ -34,7 +34,7 @@ def push_by_reference(worker: Any, runtime: Any, handles: list[Any]) -> None:
 
 
 def push_by_value(worker: Any, runtime: Any, handles: list[Any]) -> None:
-    """The same numbers as tensors, in every worker's call."""
+    """Send the same weights as tensors in the call of each worker."""
     from pytorchrl.scheme.collection.c_worker import CWorker
 
     state = worker.algo.acting_state()
@@ -43,8 +43,7 @@ def push_by_value(worker: Any, runtime: Any, handles: list[Any]) -> None:
 
 
 def rollouts(worker: Any, runtime: Any, handles: list[Any], with_weights: bool) -> dict[str, float]:
-    """Milliseconds of one rollout of every worker, all at once: inside, as the worker says, and until its answer is
-    here."""
+    """Collect a rollout in each worker, concurrently; return the milliseconds inside rollouts, and to the answers."""
     from pytorchrl.scheme.collection.c_worker import CWorker
 
     worker.local_worker.version += 1
@@ -56,11 +55,11 @@ def rollouts(worker: Any, runtime: Any, handles: list[Any], with_weights: bool) 
 
 
 def main() -> None:
-    """Parse the command line, measure, print."""
+    """Parse the command line, measure, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=8, help="collection workers")
     parser.add_argument("--megabytes", type=float, default=50.0, help="size of the weights")
-    parser.add_argument("--pushes", type=int, default=20, help="of each kind")
+    parser.add_argument("--pushes", type=int, default=20, help="number of pushes by each method")
     options = parser.parse_args()
     import ray
 
@@ -69,7 +68,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=2)
     envs = VecEnv.create_factory("CartPole-v1", vec_env_size=4)
-    width = int((options.megabytes * 1e6 / 4 / 2) ** 0.5)  # two networks, each of one square matrix, about
+    width = int((options.megabytes * 1e6 / 4 / 2) ** 0.5)  # two networks with about one square matrix each
     scheme = Scheme(
         PPO.create_factory(), OnPolicyActor.create_factory(envs.observation_space, envs.action_space,
                                                            hidden_sizes=(width, width)),
@@ -86,7 +85,7 @@ def main() -> None:
             push(worker, runtime, handles)
             times.append(1e3 * (time.perf_counter() - start))
         print(f"push {number}: {times[0]:.0f} ms by reference, {times[1]:.0f} ms by value", file=sys.stderr, flush=True)
-        if number:  # the first ones meet an empty store
+        if number:  # the first push finds an empty object store
             pairs.append(times)
     timed: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for number in range(options.pushes + 1):
