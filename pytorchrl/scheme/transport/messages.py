@@ -1,4 +1,4 @@
-"""Messages between workers: frozen, typed, each with the numbers that belong to it."""
+"""Messages between workers: immutable dataclasses of data and statistics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +16,11 @@ from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.scheme.ledger import LedgerSnapshot
 from pytorchrl.scheme.timing import Seconds, Times
 from pytorchrl.scheme.transport.encoder import Sent, Traffic
+from pytorchrl.untyped import Payload, StateDict
 
 Parameters = tuple[dict[str, float], dict[str, float]]
-"""Present values of the algorithm's parameters, and of the storage's."""
-States = Mapping[str, Any]
+"""Current values of the algorithm's parameters, and of the storage's parameters."""
+States = Mapping[str, Payload]
 """Name -> numpy array or `Packed`; an algorithm receives plain arrays only."""
 
 
@@ -31,13 +31,13 @@ class Weights:
     version: int
     """Number of updates applied so far."""
     state: States
-    """Acting state of the algorithm: flat parameter vectors and normalisers. Never written after it was made."""
+    """Acting state of the algorithm: flat parameter vectors and normalizers. It is never modified."""
     parameters: dict[str, float] = field(default_factory=dict)
-    """Present values of the algorithm's parameters, scheduled or changed ones among them."""
+    """Current values of the algorithm's parameters, including scheduled and changed parameters."""
     learning: States = field(default_factory=dict)
-    """Further state for gradient workers, such as target networks."""
+    """Additional state for gradient workers, such as target networks."""
     storage_parameters: dict[str, float] = field(default_factory=dict)
-    """Present values of the storage's parameters."""
+    """Current values of the storage's parameters."""
 
     @property
     def checksum(self) -> int:
@@ -47,17 +47,17 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both states as they cross."""
+        """Bytes of both states as they are sent."""
         return sum(array.nbytes for part in (self.state, self.learning) for array in part.values())
 
 
 @dataclass(frozen=True, slots=True)
 class WholeState:
-    """The state of a worker that applies updates: parameters, normalisers, targets, optimisers and counters."""
+    """The state of a worker that applies updates: parameters, normalizers, target networks, optimizers and counters."""
 
     version: int
     """Number of updates applied so far."""
-    algorithm: dict[str, Any]
+    algorithm: StateDict
     """The algorithm's `state_dict()`."""
 
 
@@ -65,48 +65,48 @@ class WholeState:
 class Rollout:
     """The answer of a collection worker to one request."""
 
-    data: Any
+    data: Payload
     """`RolloutData` or `MultiRollout` of tensors, numpy arrays or `Packed`; None in a header without data."""
     num_env_steps: int
-    """Valid transitions in `data`."""
+    """Number of valid transitions in `data`."""
     size: int
-    """Steps of the vector times environments, by which the rollout fills a batch. A step in which an environment is
-    reset counts here and not in `num_env_steps`, so that a batch of two rollouts is two rollouts."""
+    """Vector steps times environments: the number that counts toward the size of a train batch. Unlike `num_env_steps`,
+    it includes steps in which an environment is reset, so that full rollouts all have the same size."""
     collected_steps: int
     """All env steps that this incarnation of the worker has made so far."""
     weights_version: int
     """Version of the weights at the start of the rollout."""
     worker: int
     sequence: int
-    """1, 2, ... for each worker and incarnation."""
+    """Number of the rollout, counted from 1 for each worker and incarnation."""
     incarnation: int = 0
     episodes: tuple[Episode, ...] = ()
     moments: dict[str, Moments] = field(default_factory=dict)
-    """Moments for the normalisers, by name."""
+    """Moments for the normalizers, by name."""
     agent_steps: dict[str, int] = field(default_factory=dict)
     """With several policies: policy -> steps of its agents."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by part of the worker's work; see `timing.PARTS`."""
     num_steps: int = 0
-    """Steps of the vector of environments."""
+    """Number of steps of the vector of environments."""
     preempted: bool = False
-    """Whether the worker was told to stop before the rollout was full."""
+    """Whether the worker was stopped before the rollout was full."""
     envs_restarted: int = 0
-    """Environments that this incarnation of the worker has replaced so far because they raised."""
+    """Number of environments that this incarnation of the worker has replaced so far because they raised an error."""
     sent: Sent = field(default_factory=Sent)
     """Size and encoding of the arrays."""
     traffic: Mapping[str, Traffic] = field(default_factory=dict)
-    """By kind: weights that the worker has decoded since its last rollout, and this rollout if a shard has decoded
-    it."""
+    """Traffic by kind of message: weights that the worker has decoded since its last rollout, and this rollout if a
+    shard has decoded it."""
 
     @property
     def collect_s(self) -> float:
-        """Seconds that the rollout took its worker."""
+        """Seconds that the worker needed for the rollout."""
         return sum(self.timings.values())
 
     @property
     def source(self) -> tuple[int, int]:
-        """(worker, incarnation), whose environments go on from one rollout to the next."""
+        """(worker, incarnation). All rollouts of a source come from the same environments."""
         return self.worker, self.incarnation
 
 
@@ -114,13 +114,13 @@ class Rollout:
 class Gradients:
     """The answer of a gradient worker to one request."""
 
-    vectors: Any
-    """One flat float32 vector (tensor, array or `Packed`) per group; None if the worker applied them itself. With
-    several policies one vector per policy, which is None for a policy without a gradient."""
+    vectors: Payload
+    """One flat float32 vector (tensor, array or `Packed`) per parameter group; None if the worker applied them itself.
+    With several policies, one vector per policy, which is None for a policy without a gradient."""
     num_samples: int
-    """Env steps in the batch; with one policy, its weight in a mean."""
+    """Number of env steps in the batch; with a single policy, the weight of the gradient in a mean."""
     num_new_samples: int
-    """Env steps that no earlier gradient used."""
+    """Number of env steps in the batch that no earlier gradient used."""
     weights_version: int
     """Version of the weights that the gradient was computed with."""
     worker: int
@@ -129,19 +129,20 @@ class Gradients:
     """The algorithm's statistics."""
     ledger: LedgerSnapshot
     last: bool = False
-    """Whether the worker's data are used up, so that the next request starts with new data."""
+    """Whether the worker's data is used up, so that the next request starts with new data."""
     lags: tuple[tuple[int, int, int], ...] = ()
-    """(worker, lag when queued, lag at first use) of each rollout that came into use from a queue."""
+    """(worker, lag when queued, lag at first use) of each rollout that was taken from the queue."""
     drawn_lags: tuple[np.ndarray, ...] = ()
-    """(K, 2) int64, (lag when sent to replay, lag when sampled) of each item, one array per batch."""
+    """One (K, 2) int64 array per batch from replay: (lag when sent to replay, lag when sampled) of each of K items."""
     episodes: tuple[Episode, ...] = ()
     moments: tuple[dict[str, Moments], ...] = ()
-    """Moments of the rollouts that came into use, sent with the last gradient made from them."""
+    """Moments of the rollouts that were used, sent with the last gradient that was computed from them."""
     timings: Seconds = field(default_factory=dict)
-    """Seconds of the worker and of the rollouts that came into use, since the last message."""
+    """Seconds of the worker, and of the rollouts that were taken for training or added to replay, since the last
+    message."""
     times: Times = field(default_factory=dict)
     """Times of the operations below the update worker since the last message; see `timing.OPERATIONS`."""
-    shards: tuple[Mapping[str, Any], ...] = ()
+    shards: tuple[Mapping[str, object], ...] = ()
     """Statistics of each replay shard."""
     counters: WorkerCounters = field(default_factory=WorkerCounters)
     """Totals and current numbers of the worker and of the workers below it."""
@@ -151,17 +152,16 @@ class Gradients:
     part: WorkersPart | None = None
     """(sender, incarnation, events of its journal since the last message)."""
     fault: str = ""
-    """A message if the loss or the worker's own gradient is not finite: the worker, the values and the batch's file."""
+    """Text with the worker, the values and the batch's file if the loss or the worker's own gradient is not finite."""
     skipped: bool = False
-    """Whether the worker left out the update, if it applies the mean itself; all ranks then do."""
+    """Whether the worker skipped the update, if it applies the mean itself; all ranks then skip the update."""
     queue_levels: tuple[int, ...] = ()
-    """Items in the queue (with shards: waiting batches) after each one taken since the last message."""
+    """Number of queued train batches (with shards: of waiting batches) after each removal since the last message."""
     samples: dict[str, int] = field(default_factory=dict)
-    """Policy -> valid samples behind its vectors, in the order of `vectors`; their weight in a mean. The policy of an
-    agent with only one is called `""`; if not given, its samples are `num_samples`."""
-
+    """Policy -> number of valid samples behind its vectors, which is their weight in a mean. The order is that of
+    `vectors`. A single policy is called `""`, and has `num_samples` samples by default."""
     checksum: int | None = None
-    """Checksum of the worker's parameters after an update that it applied itself, if it was requested."""
+    """Checksum of the worker's parameters after an update that it applied itself; None if it was not requested."""
 
     def __post_init__(self) -> None:
         """Fill in the samples of an agent with one policy."""
@@ -170,14 +170,17 @@ class Gradients:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to learn from: no sample, or none of a policy that learns."""
+        """Whether there is nothing to learn from: no samples, or no samples of a policy that learns."""
         has_samples = any(self.samples.values())
         return not has_samples or (self.vectors is not None and all(vector is None for vector in self.vectors))
 
     def weight_of(self, statistic: str) -> int:
-        """Return the samples behind a statistic: with several policies those of the policy that its name ends with."""
+        """Return the number of samples behind a statistic.
+
+        With several policies, the name of a statistic of a single policy ends with the name of the policy.
+        """
         return self.samples.get(statistic.rpartition("/")[2], self.num_samples)
 
     def weights(self, num_vectors: int) -> list[int]:
-        """Return the samples behind each vector."""
+        """Return the number of samples behind each vector."""
         return weights_of_gradients(self.samples, num_vectors)

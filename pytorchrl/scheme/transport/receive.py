@@ -1,10 +1,10 @@
-"""Receive messages: decode what crossed, into memory that the reader may write."""
+"""Receive messages: decode their arrays into writable memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,11 +22,11 @@ M = TypeVar("M", Rollout, Weights, Gradients)
 def receive(message: M, now: Callable[[], float]) -> tuple[M, Traffic]:
     """Return a message in the form that its reader uses, and the time that decoding took.
 
-    Data of a rollout and vectors of gradients become tensors in memory of their own; the state of weights becomes
-    arrays. What did not cross between processes is returned as it is.
+    The data of a rollout and the vectors of gradients become tensors that share no memory with the message; the state
+    of weights becomes arrays. Messages within a process are returned unchanged.
 
     Args:
-        message: The message as it crossed.
+        message: The message as it was sent.
         now: The clock.
     """
     start = now()
@@ -35,10 +35,7 @@ def receive(message: M, now: Callable[[], float]) -> tuple[M, Traffic]:
 
 
 def receive_tensor(array: np.ndarray | Packed) -> Tensor:
-    """Return an array, encoded or not, as a tensor in memory of its own.
-
-    What came through shared memory is read-only.
-    """
+    """Return an array, encoded or not, as a new tensor. An array from shared memory is read-only, so it is copied."""
     return torch.from_numpy(array.decode() if isinstance(array, Packed) else np.array(array))
 
 
@@ -47,8 +44,8 @@ def is_made_of(data: RolloutData | MultiRollout, kind: type) -> bool:
     return isinstance(next(iter(data.parts.values())).reward, kind)
 
 
-def _received(message: Any) -> tuple[Any, bool]:
-    """Return the message with its arrays received, and whether any of them was encoded."""
+def _received(message: M) -> tuple[M, bool]:
+    """Return the message with decoded arrays, and whether any array was encoded."""
     if isinstance(message, Rollout):
         if is_made_of(message.data, Tensor):
             return message, False

@@ -1,4 +1,4 @@
-"""Requests that the workers of one set are answering."""
+"""Pending requests to the workers of one set."""
 
 from __future__ import annotations
 
@@ -12,60 +12,60 @@ from pytorchrl.runtime import Future, Journal, Outcome, Runtime
 R = TypeVar("R")
 
 ENDS_OF_POLLS = ("update", "parameter", "asked", "ask")
-"""Events that come between two polls, never within one."""
+"""Kinds of events that a journal contains between two polls, never within a poll."""
 
-# A waiting thread checks whether it should end this often; an answer wakes it at once.
+# Interval in seconds at which a waiting thread checks whether it should end; an answer wakes the thread immediately.
 POLL_INTERVAL_S = 0.1
-# A finished result may lie on another node; fetching it takes no longer than this.
+# A finished result may be on another node; fetching it takes at most this many seconds.
 _FETCH_TIMEOUT_S = 60.0
 
 
 class Watch(Protocol):
-    """The watch over the workers of a set; see `pytorchrl.scheme.supervision.supervisor.Supervisor`."""
+    """Supervision of the workers of a set; see `pytorchrl.scheme.supervision.supervisor.Supervisor`."""
 
     @property
     def gone(self) -> Collection[int]:
-        """Indices of the workers that are lost and not replaced (yet)."""
+        """Indices of the workers that are lost and not (yet) replaced."""
 
     def asked(self, index: int) -> None:
-        """Note that a call was made of a worker."""
+        """Record a call to a worker."""
 
     def waited_s(self, index: int) -> float:
-        """Return how long a worker has had to answer."""
+        """Return the seconds since a worker's call, or since its last answer if it had several calls."""
 
     def answered(self, index: int, seconds: float, more: bool) -> None:
-        """Note that a worker has given a result that took it `seconds`."""
+        """Record a result for which a worker needed `seconds`."""
 
     def failed(self, index: int) -> None:
-        """Note that a call of a worker has ended with an error."""
+        """Record a call that ended with an error."""
 
     def lost(self, index: int, error: BaseException, goes_on: bool = False) -> None:
-        """Note that a worker is dead or hung."""
+        """Record that a worker is dead or hung."""
 
     def replaced(self) -> list[int]:
-        """Replace the workers that are due; return their indices."""
+        """Replace the lost workers whose pause is over; return their indices."""
 
     def replace(self, index: int) -> None:
         """Replace a lost worker now."""
 
     def kill(self, index: int) -> None:
-        """End a worker."""
+        """Kill a worker."""
 
     def hung(self) -> Sequence[tuple[int, BaseException]]:
         """Return the workers that have not answered for too long, with an error for each."""
 
 
 class Requests(Generic[R]):
-    """Pending calls of the workers of one set, in the order of their requests.
+    """Pending calls to the workers of one set, in the order of the requests.
 
     Args:
         runtime: The runtime of the workers.
-        supervisor: Decides about lost workers.
-        journal: Records the order in which answers are taken; in a replay, dictates it.
-        seconds_of: Function from a result to the seconds that it took its worker, earlier calls without a time
-            included; None if the result has no time.
-        numbers_of: Function from a result to the numbers that are the same whenever the run is repeated.
-        on_lost: Called with the index of a lost worker, whose calls are forgotten; its late answers are discarded.
+        supervisor: Decides whether to replace lost workers.
+        journal: Records the order in which answers are taken; in a replay, it determines the order.
+        seconds_of: Function from a result to the seconds that its worker needed, including earlier calls without a
+            time; None if the result has no time.
+        numbers_of: Function from a result to numbers that are equal whenever the run is repeated.
+        on_lost: Called with the index of a lost worker. Its pending calls are removed, and late answers are discarded.
         on_replaced: Called with the index of a worker that was replaced.
     """
 
@@ -76,7 +76,7 @@ class Requests(Generic[R]):
         self._seconds_of, self._numbers_of = seconds_of, numbers_of
         self._on_lost, self._on_replaced = on_lost, on_replaced
         self._open: dict[Future[R], int] = {}
-        # Seconds that answers without a time took, by worker.
+        # Seconds spent on answers without a time, by worker.
         self._asked_s: defaultdict[int, float] = defaultdict(float)
         self._send_s = 0.0
 
@@ -88,19 +88,21 @@ class Requests(Generic[R]):
         return list(self._open.values())
 
     def add(self, index: int, future: Future[R]) -> None:
-        """Add a call that was made of a worker."""
+        """Add a call to a worker."""
         self._open[future] = index
         self._supervisor.asked(index)
 
     def poll(self, timeout_s: float) -> Iterator[tuple[int, R]]:
-        """Replace workers that are due, and yield (worker, value) of each finished call, waiting for the first.
+        """Replace lost workers whose pause is over, and yield (worker, value) of each finished call.
+
+        The method waits up to `timeout_s` seconds for the first finished call.
 
         Raises:
-            Exception: An error that a worker raised, or the supervisor's for a lost worker.
+            Exception: An error that a worker raised, or the supervisor's error for a lost worker.
         """
         replaying = self._journal.upcoming() is not None
         for future in self._as_recorded(timeout_s) if replaying else self._as_it_comes(timeout_s):
-            if future not in self._open:  # its worker was lost meanwhile
+            if future not in self._open:  # its worker was lost in the meantime
                 continue
             index = self._open.pop(future)
             outcome = self._runtime.outcome(future, _FETCH_TIMEOUT_S)
@@ -122,13 +124,13 @@ class Requests(Generic[R]):
         self._supervisor.answered(index, seconds or 0.0, more=index in self._open.values())
 
     def forget_waits(self) -> None:
-        """Forget the time of answers without a time of their own; it is no part of the next calls."""
+        """Discard the seconds of answers without a time, so that they are not added to the next calls."""
         self._asked_s.clear()
 
     def take_send_s(self) -> float:
-        """Return the seconds from requests to answers, less the workers' own time, since the last call.
+        """Return the seconds from requests to answers, minus the workers' own time, since the last call of this method.
 
-        They are the time in transit if each worker has one call at a time, and its answer is waited for.
+        The result is the time in transit if each worker has one call at a time, and the caller waits for its answer.
         """
         seconds, self._send_s = self._send_s, 0.0
         return seconds
@@ -140,7 +142,7 @@ class Requests(Generic[R]):
             self._journal.note("error", index, type(outcome.error).__name__)
 
     def _as_it_comes(self, timeout_s: float) -> list[Future[R]]:
-        """Return the finished calls, waiting for the first; handle hung workers, and replace lost ones that are due."""
+        """Wait for the first finished call, and return all finished calls; also handle hung and lost workers."""
         for index in self._supervisor.replaced():
             self._replaced(index)
         if not self._open:
@@ -149,7 +151,7 @@ class Requests(Generic[R]):
         ready = self._wait(list(self._open), timeout_s)
         answering = {self._open[future] for future in ready}
         for index, error in self._supervisor.hung():
-            if index not in answering:  # an answer that is there may have waited to be taken
+            if index not in answering:  # an answer that has arrived may have waited until now to be taken
                 self._lose(index, error)
         return ready
 
@@ -159,7 +161,7 @@ class Requests(Generic[R]):
         return ready if ready or not timeout_s else self._runtime.wait(futures, timeout_s)
 
     def _as_recorded(self, timeout_s: float) -> Iterator[Future[R]]:
-        """Yield the calls that end next in the record; repeat losses and replacements of workers in between."""
+        """Yield the calls that end next in the record; repeat losses and replacements of workers between the calls."""
         num_taken = 0
         while (event := self._journal.upcoming()) is not None:
             kind, index = event[:2]
@@ -167,12 +169,12 @@ class Requests(Generic[R]):
                 self._supervisor.replace(index)
                 self._replaced(index)
             elif kind in ENDS_OF_POLLS or index not in self._open.values():
-                if num_taken:  # other threads come first in the record
+                if num_taken:  # events of other threads are next in the record
                     return
                 self._journal.note("an answer awaited from", *sorted(set(self._open.values())))
             elif kind == "lost":
                 self._supervisor.kill(index)
-                self._lose(index, WorkerDiedError(f"worker {index + 1} was lost in the run that is replayed"))
+                self._lose(index, WorkerDiedError(f"worker {index + 1} was lost in the recorded run"))
             else:
                 future = next(future for future, owner in self._open.items() if owner == index)
                 if not self._wait([future], timeout_s):
@@ -185,7 +187,7 @@ class Requests(Generic[R]):
         self._on_replaced(index)
 
     def lose(self, index: int, error: BaseException) -> None:
-        """Handle a worker that was found lost elsewhere."""
+        """Handle a worker whose loss was detected elsewhere."""
         if index not in self._supervisor.gone:
             self._lose(index, error)
 
@@ -197,7 +199,7 @@ class Requests(Generic[R]):
         self._supervisor.lost(index, error, goes_on=self._journal.upcoming() is not None)
 
     def finish(self, timeout_s: float) -> list[Outcome[R]]:
-        """Return the outcomes of all pending calls within `timeout_s`, and forget the calls."""
+        """Wait at most `timeout_s` seconds for all pending calls; return their outcomes, and remove the calls."""
         outcomes = self._runtime.get_all(list(self._open), timeout_s)
         self._open.clear()
         return outcomes
