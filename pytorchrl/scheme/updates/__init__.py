@@ -1,1 +1,1 @@
-"""Updates: the root of the tree, which applies gradients and keeps the account."""
+"""Updates: the root of the worker tree, which applies gradients and keeps statistics."""

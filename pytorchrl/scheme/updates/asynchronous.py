@@ -20,30 +20,31 @@ LAG_POLICIES = ("apply", "scale", "drop")
 
 
 class AsynchronousUpdates(RemoteUpdates):
-    """Updates from the gradients of whichever workers are ready. Requests stay in flight between two steps.
+    """Updates from the gradients of any workers that are ready. Requests stay in flight between two steps.
 
     All gradients that are ready are taken at once and handled in the order of their requests; then all workers whose
     gradient was applied or dropped get new requests, with the same weights. A worker whose gradient waits for an update
-    gets no request before that update, so each of its gradients includes the effect of the previous one.
+    gets no request before the update, so the weights for its next gradient include the effect of this gradient.
 
     Args:
-        tree: The parts of the tree that it works with.
-        options: How many gradients make an update, and what becomes of late ones.
+        tree: The components of the tree that the strategy uses.
+        options: Number of gradients per update, and treatment of late gradients.
 
     Attributes:
-        error: The first error of a worker, which `step` raises once the gradients that arrived with it are used.
+        error: The first error of a worker. `step` raises it after using the gradients that arrived with the error.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(BaseOptions):
         """Options of asynchronous gradients.
 
-        The lag of a gradient is the number of updates between the weights that it was computed with and those that it
-        would be applied to.
+        The lag of a gradient is the number of updates between the weights with which it was computed and the current
+        weights.
         """
 
         aggregate: int = option(
-            1, low=1, help="Asynchronous gradients, each of another gradient worker, averaged into one update.")
+            1, low=1, help="Number of asynchronous gradients, from different gradient workers, that are averaged into "
+            "one update.")
         max_grad_lag: int | None = option(
             None, low=0, help="Largest lag, in updates, at which an asynchronous gradient is applied unchanged; "
             "None: no limit.")
@@ -53,7 +54,7 @@ class AsynchronousUpdates(RemoteUpdates):
             "drops it.")
 
         def __post_init__(self) -> None:
-            """Refuse a policy for late gradients where none is late."""
+            """Refuse a policy for late gradients without a limit for the lag."""
             super().__post_init__()
             if self.max_grad_lag is None and self.lag_policy != "apply":
                 raise ConfigError(
@@ -73,20 +74,20 @@ class AsynchronousUpdates(RemoteUpdates):
         super().__init__(tree)
         self._options = options
         self._moments = [PendingMoments() for _ in self._workers]
-        # Between two calls of step() each worker is in exactly one of: a request in flight, _ready, _waiting,
-        # _to_request (empty after send_requests()), and the supervisor's gone.
+        # Between two calls of step(), each worker either has a request in flight, or is in exactly one of _ready,
+        # _waiting, _to_request (empty after send_requests()) and the supervisor's gone.
         self._ready: deque[tuple[int, Gradients]] = deque()  # in order of dispatch
-        self._waiting: dict[int, tuple[Gradients, float]] = {}  # for their update, with their factors
-        self._to_request: dict[int, bool] = {}  # in order; whether to skip the rest of the worker's train batch
+        self._waiting: dict[int, tuple[Gradients, float]] = {}  # gradients that wait for their update, with factors
+        self._to_request: dict[int, bool] = {}  # in order; whether to skip the remaining passes over the train batch
         self.error: Exception | None = None
         self._started = False
-        self._has_updated = True  # since gradients were last taken
+        self._has_updated = True  # whether an update was made since gradients were last taken
 
     def step(self) -> None:
         """Make one update from the next gradients.
 
         Raises:
-            Exception: A worker raised it; the gradients that arrived with it are used first.
+            Exception: The error of a worker, after the gradients that arrived with it were used.
         """
         self.start()
         while len(self._waiting) < self._num_needed:
@@ -119,21 +120,21 @@ class AsynchronousUpdates(RemoteUpdates):
 
     @property
     def _num_needed(self) -> int:
-        """Number of gradients of an update, at most that of the workers, including those that will be replaced."""
+        """Number of gradients per update: `aggregate`, but at most the number of live workers and due replacements."""
         gone = 0 if self.supervisor.is_replacing else len(self.supervisor.gone)
         return min(self._options.aggregate, len(self._workers) - gone)
 
     def send_requests(self) -> None:
         """Send new requests to all workers whose gradients were applied or dropped."""
         if self._to_request and not self._has_updated:
-            # Without this note a replay would not know that answers after it had not arrived yet.
+            # Without this event, a replay would not know that the answers after it arrived only after the requests.
             self._journal.note("asked", next(iter(self._to_request)))
         to_request, self._to_request = self._to_request, {}
         for index, skip in to_request.items():
             self._request(index, skip)
 
     def _take_ready(self) -> None:
-        """Wait until a gradient is ready and take all that are; the first error is kept until they are used."""
+        """Wait until a gradient is ready, and take all ready gradients; keep the first error until they are used."""
         self._has_updated = False
         timeout_s, replaying = POLL_INTERVAL_S, self._journal.upcoming() is not None
         while True:
@@ -143,14 +144,14 @@ class AsynchronousUpdates(RemoteUpdates):
                     self._statistics.receive(gradients)
                     self._ready.append((index, self._receive(gradients)))
                 break
-            except (ReplayError, DeadlockError):  # the run cannot go on at all
+            except (ReplayError, DeadlockError):  # the run cannot continue
                 raise
-            except Exception as error:  # noqa: BLE001 - raised by step(), once the good results are used
+            except Exception as error:  # noqa: BLE001 - raised by step() after the good results are used
                 self.error = self.error or error
                 was_last = replaying and (self._journal.upcoming() or ENDS_OF_POLLS)[0] in ENDS_OF_POLLS
                 if was_last or len(self.in_flight) == num_open:
                     break
-                timeout_s = 0.0  # take only what has already arrived
+                timeout_s = 0.0  # take only answers that have already arrived
 
     def _handle(self, index: int, gradients: Gradients) -> None:
         """Keep a gradient for the update, or drop it."""
@@ -173,7 +174,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._to_request[index] = skip
 
     def _update(self) -> None:
-        """Apply the mean of the waiting gradients, in worker order; request their workers in order of dispatch."""
+        """Apply the mean of the waiting gradients, in worker order; plan new requests in order of dispatch."""
         order = list(self._waiting)
         gradients, factors = zip(*(self._waiting[index] for index in sorted(order)), strict=True)
         self._waiting, self._has_updated = {}, True
@@ -202,13 +203,13 @@ class AsynchronousUpdates(RemoteUpdates):
             self._request(index, skip=False)
 
     def drain(self, timeout_s: float) -> None:
-        """Drop the gradients that were not applied, then drain as `RemoteUpdates` does; the next step starts afresh."""
+        """Drop the gradients that were not applied, then drain as `RemoteUpdates` does; the next step calls `start`."""
         self._drop_gradients()
         super().drain(timeout_s)
         self._to_request, self._started = {}, False
 
     def finish(self, timeout_s: float) -> None:
-        """Book all gradients that were not applied, those in flight included, as dropped."""
+        """Record all gradients that were not applied as dropped, including gradients in flight."""
         self._drop_gradients()
         super().finish(timeout_s)
 

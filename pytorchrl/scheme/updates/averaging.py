@@ -1,4 +1,4 @@
-"""Means over the gradients of several workers, weighted by the number of samples behind each."""
+"""Means over the gradients of several workers, weighted by the number of samples behind each gradient."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pytorchrl.scheme.transport.messages import Gradients
 
 
 def mean_gradients(gradients: Sequence[Gradients], factors: Sequence[float] | None = None) -> list[Tensor | None]:
-    """Return the mean of each vector over the given gradients, weighted by the samples behind it.
+    """Return the mean of each vector over the given gradients, weighted by the number of samples behind each vector.
 
     Args:
-        gradients: At least one, with equally many vectors; the sums are formed in this order.
+        gradients: At least one gradient; all have the same number of vectors. Sums are computed in this order.
         factors: One factor s_i for each gradient g_i with n_i samples: the result is the sum of n_i s_i g_i over the
             sum of n_i. None: all factors are 1.
 
     Returns:
-        One flat float32 tensor for each vector; None where no gradient has one.
+        One flat float32 tensor for each vector; None if no gradient has this vector.
     """
     vectors: list[list[Tensor | None]] = [gradient.vectors for gradient in gradients]
     weights = [gradient.weights(len(own)) for gradient, own in zip(gradients, vectors, strict=True)]
@@ -39,9 +39,9 @@ def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Seq
 
 
 def mean_info(gradients: Sequence[Gradients]) -> dict[str, float]:
-    """Return the means of the algorithm's statistics, weighted by samples.
+    """Return the means of the algorithm's statistics, weighted by the number of samples.
 
-    A statistic of a policy that some gradients lack is a mean over those that have it.
+    The mean of a statistic that some gradients lack, such as one of a single policy, is over the other gradients.
     """
     means = {}
     for name in dict.fromkeys(name for gradient in gradients for name in gradient.info):
@@ -52,7 +52,7 @@ def mean_info(gradients: Sequence[Gradients]) -> dict[str, float]:
 
 
 class WeightedMeans:
-    """Weighted means of numbers by name."""
+    """Weighted means of named numbers."""
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = {}

@@ -15,7 +15,7 @@ class CentralUpdates:
 
     Args:
         local_worker: The local gradient worker.
-        statistics: Books the updates.
+        statistics: Records the updates.
     """
 
     def __init__(self, local_worker: GWorker, statistics: Statistics) -> None:
@@ -25,7 +25,7 @@ class CentralUpdates:
         self.is_between_items = True
 
     def step(self) -> None:
-        """Make one update, not counting batches without any sample to learn from; a drain ends the wait without one."""
+        """Make one update; batches without samples do not count. A drain ends the call without an update."""
         while not self._step() and not self._local.is_draining:
             pass
 
@@ -48,29 +48,29 @@ class CentralUpdates:
         return True
 
     def prepare_drain(self) -> None:
-        """See `UpdateStrategy`."""
+        """Announce the next drain to the local worker; see `UpdateStrategy`."""
         self._local.announce_drain(self._num_drains + 1)
 
     def drain(self, timeout_s: float) -> None:
-        """See `UpdateStrategy`."""
+        """Drain the local worker; see `UpdateStrategy`."""
         self._num_drains += 1
         self._statistics.tree_ledger.report(0, *self._local.drain(self._num_drains, timeout_s))
         self._pending.discard()
         self.is_between_items = True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
-        """See `UpdateStrategy`."""
+        """Return the state of the local worker; see `UpdateStrategy`."""
         return self._local.whole_state(), [self._local.state()]
 
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
-        """See `UpdateStrategy`."""
+        """Restore the state of the local worker; see `UpdateStrategy`."""
         self._local.local_worker.load_whole_state(whole)
         for state in workers:
             if state is not None:
                 self._local.restore(state)
 
     def reseed(self, seed: int) -> None:
-        """See `UpdateStrategy`."""
+        """Reseed the local worker; see `UpdateStrategy`."""
         self._local.reseed(seed)
 
     def send_requests(self) -> None:
@@ -80,7 +80,7 @@ class CentralUpdates:
         """Do nothing: between two steps no gradient is in flight."""
 
     def forget_weights(self) -> None:
-        """Do nothing: no other gradient worker has weights."""
+        """Do nothing: there is no other gradient worker to which weights are sent."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Do nothing: the local worker applies the updates."""

@@ -19,7 +19,7 @@ from pytorchrl.scheme.updates.remote import Collaborators, RemoteUpdates
 from pytorchrl.scheme.updates.strategy import WorkerState, book, discard_empty
 from pytorchrl.terminal import get_logger
 
-# Groups that break up this often in a row, although no rank is lost, will not do better the next time.
+# Number of groups in a row that may break up although no rank is lost; a further group would break up, too.
 _MAX_BREAKUPS = 3
 
 R = TypeVar("R")
@@ -30,13 +30,14 @@ logger = get_logger(__name__)
 class DecentralisedUpdates(RemoteUpdates):
     """Updates by the remote gradient workers (ranks) themselves: they average gradients, and each applies the mean.
 
-    Either all ranks make an update, or none does. If a rank is lost, the others abort and drop their train batches; the
-    remaining ranks, and a replacement if there is one, form the next group and take over the whole state of the rank
-    that has made the most updates. An update that only this rank made then counts for all.
+    Either all ranks make an update, or no rank does. If a rank is lost, the other ranks abort the update and drop their
+    train batches; the remaining ranks, and a replacement if there is one, form the next group and take over the whole
+    state of the rank that has made the most updates. An update that only this rank made then counts for all ranks.
 
     Args:
-        tree: The parts of the tree that it works with.
-        fraction_workers: Share of ranks that must have collected their data before the others are told to stop.
+        tree: The components of the tree that the strategy uses.
+        fraction_workers: Fraction of ranks that must have collected their data before the other ranks are signaled to
+            stop collecting.
     """
 
     check_interval: int | None = 100
@@ -48,17 +49,17 @@ class DecentralisedUpdates(RemoteUpdates):
         self._skip, self._used_up, self._num_prepared = False, True, 0
         self._updates = 0
         self._pulled = True  # whether the local worker has the state of the ranks
-        # Indices of the ranks of the present group that are not lost, in order. Between two steps all have made the
-        # same updates, unless the group is broken; then a step begins with forming a new one.
+        # Indices of the ranks of the current group that are not lost, in order. Between two steps, all of them have
+        # made the same updates, unless the group is broken; the next step then starts by forming a new group.
         self._ranks: list[int] = []
         self._generation, self._is_broken = 0, True
-        self._aborted: list[Gradients] = []  # of an update that was aborted: it was made if any rank has made it
+        self._aborted: list[Gradients] = []  # of an aborted update, which counts as made if any rank made it
         self._cause: RankLostError | None = None
         self._num_lost = self._num_breakups = 0  # since the last update
 
     @property
     def ranks(self) -> list[int]:
-        """Indices of the workers that form the present group; empty while it is broken."""
+        """Indices of the workers that form the current group; empty while the group is broken."""
         return [] if self._is_broken else list(self._ranks)
 
     def step(self) -> None:
@@ -66,7 +67,7 @@ class DecentralisedUpdates(RemoteUpdates):
 
         Raises:
             RanksDifferError: The parameters of the ranks were compared and differ.
-            WorkerLostError: All ranks were lost together, or the supervisor does not replace a lost one.
+            WorkerLostError: All ranks were lost together, or the supervisor does not replace a lost rank.
         """
         while not self._step():
             pass
@@ -100,7 +101,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return self._book(gradients)
 
     def _prepare(self, parameters: Parameters, enough: int) -> None:
-        """Let every rank collect its next data; once `enough` ranks have theirs, stop the collection of the others."""
+        """Make every rank collect its next data; after `enough` ranks have finished, stop collection on the others."""
         self._num_prepared += 1
         for index in self._ranks:
             self.in_flight.add(index, self._workers[index].submit(
@@ -109,17 +110,17 @@ class DecentralisedUpdates(RemoteUpdates):
         for _, part in self._gather(enough):
             self._statistics.add_journal_part(part)
 
-    def _gather(self, enough: int | None = None) -> list[Any]:
+    def _gather(self, enough: int | None = None) -> list[Any]:  # results of the requested method
         """Wait until all requests are answered and lost workers are replaced; return the answers in worker order.
 
         Args:
-            enough: Answers after which the other workers are told to stop collecting.
+            enough: Number of answers after which the other workers are signaled to stop collecting.
         """
-        answers: dict[int, Any] = {}
+        answers: dict[int, Any] = {}  # results of the requested method
         start, num_requests = self._runtime.now(), len(self.in_flight)
         while len(self.in_flight) or self.supervisor.is_replacing:
             waiting = self.in_flight.owners()
-            # In a replay, the journal says which workers were told to stop.
+            # In a replay, the journal determines which workers are stopped.
             if enough is not None and num_requests - len(waiting) >= enough and self._journal.upcoming() is None:
                 for index in waiting:
                     self._workers[index].signal(GWorker.preempt, self._num_prepared)
@@ -129,14 +130,14 @@ class DecentralisedUpdates(RemoteUpdates):
             except RankLostError as error:
                 self._cause = error
                 self._break_group()
-            # Ranks that wait for a hung one must not be considered hung themselves.
+            # Ranks that wait for a hung rank must not be considered hung themselves.
             patience_s = 0.5 * min((self.supervisor.deadline_s(index) for index in waiting), default=math.inf)
             if self._runtime.now() - start > patience_s:
                 self._break_group()
         return [answers[index] for index in sorted(answers)]
 
     def _book(self, gradients: Sequence[Gradients]) -> bool:
-        """Book an update that all ranks have made or skipped; return whether any gradient had samples."""
+        """Record an update that all ranks have made or skipped; return whether any gradient had samples."""
         self._num_lost = self._num_breakups = 0
         gradients = discard_empty(self._statistics, gradients)
         if not gradients:
@@ -144,8 +145,8 @@ class DecentralisedUpdates(RemoteUpdates):
             return False
         info = mean_info(gradients)
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
-        self._pulled = False  # also after a skipped update: normalisers may have changed
-        # The ranks' statistics already include those of applying the update.
+        self._pulled = False  # also after a skipped update, because normalizers may have changed
+        # The ranks' statistics already include the statistics of applying the update.
         applied: dict[str, float] | None = None if gradients[0].skipped else {}
         self._updates += applied is not None
         book(self._statistics, gradients, self._updates - (applied is not None), info, applied)
@@ -163,9 +164,9 @@ class DecentralisedUpdates(RemoteUpdates):
                 f"{gradient.weights_version + 1 - gradient.skipped})" for gradient in group) for group in others)
             raise RanksDifferError(
                 f"after update {self._updates + 1} the parameters of {different} differ from those of the other "
-                f"{len(most)} ranks, version {most[0].weights_version + 1 - most[0].skipped}, although all began equal "
-                "and applied the same gradients; look for code that changes parameters outside apply_gradients, or "
-                "that depends on the rank")
+                f"{len(most)} ranks, version {most[0].weights_version + 1 - most[0].skipped}, although all started "
+                "with equal parameters and applied the same gradients; look for code that changes parameters outside "
+                "apply_gradients, or that depends on the rank")
 
     # Forming groups
 
@@ -177,22 +178,22 @@ class DecentralisedUpdates(RemoteUpdates):
         self._break_group()
 
     def _break_group(self) -> None:
-        """Break up the group and tell its ranks, so that none waits for another."""
+        """Break up the group and signal its ranks, so that no rank waits for another."""
         if not self._is_broken:
             self._is_broken = True
             for index in self._ranks:
                 self._workers[index].signal(GWorker.leave_group, self._generation)
 
     def _form_new_group(self) -> None:
-        """Form a group of all workers that are there, with equal state."""
+        """Form a group of all live workers, with equal state."""
         while self._is_broken:
             self._gather()  # waits for replacements
             self._num_breakups = 1 if self._num_lost else self._num_breakups + 1
             self._num_lost = 0
             if self._num_breakups > _MAX_BREAKUPS:
                 raise WorkerLostError(
-                    f"the group of gradient workers broke up {_MAX_BREAKUPS} times in a row, although none was lost; "
-                    f"the last time: {self._cause}") from self._cause
+                    f"the group of gradient workers broke up {_MAX_BREAKUPS} times in a row, although no worker was "
+                    f"lost; the last cause: {self._cause}") from self._cause
             if self._generation and not self._ranks:
                 raise NoWorkersLeft(
                     "all gradient workers that average among themselves were lost together, and the newest parameters "
@@ -200,7 +201,7 @@ class DecentralisedUpdates(RemoteUpdates):
             self._is_broken = not self._try_to_form_group()
 
     def _try_to_form_group(self) -> bool:
-        """Return whether all workers joined."""
+        """Try to form a group of all live workers; return whether all of them joined it."""
         live = [index for index in range(len(self._workers)) if index not in self.supervisor.gone]
         candidates: dict[int, Candidate] | None = self._ask({
             index: self._workers[index].submit(GWorker.give_up, self._generation) for index in live})
@@ -230,14 +231,14 @@ class DecentralisedUpdates(RemoteUpdates):
         return True
 
     def _state_of(self, source: int | None) -> WholeState | None:
-        """Return the state of a rank, None if it is lost; that of the local worker before there are ranks."""
+        """Return the state of a rank, or None if it is lost; without a rank, return the local worker's state."""
         if source is None:
             return self._local.whole_state()
         found = self._ask({source: self._workers[source].submit(GWorker.whole_state)})
         return None if found is None else found[source]
 
     def _ask(self, calls: Mapping[int, Future[R]]) -> dict[int, R] | None:
-        """Return the workers' answers by index; None if one of them is lost or could not join the others."""
+        """Return the workers' answers by index; None if a worker is lost or could not join the other workers."""
         deadline_s = max(self.supervisor.deadline_s(index) for index in calls)
         answers: dict[int, R] = {}
         for index, outcome in zip(calls, self._runtime.get_all(list(calls.values()), deadline_s), strict=True):
@@ -250,7 +251,7 @@ class DecentralisedUpdates(RemoteUpdates):
         return answers if len(answers) == len(calls) else None
 
     def _book_aborted(self, was_made: bool) -> None:
-        """Book the aborted update: either all ranks have made it now, or none."""
+        """Record the aborted update, which by now either all ranks or no rank has made."""
         aborted, self._aborted = self._aborted, []
         if was_made:
             used = discard_empty(self._statistics, aborted)
@@ -263,17 +264,17 @@ class DecentralisedUpdates(RemoteUpdates):
     # Drains and saved states
 
     def drain(self, timeout_s: float) -> None:
-        """Drain as `RemoteUpdates` does; then all workers begin with new train batches."""
+        """Drain as `RemoteUpdates` does; all workers then start the next step with new train batches."""
         super().drain(timeout_s)
         self._used_up, self._skip = True, False
 
     @property
     def is_between_items(self) -> bool:
-        """Whether all workers begin the next step with new train batches."""
+        """Whether all workers start the next step with new train batches."""
         return self._used_up or self._skip
 
     def _whole_state(self) -> WholeState:
-        """Return the state of a rank; all are equal."""
+        """Return the state of a rank; the states of all ranks are equal."""
         while self._generation:
             if self._is_broken:
                 self._form_new_group()
@@ -282,23 +283,23 @@ class DecentralisedUpdates(RemoteUpdates):
         return super()._whole_state()
 
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
-        """See `UpdateStrategy`; ranks get the algorithm's state when they form their first group."""
+        """Restore a saved state; the ranks receive the algorithm's state when they form their first group."""
         super().restore(whole, workers)
         self._updates = whole.version
 
     def forget_weights(self) -> None:
-        """Do nothing: every request carries the parameters in force."""
+        """Do nothing: every request contains the current values of the parameters."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy the ranks' weights, which are equal, to the local worker, from the first rank that answers."""
         for number, index in enumerate([] if self._pulled else self._ranks, start=1):
             outcome = self._runtime.outcome(self._workers[index].submit(GWorker.get_weights), timeout_s)
             if isinstance(outcome.error, WorkerLostError) and number < len(self._ranks):
-                continue  # the next step decides what becomes of the lost rank
-            # The local worker decides on the parameters in force, not the ranks.
+                continue  # the next step handles the lost rank
+            # The local worker, not the ranks, determines the current values of the parameters.
             own, of_storage = self._local.parameters
             self._local.set_weights(replace(outcome.unwrap(), parameters=own, storage_parameters=of_storage))
             self._pulled = True
             return
         if not self._pulled:
-            raise NoWorkersLeft("no gradient worker is left that has the newest parameters")
+            raise NoWorkersLeft("no gradient worker with the newest parameters is left")

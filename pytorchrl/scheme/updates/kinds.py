@@ -1,4 +1,4 @@
-"""Kinds of gradients: how the gradients of several workers become updates."""
+"""Kinds of gradients: ways to make updates from the gradients of several workers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ class GradientPattern(Options):
     """The flat keywords that choose the kind of gradients."""
 
     grad_communication: Communication = option(
-        SYNC, help="Coordination of gradient workers: \"synchronous\" makes one update from the gradients of all, "
-                   "\"asynchronous\" "
-        "applies each gradient when it arrives.")
+        SYNC, help="Coordination of gradient workers: \"synchronous\" makes one update from the gradients of all "
+        "workers, \"asynchronous\" applies each gradient when it arrives.")
     distribute_gradients: bool = option(
         False, help="Whether gradient workers average gradients among themselves (gloo), and each applies the update.")
 
@@ -35,7 +34,7 @@ class SynchronousGradients(GWorkerSet.Options, Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousGradients(GWorkerSet.Options, AsynchronousUpdates.Options, Kind):
-    """Each gradient is applied when it arrives. With one gradient worker the learner has a thread of its own."""
+    """Each gradient is applied when it arrives. With a single gradient worker, a separate thread makes the updates."""
 
     title: ClassVar[str] = "asynchronous gradients"
     chosen_by: ClassVar[str] = "grad_communication='asynchronous'"
@@ -54,22 +53,21 @@ GRADIENT_KINDS = (SynchronousGradients, AsynchronousGradients, DecentralisedGrad
 
 
 def gradient_kind(reader: Reader) -> type[Gradients]:
-    """Return the kind of gradients that flat keywords choose; a problem goes to the reader."""
+    """Return the kind of gradients that flat keywords choose; add problems to the reader."""
     pattern = reader.read(GradientPattern)
     if pattern is None:
         return SynchronousGradients
     is_asynchronous = pattern.grad_communication is ASYNC
     if pattern.distribute_gradients and is_asynchronous:
         reader.problems.append("distribute_gradients=True contradicts grad_communication='asynchronous': gradient "
-                               "workers that "
-                               "average among themselves wait for one another; leave one of them out")
+                               "workers that average among themselves wait for each other; leave one of the two out")
     if pattern.distribute_gradients:
         return DecentralisedGradients
     return AsynchronousGradients if is_asynchronous else SynchronousGradients
 
 
 def gradients_of(given: Mapping[str, object], options: GWorkerSet.Options) -> Gradients:
-    """Return the options of gradients that flat keywords of the update level stand for, for a set of gradient workers.
+    """Return the options of gradients, from the options of a set of gradient workers and flat keywords of updates.
 
     Raises:
         ConfigError: An option has a wrong value or no effect. The message lists all problems.

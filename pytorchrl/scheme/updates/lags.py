@@ -1,4 +1,4 @@
-"""Histograms of lags: the number of updates between the weights that data was made with and those that use it."""
+"""Histograms of lags: the number of updates between the weights that produced data and the weights that use it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Lags:
 
     def __init__(self) -> None:
         self._policy: Counter[int] = Counter()
-        self._phases: Counter[str] = Counter()  # updates while data was in each phase, over all data in `_policy`
+        self._phases: Counter[str] = Counter()  # total updates while data was in each phase, over data in `_policy`
         self._gradients: Counter[int] = Counter()
 
     def receive(self, gradients: Gradients) -> None:

@@ -1,4 +1,4 @@
-"""The policy for updates that are not finite: they are skipped, but not many in a row."""
+"""The policy for updates that are not finite: skip them, but raise an error after many in a row."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pytorchrl.errors import NonFiniteUpdateError
 from pytorchrl.terminal import get_logger
 
-# A rare bad batch is tolerated. This many in a row are no accident, and the parameters that caused them do not change.
+# A rare bad batch is tolerated. This many in a row have a cause that persists: skipped updates change no parameters.
 _MAX_SKIPPED_IN_A_ROW = 5
-# An error shows this many causes; the batches of the first ones in a row are kept.
+# Number of causes that an error shows. It shows the first causes, because their batches are saved.
 _MAX_FAULTS_SHOWN = 3
 
 logger = get_logger(__name__)
 
 
 class NanPolicy:
-    """Counts the updates in a row that were skipped because the mean gradient was not finite. Not thread-safe."""
+    """Counts consecutive updates that were skipped because the mean gradient was not finite. Not thread-safe."""
 
     def __init__(self) -> None:
         self._faults: list[str] = []  # of the updates skipped since the last one that was made
@@ -30,9 +30,10 @@ class NanPolicy:
         """Record that an update was skipped.
 
         Args:
-            faults: The values that are not finite and the workers that found them; empty if only the mean is not.
+            faults: Texts with the non-finite values and the workers that found them; empty if only the mean gradient is
+                not finite.
             version: Version of the parameters, which did not change.
-            is_first: Whether this is the first one of the run, which logs a warning.
+            is_first: Whether this is the first skipped update of the run, for which a warning is logged.
 
         Raises:
             NonFiniteUpdateError: More than five updates in a row were skipped.

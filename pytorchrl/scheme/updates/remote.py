@@ -1,4 +1,4 @@
-"""The base of update strategies with remote gradient workers: requests, weights, drains and saved states."""
+"""The base class of update strategies with remote gradient workers: requests, weights, drains and saved states."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, kw_only=True)
 class Collaborators:
-    """The parts of the tree that a strategy with remote gradient workers works with."""
+    """The components of the tree that a strategy with remote gradient workers uses."""
 
     local_worker: GWorker
-    """Holds the parameters in force; it computes no gradients."""
+    """The worker with the current parameters; it computes no gradients."""
     workers: Sequence[Handle[GWorker]]
-    """The remote gradient workers, by index; a replacement takes the place of a lost one."""
+    """The remote gradient workers, by index; the handle of a replacement overwrites the lost worker's handle."""
     runtime: Runtime
     statistics: Statistics
     supervisor: Supervisor
@@ -42,24 +42,26 @@ class Collaborators:
 
 
 def _numbers_of(answer: object) -> tuple[int, ...]:
-    """Return the numbers of a gradient that are equal whenever the run is repeated."""
+    """Return numbers of a gradient that are equal whenever the run is repeated."""
     return (answer.weights_version, checksum_of(answer.info)) if isinstance(answer, Gradients) else ()
 
 
 def _seconds_of(answer: object) -> float | None:
-    """Return the seconds that a gradient took its worker, including waits for data; None for other answers."""
+    """Return the seconds that a worker needed for a gradient, including waits for data; None for other answers."""
     return sum(answer.timings.get("gradients", {}).values()) if isinstance(answer, Gradients) else None
 
 
 class RemoteUpdates:
-    """The base of strategies with remote gradient workers. Weights are put once per version and sent with requests.
+    """The base class of strategies with remote gradient workers.
+
+    Weights are stored once per version, and sent with requests.
 
     Args:
-        tree: The parts of the tree that it works with.
+        tree: The components of the tree that the strategy uses.
 
     Attributes:
         supervisor: Watches the gradient workers.
-        in_flight: The requests that are not answered yet.
+        in_flight: The requests that are not yet answered.
     """
 
     def __init__(self, tree: Collaborators) -> None:
@@ -71,8 +73,8 @@ class RemoteUpdates:
             self._runtime, tree.compress_weights, getattr(self._local.algo, "groups", ()), self._workers)
         self._versions = [-1] * len(self._workers)
         self._num_drains, self._is_draining = 0, False
-        # Used only by the thread that steps, or after that thread has ended.
-        self.in_flight: Requests[Any] = Requests(
+        # Only the thread that makes updates uses the requests, or another thread after that thread has ended.
+        self.in_flight: Requests[Any] = Requests(  # results of several methods
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
@@ -90,8 +92,8 @@ class RemoteUpdates:
         self._statistics.traffic[WEIGHTS] = self._weight_sync.traffic
         return self._weight_sync.reference
 
-    def _receive(self, answer: Any) -> Any:
-        """Return a worker's answer; the vectors of a gradient are decoded."""
+    def _receive(self, answer: Any) -> Any:  # the result of any method
+        """Return a worker's answer, with the vectors of a gradient decoded."""
         if not isinstance(answer, Gradients):
             return answer
         with self._statistics.timed("decode"):
@@ -105,7 +107,7 @@ class RemoteUpdates:
         self._weight_sync.forget()
 
     def _on_lost(self, index: int) -> None:
-        """Book a lost worker and the steps that it held as lost."""
+        """Record that a worker and the steps in it are lost."""
         self._versions[index] = -1
         self._statistics.tree_ledger.lose(index + 1)
 
@@ -113,9 +115,9 @@ class RemoteUpdates:
         """Count the replacement of a worker."""
         self._statistics.counters.restarts = self.supervisor.restarts
 
-    def _gather_all(self) -> list[Any]:
-        """Wait for all requests in flight and return the answers in worker order; the first error is raised."""
-        done: dict[int, Any] = {}
+    def _gather_all(self) -> list[Any]:  # results of the requested method
+        """Wait for all requests in flight, and return the answers in worker order; raise the first error."""
+        done: dict[int, Any] = {}  # results of the requested method
         with self._statistics.timed("wait"):
             while len(self.in_flight) or self.supervisor.is_replacing:
                 done.update((index, self._receive(answer)) for index, answer in self.in_flight.poll(POLL_INTERVAL_S))
@@ -132,10 +134,12 @@ class RemoteUpdates:
         """Do nothing: no thread makes these updates."""
 
     def drain(self, timeout_s: float) -> None:
-        """Let running requests end and drain the level below each worker; workers that do not answer in time are lost.
+        """Wait for requests in flight, and drain the level below each worker.
+
+        Workers that do not answer within `timeout_s` seconds are considered lost.
 
         Raises:
-            Exception: A worker raised it, or the supervisor did because of a lost one.
+            Exception: The error of a worker, or the supervisor's error for a lost worker.
         """
         deadline = self._runtime.now() + timeout_s
         self._num_drains += 1
@@ -163,30 +167,30 @@ class RemoteUpdates:
 
     @property
     def is_between_items(self) -> bool:
-        """Always True: each worker has train batches of its own, so no step begins with new data for all of them."""
+        """Always True: each worker has its own train batches, so no step starts with new data on all workers."""
         return True
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
-        """See `UpdateStrategy`."""
+        """Return the states of all workers; see `UpdateStrategy`."""
         return self._whole_state(), self._call_all(GWorker.state, dict.fromkeys(range(len(self._workers)), ()))
 
     def _whole_state(self) -> WholeState:
         return self._local.whole_state()
 
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
-        """See `UpdateStrategy`."""
+        """Restore the states of all workers; see `UpdateStrategy`."""
         self._local.local_worker.load_whole_state(whole)
         self._call_all(GWorker.restore, {index: (state,) for index, state in enumerate(workers) if state is not None})
 
     def reseed(self, seed: int) -> None:
-        """See `UpdateStrategy`."""
+        """Reseed all workers; see `UpdateStrategy`."""
         self._call_all(GWorker.reseed, dict.fromkeys(range(len(self._workers)), (seed,)))
 
     def _call_all(self, method: Callable[Concatenate[GWorker, ...], R],
                   arguments: Mapping[int, tuple[object, ...]]) -> list[R | None]:
-        """Call the workers with the given arguments; return their answers by index, None for a lost one.
+        """Call the workers with the given arguments; return their answers by index, with None for a lost worker.
 
-        The next step decides what becomes of a lost worker.
+        The next step handles a lost worker.
         """
         calls = {index: self._workers[index].submit(method, *own) for index, own in arguments.items()
                  if index not in self.supervisor.gone}
@@ -199,7 +203,7 @@ class RemoteUpdates:
         return answers
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for gradients in flight for at most `timeout_s`, and book those that arrive as dropped."""
+        """Wait at most `timeout_s` seconds for gradients in flight, and record them as dropped."""
         for outcome in self.in_flight.finish(timeout_s):
             if isinstance(outcome.value, Gradients):
                 self._statistics.receive(outcome.value)

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from pytorchrl.agent.data import Episode
 from pytorchrl.errors import CollectionError
@@ -23,9 +22,10 @@ from pytorchrl.scheme.updates.nan_policy import NanPolicy
 from pytorchrl.scheme.updates.times import Rates, Times
 from pytorchrl.scheme.updates.tree_ledger import TreeLedger
 from pytorchrl.scheme.window_stat import WindowStat
+from pytorchrl.untyped import MetricsDict, StateDict
 from pytorchrl.worker_names import collection_worker
 
-# After this many gradients in a row without a sample, no policy that learns ever acts.
+# After this many gradients in a row without a sample, it is clear that no policy that learns ever acts.
 _MAX_EMPTY_IN_A_ROW = 10_000
 _SAVED_COUNTS = ("updates", "updates_skipped_nan", "samples_skipped_nan")
 _RATES = ("collected_steps", "consumed_steps", "unique_consumed_steps", "updates")
@@ -42,26 +42,26 @@ class UpdateCounters:
     grads_received: int = 0
     grads_applied: int = 0
     grads_held: int = 0
-    """Gradients that wait for their update now."""
+    """Gradients that currently wait for their update."""
     grads_dropped: int = 0
     grads_empty: int = 0
-    """Gradients without any sample to learn from, of a policy that learns."""
+    """Gradients without samples of a policy that learns."""
     grads_late: int = 0
     """Gradients whose lag exceeded `max_grad_lag`."""
     weight_pushes: int = 0
-    """Weights sent to single gradient workers."""
+    """Transfers of weights to a gradient worker."""
     bytes_out: int = 0
-    """Bytes of these."""
+    """Bytes of weights sent to gradient workers."""
     restarts: int = 0
     """Lost gradient workers that were replaced."""
     regroups: int = 0
-    """Groups of decentralised gradient workers that were formed after the first."""
+    """Groups of decentralised gradient workers that were formed after the first group."""
 
 
 class Statistics:
     """Statistics of the whole tree. Thread-safe: the thread that makes updates writes while the user's thread reads.
 
-    Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`; the ledger books its
+    Each gradient is first passed to `receive`, then to one of `apply`, `skip`, `drop` and `empty`; the ledger moves its
     new steps accordingly.
 
     Args:
@@ -70,10 +70,10 @@ class Statistics:
     Attributes:
         tree_ledger: The ledger of the whole tree.
         counters: The update worker's own counters, written by the thread that makes updates.
-        traffic: Messages that the update worker sent and decoded, by kind; written by that thread.
+        traffic: Messages that the update worker sent and decoded, by kind; written by the thread that makes updates.
         last_info: The algorithm's statistics of the last update; empty if it was skipped.
         num_workers: Number of remote gradient workers.
-        missing: Indices of those that are lost and not replaced; their supervisor changes it.
+        missing: Indices of remote gradient workers that are lost and not replaced; their supervisor changes it.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -84,7 +84,7 @@ class Statistics:
         self.last_info: Mapping[str, float] = {}
         self.num_workers = 0
         self.missing: Collection[int] = ()
-        # The following hold what arrived with gradients.
+        # The following attributes contain data that arrived with gradients.
         self._workers: dict[tuple[int, int], WorkerCounters] = {}  # by gradient worker and incarnation
         self._traffic: dict[tuple[int, int], Mapping[str, Traffic]] = {}
         self._shards: dict[int, tuple[Mapping[str, object], ...]] = {}  # by gradient worker
@@ -152,7 +152,7 @@ class Statistics:
         """Record that no update was made from these gradients, because their mean is not finite.
 
         Raises:
-            NonFiniteUpdateError: More than five updates in a row were skipped. The ledger is up to date by then.
+            NonFiniteUpdateError: More than five updates in a row were skipped. The ledger is already up to date.
         """
         for gradient in gradients:
             self.drop(gradient, DropReason.NAN)
@@ -172,7 +172,7 @@ class Statistics:
             self.counters.grads_dropped += 1
 
     def empty(self, gradients: Gradients) -> None:
-        """Record a gradient without any sample to learn from, which makes no update."""
+        """Record a gradient without samples to learn from, which makes no update."""
         self.tree_ledger.consume(gradients.num_new_samples, gradients.num_samples)
         with self._lock:
             self.counters.grads_held -= 1
@@ -214,8 +214,8 @@ class Statistics:
             counts = {name: getattr(self.counters, name) for name in _SAVED_COUNTS}
             return {**self.tree_ledger.state(), "counts": counts, "lags": self._lags.state()}
 
-    def restore(self, state: Mapping[str, Any], ledgers: Mapping[int, LedgerSnapshot]) -> None:
-        """Restore a saved state. Other counters and times begin at 0.
+    def restore(self, state: StateDict, ledgers: Mapping[int, LedgerSnapshot]) -> None:
+        """Restore a saved state. Other counters and times start at 0.
 
         Args:
             state: The result of `state` in the earlier run.
@@ -243,7 +243,7 @@ class Statistics:
         return self._new_updates
 
     def take_info(self) -> tuple[int, dict[str, float]]:
-        """Return the updates since the last call, and the algorithm's statistics over them, weighted by samples."""
+        """Return the number of updates since the last call, and the algorithm's mean statistics over these updates."""
         with self._lock:
             updates, self._new_updates = self._new_updates, 0
             return updates, self._info.take()
@@ -264,8 +264,8 @@ class Statistics:
             episodes, self._episodes = self._episodes, []
             return episodes
 
-    def metrics(self) -> dict[str, Any]:
-        """Return counters, lags, rates and times by name; JSON-able."""
+    def metrics(self) -> MetricsDict:
+        """Return counters, lags, rates and times by name, as JSON-serializable values."""
         ledger = self.tree_ledger.total()
         with self._lock:
             own, workers = self.counters, WorkerCounters.merge(self._workers.values())
@@ -304,7 +304,7 @@ class Statistics:
             }
 
     def _levels(self, latest: Mapping[int, WorkerCounters]) -> dict[str, int]:
-        """Return the present numbers as of the last messages; with a lost gradient worker all below it are missing."""
+        """Return current numbers as of the last messages; all workers below a lost gradient worker count as missing."""
         absent = {index + 1 for index in tuple(self.missing)}
         present = WorkerCounters.merge(counters for worker, counters in latest.items() if worker not in absent)
         lost = WorkerCounters.merge(counters for worker, counters in latest.items() if worker in absent)
@@ -316,7 +316,7 @@ class Statistics:
         }
 
     def _preemption(self, workers: WorkerCounters) -> dict[str, object]:
-        """Return how many rollouts of each worker were cut short, and how their episodes differ from full ones."""
+        """Return the preempted rollouts by worker, and statistics of episodes in preempted and in full rollouts."""
         by_worker: Counter[tuple[int, int]] = Counter()  # (gradient worker, its collection worker)
         for (parent, _), counters in self._workers.items():
             for worker, count in counters.preempted_by_worker.items():
@@ -333,7 +333,10 @@ class Statistics:
         }
 
     def _named_shards(self) -> list[tuple[str, Mapping[str, object]]]:
-        """Return shards by index, or by gradient worker and index if several gradient workers have some."""
+        """Return (name, statistics) of each shard.
+
+        The name is the shard's index, or "worker.index" if several gradient workers have shards.
+        """
         places = [(worker, index, shard) for worker, shards in sorted(self._shards.items())
                   for index, shard in enumerate(shards, start=1)]
         several = len({worker for worker, *_ in places}) > 1

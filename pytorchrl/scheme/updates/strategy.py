@@ -1,14 +1,15 @@
-"""The protocol of update strategies, which turn gradients into updates, and what all of them share."""
+"""The protocol of update strategies, which turn gradients into updates, and code that all strategies share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from pytorchrl.scheme.transport.messages import Gradients, Moments, WholeState
 from pytorchrl.scheme.updates.statistics import Statistics
+from pytorchrl.untyped import StateDict
 
-WorkerState = dict[str, Any]
+WorkerState = StateDict
 """The result of `GWorker.state`: plain values and tensors by name."""
 
 
@@ -16,26 +17,26 @@ class UpdateStrategy(Protocol):
     """A way to turn gradients into updates, chosen once when the tree is built."""
 
     def step(self) -> None:
-        """Make one update and book it."""
+        """Make one update and record it."""
 
     def send_requests(self) -> None:
-        """Send the requests that workers can serve while the caller does not call `step`."""
+        """Send requests that the workers can process until the next call of `step`."""
 
     def finish(self, timeout_s: float) -> None:
-        """Wait for gradients that are in flight and book them as dropped."""
+        """Wait at most `timeout_s` seconds for gradients in flight, and record them as dropped."""
 
     def prepare_drain(self) -> None:
-        """Announce the next drain from another thread, so that a step that waits for data is abandoned."""
+        """Announce the next drain from another thread, so that a step that waits for data ends."""
 
     def drain(self, timeout_s: float) -> None:
         """Finish or discard all work, so that nothing is in flight or queued; the next step resumes."""
 
     @property
     def is_between_items(self) -> bool:
-        """Whether the next step begins with new data, if all workers do so at the same step."""
+        """Whether the next step starts with new data on all workers; True if workers do so at different steps."""
 
     def state(self) -> tuple[WholeState, list[WorkerState | None]]:
-        """Return the state to save after a drain: the algorithm's, and that of each worker (None if it is lost)."""
+        """Return the state to save after a drain: the algorithm's, and each worker's (None for a lost worker)."""
 
     def restore(self, whole: WholeState, workers: Sequence[WorkerState | None]) -> None:
         """Restore a saved state, before the first step."""
@@ -44,14 +45,14 @@ class UpdateStrategy(Protocol):
         """Reseed the tree after a drain; see `GWorker.reseed`."""
 
     def forget_weights(self) -> None:
-        """Send all weights again, because a parameter was changed between two updates."""
+        """Send all weights again with the next requests, because a parameter was changed between two updates."""
 
     def pull_weights(self, timeout_s: float) -> None:
         """Copy the newest weights to the local worker, if other workers have applied the updates."""
 
 
 def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> list[Gradients]:
-    """Book the gradients without any sample to learn from, and return the others.
+    """Record the gradients without samples to learn from, and return the other gradients.
 
     Raises:
         CollectionError: Too many gradients in a row were empty.
@@ -68,9 +69,9 @@ def discard_empty(statistics: Statistics, gradients: Sequence[Gradients]) -> lis
 
 def book(statistics: Statistics, gradients: Sequence[Gradients], version: int, info: Mapping[str, float],
          applied: Mapping[str, float] | None) -> None:
-    """Book an update of parameters of this version from these gradients; a skipped one if `applied` is None.
+    """Record an update of parameters of this version from these gradients, or a skipped update if `applied` is None.
 
-    The mean decides whether an update is skipped, never one worker alone, so all workers that apply it decide alike.
+    Whether an update is skipped depends only on the mean gradient, so all workers that apply the mean decide alike.
 
     Raises:
         NonFiniteUpdateError: Too many updates in a row were skipped.
@@ -82,20 +83,20 @@ def book(statistics: Statistics, gradients: Sequence[Gradients], version: int, i
 
 
 class PendingMoments:
-    """Moments held back until their train batch is used up, because normalisers must not change before."""
+    """Moments that wait until their train batch is used up, because normalizers must not change earlier."""
 
     def __init__(self) -> None:
         self._pending: list[dict[str, Moments]] = []
 
     def add(self, gradients: Sequence[Gradients]) -> None:
-        """Hold back the moments that came with these gradients."""
+        """Add the moments that came with these gradients."""
         self._pending += [moments for gradient in gradients for moments in gradient.moments]
 
     def take(self) -> tuple[dict[str, Moments], ...]:
-        """Return and forget all moments: their train batch is used up."""
+        """Return and remove all moments, because their train batch is used up."""
         pending, self._pending = tuple(self._pending), []
         return pending
 
     def discard(self) -> None:
-        """Forget all moments: their train batch was dropped."""
+        """Remove all moments, because their train batch was dropped."""
         self._pending = []

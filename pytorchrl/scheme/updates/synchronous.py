@@ -19,11 +19,12 @@ R = TypeVar("R")
 class SynchronousUpdates(RemoteUpdates):
     """Updates from one gradient of every remote gradient worker.
 
-    A round never silently has fewer gradients. If a worker is lost, the train batch that it was working on is lost with
-    it, and the others drop theirs, too, so that all stay in step; the round is then repeated with the replacement.
+    A round never silently uses fewer gradients. If a worker is lost, its train batch is lost, too, and the other
+    workers drop their train batches, so that all workers remain synchronous; the round is then repeated with the
+    replacement.
 
     Args:
-        tree: The parts of the tree that it works with.
+        tree: The components of the tree that the strategy uses.
     """
 
     def __init__(self, tree: Collaborators) -> None:
@@ -36,10 +37,10 @@ class SynchronousUpdates(RemoteUpdates):
         self._was_lost = True
 
     def _ask(self, submit: Callable[[Handle[GWorker], Weights | None], Future[R]]) -> list[R] | None:
-        """Return every worker's answer, in worker order; None if a worker was lost meanwhile.
+        """Return every worker's answer, in worker order; None if a worker was lost in the meantime.
 
         Args:
-            submit: Submits the request to one worker, with the newest weights or None if it has them.
+            submit: Submits the request to a worker, with the newest weights, or with None if the worker has them.
         """
         self._was_lost = False
         for index, handle in enumerate(self._workers):
@@ -72,18 +73,18 @@ class SynchronousUpdates(RemoteUpdates):
             GWorker.collect_and_grad, weights, skip_remaining=self._skip, advantage_moments=advantage_moments))
 
     def drain(self, timeout_s: float) -> None:
-        """Drain as `RemoteUpdates` does; then all workers begin with new train batches."""
+        """Drain as `RemoteUpdates` does; all workers then start the next step with new train batches."""
         super().drain(timeout_s)
         self._used_up, self._skip = True, False
         self._pending.discard()
 
     @property
     def is_between_items(self) -> bool:
-        """Whether all workers begin the next step with new train batches."""
+        """Whether all workers start the next step with new train batches."""
         return self._used_up
 
     def step(self) -> None:
-        """Send weights, wait for all gradients, and apply their mean; rounds without any sample do not count."""
+        """Send weights, wait for all gradients, and apply their mean; rounds without samples do not count."""
         while not self._step():
             pass
 
@@ -100,7 +101,7 @@ class SynchronousUpdates(RemoteUpdates):
             self._used_up, self._skip = gradients[0].last, False
             return False
         info, version = mean_info(gradients), self._local.actor_version
-        # The mean decides once, so that all workers do the same.
+        # The decision is made once, from the mean statistics, so that all workers do the same.
         self._skip = bool(info.get("skip_remaining")) and self._local.algo.skip_remaining(info)
         self._used_up = self._skip or gradients[0].last
         moments = self._pending.take() if self._used_up else ()

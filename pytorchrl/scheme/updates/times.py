@@ -1,4 +1,4 @@
-"""Times and rates of the tree: where the time of each level went, and how fast it works."""
+"""Times and rates of the tree: the seconds that each level spent on each part of its work, and its throughput."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager
 from pytorchrl.scheme.timing import OPERATIONS, Seconds, Stopwatch, add_seconds, with_idle
 from pytorchrl.scheme.transport.messages import Gradients
 
-# Times of operations are means over this many.
+# Number of operations over which mean times are computed.
 _TIME_WINDOW = 100
-# Rates are those of the last seconds.
+# Number of seconds over which rates are computed.
 _RATE_WINDOW_S = 10.0
 
 
@@ -36,7 +36,7 @@ class Rates:
             self._totals.popleft()
 
     def restart(self, totals: tuple[int, ...]) -> None:
-        """Forget the past: rates are those from here on."""
+        """Discard earlier totals, so that rates are computed from now on."""
         self._totals.clear()
         self.add(totals)
 
@@ -53,8 +53,8 @@ class Times:
 
     Args:
         now: The clock.
-        add: Called with a part and its seconds whenever the thread that makes updates has finished one; it calls
-            `add_part`, with what makes that safe.
+        add: Called with the name and the seconds of each part that the thread that makes updates finished; it must call
+            `add_part` under a lock.
     """
 
     def __init__(self, now: Callable[[], float], add: Callable[[str, float], None]) -> None:
@@ -91,7 +91,7 @@ class Times:
             self._operations[name].extend([seconds / count] * min(count, _TIME_WINDOW))
 
     def seconds(self, num_collectors: int, num_gradient_workers: int) -> Seconds:
-        """Return where the time of each level went, from the begin of the first update to the end of the last one."""
+        """Return seconds by level and part of its work, from the start of the first update to the end of the last."""
         elapsed = 0.0 if self._began is None else self._until - self._began
         return with_idle(self._seconds, {"collection": elapsed * num_collectors,
                                          "gradients": elapsed * num_gradient_workers, "update": elapsed})

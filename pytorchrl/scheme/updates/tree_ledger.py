@@ -1,4 +1,4 @@
-"""The ledger of the whole tree: the sum of the update worker's own ledger and those of its gradient workers."""
+"""The ledger of the whole tree: the sum of the update worker's own ledger and the ledgers of its gradient workers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TypedDict
 from pytorchrl.scheme.ledger import DropReason, Ledger, LedgerSnapshot, merge
 
 _BEFORE = (-1, -1)
-"""Key of the ledgers of gradient workers that were lost before a checkpoint. No live worker has it, so that the next
-checkpoint keeps them, too."""
+"""Key of the ledgers of gradient workers that were lost before a checkpoint. No live worker has this key, so the next
+checkpoint contains these ledgers, too."""
 
 
 class SavedLedger(TypedDict):
@@ -26,7 +26,7 @@ class TreeLedger:
     """Ledger of all environment steps of the tree. Thread-safe.
 
     Steps that arrive with a gradient are in flight until the gradient is applied or dropped. Gradient workers send
-    snapshots of their own ledgers with each gradient; the last one of each worker and incarnation counts.
+    snapshots of their own ledgers with each gradient; the last snapshot of each worker and incarnation counts.
     """
 
     def __init__(self) -> None:
@@ -42,20 +42,20 @@ class TreeLedger:
             self._snapshots[worker, incarnation] = snapshot
 
     def receive(self, num_new_steps: int) -> None:
-        """Book the new steps of a gradient that arrived: they are in flight."""
+        """Record the new steps of a gradient that arrived as in flight."""
         self._own.move(num_new_steps, "sent", "in_flight")
 
     def consume(self, num_new_steps: int, num_samples: int) -> None:
-        """Book the new steps of a gradient as consumed; `num_samples` also includes steps of earlier passes."""
+        """Record the new steps of a gradient as consumed; `num_samples` also counts steps that were used before."""
         self._own.move(num_new_steps, "in_flight", "consumed_unique")
         self._own.consume(num_samples)
 
     def drop(self, num_new_steps: int, reason: DropReason) -> None:
-        """Book the new steps of a gradient as dropped."""
+        """Record the new steps of a gradient as dropped."""
         self._own.drop(num_new_steps, "in_flight", reason)
 
     def close(self, worker: int, snapshot: LedgerSnapshot | None) -> None:
-        """Record the final ledger of a gradient worker; None if it is lost: all steps that it held are then dropped."""
+        """Record the final ledger of a gradient worker, or None if it is lost; all steps in it are then dropped."""
         with self._lock:
             key = (worker, self._incarnations[worker])
             if snapshot is not None:
@@ -68,7 +68,7 @@ class TreeLedger:
                 collected=last.collected, sent=last.sent, evicted=last.evicted, dropped=dict(lost))
 
     def lose(self, worker: int) -> None:
-        """Record that a gradient worker is lost; its replacement has a ledger of its own."""
+        """Record that a gradient worker is lost; its replacement has its own ledger."""
         self.close(worker, None)
         with self._lock:
             self._incarnations[worker] += 1
@@ -79,20 +79,20 @@ class TreeLedger:
             return merge(self._snapshots.values(), self._own.snapshot())
 
     def settle(self) -> LedgerSnapshot:
-        """Return the final ledger: no gradient will be applied any more, so steps in flight are dropped."""
+        """Return the final ledger. No further gradient will be applied, so steps in flight are dropped."""
         self._own.drop(max(0, self.total().in_flight), "in_flight", DropReason.SHUTDOWN)
         return self.total()
 
     @property
     def own(self) -> LedgerSnapshot:
-        """The steps that have arrived at the update worker."""
+        """The ledger of the steps that have arrived at the update worker."""
         return self._own.snapshot()
 
     @property
     def env_steps(self) -> int:
-        """Number of env steps that updates have used, or could have used because they came into replay."""
+        """Number of env steps that updates have used, or could have used because they were added to replay."""
         own = self._own.snapshot()
-        with self._lock:  # read at every update, so it does not add up the whole ledger
+        with self._lock:  # this property is read at every update, so it does not sum up the whole ledger
             return own.consumed_unique + sum(part.resident + part.evicted for part in (own, *self._snapshots.values()))
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
@@ -33,8 +33,9 @@ from pytorchrl.scheme.updates.statistics import Statistics
 from pytorchrl.scheme.updates.strategy import UpdateStrategy
 from pytorchrl.scheme.updates.synchronous import SynchronousUpdates
 from pytorchrl.terminal import get_logger
+from pytorchrl.untyped import OptionValue, StateDict
 
-# stop() gives running calls this long to end before their workers are killed.
+# Seconds that stop() waits for running calls before it kills their workers.
 _STOP_TIMEOUT_S = 4.0
 
 
@@ -42,11 +43,11 @@ logger = get_logger(__name__)
 
 
 class UpdaterThread(threading.Thread):
-    """Thread that makes updates until it is stopped. Without a start, `step()` makes one in the caller's thread.
+    """Thread that makes updates until it is stopped. If it is not started, `step()` makes updates in another thread.
 
     Args:
         strategy: Turns gradients into updates.
-        runtime: Makes its events.
+        runtime: Provides events.
     """
 
     def __init__(self, strategy: UpdateStrategy, runtime: Runtime) -> None:
@@ -63,11 +64,11 @@ class UpdaterThread(threading.Thread):
 
     @property
     def stopped(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether the thread was signaled to stop."""
         return self._closing.is_set()
 
     def step(self) -> None:
-        """Make one update. After a failure every call raises it again, because its update was left half done."""
+        """Make one update. After a failure, every call raises the same error, because that update is incomplete."""
         if self.failure is not None:
             raise self.failure
         try:
@@ -91,7 +92,7 @@ class UpdaterThread(threading.Thread):
         self.progressed.set()
 
     def signal_stop(self) -> None:
-        """Tell the thread to make no further update."""
+        """Signal the thread to make no further update."""
         self._closing.set()
 
 
@@ -101,16 +102,15 @@ def _check_target(factory: GWorkerSetFactory, target_steps: int | None) -> None:
     scheduled = [name for name in options.changed() if isinstance(getattr(options, name), Schedule)]
     if scheduled and target_steps is None:
         raise ConfigError(f"{', '.join(scheduled)} follows a schedule, which ends with the run; give target_steps, the "
-                          f"env steps of the "
-                          "run")
+                          "env steps of the run")
 
 
 class UWorker(Worker):
-    """Owns the version of the parameters: applies gradients, pushes weights, keeps the account.
+    """The update worker, which applies gradients, sends new weights to the other workers, and keeps statistics.
 
     Args:
-        grad_workers_factory: Recipe of its gradient workers.
-        index_worker: Its index; there is one.
+        grad_workers_factory: Factory of its gradient workers.
+        index_worker: Index of the worker; a tree has only one update worker.
         grad_execution: "Central": the local gradient worker computes gradients; "Parallel": the remote ones do.
         options: Options of the update worker; None: the defaults.
         gradients: Options of the gradient workers, whose class chooses the strategy; None: synchronous gradients.
@@ -122,9 +122,9 @@ class UWorker(Worker):
 
     Attributes:
         strategy: Turns gradients into updates.
-        grad_workers: The GWorkerSet.
-        local_worker, remote_workers: Its members.
-        updater: The UpdaterThread.
+        grad_workers: The set of gradient workers.
+        local_worker, remote_workers: Members of the set.
+        updater: The thread that makes updates.
         statistics: Ledger, lags, episodes and statistics.
     """
 
@@ -133,12 +133,11 @@ class UWorker(Worker):
         """Options of the update worker."""
 
         updates_per_step: int = option(
-            1, low=1, help="Updates that one call of `step()` makes; the statistics that it returns are means over "
-                           "them.")
+            1, low=1, help="Number of updates that one call of `step()` makes; it returns mean statistics over these "
+            "updates.")
         compress_weights_to_send: bool | str = option(
             False, help="Codec of weights sent to workers: False, True (\"lz4\"), a name (\"lz4\", \"zstd\"; lossy: "
-                        "\"fp16\", "
-            "\"bf16\"), \"auto\" (\"lz4\" while that saves time) or \"auto:<name>\".")
+            "\"fp16\", \"bf16\"), \"auto\" (\"lz4\" while that saves time) or \"auto:<name>\".")
 
         def __post_init__(self) -> None:
             """Refuse a codec that does not exist or is not for weights."""
@@ -174,7 +173,7 @@ class UWorker(Worker):
         else:
             request_timeout_s = 2 * collection.queue_timeout_s
             is_decentralised = isinstance(gradients, DecentralisedGradients)
-            # no record says when exactly a group of decentralised workers broke up
+            # A record does not contain the exact time at which a group of decentralised workers breaks up.
             if is_decentralised and self._journal.is_kept:
                 supervision = replace(supervision, on_worker_failure="raise")
             supervisor = Supervisor(
@@ -182,17 +181,17 @@ class UWorker(Worker):
                 hang_timeout_s=request_timeout_s)
             tree = Collaborators(
                 local_worker=self.local_worker, workers=self.remote_workers, runtime=self._runtime,
-                statistics=self.statistics,
-                supervisor=supervisor, journal=self._journal, request_timeout_s=request_timeout_s,
-                compress_weights=None if is_decentralised else Compression.of(WEIGHTS,
-                                                                              options.compress_weights_to_send))
+                statistics=self.statistics, supervisor=supervisor, journal=self._journal,
+                request_timeout_s=request_timeout_s,
+                compress_weights=None if is_decentralised else Compression.of(
+                    WEIGHTS, options.compress_weights_to_send))
             if isinstance(gradients, AsynchronousGradients):
                 self.strategy = AsynchronousUpdates(tree, gradients)
             elif is_decentralised:
-                self.strategy = DecentralisedUpdates(tree, (
-                    collection.col_fraction_workers if isinstance(collection,
-                                                                  SynchronousCollection) and not collection.is_parallel
-                                                                  else 1.0))
+                fraction_workers = 1.0
+                if isinstance(collection, SynchronousCollection) and not collection.is_parallel:
+                    fraction_workers = collection.col_fraction_workers
+                self.strategy = DecentralisedUpdates(tree, fraction_workers)
             else:
                 self.strategy = SynchronousUpdates(tree)
         self.updater = UpdaterThread(self.strategy, self._runtime)
@@ -234,12 +233,11 @@ class UWorker(Worker):
             self._compare_end(self._replay)
 
     def _compare_end(self, replay: Record) -> None:
-        """Raise `ReplayError` if the replay ends in another way than its record, or goes on beyond a recorded error."""
+        """Raise `ReplayError` if the replay ends differently from its record, or continues beyond a recorded error."""
         if replay.failed and self.num_rounds > replay.updates:
             raise ReplayError(
                 f"the error that ended the run of {replay.path!r} after {replay.updates} updates did not occur again; "
-                f"it "
-                "may have depended on time or on the machine")
+                "it may have depended on time or on the machine")
         if self._replay_is_over and replay.checksum is not None:
             self._pull_weights()
             if self._checksum() != replay.checksum:
@@ -250,7 +248,7 @@ class UWorker(Worker):
         return self.local_worker.get_weights().checksum
 
     def _write_record(self, failure: BaseException | None = None) -> None:
-        # The journal of a failed call came with the error, not with a gradient.
+        # The journal of a call that failed arrived with the error, not with a gradient.
         own = self._journal.take()
         assert self._record is not None
         assert own is not None
@@ -268,7 +266,7 @@ class UWorker(Worker):
         Raises:
             StoppedError: `stop()` was called before.
             NonFiniteUpdateError: More than five updates in a row were skipped.
-            Exception: A worker or thread ended with it.
+            Exception: The error that ended a worker or thread.
         """
         if self._final is not None:
             raise StoppedError("this scheme has been stopped; build a new one")
@@ -286,8 +284,8 @@ class UWorker(Worker):
 
         Raises:
             ConfigError: The run is recorded or replayed: a record does not contain the time of a drain.
-            WorkerLostError: The update that a thread is making did not end within `timeout_s`.
-            Exception: A worker or thread ended with it.
+            WorkerLostError: The update that a thread is making did not end within `timeout_s` seconds.
+            Exception: The error that ended a worker or thread.
         """
         if self._journal.is_kept:
             raise ConfigError("a run that is recorded or replayed cannot be drained; leave record and replay out")
@@ -304,24 +302,24 @@ class UWorker(Worker):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether the next step begins with new data, if collection and learning take turns."""
+        """Whether the next step starts with new data; see `UpdateStrategy`."""
         return self.strategy.is_between_items
 
-    def checkpoint(self, seed: int, timeout_s: float) -> dict[str, Any]:
+    def checkpoint(self, seed: int, timeout_s: float) -> StateDict:
         """Return the state of the tree as plain values and tensors, and reseed the tree.
 
         Args:
-            seed: Seed of the rest of this run, and of the run that restores the state.
-            timeout_s: Workers that are not drained within this many seconds are lost.
+            seed: Seed for the continuation of this run, and for the run that restores the state.
+            timeout_s: Seconds after which workers that are not drained are considered lost.
         """
         self.drain(timeout_s)
         whole, workers = self.strategy.state()
-        # Read before a worker can be lost whose state was just saved.
+        # The ledger must be read before a worker whose state was just saved can be lost.
         statistics = self.statistics.state()
         self.strategy.reseed(seed)
         return {"version": whole.version, "algorithm": whole.algorithm, "workers": workers, "accounts": statistics}
 
-    def restore(self, state: Mapping[str, Any], seed: int) -> None:
+    def restore(self, state: StateDict, seed: int) -> None:
         """Restore the state that `checkpoint` of another tree returned, before the first step.
 
         Args:
@@ -374,12 +372,12 @@ class UWorker(Worker):
         if self._final is None:
             self.strategy.pull_weights(timeout_s)
 
-    def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
+    def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: OptionValue) -> None:
         """Change a parameter of the algorithm in every worker; the value replaces a schedule.
 
         Raises:
-            ConfigError: A thread makes the updates, and the run is recorded or replayed: the record could not say
-                between which gradients the change was made.
+            ConfigError: A thread makes the updates, and the run is recorded or replayed: a record does not contain the
+                gradients between which the change was made.
         """
         if self._journal.is_kept:
             if self._in_thread:
@@ -391,7 +389,7 @@ class UWorker(Worker):
         self.strategy.forget_weights()
 
     def stop(self) -> LedgerSnapshot:
-        """End all threads and workers; return the final ledger, in which nothing is in flight or queued. Idempotent."""
+        """Stop all threads and workers; return the final ledger, without steps in flight or queued. Idempotent."""
         if self._final is not None:
             return self._final
         failure = self.updater.failure
@@ -401,7 +399,7 @@ class UWorker(Worker):
         self.local_worker.interrupt()
         self._runtime.join_thread(self.updater, _STOP_TIMEOUT_S)
         self.strategy.finish(_STOP_TIMEOUT_S)
-        with contextlib.suppress(WorkerLostError):  # the local worker then keeps its present weights
+        with contextlib.suppress(WorkerLostError):  # the local worker then keeps its current weights
             self._pull_weights(1.0)
         stopping = [handle.submit(GWorker.stop) for handle in self.remote_workers]
         for index, outcome in enumerate(self._runtime.get_all(stopping, _STOP_TIMEOUT_S), start=1):

@@ -241,7 +241,8 @@ def test_ranks_that_break_off_again_and_again_end_the_run(make, monkeypatch):
     def mean(self, *args, **kwargs):
         raise RankLostError("the network is down")
     monkeypatch.setattr(ProcessGroup, "mean", mean)
-    with pytest.raises(WorkerLostError, match=r"broke up 3 times in a row, although none was lost.*network is down"):
+    message = r"broke up 3 times in a row, although no worker was lost.*network is down"
+    with pytest.raises(WorkerLostError, match=message):
         scheme.step()
 
 
