@@ -60,7 +60,8 @@ def check_terms(
         name = type(algorithm).__name__
         raise ContractError(
             f"{name}.terms() returned the terms {sorted(terms)} and {name}.loss_weights() returned weights of "
-            f"{sorted(weights)}; both need the same names, begin with those of super() and add your own to each")
+            f"{sorted(weights)}; return the same names from both: begin with the results of super() and add your own "
+            "names to each")
     if twice := sorted((terms.keys() & measures.keys()) | ({"loss"} & {*terms, *measures})):
         raise violation(algorithm, "terms()", f"the name {', '.join(twice)} twice ('loss' is the sum of all terms)",
                         "a different name for each term and measure")

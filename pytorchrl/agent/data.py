@@ -93,7 +93,7 @@ class Step:
     """The result of one step of a vector of E environments; arrays are valid until the next step."""
 
     obs: dict[str, np.ndarray]
-    """Leaf -> (E, ...), the next observations; if SAME_STEP reset an environment, the first of the new episode."""
+    """Leaf -> (E, ...), the next observations; if SAME_STEP reset an environment, the first of its episode."""
     reward: np.ndarray
     """(E,) float32, transformed for the learner."""
     terminated: np.ndarray
@@ -140,17 +140,17 @@ class RolloutData:
     rhs: Obs
     """Network -> (T+1, E, H) float32, the state before o_t; empty for actors without memory."""
     mask: Tensor | None
-    """(T+1, E, n) bool."""
+    """(T+1, E, n) bool, true where an action is allowed."""
     action: Tensor
-    """(T, E, ...) int64 or float32."""
+    """(T, E, ...) int64 or float32, as drawn."""
     reward: Tensor
-    """(T, E) float32."""
+    """(T, E) float32, transformed for the learner."""
     terminated: Tensor
-    """(T, E) bool."""
+    """(T, E) bool; whether the environment ended the episode."""
     truncated: Tensor
-    """(T, E) bool."""
+    """(T, E) bool; whether the episode was cut off, for example by a time limit."""
     valid: Tensor
-    """(T, E) bool."""
+    """(T, E) bool; false for steps that are not transitions; see `Step.valid`."""
     final_index: Tensor
     """(K, 2) int64, pairs (t, e) of the transitions whose next observation is in `final_obs` instead of row t+1."""
     final_obs: Obs
@@ -172,7 +172,7 @@ class RolloutData:
 
     @property
     def size(self) -> int:
-        """T * E, the size of the rollout in a train batch; steps in which an environment was reset count too."""
+        """T * E, the size of the rollout in a train batch; steps in which an environment was reset are counted too."""
         return self.num_steps * self.num_envs
 
     @property
@@ -329,7 +329,7 @@ class ReplayBatch(OnePolicyBatch):
     num_samples: int = 0
     """B, the number of transitions."""
     num_new_samples: int = 0
-    """0, because the ledger counts the transition in replay, of which a drawn transition is a copy."""
+    """0, because drawn transitions are copies; the ledger counts the transitions in replay."""
     last: bool = False
     """Whether this is the last batch before new data arrive."""
 
@@ -376,7 +376,7 @@ class SequenceBatch(OnePolicyBatch):
     num_samples: int = 0
     """Number of valid trained steps."""
     num_new_samples: int = 0
-    """0, because the ledger counts the steps in replay, of which a drawn sequence is a copy."""
+    """0, because drawn sequences are copies; the ledger counts the steps in replay."""
     last: bool = False
     """Whether this is the last batch before new data arrive."""
 

@@ -109,7 +109,7 @@ class Declaration:
         return value
 
     def problem(self, value: object) -> str | None:
-        """Return the error message for a settled value that is not allowed; None if the value is allowed."""
+        """Return the error message if a value, as `settled` returned it, is not allowed; otherwise None."""
         if not self.field.metadata:
             return None
         choices = self.choices

@@ -67,7 +67,7 @@ def _did_you_mean(names: Iterable[str], here: Here | None, show: Callable[[str],
 
 
 def _elsewhere(meanings: Iterable[Here], homes: set[str]) -> str:
-    """Return a hint to the part that has the option that this owner lacks, or a remedy if there is no such part."""
+    """Return a hint that names the part with the missing option, or a remedy if no part has the option."""
     *others, last = meanings
     here = others[0] if others and last.at else last
     if not here.at:

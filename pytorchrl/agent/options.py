@@ -70,7 +70,7 @@ class Options:
         _refuse_conflicts(cls)
 
     def __post_init__(self) -> None:
-        """Convert values to the form that options store, then check each field; report all problems at once."""
+        """Convert each value to the form in which it is stored, then check each field; report all problems at once."""
         problems = []
         for name, declaration in self.declarations().items():
             try:
@@ -226,7 +226,7 @@ class Part:
 
     @classmethod
     def contradiction(cls, agent: AgentOptions) -> str | None:
-        """Describe a contradiction between this part's options and other parts' options, with a remedy; else None.
+        """Return a message about options of this part that contradict others, with a remedy, or None.
 
         A subclass overrides this method if its own options may contradict others.
         """

@@ -75,16 +75,16 @@ class Ramp(Schedule):
         return f"{self.shape}({', '.join(map(repr, self.parts()[1:]))})"
 
     def value(self, env_steps: int, target_steps: int) -> float:
-        """See `Schedule`."""
+        """Return the value after `env_steps`; see `Schedule`."""
         return _SHAPES[self.shape](self.start, self.end, min(1.0, env_steps / (self.steps or max(1, target_steps))))
 
     @property
     def values(self) -> tuple[float, ...]:
-        """See `Schedule`."""
+        """The numbers that define the schedule; see `Schedule`."""
         return self.start, self.end
 
     def parts(self) -> list[str | float]:
-        """See `Schedule`."""
+        """Return the schedule as plain values; see `Schedule`."""
         return [self.shape, self.start, self.end, *([] if self.steps is None else [self.steps])]
 
 
@@ -111,7 +111,7 @@ class Piecewise(Schedule):
         return f"piecewise({', '.join(map(repr, self.points))})"
 
     def value(self, env_steps: int, target_steps: int) -> float:
-        """See `Schedule`."""
+        """Return the value after `env_steps`; see `Schedule`."""
         after = bisect_right(self.points, env_steps, key=lambda point: point[0])
         if after == len(self.points):
             return self.points[-1][1]
@@ -120,11 +120,11 @@ class Piecewise(Schedule):
 
     @property
     def values(self) -> tuple[float, ...]:
-        """See `Schedule`."""
+        """The numbers that define the schedule; see `Schedule`."""
         return tuple(value for _, value in self.points)
 
     def parts(self) -> list[str | float]:
-        """See `Schedule`."""
+        """Return the schedule as plain values; see `Schedule`."""
         return ["piecewise", *(number for point in self.points for number in point)]
 
 
@@ -144,7 +144,7 @@ class Computed(Schedule):
     """Whether `low` itself is refused, except at the end."""
 
     NAME: ClassVar[str] = "function"
-    """The first value in its `parts`."""
+    """The first value of `parts()`."""
 
     def __post_init__(self) -> None:
         """Call the function at 101 points.
@@ -156,7 +156,7 @@ class Computed(Schedule):
             self.value(index, _NUM_SAMPLES - 1)
 
     def __repr__(self) -> str:
-        """Return the function's module and name; for a callable object, those of its class."""
+        """Return the module and name of the function, or of its class if it is a callable object."""
         function: object = self.function
         if not hasattr(function, "__qualname__") or getattr(function, "__module__", None) is None:
             function = type(function)

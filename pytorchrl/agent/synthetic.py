@@ -350,7 +350,7 @@ class SyntheticReplay(SyntheticStorage):
         return self.counters["inserted"]
 
     def rows_of(self, ids: np.ndarray) -> np.ndarray:
-        """See `ReplayBuffer`."""
+        """Return the positions of rows; see `ReplayBuffer`."""
         return ids
 
     @property

@@ -79,7 +79,7 @@ class Actor(Part, nn.Module, ABC):
 
     @classmethod
     def action_space_problem(cls, space: gym.Space[object]) -> str | None:
-        """Return the requirement that an action space does not meet, such as "a Box of floats"; None if all are met."""
+        """Return the requirement that an action space does not meet, such as "a Box of floats"; otherwise None."""
         if not isinstance(space, cls.action_spaces):
             return f"{' or '.join(kind.__name__ for kind in cls.action_spaces)} actions"
         if isinstance(space, gym.spaces.Box) and not np.issubdtype(space.dtype, np.floating):
@@ -143,7 +143,7 @@ class Actor(Part, nn.Module, ABC):
         with global_draws(torch_generator(derive_seed(seed, Stream.INIT))), reading(self, self.network_options):
             self.build_networks(generator)
         normalised = _normalised_leaves(self.options)
-        # Normalizers are stored by position, because the name of a leaf may contain a dot and that of a module may not.
+        # Normalizers are stored by position, because names of leaves may contain dots and names of modules may not.
         self._normalised = {leaf: index for index, leaf in enumerate(normalised)}
         self._wide = [leaf for leaf, space in self.options.observation_space.items()
                       if space.dtype == np.float64 and leaf not in normalised]

@@ -217,7 +217,7 @@ class DictNet(nn.Module):
         """Join `extractors`, which map each leaf to a module with `out_features`."""
         super().__init__()
         self._leaves = list(extractors)
-        # No ModuleDict, because the name of a leaf may contain a dot and that of a module may not.
+        # No ModuleDict, because names of leaves may contain dots and names of modules may not.
         self.extractors = nn.ModuleList(extractors.values())
         self.joint = MLP(sum(_sizes(extractors.values())), hidden_sizes, "relu", generator)
         self.out_features = self.joint.out_features

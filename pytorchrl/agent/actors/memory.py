@@ -70,7 +70,7 @@ class GRU(Memory):
     num_gates, num_parts = 3, 1
 
     def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Memory`."""
+        """Compute one step; see `Memory`."""
         gates = F.linear(state, self.recurrence.weight, self.recurrence.bias).float()
         projected = projected.float()
         size = 2 * self.size
@@ -86,7 +86,7 @@ class LSTM(Memory):
     num_gates, num_parts = 4, 2
 
     def cell(self, projected: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Memory`."""
+        """Compute one step; see `Memory`."""
         hidden, cell = state.chunk(2, -1)
         gates = (projected + F.linear(hidden, self.recurrence.weight, self.recurrence.bias)).float()
         write, forget, candidate, output = gates.chunk(4, -1)

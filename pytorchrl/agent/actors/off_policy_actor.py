@@ -129,7 +129,7 @@ class OffPolicyActor(ReplayActor):
         return self.action_size if self.is_discrete or self.is_deterministic else 2 * self.action_size
 
     def check_networks(self) -> None:
-        """See `Actor`."""
+        """Check the outputs of the networks; see `Actor`."""
         check_attributes(self, policy=f"a module that returns (B, {self.num_outputs}) from observations",
                          critics="a ModuleList of networks that return values")
         obs = self.example_obs()
@@ -170,9 +170,9 @@ class OffPolicyActor(ReplayActor):
 
         Args:
             obs: Leaf -> (E, ...).
-            deterministic: Whether to return the mode (for a squashed Gaussian, tanh of the mean) instead of a draw.
+            deterministic: Whether to return the mode (for a squashed Gaussian, tanh of the mean) instead of a sample.
             mask: (E, n) bool, true where an action is allowed.
-            generator: Generator of the draws.
+            generator: Generator for sampling.
 
         Raises:
             NonFiniteDataError: A row of the mask allows no action.
@@ -199,7 +199,7 @@ class OffPolicyActor(ReplayActor):
 
         Args:
             obs: Leaf -> (B, ...), normalized.
-            generator: Generator of the draws.
+            generator: Generator for sampling.
         """
         return squashed_sample(*self._gaussian(self.policy(obs)), generator)
 

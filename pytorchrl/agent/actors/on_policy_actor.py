@@ -141,7 +141,7 @@ class OnPolicyActor(Actor):
         return features, {} if state is None else {"value": state}
 
     def check_networks(self) -> None:
-        """See `Actor`."""
+        """Check the outputs of the networks; see `Actor`."""
         check_attributes(self, policy_head="a module from features (B, F) to (B, distribution.num_outputs)",
                          value_head="a module from features (B, F) to (B, 1)")
         if not self.is_shared and not overrides(self, OnPolicyActor, "value_features") and not hasattr(self, "value"):
@@ -182,15 +182,15 @@ class OnPolicyActor(Actor):
         generator: torch.Generator | None = None,
         with_value: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Obs]:
-        """Choose actions; leave all other values that a whole rollout can compute at once to later calls.
+        """Choose actions; compute only values that cannot be computed later for a whole rollout at once.
 
         Args:
             obs: Leaf -> (E, ...).
             rhs: Network -> (E, H), the memory before these observations.
             done: (E,) bool, whether an observation is the first of its episode.
-            deterministic: Whether to return the most likely actions instead of drawing.
+            deterministic: Whether to return the most likely actions instead of sampling.
             mask: (E, n) bool, true where an action is allowed.
-            generator: Generator of the draws.
+            generator: Generator for sampling.
             with_value: Whether to compute values.
 
         Returns:

@@ -84,7 +84,7 @@ class QActor(ReplayActor):
             num_previous=self.num_actions + 1 if options.prev_action_reward else 0)
 
     def check_networks(self) -> None:
-        """See `Actor`."""
+        """Check the outputs of the networks; see `Actor`."""
         check_attributes(self, q="a module that returns the values of all actions, (B, n), from (obs, mask, generator)")
         if not self.is_recurrent:
             check_output(self, "q(obs, mask, generator)", self.q(self.example_obs(), None, None), self.num_actions)

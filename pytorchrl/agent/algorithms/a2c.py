@@ -38,7 +38,7 @@ class A2C(OnPolicyAlgorithm):
     def terms(
         self, evaluated: Evaluated, batch: Batch, parameters: Parameters,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """See `OnPolicyAlgorithm`."""
+        """Compute the terms of the loss; see `OnPolicyAlgorithm`."""
         return {
             "policy_loss": -evaluated.logp * batch.advantage,
             "value_loss": 0.5 * (evaluated.value - batch.ret).square(),

@@ -30,9 +30,9 @@ class APPO(VTraceAlgorithm, PPO):
     """PPO's loss with the advantages A and targets v of a `VTraceBuffer`, plus kl_coef * KL.
 
     The ratio is pi / mu, where mu is the policy that acted, and KL is the divergence KL(mu || pi), estimated from
-    samples of mu. With `target_network`, there is a slow policy, a copy of pi made every `target_update_interval`
-    updates: it is the target policy of V-trace, the ratio is clip(mu / slow, 0, is_clip) * pi / mu, and KL is KL(slow
-    || pi), computed exactly.
+    samples of mu. With `target_network`, a copy of pi that is made every `target_update_interval` updates, the slow
+    policy, is the target policy of V-trace; the ratio is clip(mu / slow, 0, is_clip) * pi / mu, and KL is
+    KL(slow || pi), computed exactly.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ class APPO(VTraceAlgorithm, PPO):
         return {**weight, **{f"slow.{name}": tensor.detach().cpu().clone() for name, tensor in slow.items()}}
 
     def load_learning_state(self, state: Mapping[str, Tensor | np.ndarray]) -> None:
-        """See `Algorithm`."""
+        """Copy a `learning_state()` into this algorithm; see `Algorithm`."""
         if self.learning_state().keys() != state.keys():
             raise WeightsError("the state is from an algorithm with another target_network or kl_coef; give both the "
                                "same")
@@ -174,7 +174,7 @@ class APPO(VTraceAlgorithm, PPO):
         return {**super().state_dict(), "num_updates": self._num_updates}
 
     def load_state_dict(self, state: State) -> None:
-        """See `Algorithm`."""
+        """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         self._num_updates = state["num_updates"]
 

@@ -61,7 +61,7 @@ class Algorithm(Part, Updatable, ABC):
         weight_decay: float = option(
             0.01, help="Weight decay of AdamW: each step subtracts this share of the parameters, times the learning "
                        "rate.", low=0.0)
-        momentum: float = option(0.0, help="Momentum of SGD: the share of the previous step in the next one.", low=0.0,
+        momentum: float = option(0.0, help="Momentum of SGD: the share of the previous step in the next step.", low=0.0,
                                  high=1.0)
         rmsprop_eps: float = option(1e-5, help="Epsilon of RMSProp.", low=0.0, exclusive=True)
         rmsprop_decay: float = option(0.99, help="Decay of RMSProp's mean square.", low=0.0, high=1.0)
@@ -140,7 +140,7 @@ class Algorithm(Part, Updatable, ABC):
     # Acting
 
     def take_place(self, index: int, num_collectors: int) -> None:
-        """Act from now on as collector `index`, from 0, of the `num_collectors` in the whole worker tree.
+        """Act as collector number `index` (from 0) of the `num_collectors` collectors in the whole worker tree.
 
         By default, all collectors act alike.
         """
@@ -155,7 +155,7 @@ class Algorithm(Part, Updatable, ABC):
             obs: Leaf -> (E, ...), only read.
             rhs: Network -> (E, H), the memory before these observations.
             done: (E,) bool, whether an observation is the first of its episode.
-            deterministic: Whether to choose the best actions instead of drawing or exploring.
+            deterministic: Whether to choose the best actions instead of sampling or exploring.
             mask: (E, n) bool, true where an action is allowed.
 
         Returns:

@@ -14,7 +14,7 @@ from pytorchrl.errors import ConfigError
 
 LossFunction = Callable[[Batch, Parameters, Tensor], tuple[Tensor, Tensor]]
 Fields = tuple[Any, ...]
-"""Values of the first fields of `Batch`, in their order and with their types."""
+"""Values of the first fields of `Batch`, in order."""
 Gradient = Callable[[Fields, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -33,7 +33,7 @@ class CompiledGradient:
         self._values = Constants(device)
 
     def __call__(self, batch: Batch, parameters: Mapping[str, float], weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradient (P,), in a new tensor, and the second result of the loss, its measured values.
+        """Return the gradient (P,), in a new tensor, and the measured values that the loss returned.
 
         Raises:
             ConfigError: This machine cannot compile the gradient.

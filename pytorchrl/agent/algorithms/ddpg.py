@@ -70,7 +70,7 @@ class DDPG(ReplayAlgorithm):
     # Acting
 
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
-        """See `ReplayAlgorithm`."""
+        """Choose actions; see `ReplayAlgorithm`."""
         action = self.actor.act(obs, deterministic, mask)
         if deterministic or self.options.noise == "none":
             return action
@@ -83,7 +83,7 @@ class DDPG(ReplayAlgorithm):
     # Learning
 
     def target_actions(self, next_obs: Obs) -> Tensor:
-        """Return the actions (B, D) at the next observations, whose values the targets contain.
+        """Return the actions (B, D) at the next observations, for the computation of targets.
 
         Args:
             next_obs: Leaf -> (B, ...), normalized.
@@ -91,7 +91,7 @@ class DDPG(ReplayAlgorithm):
         return torch.tanh(self.targets["pi"](next_obs))
 
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """See `ReplayAlgorithm`."""
+        """Compute the losses; see `ReplayAlgorithm`."""
         actor = self.actor
         obs, next_obs = actor.normalise(batch.obs), actor.normalise(batch.next_obs)
         with torch.no_grad():
@@ -110,7 +110,7 @@ class DDPG(ReplayAlgorithm):
         return {**super().state_dict(), "noise": self._drift.state.cpu().clone()}
 
     def load_state_dict(self, state: State) -> None:
-        """See `Algorithm`."""
+        """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         self._drift.state = state["noise"].to(self.device, copy=True)
 
@@ -139,7 +139,7 @@ class TD3(DDPG):
             0.5, help="Largest noise on the target's actions, in units of half the range of an action.", low=0.0)
 
     def target_actions(self, next_obs: Obs) -> Tensor:
-        """See `DDPG`."""
+        """Return the noisy actions for the targets; see `DDPG`."""
         action, clip = super().target_actions(next_obs), self.options.noise_clip
         noise = torch.empty_like(action).normal_(generator=self.update_generator) * self.options.target_noise
         return (action + noise.clamp_(-clip, clip)).clamp_(-1.0, 1.0)

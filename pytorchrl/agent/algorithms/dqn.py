@@ -134,7 +134,7 @@ class DQN(ReplayAlgorithm):
     # Acting
 
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
-        """See `ReplayAlgorithm`."""
+        """Choose actions; see `ReplayAlgorithm`."""
         return self._explore(len(done), deterministic, mask, lambda: self._greedy(obs, deterministic, mask))
 
     def _explore(self, num_envs: int, deterministic: bool, mask: Tensor | None, greedy: Callable[[], Tensor]) -> Tensor:
@@ -176,7 +176,7 @@ class DQN(ReplayAlgorithm):
         return batch.ret + batch.discount * next_scores.gather(-1, best.unsqueeze(-1)).squeeze(-1)
 
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """See `ReplayAlgorithm`."""
+        """Compute the losses; see `ReplayAlgorithm`."""
         with torch.no_grad():
             target = self.target_values(batch)
         if not self._is_loss_checked:

@@ -86,7 +86,7 @@ class OnPolicyAlgorithm(Algorithm):
     @classmethod
     @brief_errors
     def create_factory(cls, **options: object) -> Factory[Self]:
-        """See `Algorithm`. `num_mini_batch` and `mini_batch_size` exclude each other."""
+        """See `Algorithm`. `num_mini_batch` and `mini_batch_size` are mutually exclusive."""
         if options.get("num_mini_batch") is not None and options.get("mini_batch_size") is not None:
             raise ConfigError(f"num_mini_batch={options['num_mini_batch']} and "
                               f"mini_batch_size={options['mini_batch_size']} both set how a pass is split into "
@@ -288,7 +288,7 @@ class OnPolicyAlgorithm(Algorithm):
     # States
 
     def reseed(self, seed: int) -> None:
-        """See `Algorithm`."""
+        """Reset the random generators; see `Algorithm`."""
         super().reseed(seed)
         if self._small_policy is not None:
             self._small_policy.noise = torch.zeros(0)  # discards noise that was drawn in advance
@@ -299,7 +299,7 @@ class OnPolicyAlgorithm(Algorithm):
         return {**super().state_dict(), "noise": noise}
 
     def load_state_dict(self, state: State) -> None:
-        """See `Algorithm`."""
+        """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         if self._small_policy is not None:
             self._small_policy.noise = state["noise"]

@@ -43,9 +43,9 @@ class OptimizerSettings:
     adam_eps: float
     """Epsilon of Adam and AdamW, added to the root of the second moment."""
     weight_decay: float
-    """Weight decay of AdamW: each step subtracts this share, times the learning rate, of the parameters."""
+    """Weight decay of AdamW: each step subtracts this share of the parameters, times the learning rate."""
     momentum: float
-    """Momentum of SGD: the share of the previous step in the next one."""
+    """Momentum of SGD: the share of the previous step in the next step."""
     rmsprop_eps: float
     """Epsilon of RMSProp, added to the root of the mean square or inside the root."""
     rmsprop_decay: float
@@ -104,7 +104,7 @@ class FlatOptimizer:
             self.moments["mean_square"] = torch.ones_like(like) if name == "rmsprop_tf" else torch.zeros_like(like)
 
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
-        """See `VectorOptimizer`."""
+        """Make one step; see `VectorOptimizer`."""
         self.num_steps += 1
         mean_decay, square_decay = self._betas
         if self.name == "sgd":
@@ -135,7 +135,7 @@ class FlatOptimizer:
         return {**state, "num_steps": torch.tensor(self.num_steps)}
 
     def load_state_dict(self, state: State) -> None:
-        """See `VectorOptimizer`."""
+        """Restore a `state_dict()`; see `VectorOptimizer`."""
         for name, moment in self.moments.items():
             moment.copy_(state[name])
         self.num_steps = int(state["num_steps"])
@@ -161,7 +161,7 @@ class TorchOptimizer:
             raise TypeError(f"it returns {self._optimizer!r}")
 
     def step(self, params: Tensor, gradient: Tensor, lr: float, scale: float) -> None:
-        """See `VectorOptimizer`."""
+        """Make one step; see `VectorOptimizer`."""
         self._param.data = params
         self._param.grad = torch.mul(gradient, scale, out=self._gradient)
         for group in self._optimizer.param_groups:
@@ -173,7 +173,7 @@ class TorchOptimizer:
         return _on_cpu(self._optimizer.state_dict())
 
     def load_state_dict(self, state: State) -> None:
-        """See `VectorOptimizer`."""
+        """Restore a `state_dict()`; see `VectorOptimizer`."""
         self._optimizer.load_state_dict(_on_cpu(dict(state)))  # a copy, because torch keeps references to some values
 
 

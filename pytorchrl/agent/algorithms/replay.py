@@ -236,7 +236,7 @@ class ReplayAlgorithm(Algorithm):
     # States
 
     def reseed(self, seed: int) -> None:
-        """See `Algorithm`."""
+        """Reset the random generators; see `Algorithm`."""
         super().reseed(seed)
         self.update_generator.manual_seed(derive_seed(seed, Stream.BATCHES))
 
@@ -247,7 +247,7 @@ class ReplayAlgorithm(Algorithm):
             "update_generator": self.update_generator.get_state()}
 
     def load_state_dict(self, state: State) -> None:
-        """See `Algorithm`."""
+        """Restore a `state_dict()`; see `Algorithm`."""
         super().load_state_dict(state)
         self.num_updates_made = state["num_updates_made"]
         self.update_generator.set_state(state["update_generator"])
@@ -255,7 +255,7 @@ class ReplayAlgorithm(Algorithm):
     # Helpers
 
     def acting_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """See `Algorithm`."""
+        """Yield the tensors of the acting state; see `Algorithm`."""
         for name in self.actor.acting_networks():
             yield name, self.groups[name].data
         yield from self.actor.state_buffers().items()

@@ -33,7 +33,7 @@ class SAC(ReplayAlgorithm):
 
     Attributes:
         log_alpha: (), log of the entropy's weight, trained as group `alpha` if `learn_alpha` is set.
-        target_entropy: The entropy that the policy reaches by the adaptation of alpha.
+        target_entropy: The policy entropy for which alpha is adapted.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -100,13 +100,13 @@ class SAC(ReplayAlgorithm):
     # Acting
 
     def choose(self, obs: Obs, done: Tensor, deterministic: bool, mask: Tensor | None) -> Tensor:
-        """See `ReplayAlgorithm`."""
+        """Choose actions; see `ReplayAlgorithm`."""
         return self.actor.act(obs, deterministic, mask, self.generator)
 
     # Learning
 
     def losses(self, batch: ReplayBatch) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-        """See `ReplayAlgorithm`."""
+        """Compute the losses; see `ReplayAlgorithm`."""
         alpha = self.log_alpha.detach().exp()
         obs, next_obs = self.actor.normalise(batch.obs), self.actor.normalise(batch.next_obs)
         terms = self._discrete_terms if self.actor.is_discrete else self._continuous_terms
