@@ -176,7 +176,8 @@ MISTAKES = {
                                 r"MyPPO.terms\(\) returned the terms .*'mine'.*MyPPO.loss_weights\(\) returned weights "
                                 r"of"),
     "a weight without a term": (returns(weights=lambda found: {**found, "mine": 1.0}), r"weights of .*'mine'"),
-    "a missing term": (returns(terms=lambda found: {"policy_loss": found["policy_loss"]}), "both need the same names"),
+    "a missing term": (returns(terms=lambda found: {"policy_loss": found["policy_loss"]}),
+                       "return the same names from both"),
     "a mean": (returns(terms=lambda found: {**found, "entropy": found["entropy"].mean()}),
                r"MyPPO.terms\(\) returned 'entropy' as a tensor of shape \(\) and dtype float32; expected a tensor of "
                r"shape \(32,\) and dtype float32: one number for each sample"),
