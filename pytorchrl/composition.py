@@ -168,7 +168,7 @@ class Agent:
 def compose(
     algorithm: str | type[Algorithm], env: EnvSource, options: Mapping[str, object],
 ) -> tuple[Agent, dict[str, OptionValue], dict[str, OptionValue]]:
-    """Pass flat options to their parts; they replace those of the preset for this algorithm and environment.
+    """Pass flat options to their owners; the options override the preset for this algorithm and environment.
 
     Returns:
         The agent, the scheme's keyword arguments, and the learner's options (`target_steps` among them).
@@ -196,8 +196,8 @@ def _factories(
 ) -> tuple[Factory[UserPart], Factory[UserPart], Factory[UserPart]]:
     """Return the factories of algorithm, actor and storage; with several policies, all have the same options."""
     algorithm = registration.algorithm.create_factory(**parts["algorithm"])
-    make_actor: Callable[...,
-                         Factory[Actor]] = registration.actor.create_factory  # type: ignore[attr-defined] # each actor has it
+    make_actor: Callable[..., Factory[Actor]] = (
+        registration.actor.create_factory)  # type: ignore[attr-defined] # each actor has it
     of_actor = dict(parts["actor"])
     storage = storage_factory(registration, parts["storage"])
     if not isinstance(envs, MultiAgentEnvFactory):

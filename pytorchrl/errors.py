@@ -19,7 +19,7 @@
     │ ├ InjectedFault                   the error that `raise` in a fault plan raises
     │ ├ DeadlockError                   all workers and threads wait, in the simulated runtime
     │ └ WorkerLostError                 a worker died or does not respond
-    │   ├ WorkerDiedError               its process or thread ended
+    │   ├ WorkerDiedError               the process or thread of a worker ended
     │   ├ RankLostError                 an all-reduce among gradient workers was aborted
     │   ├ CrashLoopError                a worker was lost repeatedly
     │   └ NoWorkersLeft                 all workers of a set are lost
@@ -67,7 +67,7 @@ class SpaceError(ConfigError):
 class ContractError(PyTorchRLError, TypeError):
     """A user's own algorithm, actor or storage violates the contract of one of its methods.
 
-    The message names the class, the method, the returned value and the expected one.
+    The message names the class, the method, the returned value and the expected value.
     """
 
 
@@ -136,7 +136,7 @@ class DeadlockError(WorkerError):
 
 
 class NonFiniteError(PyTorchRLError):
-    """NaN or infinity instead of a finite number."""
+    """A number is NaN or infinite."""
 
 
 class NonFiniteDataError(NonFiniteError):

@@ -62,7 +62,7 @@ class Interrupts:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def finish_waiting(self) -> None:
-        """Raise no `Unblocked` from now on, because the steps that follow a signal have deadlines of their own."""
+        """Stop raising `Unblocked`, because the steps that follow a signal have their own deadlines."""
         self._waiting = False
         if self._timer is not None:
             self._timer.cancel()

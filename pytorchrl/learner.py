@@ -174,7 +174,7 @@ class Learner:
         info = self.scheme.step()
         now = time.perf_counter()
         self._measured.add(info, now)
-        # Counting is too slow for every update. The steps that have reached the learner never exceed `env_steps`.
+        # Counting is too slow for every update. The steps that have reached the learner never exceed the scheme's.
         if now >= self._next_look or self.scheme.env_steps >= self._due.first:
             self._measured.count()
             if now >= self._next_look:
@@ -301,7 +301,7 @@ class Learner:
 
     @property
     def policy_return_means(self) -> dict[str, float]:
-        """With several policies, policy -> mean raw return over the last 100 training episodes in which it acted."""
+        """The mean raw return of each policy over its last 100 training episodes; empty with a single policy."""
         return self._measured.policy_return_means
 
     def get_metrics(self) -> MetricsDict:
@@ -426,7 +426,7 @@ class Learner:
         raise TypeError("a Learner cannot be pickled: it owns running workers; save_model() saves the agent")
 
     def _look(self, now: float) -> None:
-        """Collect finished episodes and evaluations, and redraw the progress line, four times per second."""
+        """Take finished episodes and evaluations, and redraw the progress line, four times per second."""
         self._next_look = now + _LOOK_INTERVAL_S
         self._measured.add_rate(now)
         self._measured.take_episodes()

@@ -81,7 +81,7 @@ class Measurements:
 
     @property
     def policy_return_means(self) -> dict[str, float]:
-        """With several policies, policy -> mean raw return over the last 100 training episodes in which it acted."""
+        """The mean raw return of each policy over its last 100 training episodes; empty with a single policy."""
         return self._episodes.policy_return_means
 
     def of_scheme(self) -> MetricsDict:

@@ -204,7 +204,7 @@ class Finding:
     Attributes:
         part: "level/part", such as "collection/environment".
         share: Share of the part in the time that counts, in [0, 1].
-        sentence: The bottleneck in words.
+        sentence: Sentence that states the bottleneck.
         option: The option that would remove the bottleneck.
         advice: Instruction to change the option.
     """

@@ -228,7 +228,7 @@ class EpisodeWindow:
 
     @property
     def policy_return_means(self) -> dict[str, float]:
-        """With several policies, policy -> mean raw return of the last episodes in which it acted."""
+        """The mean raw return of each policy over its last `size` episodes; empty with a single policy."""
         return {policy: statistics.fmean(returns) for policy, returns in self._policy_returns.items()}
 
     def state(self) -> StateDict:

@@ -7,7 +7,7 @@ monitor_*.csv    finished training episodes, one file per collection worker (onl
 model.pt         the agent
 checkpoints/     files from which a run is resumed
 
-All of these files have mode 0666 minus the umask, so a group that shares a directory can read all or none of them.
+All of these files have mode 0666 minus the umask, so a group that shares a directory can read either all files or none.
 """
 
 from __future__ import annotations

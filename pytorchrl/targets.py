@@ -27,7 +27,7 @@ class Target:
         self._last_collected: float = float("inf")
 
     def count(self, collected: int) -> None:
-        """Record the number of env steps collected so far, and when it first reaches the target."""
+        """Record the number of env steps collected so far; the first number that reaches the target is kept."""
         if collected >= self.env_steps:
             self._last_collected = min(self._last_collected, collected)
 

@@ -52,7 +52,7 @@ def record_video(
 
     Raises:
         ConfigError: The environments have several agents, the extra `video` is missing, the directory cannot be
-            written, or the environment renders no pictures.
+            written, or the environment does not render images.
     """
     if isinstance(agent.agent.test_envs, MultiAgentEnvFactory):
         raise ConfigError("only environments of one agent can be filmed, and this run has several agents; evaluate it "

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: Words after the program's name; None: those of this process.
+        argv: Arguments after the program's name; None: the arguments of this process.
 
     Returns:
         The exit code.
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as ended:
         return _code_of(ended)
     except BrokenPipeError:
-        # Nobody reads standard output any more. Without this, Python would raise the error again at exit.
+        # The reader of standard output has closed it. Without this line, Python would raise the error again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - every error becomes a line and an exit code

@@ -50,14 +50,14 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *, known: Known | None = None, **options: Any) -> None:  # as argparse.ArgumentParser
         super().__init__(allow_abbrev=False, **options)
         self._known = dict(known or {})
-        # By default, argparse treats `-1e-3` and `-inf` as flags. As values, they lead to an error with the range.
+        # By default, argparse treats `-1e-3` and `-inf` as flags. As values, they are checked by the option.
         self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf|nan)", re.IGNORECASE)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse the arguments; for unknown words show the usage line and suggestions, and exit with status 2."""
         if not {"-h", "--help", "--help-all"} & set(arguments):
-            # Unknown flags are reported before argparse reports missing flags, because the user may have written one
-            # for the other, such as --env-id for --env.
+            # Unknown flags are reported before argparse reports missing flags, because an unknown flag may be meant as
+            # a missing flag, such as --env-id as --env.
             self._refuse([word for word in arguments if word.startswith("--") and word.split("=")[0] not in {
                 "--", *self._option_string_actions}])
         namespace, unknown = self.parse_known_args(list(arguments))
@@ -86,7 +86,7 @@ class Parser(argparse.ArgumentParser):
 def add_option_flags(
     parser: argparse.ArgumentParser, specs: Mapping[str, OptionSpec], preset: Mapping[str, object], *, show_all: bool,
 ) -> None:
-    """Add a flag for each option whose value can be written as text; flags that are not given add no attribute.
+    """Add a flag for each option whose value can be written as text; a flag that is not given sets no attribute.
 
     Args:
         parser: The parser.

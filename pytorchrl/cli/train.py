@@ -124,7 +124,7 @@ def parse(command: str, verb: str, arguments: Sequence[str],
 
 
 def make_importable() -> None:
-    """Let Python import modules from the current directory, as `python -m` does, because the user has named one."""
+    """Add the current directory to Python's path, as `python -m` does, because the user has named a module."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
 

@@ -40,7 +40,7 @@ def make_runtime(options: Runtime.Options, *, seed: int = 0, is_recording: bool 
     Args:
         options: `RayRuntime.Options`, `ThreadRuntime.Options`, `SimulatedRuntime.Options` or a subclass of one of them.
         seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
-        is_recording: Whether workers record the order of events that depends on timing.
+        is_recording: Whether workers record the order of timing-dependent events.
         replay: Map from (worker, incarnation) to the journal to repeat; only the simulated runtime accepts a map.
     """
     if isinstance(options, SimulatedRuntime.Options):

@@ -1,4 +1,4 @@
-"""The interface between workers and the runtime that they run in.
+"""Define the interface between workers and their runtime.
 
 Workers are plain classes that talk to each other through this interface only, so the same scheme runs on Ray, on
 threads of one process or simulated. Every wait of the package goes through this interface and has a deadline. A runtime
@@ -53,12 +53,12 @@ class Future(Generic[R]):
 
 
 FutureByName: TypeAlias = Future[Any]
-"""The future of a call by the method's name, from which a type checker cannot derive the type of the result."""
+"""The future of a method that is called by its name, so that its result has no static type."""
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """The value or the error of a finished call. A dead or hung worker is an error value, not an exception."""
+    """The value or the error of a finished call. A dead or hung worker is reported as an error value."""
 
     worker: str
     value: R | None = None
@@ -90,18 +90,18 @@ class Handle(Generic[W]):
 
 
 class Runtime(ABC):
-    """Environment in which workers run. By default, threads, queues, events and the clock are those of this process.
+    """Base class of runtimes. By default, threads, queues, events and the clock are those of this process.
 
     Args:
         options: Options of the runtime; None: the defaults.
         seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
-        is_recording: Whether workers record the order of events that depends on timing.
+        is_recording: Whether workers record the order of timing-dependent events.
 
     Attributes:
         name: Name of the runtime, a key of `RUNTIMES`.
         options: Options of the runtime.
         faults: Failures to inject into workers; None injects nothing.
-        is_recording: Whether workers record the order of events that depends on timing.
+        is_recording: Whether workers record the order of timing-dependent events.
         announce: Function that receives a line of text at each stage of a slow start; processes take seconds to minutes
             to start. None: nothing is announced.
     """
@@ -233,8 +233,8 @@ class Runtime(ABC):
             incarnation: Number of earlier workers at the same place in the tree.
 
         Returns:
-            A function of the point's name that returns whether to corrupt the current result; None if nothing happens
-            at any point, so that the worker saves the calls.
+            A function of the point's name that returns whether to corrupt the current result. None: nothing happens at
+            any point, and the worker need not call a function.
         """
         return None if self.faults is None else self.faults.points(worker, incarnation, self)
 

@@ -1,4 +1,4 @@
-"""Record the order of the events in a run that depend on timing, and repeat a run from such a record.
+"""Record the order of the timing-dependent events in a run, and repeat a run from such a record.
 
 Two orders depend on timing: the order in which a worker processes the answers of other workers, and the order in which
 the two threads of a gradient worker access its parameters. Recording these orders is enough; the accessed data need not
@@ -232,7 +232,7 @@ class Replaying(Journal):
         """Compare an event with the record.
 
         Raises:
-            ReplayError: The event differs from the recorded one.
+            ReplayError: The event differs from the recorded event.
         """
         if not self._events:
             return

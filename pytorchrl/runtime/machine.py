@@ -45,7 +45,7 @@ def this_machine(limits: Sequence[str] = _LIMITS) -> Machine:
 
 
 def check_machine(requests: Sequence[tuple[str, int, Mapping[str, float]]], machine: Machine) -> None:
-    """Refuse more workers than fit into the memory of a machine, and explicit requests for more CPUs or GPUs.
+    """Refuse workers if a machine lacks memory for them, or lacks the CPUs or GPUs that they request explicitly.
 
     More workers than cores are allowed: the default request is reduced, and the workers share the cores.
 

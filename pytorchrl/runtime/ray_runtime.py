@@ -82,7 +82,7 @@ class RayRuntime(Runtime):
     Args:
         options: Options of the runtime; None: the defaults.
         seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
-        is_recording: Whether workers record the order of events that depends on timing.
+        is_recording: Whether workers record the order of timing-dependent events.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -432,7 +432,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _make_host(ray: FromRay) -> type[_Host]:
-    """Return `_Host` with signals in Ray's control group. This is a function because it needs Ray's decorator."""
+    """Return a subclass of `_Host` whose signals run in Ray's control group, by a decorator of Ray."""
     class Worker(_Host):
         signal = ray.method(concurrency_group="control")(_Host.signal)
 

@@ -20,7 +20,7 @@ def _deserialize(pickled: bytes, buffers: list[bytes]) -> object:
     return pickle.loads(pickled, buffers=buffers)
 
 
-class RemoteTraceback(Exception):  # noqa: N818 - not an error, but the cause that Python prints with one
+class RemoteTraceback(Exception):  # noqa: N818 - the cause of an error, not an error itself
     """Traceback of the worker's process, as text."""
 
     def __str__(self) -> str:

@@ -170,7 +170,7 @@ class SimulatedRuntime(Runtime):
     Args:
         options: Options of the runtime; None: the defaults.
         seed: Seed of the experiment; random draws of faults with a probability derive from this seed.
-        is_recording: Whether workers record the order of events that depends on the schedule.
+        is_recording: Whether workers record the order of events that the schedule decides.
         replay: Map from (worker, incarnation) to the journal to repeat. In a replay, operations take no virtual time.
 
     Attributes:
