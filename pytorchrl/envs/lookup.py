@@ -59,7 +59,8 @@ def _of_several_agents(
     """Return a factory of environments of several agents."""
     known = {field.name for field in dataclasses.fields(MultiAgentVecEnv.Options)}
     if others := sorted(set(options) - known):
-        raise ConfigError(f"environments of several agents have no option {', '.join(others)}; leave it out")
+        raise ConfigError(f"environments of several agents have no option {', '.join(others)}; "
+                          "use only options of MultiAgentVecEnv")
     return MultiAgentVecEnv.create_factory(env_fn, vec_env_size=vec_env_size, policy_of=policy_of, **options)
 
 

@@ -132,7 +132,8 @@ def _build_native(
     if mode is not _ASKED_MODES.get(blueprint.autoreset, mode):
         envs.close()
         raise ConfigError(
-            f"autoreset={blueprint.autoreset!r}, but {name_of(blueprint)} offers {mode.value} only; use backend='sync'")
+            f"autoreset={blueprint.autoreset!r}, but {name_of(blueprint)} supports only {mode.value}; "
+            "use backend='sync'")
     _speed_up_action_check(envs)
     return envs, mode
 

@@ -177,7 +177,8 @@ class RestartingEnv(GuardedEnv):
         self._num_steps, self._form = 0, None
         if (env.observation_space, env.action_space) != expected:
             raise EnvError(f"{self._where}: expected spaces {expected[0]}, {expected[1]} after a restart, "
-                           f"got {env.observation_space}, {env.action_space}; env_fn must always build the same spaces")
+                           f"got {env.observation_space}, {env.action_space}; "
+                           "all environments of env_fn must have the same spaces")
         return self._seed
 
 

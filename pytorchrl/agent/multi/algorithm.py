@@ -250,7 +250,7 @@ class MultiAgentAlgorithm(Algorithm):
                 raise ConfigError(f"{name} must be True or False, got {value!r}")
             trainable = {**self._trainable, **dict.fromkeys(found or self.algorithms, float(value))}
             if not any(trainable.values()):
-                raise ConfigError(f"{name}={value!r} would leave no policy that learns, so there would be no updates")
+                raise ConfigError(f"{name}={value!r} would leave no policy that learns; keep at least one trainable")
             self._trainable = trainable
             return
         unknown = 0

@@ -91,7 +91,7 @@ def _parallel_env_of(name: str) -> Callable[..., ParallelEnv]:
         if hasattr(module, "env"):
             turns = " (it has PettingZoo's turn-based API; wrap it with pettingzoo.utils.aec_to_parallel)"
         raise ConfigError(
-            f"{name} has no parallel_env{turns}; give a module such as 'mpe2.simple_spread_v3', or a function")
+            f"{name} has no parallel_env{turns}; use a module such as 'mpe2.simple_spread_v3', or a function")
     maker: Callable[..., ParallelEnv] = module.parallel_env
     return maker
 
@@ -169,6 +169,6 @@ def check_agent_spaces(env: ParallelEnv, agents: Mapping[str, tuple[str, ...]]) 
                                f"gymnasium.Space of each of {list(own)}") from failure
             if any(space != spaces[own[0]] for space in spaces.values()):
                 raise ConfigError(
-                    f"agents of one policy must have the same {name}, but those of {policy!r} have {spaces}; give "
-                    f"them different policies with policy_of ({_OWN_POLICIES!r}, or a mapping), or pad the spaces in a "
+                    f"agents of one policy must have the same {name}, but those of {policy!r} have {spaces}; assign "
+                    f"different policies with policy_of ({_OWN_POLICIES!r}, or a mapping), or pad the spaces in a "
                     "wrapper")

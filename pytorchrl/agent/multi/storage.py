@@ -71,7 +71,8 @@ class MultiAgentStorage(Storage):
         keep = {policy: given_kind(factory).is_kept for policy, factory in policies.items()}
         if len(set(keep.values())) > 1:
             raise ConfigError(
-                f"the storages of all policies must be replays, or none, got {keep}; use replay for all or none")
+                f"the storages of all policies must be replays, or none, got {keep}; "
+                "use replay for all policies or for none")
         for name in ("size", "rollout_size"):
             values = {policy: getattr(factory.options, name, None) for policy, factory in policies.items()}
             if len(set(values.values())) > 1:

@@ -104,7 +104,7 @@ class PERBuffer(ReplayBuffer):
             ConfigError: `info` contains no errors.
         """
         if "errors" not in info:
-            raise ConfigError("priorities need an algorithm whose info has errors; use ReplayBuffer instead")
+            raise ConfigError("PERBuffer needs an algorithm whose info contains TD errors; use ReplayBuffer instead")
         errors = _array(self.item_errors(batch, info["errors"]))
         if np.isfinite(errors).all():
             self.update_priorities(_array(batch.ids), errors)
@@ -136,9 +136,9 @@ class PERBuffer(ReplayBuffer):
             ValueError: Lengths differ, an error is not finite, or an id was never assigned to a row.
         """
         if len(ids) != len(errors):
-            raise ValueError(f"got {len(ids)} ids and {len(errors)} priorities")
+            raise ValueError(f"expected one error for each id, got {len(ids)} ids and {len(errors)} errors")
         if not np.isfinite(errors).all():
-            raise ValueError("priorities must be finite")
+            raise ValueError("TD errors must be finite")
         rows = ids % self.options.size
         # A row whose stack has lost a frame cannot be drawn either.
         known = self.ring.resident(ids)
@@ -168,7 +168,7 @@ class PERBuffer(ReplayBuffer):
             ValueError: An error is not finite.
         """
         if not np.isfinite(errors).all():
-            raise ValueError("priorities must be finite")
+            raise ValueError("TD errors must be finite")
         priorities = np.abs(errors).astype(np.float64) + self.options.epsilon
         self._max_priority = max(self._max_priority, float(priorities.max(initial=0.0)))
         return priorities

@@ -103,7 +103,8 @@ class ReplayBuffer(Storage):
         """
         sources = range(len(rollouts)) if sources is None else sources
         if len(sources) != len(rollouts):
-            raise ValueError(f"got {len(rollouts)} rollouts and {len(sources)} sources")
+            raise ValueError(
+                f"expected one source for each rollout, got {len(rollouts)} rollouts and {len(sources)} sources")
         for rollout, source in zip(rollouts, sources, strict=True):
             if rollout.num_steps:
                 self._insert(rollout, source)

@@ -252,8 +252,8 @@ class Ring:
     def load_state_dict(self, state: State) -> None:
         """Restore a state from `state_dict()`; raise `ConfigError` if its ring had another capacity."""
         if state["capacity"] != self.capacity:
-            raise ConfigError(f"a replay of size {self.capacity} cannot continue from one of size {state['capacity']}; "
-                              "use the same size, or start a new run")
+            raise ConfigError(f"a replay of size {self.capacity} cannot load the state of one with size "
+                              f"{state['capacity']}; use the same size, or start a new run")
         self.first, self.total, self.num_drawable = state["first"], state["total"], state["num_drawable"]
         self.counters = dict(state["counters"])
         self.extras.load_state_dict(state["extras"])

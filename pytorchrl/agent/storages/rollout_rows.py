@@ -110,7 +110,7 @@ class RolloutRows:
     def take(self, copy: bool) -> RolloutData:
         """Return the t transitions of the current rollout, as copies if `copy` is true, else as views."""
         if self._other is None:
-            raise RuntimeError("there is no rollout before the first transition")
+            raise RuntimeError("there is no rollout before the first transition; insert a transition first")
         if self._taken:
             self._begin_next()
         t, finals = self._t, self._num_finals

@@ -205,9 +205,10 @@ class SequenceBuffer(PERBuffer):
         needed = rollouts * options.rollout_size * num_envs * num_sources
         if size < needed:
             raise ConfigError(
-                f"a shard of size {size} overwrites a sequence of burn_in {options.burn_in} + length {options.length} "
-                f"before it is complete: {num_sources} collectors x {num_envs} environments x {rollouts} rollouts of "
-                f"{options.rollout_size} steps are {needed}; raise size to {needed}, or shorten sequences or rollouts")
+                f"a shard of size {size} would overwrite a sequence of burn_in {options.burn_in} + length "
+                f"{options.length} before the sequence is complete: {num_sources} collectors x {num_envs} environments "
+                f"x {rollouts} rollouts of {options.rollout_size} steps are {needed}; raise size to {needed}, or "
+                "shorten sequences or rollouts")
 
     # Inserting
 

@@ -42,7 +42,7 @@ class _Tree:
         ids = self._checked(ids)
         values = np.asarray(values, dtype=np.float64)
         if values.ndim and len(values) != len(ids):
-            raise ValueError(f"got {len(ids)} ids and {len(values)} values")
+            raise ValueError(f"expected one value for each id, got {len(ids)} ids and {len(values)} values")
         if not (values >= 0.0).all():
             raise ValueError("values must not be negative or NaN")
         nodes = ids + self._num_leaves
@@ -120,7 +120,7 @@ class SumTree(_Tree):
         if not (mass >= 0.0).all():
             raise ValueError("mass must not be negative or NaN")
         if self.total <= 0.0:
-            raise ValueError("all values are 0")
+            raise ValueError("expected at least one value above 0, but all values are 0")
         nodes = np.ones(mass.shape, dtype=np.int64)
         for _ in range(self._num_leaves.bit_length() - 1):
             nodes <<= 1

@@ -316,7 +316,7 @@ class TurnBased(MatchingGame):
     ({"env_fn": "no.such.module"}, "pip install 'pettingzoo"),
     ({"env_fn": "json.decoders"}, r"did you mean 'json\.decoder'\?"),
     ({"env_fn": "math.nothing"}, "pip install 'pettingzoo"),
-    ({"env_fn": "json"}, "json has no parallel_env; give"),
+    ({"env_fn": "json"}, "json has no parallel_env; use"),
     ({"env_fn": 3}, "env_fn must be"),
     ({"policy_of": {"agent_0": "a"}}, "policy_of must give a name .* got '' for 'agent_1'"),
     ({"policy_of": lambda agent: "a/b"}, "without '/'"),

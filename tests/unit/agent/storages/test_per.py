@@ -158,9 +158,9 @@ def test_an_update_that_is_not_finite_changes_no_priority(per):
 
 def test_wrong_updates_are_refused(per):
     storage = per(4, [1, 2, 3, 4])
-    with pytest.raises(ConfigError, match="an algorithm whose info has errors"):
+    with pytest.raises(ConfigError, match="an algorithm whose info contains TD errors"):
         storage.after_gradients(storage.sample(2), {"loss": 0.0})
-    for ids, errors, message in (([0, 1], [1.0], "got 2 ids and 1 priorities"), ([0], [np.nan], "finite"),
+    for ids, errors, message in (([0, 1], [1.0], "got 2 ids and 1 errors"), ([0], [np.nan], "finite"),
                                  ([4], [1.0], r"in \[0, 4\), got 4 to 4"), ([-1], [1.0], "got -1")):
         with pytest.raises(ValueError, match=message):
             storage.update_priorities(np.array(ids), np.array(errors))

@@ -299,7 +299,7 @@ def test_a_restored_storage_goes_on_alike(cls, frames, build_replay, make_collec
 def test_a_state_of_another_size_is_refused(build_replay):
     storage = build_replay(ReplayBuffer, 10)
     storage.insert_data_slice([rollout_of([1] * 4)])
-    with pytest.raises(ConfigError, match="size 11 cannot continue from one of size 10"):
+    with pytest.raises(ConfigError, match="size 11 cannot load the state of one with size 10"):
         build_replay(ReplayBuffer, 11).load_state_dict(storage.state_dict())
 
 
