@@ -173,7 +173,7 @@ def _precision_warnings(agent: AgentParts, settings: Settings) -> list[str]:
 
 
 def _check_batch(agent: AgentParts, settings: Settings) -> None:
-    """Refuse more mini-batches than a train batch has samples, and train batches of replayed rollouts only."""
+    """Refuse more mini-batches than a train batch has samples, and train batches without any new rollout."""
     storage, collection = agent.storage_factory, settings.collection
     size, num_envs = getattr(storage.options, "size", None), agent.train_envs_factory.num_envs
     if given_kind(storage).is_kept or size is None:

@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Kind(Enum):
-    """Rule by which the values of a counter are merged."""
+    """The rule for merging the values of a counter."""
 
     TOTAL = "total"
     """A count since a worker started; merged as the sum over all workers, including replaced ones."""
@@ -20,7 +20,7 @@ class Kind(Enum):
 
 
 def counter(kind: Kind, help: str) -> int:
-    """Declare a counter with its kind and a description of one sentence."""
+    """Declare a counter with its kind and a one-sentence description."""
     return field(default=0, metadata={"kind": kind, "help": help})
 
 

@@ -45,7 +45,7 @@ class LedgerSnapshot:
     queued: int = 0
     consumed_unique: int = 0
     consumed: int = 0
-    """Steps used, counted once for each pass; not a place of the equation."""
+    """Steps used, counted once for each pass; this is not a place in the equation."""
     resident: int = 0
     evicted: int = 0
     sent: int = 0

@@ -150,8 +150,8 @@ RULES = (
     Rule(lambda s: isinstance(s.gradients, DecentralisedGradients)
          and _is_sent(GRADS, s.gradients.compress_grads_to_send),
          lambda s: f"compress_grads_to_send={s.gradients.compress_grads_to_send!r} contradicts "
-                   "distribute_gradients=True: gradient workers sum gradients in float32, and send none to encode; "
-                   "leave one of the two out"),
+                   "distribute_gradients=True: gradient workers sum gradients among themselves in float32, and send "
+                   "no encoded gradients; leave one of the two out"),
     Rule(lambda s: not s.has_parallel_gradients and _is_sent(GRADS, s.gradients.compress_grads_to_send),
          lambda s: f"compress_grads_to_send={s.gradients.compress_grads_to_send!r} needs num_grad_workers >= 2: "
                    "central gradients are not sent"),

@@ -83,7 +83,7 @@ class Scheme(Architectures):
     """
 
     @checked_names
-    def __init__(self, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],  # noqa: PLR0913 - one a level
+    def __init__(self, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],  # noqa: PLR0913 - one per level
                  storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
                  test_envs_factory: EnvFactory | None = None, *, collection: Collection | None = None,
                  gradients: Gradients | None = None, runtime: RuntimeKind | str | None = None,
@@ -350,7 +350,7 @@ class Scheme(Architectures):
 
     @property
     def is_between_items(self) -> bool:
-        """Whether a checkpoint now discards no data with passes left; always True for asynchronous collection."""
+        """Whether a checkpoint now would discard no data with passes left; always True for asynchronous collection."""
         return self._worker is None or self._worker.is_between_items
 
     def stop(self) -> MetricsDict:
@@ -425,7 +425,7 @@ class Scheme(Architectures):
             ConfigError: There are no test environments.
         """
         if self.agent.test_envs_factory is None:
-            raise ConfigError("evaluation needs test_envs_factory, which is None")
+            raise ConfigError("evaluation needs test_envs_factory, which is None; give it to the scheme")
         weights = self.update_worker.get_weights()
         if self.evaluations is None:
             assert self._runtime is not None

@@ -57,7 +57,7 @@ class RuntimeName(Options):
     runtime: str | None = option(
         None, choices=(None, *RUNTIMES), help="Runtime of the workers: processes of Ray, threads of this process, or a "
         "simulation, which runs one worker at a time on a virtual clock and repeats a run exactly. None: Ray if there "
-        "are remote workers.")
+        "are remote workers, else threads.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +128,9 @@ WITHDRAWN = {
     "check_ranks_every": "parameters of decentralised gradient workers are always compared every 100 updates",
     "replay_debug": "its statistics, evicted_hits and priority_change, are no longer computed",
 }
-"""Flat keywords of version 0.1 that have no effect any more -> reason."""
+"""Flat keywords of version 0.1 that no longer have an effect -> reason."""
 _NO_LEVEL = {"num_replay_workers": None}
-"""Defaults of the options without which a whole level is absent."""
+"""Options whose default means that a whole level is absent -> the default."""
 
 
 def names_of_level(level: str) -> list[str]:

@@ -88,7 +88,7 @@ def raise_all(problems: Iterable[str]) -> None:
 
 
 class Reader:
-    """Builds options from flat keywords, and collects all problems instead of raising the first."""
+    """Builds options from flat keywords, and collects all problems instead of raising the first error."""
 
     def __init__(self, given: Mapping[str, object]) -> None:
         self.given, self.problems = dict(given), list[str]()

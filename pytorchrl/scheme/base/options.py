@@ -13,7 +13,7 @@ class QueueOptions(Options):
 
     queue_size: int = option(
         16, low=1, help="Largest number of train batches that wait for an asynchronous learner; with replay workers, "
-        "of batches requested from shards or waiting, over all shards.")
+        "largest number of batches that are requested from shards or wait, over all shards.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ class PausePoint:
         self._paused, self._resumed = runtime.make_event(), runtime.make_event()
 
     def pause_if_requested(self, is_over: Callable[[], bool]) -> None:
-        """Pause the calling thread if a pause was requested; return when it is resumed or `is_over()` is true."""
+        """Pause the calling thread if a pause was requested; return after `resume`, or when `is_over()` is true."""
         while True:
             with self._lock:
                 self._is_paused = self._is_requested and not is_over()

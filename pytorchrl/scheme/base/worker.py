@@ -28,14 +28,14 @@ class _Choice(str, Enum):
 
 
 class Communication(_Choice):
-    """Whether workers wait for each other."""
+    """The coordination of workers: whether they wait for each other."""
 
     SYNC = "synchronous"
     ASYNC = "asynchronous"
 
 
 class Execution(_Choice):
-    """Where an operation runs: in the parent worker, or in remote workers."""
+    """The place where an operation runs: in the parent worker, or in remote workers."""
 
     CENTRAL = "Central"
     PARALLEL = "Parallel"

@@ -62,7 +62,7 @@ class WorkerSet(Generic[W]):
     """
 
     kind: ClassVar[str] = "workers"
-    """Name of the workers in messages while they start."""
+    """Name of the workers in messages about their start."""
 
     def __init__(self, worker_class: type[W], worker_params: Mapping[str, OptionValue],  # noqa: PLR0913
                  remote_config: Mapping[str, float], num_workers: int, *, runtime: Runtime, name: str,
@@ -97,7 +97,7 @@ class WorkerSet(Generic[W]):
         return self._local
 
     def remote_workers(self) -> list[Handle[W]]:
-        """Return the list of handles of workers 1..N; the handle of a replacement overwrites the lost worker's."""
+        """Return the list of handles of workers 1..N, in which replacements overwrite the handles of lost workers."""
         return self._remote
 
     def wait_ready(self) -> None:

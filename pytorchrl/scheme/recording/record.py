@@ -74,12 +74,15 @@ def differences(old_settings: Mapping[str, object], settings: Mapping[str, objec
 
 
 def checksum_of(info: Mapping[str, float]) -> int:
-    """Return the CRC-32 of an update's statistics, bit for bit. Different gradients usually differ in their norms."""
+    """Return the CRC-32 of an update's statistics, bit for bit.
+
+    The statistics include the norm of the gradient, in which different gradients usually differ.
+    """
     return zlib.crc32(struct.pack(f"{len(info)}d", *(info[name] for name in sorted(info))))
 
 
 def _absolute(name: str, path: str | os.PathLike[str] | None) -> str | None:
-    """Return an absolute path; raise `ConfigError` for an empty one."""
+    """Return an absolute path; raise `ConfigError` for an empty path."""
     if path is None:
         return None
     if not os.fspath(path):
@@ -199,7 +202,8 @@ class Record:
         """Raise `ConfigError` with all differences if the record is of another scheme or agent."""
         problems = differences(self.settings, settings, self.agent, agent)
         if problems:
-            raise ConfigError(f"replay {self.path!r} is of another run: {'; '.join(problems)}")
+            raise ConfigError(f"replay {self.path!r} is of another run: {'; '.join(problems)}; use the settings and "
+                              "the agent of that run")
 
     def warning(self) -> str:
         """Return a warning if a replay on this machine may give other results, else an empty text."""

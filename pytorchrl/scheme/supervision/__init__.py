@@ -1,1 +1,1 @@
-"""Replacement of lost workers, evaluation beside training, and records of bad batches."""
+"""Replacement of lost workers, evaluation in parallel with training, and reports of bad batches."""

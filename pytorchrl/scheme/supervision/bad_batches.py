@@ -34,7 +34,7 @@ def check_directory(name: str, value: object) -> str:
     try:
         while not _is_there(nearest):
             nearest = nearest.parent
-    except (OSError, ValueError) as error:  # a file in the path, a name too long, a zero byte
+    except (OSError, ValueError) as error:  # for example a file in the path, a name that is too long, a null byte
         raise ConfigError(f"{name} {str(path)!r} cannot be a directory: {error}") from error
     if not nearest.is_dir():
         raise ConfigError(f"{name} must be a directory, got {str(path)!r}, but {str(nearest)!r} is not a directory")
@@ -59,7 +59,7 @@ class BadBatches:
     is the batch.
 
     Args:
-        directory: Directory for bad batches, created with the first one; None saves none.
+        directory: Directory for bad batches, created when the first batch is saved; None: no batches are saved.
         index_worker: Index of the gradient worker.
         algo: The gradient worker's algorithm.
     """
@@ -93,7 +93,7 @@ class BadBatches:
             return "not kept (keep_bad_batches names no directory)"
         if self._num_files == _MAX_FILES:
             return f"not kept: {self._directory} has {_MAX_FILES} batches of this worker"
-        content = io.BytesIO()  # torch writes to memory, because it reports a full disk without an error number
+        content = io.BytesIO()  # torch.save writes to memory, because it reports a full disk without an error number
         torch.save({
             "format": 1, "worker": self._index, "version": version, "info": dict(info), "batch": _plain(batch),
             "acting_state": self._algo.acting_state()}, content)

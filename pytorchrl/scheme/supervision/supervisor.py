@@ -1,4 +1,4 @@
-"""React to lost workers: replace them, within a budget and after a pause, continue without them, or raise an error."""
+"""React to lost workers: replace them (after a pause, within a budget), continue without them, or raise an error."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Supervisor:
 
         Args:
             index: The worker.
-            error: The error that shows it.
+            error: The error that shows that the worker is dead or hung.
             goes_on: Whether it is known that the worker is replaced, as in a replay; the budget then does not apply.
 
         Raises:

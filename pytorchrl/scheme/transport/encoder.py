@@ -240,7 +240,7 @@ class Encoder:
 
     @property
     def _is_timed(self) -> bool:
-        """Whether the sender itself decodes the current message, to time the decoding of its readers."""
+        """Whether the sender itself decodes the current message, to measure the time that its readers need."""
         return self._encodings <= _FIRST_TIMED or self._is_looked_at
 
     def _time_decoding(self, made: Sequence[np.ndarray | Packed]) -> float:

@@ -46,8 +46,8 @@ def measure_links(runtime: Runtime, workers: Sequence[Handle[P]]) -> list[float]
     """Return the one-way seconds per byte of the link to each worker, including the copy that a reader makes.
 
     All links are measured at the same time, because training uses them at the same time; the workers must be idle. The
-    result is the difference between probes of two sizes, which does not contain the constant time of a call. The result
-    for a worker that does not answer is 0.0.
+    result is computed from the difference between probes of two sizes, so it does not contain the constant time of a
+    call. The result for a worker that does not answer is 0.0.
 
     Args:
         runtime: The runtime of the workers.

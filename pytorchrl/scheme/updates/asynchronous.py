@@ -209,7 +209,7 @@ class AsynchronousUpdates(RemoteUpdates):
         self._to_request, self._started = {}, False
 
     def finish(self, timeout_s: float) -> None:
-        """Record all gradients that were not applied as dropped, including gradients in flight."""
+        """Record as dropped all gradients that were not applied, including gradients in flight."""
         self._drop_gradients()
         super().finish(timeout_s)
 

@@ -41,7 +41,7 @@ def _mean(vectors: Sequence[Tensor | None], weights: Sequence[int], factors: Seq
 def mean_info(gradients: Sequence[Gradients]) -> dict[str, float]:
     """Return the means of the algorithm's statistics, weighted by the number of samples.
 
-    The mean of a statistic that some gradients lack, such as one of a single policy, is over the other gradients.
+    If some gradients lack a statistic, such as the statistic of a single policy, the mean is over the other gradients.
     """
     means = {}
     for name in dict.fromkeys(name for gradient in gradients for name in gradient.info):

@@ -126,7 +126,7 @@ class DecentralisedUpdates(RemoteUpdates):
                     self._workers[index].signal(GWorker.preempt, self._num_prepared)
             try:
                 for index, answer in self.in_flight.poll(POLL_INTERVAL_S):
-                    answers[index] = answer  # noqa: PERF403 - answers before an error count
+                    answers[index] = answer  # noqa: PERF403 - answers before an error are kept
             except RankLostError as error:
                 self._cause = error
                 self._break_group()

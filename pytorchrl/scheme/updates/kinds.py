@@ -67,7 +67,7 @@ def gradient_kind(reader: Reader) -> type[Gradients]:
 
 
 def gradients_of(given: Mapping[str, object], options: GWorkerSet.Options) -> Gradients:
-    """Return the options of gradients, from the options of a set of gradient workers and flat keywords of updates.
+    """Build the options of gradients from the options of a set of gradient workers and flat keywords of updates.
 
     Raises:
         ConfigError: An option has a wrong value or no effect. The message lists all problems.

@@ -1,4 +1,4 @@
-"""The policy for updates that are not finite: skip them, but raise an error after many in a row."""
+"""The policy for updates that are not finite: skip them, but raise an error after too many in a row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NanPolicy:
     """Counts consecutive updates that were skipped because the mean gradient was not finite. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._faults: list[str] = []  # of the updates skipped since the last one that was made
+        self._faults: list[str] = []  # of the updates skipped since the last update that was made
         self._num_in_a_row = 0
 
     def made(self) -> None:

@@ -78,7 +78,7 @@ class RemoteUpdates:
             self._runtime, self.supervisor, self._journal, _seconds_of, _numbers_of, self._on_lost, self._on_replaced)
 
     def _weights_for(self, index: int) -> Weights | None:
-        """Return a reference to the newest weights, which the worker receives as `Weights`; None if it has them."""
+        """Return a reference to the newest weights, received as `Weights`; None if the worker has these weights."""
         version = self._local.actor_version
         if self._versions[index] == version:
             return None
@@ -203,7 +203,7 @@ class RemoteUpdates:
         return answers
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for gradients in flight, and record them as dropped."""
+        """Wait at most `timeout_s` seconds for gradients in flight; record the gradients that arrive as dropped."""
         for outcome in self.in_flight.finish(timeout_s):
             if isinstance(outcome.value, Gradients):
                 self._statistics.receive(outcome.value)

@@ -23,7 +23,7 @@ class UpdateStrategy(Protocol):
         """Send requests that the workers can process until the next call of `step`."""
 
     def finish(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` seconds for gradients in flight, and record them as dropped."""
+        """Wait at most `timeout_s` seconds for gradients in flight; record the gradients that arrive as dropped."""
 
     def prepare_drain(self) -> None:
         """Announce the next drain from another thread, so that a step that waits for data ends."""

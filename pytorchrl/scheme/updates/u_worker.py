@@ -43,7 +43,9 @@ logger = get_logger(__name__)
 
 
 class UpdaterThread(threading.Thread):
-    """Thread that makes updates until it is stopped. If it is not started, `step()` makes updates in another thread.
+    """Thread that makes updates until it is stopped.
+
+    If the thread is not started, `step()` makes an update in the calling thread.
 
     Args:
         strategy: Turns gradients into updates.
@@ -244,7 +246,7 @@ class UWorker(Worker):
                 raise ReplayError(f"the replayed run ends with other parameters than the run of {replay.path!r}")
 
     def _checksum(self) -> int:
-        """Return the checksum of all parameters and normalisers, bit for bit."""
+        """Return the checksum of all parameters and normalizers, bit for bit."""
         return self.local_worker.get_weights().checksum
 
     def _write_record(self, failure: BaseException | None = None) -> None:
@@ -376,8 +378,8 @@ class UWorker(Worker):
         """Change a parameter of the algorithm in every worker; the value replaces a schedule.
 
         Raises:
-            ConfigError: A thread makes the updates, and the run is recorded or replayed: a record does not contain the
-                gradients between which the change was made.
+            ConfigError: A thread makes the updates, and the run is recorded or replayed: a record could not state
+                between which gradients the change was made.
         """
         if self._journal.is_kept:
             if self._in_thread:
