@@ -46,4 +46,4 @@ def test_differences_are_named(tool):
     stored = {"a": {"sha256": "1", "norm": 2.0}, "b": {"sha256": "3", "norm": 4.0}}
     assert tool.differences(stored, stored) == []
     assert tool.differences(stored, {"a": {"sha256": "0", "norm": 2.0}}) == [
-        "a: sha256 is 1, 0 in the file", "b: in one of the two only"]
+        "a: sha256 is 1, 0 in the file", "b: missing on one side"]
