@@ -8,9 +8,9 @@ an MLP of 64-64. `sleeping` is asynchronous collection on Ray with training; eac
 whose step sleeps 5 ms.
 
 Each tree runs in its own process with one thread, and start-up and compilation are not measured. On CartPole, the two
-trees alternate twice per second, because the speed of a machine changes from second to second. Asynchronous workers
-cannot be paused, so in `sleeping` the trees run one after the other, and the order changes with each pair. The script
-prints one JSON object and asserts nothing.
+trees alternate twice per second, because the speed of a machine changes from second to second. Asynchronous workers do
+not pause between turns, so in `sleeping` the trees run one after the other, and the order changes with each pair. The
+script prints one JSON object and asserts nothing.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Served:
         return float(self._read())
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         self._process.communicate()
 
     def _read(self) -> str:

@@ -9,12 +9,12 @@ this process on one thread.
 
 Then a Ray worker sends gradients and rollouts and receives weights, through the same code as in training. There are
 three variants, without a codec, with the codec, and with `auto`; each has its own worker, and they alternate in random
-order. The time of a message is measured from its request until it is decoded. On the link "unlimited" of this machine
-nothing else is added; for a slower link, the worker sleeps for the time that the bytes would take. With `--namespaces`
-(Linux, as root) the workers run on a second node of a Ray cluster, in a separate network namespace behind a link whose
-rate the kernel limits in both directions, so that no sleep is needed. `auto_over_best` is the mean time with `auto`
-divided by the mean time of the faster of the other two variants, with its standard error over ten sections of the run.
-`codec_share` is the share of encoding and decoding in the time of a message.
+order. The time of a message is measured from its request until it is decoded. The link "unlimited" is the connection
+within this machine; for a slower link, the worker also sleeps for the time that the bytes would take. With
+`--namespaces` (Linux, as root) the workers run on a second node of a Ray cluster, in a separate network namespace
+behind a link whose rate the kernel limits in both directions, so that no sleep is needed. `auto_over_best` is the mean
+time with `auto` divided by the mean time of the faster of the other two variants, with its standard error over ten
+sections of the run. `codec_share` is the share of encoding and decoding in the time of a message.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.
 """

@@ -163,7 +163,7 @@ def rllib(task: str, seed: int, clock: Clock) -> dict[str, Any]:
     if task == "dqn":
         start, end, steps = s["epsilon"]
         per_round = s["rollout"] * ENVS * WORKERS
-        # A round has this x 32 / (steps of a round plus one more runner) updates; see RLlib's calculate_rr_weights.
+        # RLlib makes intensity x 32 / (steps of a round and one more runner) updates; see its calculate_rr_weights.
         intensity = s["batch"] / s["steps_per_update"] * WORKERS / (WORKERS + 1)
         config: Any = DQNConfig()
         options |= {"n_step": s["n_step"], "double_q": True, "dueling": True, "epsilon": [(0, start), (steps, end)],

@@ -3,8 +3,8 @@
     python benchmarks/replay_shard.py [--seconds 10] [--size 100000] [--batch 512] [--insert-per-served 1.25]
 
 The script alternates between inserting rollouts with observations of 84 x 84 x 4 uint8, sampling batches of 512
-transitions, and updating the priorities of the batches; it inserts 1.25 transitions for each sampled one. The memory is
-compared with the size of single images, 84 x 84 bytes per transition, and the resident memory of the process is read
+transitions, and updating the priorities of the batches; it inserts 1.25 transitions per sampled transition. The memory
+is compared with the size of single images, 84 x 84 bytes per transition, and the resident memory of the process is read
 every second. "dropped" counts inserted transitions that are neither stored nor evicted.
 
 The script shows its progress on stderr, prints one JSON object, and asserts nothing.

@@ -19,7 +19,7 @@ from pytorchrl.agent.synthetic import synthetic_agent
 
 
 def simulate(col_workers: int, grad_workers: int, updates: int) -> dict[str, Any]:
-    """One run."""
+    """Run one simulation, and return its figures."""
     scheme = Scheme(
         *synthetic_agent(size=20), num_col_workers=col_workers, col_communication=ASYNC, col_in_flight=1, queue_size=64,
         num_grad_workers=grad_workers, grad_communication=ASYNC, runtime="simulated", seed=1,
