@@ -12,7 +12,7 @@ GAME = "ALE/Breakout-v5"
 
 @pytest.fixture(scope="module")
 def breakout():
-    """A training and a testing run of the same two games, 280 random steps each."""
+    """Return the results of a training and a testing run of the same two games, 280 random steps each."""
     factory = atari_factory(GAME, 2)
     actions = np.random.default_rng(1).integers(0, 4, (280, 2))
 
@@ -99,7 +99,7 @@ def test_final_observations_are_the_games_last_pictures(breakout):
 
 def test_rewards_agree_with_the_single_environment_behind_the_usual_wrappers():
     options = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.0}
-    VecEnv.create_factory(GAME)  # registers the suite
+    VecEnv.create_factory(GAME)  # importing the module registers the suite
     single = gym.wrappers.AtariPreprocessing(
         gym.make(GAME, frameskip=1, repeat_action_probability=0.0), noop_max=0, frame_skip=4)
     single.reset(seed=0)

@@ -1,4 +1,4 @@
-"""The recall task: what is shown, what is rewarded, what is refused."""
+"""Test the recall task: observations, rewards and errors."""
 
 from __future__ import annotations
 

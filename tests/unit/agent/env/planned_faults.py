@@ -1,4 +1,4 @@
-"""Environments whose faults are planned, by environment, call and number of the call."""
+"""Environments with planned faults: a plan names the environment, the call and the number of the call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_ENVS = 4
 
 
 class Walk(gym.Env):
-    """A random walk that ends at random, and keeps its observations in one piece of memory."""
+    """Random walk that ends at random and reuses the memory of its observation."""
 
     def __init__(self, kind="box"):
         self._kind = kind
@@ -50,9 +50,9 @@ class Walk(gym.Env):
 
 
 class Planned(gym.Wrapper):
-    """Raises in the steps, resets and closes that a plan names: (number of the copy, "step", number of the call).
+    """Environment that raises in the calls that a plan names: (number of the copy, "step", number of the call).
 
-    Copy 0 is the factory's probe, 1 to E are the first ones. What was done is in `log`.
+    Copy 0 is the factory's probe; copies 1 to E are the first environments. `log` contains all calls.
     """
 
     def __init__(self, env, plan, log, copies, error=lambda: RuntimeError("planned")):
@@ -69,7 +69,7 @@ class Planned(gym.Wrapper):
 
     def _place_is_spoilt(self):
         if isinstance(self.unwrapped, Walk):
-            self.unwrapped._place[:] = 1e6  # as if it had raised in the middle of its work
+            self.unwrapped._place[:] = 1e6  # as if the call had raised halfway
 
     def reset(self, **kwargs):
         self._maybe_raise("reset", next(self._calls["reset"]))
@@ -85,7 +85,7 @@ class Planned(gym.Wrapper):
 
 
 def planned(plan=(), env_fn=Walk, env_kwargs=None, num_envs=NUM_ENVS, error=lambda: RuntimeError("planned"), **options):
-    """A vector environment that fails by plan, and the log of what was done to its copies."""
+    """Return a vector environment with planned faults, and the log of the calls of its copies."""
     log = []
     wrap = functools.partial(Planned, plan=set(plan), log=log, copies=itertools.count(), error=error)
     factory = VecEnv.create_factory(env_fn, env_kwargs, num_envs, wrappers=(wrap,), backend="sync", **options)
@@ -93,7 +93,7 @@ def planned(plan=(), env_fn=Walk, env_kwargs=None, num_envs=NUM_ENVS, error=lamb
 
 
 def play(env, num_steps):
-    """All that a vector environment returns; copies."""
+    """Return copies of everything that a vector environment returns."""
     obs, mask = env.reset()
     rows = [({name: leaf.copy() for name, leaf in obs.items()}, None if mask is None else mask.copy(), None)]
     rng = np.random.default_rng(0)

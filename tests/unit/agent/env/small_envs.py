@@ -6,7 +6,7 @@ from gymnasium import spaces
 
 
 class EchoEnv(gym.Env):
-    """Its info and observation show the action that arrived."""
+    """Environment whose info and observation show the received action."""
 
     observation_space = spaces.Dict({
         "value": spaces.Box(-np.inf, np.inf, (2,), np.float64), "action_mask": spaces.MultiBinary(3)})

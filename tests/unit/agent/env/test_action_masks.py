@@ -1,4 +1,4 @@
-"""Masks of allowed actions, as a vector of environments delivers them."""
+"""Test the action masks that a vector of environments returns."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.unit.agent.env.small_envs import EchoEnv
 
 
 class InfoMaskEnv(CountingEnv):
-    """Allows the action whose number is the step's, and only it."""
+    """Environment that allows only the action whose number equals the step number."""
 
     def info(self):
         return {"action_mask": np.eye(2, dtype=np.int8)[self._t % 2]}
@@ -39,7 +39,7 @@ def test_action_mask_is_lifted_out_of_the_observation():
 
 
 class LeafMaskEnv(InfoMaskEnv):
-    """Says the same in its observations."""
+    """Environment with the same masks in its observations."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -63,7 +63,7 @@ def test_action_mask_belongs_to_the_observation(autoreset, env, cut):
     ended, ends = np.zeros(2, dtype=bool), 0
     for _ in range(8):
         expected = np.eye(2, dtype=bool)[obs["obs"][:, 2].astype(int) % 2]
-        if autoreset == "next_step":  # the action after an end is ignored, so everything is allowed
+        if autoreset == "next_step":  # the action after an end is ignored, so all actions are allowed
             expected[ended] = True
         np.testing.assert_array_equal(mask, expected)
         step = env.step(np.zeros(2, np.int64))
@@ -73,7 +73,7 @@ def test_action_mask_belongs_to_the_observation(autoreset, env, cut):
             np.testing.assert_array_equal(step.final_mask, np.eye(2, dtype=bool)[last % 2])
             ends += 1
         obs, mask = step.obs, step.mask
-        ended = step.terminated  # at a time limit a learner looks at what would have been allowed
+        ended = step.terminated  # at a time limit, a learner bootstraps with the last mask
     assert ends == (2 if autoreset == "same_step" else 0)
 
 

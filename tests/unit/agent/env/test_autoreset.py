@@ -1,4 +1,4 @@
-"""The three autoreset modes give the same transitions; a scripted environment knows them in advance."""
+"""Test that the three autoreset modes give equal transitions, which a scripted environment determines."""
 
 import gymnasium as gym
 import numpy as np
@@ -14,12 +14,12 @@ SCRIPT = {"rewards": (1.0, 2.0, 3.0, 4.0, 5.0), "terminations": (1, 3), "truncat
 
 
 def vector_of(env_fn, mode):
-    """A function that builds Gymnasium's own vector, so that VecEnv finds `mode` by itself."""
+    """Return a function that builds Gymnasium's vector environment, so that VecEnv must detect `mode`."""
     return lambda num_envs, **kwargs: SyncVectorEnv([lambda: env_fn(**kwargs)] * num_envs, autoreset_mode=mode)
 
 
 def transitions(env, num_steps):
-    """Per environment: (obs, action, reward, terminated, truncated, next obs, next is the first of an episode)."""
+    """Return (obs, action, reward, terminated, truncated, next obs, next is first of an episode) per environment."""
     found = [[] for _ in range(env.num_envs)]
     obs, _ = env.reset()
     obs = obs["obs"].copy()
@@ -118,8 +118,8 @@ def test_reset_between_an_end_and_its_fake_row_forgets_that_row():
 
 
 def test_masked_reset_leaves_other_episodes_and_their_statistics_running():
-    # Gymnasium's vector takes the mask out of the dictionary it is given; its own statistics then forget all episodes.
-    lengths = iter([1, 2, 5])  # the first one is for the environment that the factory builds to find its spaces
+    # Gymnasium's vector removes the mask from the dictionary, and its statistics then discard all episodes.
+    lengths = iter([1, 2, 5])  # the first length is for the factory's probe
     factory = VecEnv.create_factory(vector_of(lambda: CountingEnv(next(lengths)), AutoresetMode.DISABLED), {}, 2)
     env = factory(seed=0)
     env.reset()
@@ -128,7 +128,7 @@ def test_masked_reset_leaves_other_episodes_and_their_statistics_running():
 
 
 class Minimal(VectorEnv):
-    """A native vector that declares nothing about autoreset."""
+    """Native vector environment that does not declare its autoreset mode."""
 
     def __init__(self, num_envs=1):
         self.num_envs = num_envs
@@ -178,7 +178,7 @@ def test_same_step_without_final_observations_is_an_error():
 
 
 class SameMemory(gym.Env):
-    """Counts its steps in one array, of which every observation is made; truncated after three."""
+    """Environment whose observations share one array, which counts steps; truncated after three."""
 
     action_space = gym.spaces.Discrete(2)
 
@@ -214,7 +214,7 @@ def test_the_last_observation_outlives_the_reset_of_an_environment_with_one_memo
 
 
 class OneMemory(VectorEnv):
-    """Counts the steps of episodes of three steps, and writes all observations into two arrays."""
+    """Vector environment that counts steps in episodes of three steps and reuses the memory of its observations."""
 
     def __init__(self, mode, num_envs=2):
         self.num_envs, self.metadata = num_envs, {"autoreset_mode": mode}
@@ -248,7 +248,7 @@ class OneMemory(VectorEnv):
 def test_last_observations_and_masks_are_copies(mode):
     envs = VecEnv.create_factory(lambda num_envs: OneMemory(mode, num_envs), vec_env_size=2)(seed=0)
     envs.reset()
-    steps = [envs.step(np.zeros(2, np.int64)) for _ in range(4)]  # the fourth writes over what the third has shown
+    steps = [envs.step(np.zeros(2, np.int64)) for _ in range(4)]  # the fourth overwrites the third observation
     assert steps[2].final_index.tolist() == [0, 1]
     assert steps[2].final_obs["count"].tolist() == [[3.0], [3.0]]
     assert steps[2].final_mask.tolist() == [[False, True]] * 2

@@ -1,4 +1,4 @@
-"""Native vectors, environments in this process and in processes, and EnvPool (a stand-in for its module)."""
+"""Test native vectors, environments in this process and in other processes, and EnvPool (with a stub module)."""
 
 import multiprocessing
 import subprocess
@@ -38,7 +38,7 @@ def test_auto_takes_any_other_native_vector_whatever_its_size():
 
 
 def cartpole(**options):
-    """What 300 steps of one CartPole give: the observation and mask of a reset, then a row a step."""
+    """Return the results of 300 steps of one CartPole: observation and mask of the reset, then one row per step."""
     env = VecEnv.create_factory("CartPole-v1", **options)(seed=5)
     rows = [(env.reset()[0]["obs"].tolist(),)]
     for k in range(300):
@@ -50,7 +50,7 @@ def cartpole(**options):
 
 
 def test_one_environment_gives_what_the_native_vector_gives():
-    """To the bit: seeds, generators, ends and statistics; where nothing is asked for, without steps that only reset."""
+    """Seeds, generators, ends and statistics are equal bit by bit; by default, there are no steps that only reset."""
     cls, mode, rows = cartpole(autoreset="next_step", max_episode_steps=20)
     native_cls, native_mode, native_rows = cartpole(backend="vector", max_episode_steps=20)
     assert cls is not native_cls
@@ -120,7 +120,7 @@ def test_processes_give_what_one_process_gives_and_leave_none(autoreset):
 
 
 def faulty_elsewhere():
-    """An environment that cannot be built in other processes than the first; sent by value, as users' scripts' are."""
+    """Build an environment, in the first process only; pickled by value, like functions of users' scripts."""
     if multiprocessing.parent_process() is not None:
         raise RuntimeError("no license here")
     return CountingEnv()
@@ -163,7 +163,7 @@ def test_processes_of_environments_need_no_torch():
 
 
 class FakePool:
-    """As EnvPool's pools: spaces of one environment, NEXT_STEP, seeds when built."""
+    """Stub of a pool: spaces of one environment, NEXT_STEP, seeds in the constructor."""
 
     def __init__(self, num_envs, seed, num_threads, max_episode_steps=3):
         self.observation_space = gym.spaces.Box(-1, 1, (1,), np.float64)
@@ -240,7 +240,7 @@ def test_actions_of_a_native_vector_environment_are_checked_as_gymnasium_does():
 
 
 class Informed(ScriptedEnv):
-    """With entries of `info` of several kinds, one of them in some steps only."""
+    """Environment with several kinds of `info` entries, one of which is missing in some steps."""
 
     def reset(self, **kwargs):
         observation, info = super().reset(**kwargs)
@@ -252,7 +252,7 @@ class Informed(ScriptedEnv):
 
 
 class Boxed(Informed):
-    """With an action that is seen, and an observation in a dictionary."""
+    """Environment that shows the action in a dictionary observation."""
 
     def __init__(self, *args):
         super().__init__(*args)

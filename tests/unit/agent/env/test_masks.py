@@ -37,7 +37,7 @@ def test_first_reset_decides_whether_info_has_masks():
 @pytest.mark.parametrize(("shows_last", "has_one_choice", "truncated", "first_row"), [
     (True, True, NEITHER, [True, True]),    # terminated: the action is ignored
     (True, True, BOTH, [True, False]),      # truncated: a learner bootstraps with the mask
-    (True, False, BOTH, [True, True]),      # several choices: nobody bootstraps with masks
+    (True, False, BOTH, [True, True]),      # several choices: learners do not bootstrap with masks
     (False, True, NEITHER, [True, False]),  # the observation is the first of the next episode
 ])
 def test_masks_at_an_end_allow_all_actions_unless_they_are_used(shows_last, has_one_choice, truncated, first_row):

@@ -17,7 +17,7 @@ from tests.unit.agent.env.small_envs import EchoEnv
 
 
 class SeedEnv(gym.Env):
-    """Shows the seed of its first reset, in two halves."""
+    """Environment whose observation is the seed of the first reset, in two halves."""
 
     observation_space = spaces.Box(0, 2**16, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -227,7 +227,7 @@ def test_wrappers_are_applied_in_order_to_each_environment():
 
 def test_end_on_life_loss_ends_for_the_learner_only():
     class Lives(CountingEnv):
-        """Loses one of three lives every second step; over after six."""
+        """Environment that loses one of three lives every second step, and ends after six steps."""
 
         def info(self):
             return {"lives": 3 - self._t // 2}
@@ -267,7 +267,7 @@ def test_end_on_life_loss_ends_for_the_learner_only():
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step"])
 def test_a_new_game_with_fewer_lives_is_no_lost_life(autoreset):
     class Bonus(CountingEnv):
-        """Gains a life every step."""
+        """Environment that gains a life at every step."""
 
         def reset(self, **kwargs):
             return super().reset(**kwargs)[0], {"lives": 1}

@@ -1,4 +1,4 @@
-"""Environments and options that a vector of environments refuses, and how its errors name them."""
+"""Test environments and options that a vector of environments refuses, and the texts of the errors."""
 
 import subprocess
 import sys
@@ -70,17 +70,17 @@ def test_bad_settings_are_refused_before_anything_starts(options, match):
 
 
 class Spaceless(gym.Env):
-    """An environment that declares neither space."""
+    """Environment that declares neither space."""
 
 class HalfSpaceless(gym.Env):
-    """An environment that declares a shape instead of a space."""
+    """Environment that declares a shape instead of a space."""
 
     observation_space = spaces.Discrete(2)
     action_space = (2,)
 
 
 class SpacelessVector(gym.vector.VectorEnv):
-    """A vector environment without spaces."""
+    """Vector environment without spaces."""
 
     def __init__(self, num_envs):
         self.num_envs = num_envs

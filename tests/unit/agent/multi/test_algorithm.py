@@ -1,4 +1,4 @@
-"""Each policy learns from the steps of its own agents, as if it were alone; an absent policy does not change."""
+"""Test that each policy learns only from the steps of its agents, and that an absent policy does not change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def equal(one, other):
 
 
 def advantages_by_hand(part, column, gamma, gae_lambda):
-    """Of one column, by the definition, episode by episode: steps that are not valid belong to none."""
+    """Compute GAE of one column by definition, episode by episode; invalid steps belong to no episode."""
     finals = {(t, e): value for (t, e), value in zip(
         part.final_index.tolist(), part.other["final_value"].tolist(), strict=True)}
     value, found, following = part.other["value"][:, column].double(), {}, 0.0
@@ -50,7 +50,7 @@ def test_a_policy_learns_from_the_valid_steps_of_its_agents_alone(make_agent, tr
     agent = make_agent(PPO.create_factory(num_epochs=1, num_mini_batch=1, advantage_normalization="none"), size=15,
                        env_kwargs={"lives": LIVES, "truncate": truncate})
     agent.collect()
-    rollout = agent.collect()  # begins in the middle of an episode
+    rollout = agent.collect()  # the rollout begins within an episode
     assert rollout.num_valid() == 30
     agent.storage.insert_data_slice([rollout])
     agent.storage.before_gradients()
@@ -75,7 +75,7 @@ def test_a_policy_learns_from_the_valid_steps_of_its_agents_alone(make_agent, tr
 
 
 def test_an_update_is_that_of_each_policy_alone(make_agent):
-    """To the bit: the same batch in an algorithm of one policy."""
+    """The result equals that of a single-policy algorithm with the same batch, bit by bit."""
     agent, alone = make_agent(), make_agent()
     rollout = agent.collect()
     agent.storage.insert_data_slice([rollout])
@@ -99,7 +99,7 @@ def test_an_absent_policy_does_not_move(make_agent):
     agent.storage.before_gradients()
     (batch,) = agent.algo.batches(agent.storage)
     agent.algo.compute_gradients(batch)
-    agent.algo.apply_gradients()  # so that there are moments
+    agent.algo.apply_gradients()  # so that the optimizers have moments
     before = states(agent)
     vectors, info = agent.algo.compute_gradients(dataclasses.replace(batch, parts={"shared": batch.parts["shared"]}))
     assert vectors[0] is None
@@ -156,7 +156,7 @@ def test_parameters_are_changed_of_one_policy_or_of_all(make_agent):
     assert (algo.parameters["early/lr"], algo.parameters["shared/lr"]) == (0.5, 0.25)
     algo.update_algorithm_parameter("entropy_coef", 0.125)
     assert (algo.parameters["early/entropy_coef"], algo.parameters["shared/entropy_coef"]) == (0.125, 0.125)
-    algo.update_algorithm_parameter("clip_param", 0.3)  # PPO's alone
+    algo.update_algorithm_parameter("clip_param", 0.3)  # only PPO has this parameter
     assert algo.parameters["early/clip_param"] == 0.3
     assert set(algo.schedules) == {"early/lr"}
     for name in ("clip_parm", "shared/clip_param", "nobody/lr"):
@@ -200,7 +200,7 @@ def test_normalisers_see_the_valid_steps_of_their_policy(make_agent):
     np.testing.assert_allclose(own.obs_moments[0].mean.numpy(), seen.mean(0).numpy())
     assert float(agent.actor.actors["early"].obs_moments[0].count) == 24
     assert set(running) == {"early", "shared"}
-    # Of one policy alone the same.
+    # Likewise for a single policy.
     alone = make_agent(actors=functools.partial(OnPolicyActor.create_factory, hidden_sizes=(8,), normalize_reward=True))
     assert set(alone.algo.algorithms["early"].moments_of(rollout.parts["early"], {})) == {"reward"}
 

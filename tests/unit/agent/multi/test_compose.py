@@ -1,4 +1,4 @@
-"""Parts of several policies that fit together, or are refused."""
+"""Test combinations of parts for several policies that fit together, and combinations that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Environments of several agents: who acts when, what is seen last, and whose returns are whose."""
+"""Test environments of several agents: acting agents, last observations, and returns of the policies."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_words_stand_for_one_policy_and_for_one_an_agent():
 
 @pytest.mark.parametrize("truncate", [False, True])
 def test_steps_are_valid_where_agents_act(truncate):
-    """Three episodes of six steps, against what the lives of the agents say."""
+    """Compare three episodes of six steps with the results that follow from the agents' lives."""
     envs = make(env_kwargs={"lives": LIVES, "truncate": truncate})
     obs, mask = envs.reset()
     assert mask == {"early": None, "shared": None}
@@ -77,7 +77,7 @@ def test_steps_are_valid_where_agents_act(truncate):
             assert sorted(part.final_index.tolist()) == [column for column, _ in sorted(finals)]
             for column, expected in finals:
                 assert part.final_obs["obs"][part.final_index.tolist().index(column)].tolist() == expected
-        # An env step ends an episode once nobody is left.
+        # An env step ends an episode when no agent remains.
         assert len(step.episodes) == (2 if t == 5 else 0)
         for found in step.episodes:
             returns = [sum(100 * agent + t + 1 for t in range(*LIVES[agent])) for agent in range(3)]
@@ -92,7 +92,7 @@ def test_masks_allow_everything_where_nobody_acts():
     envs = make(env_kwargs={"masks": True})
     _, mask = envs.reset()
     assert mask["early"].tolist() == [[False, True, True]] * 2
-    assert mask["shared"].tolist() == [[False, True, True], [True, True, True]] * 2  # agent_2 comes at t = 2
+    assert mask["shared"].tolist() == [[False, True, True], [True, True, True]] * 2  # agent_2 appears at t = 2
     step = envs.step(actions_of(envs))
     assert step.mask["early"].tolist() == [[True, False, True]] * 2
     step = envs.step(actions_of(envs))
@@ -104,7 +104,7 @@ def test_masks_allow_everything_where_nobody_acts():
 
 
 class MaskedByObservation(ComingAndGoing):
-    """Masks are in the observation."""
+    """Environment with masks in the observation."""
 
     def observation_space(self, agent):
         return gym.spaces.Dict({"obs": super().observation_space(agent), "action_mask": gym.spaces.MultiBinary(3)})
@@ -115,7 +115,7 @@ class MaskedByObservation(ComingAndGoing):
 
 
 def test_masks_of_agents_that_come_later_are_kept():
-    """A storage makes room for masks at the first reset, when no agent of the policy has come yet."""
+    """A storage allocates masks at the first reset, before any agent of the policy has appeared."""
     envs = make(env_fn=MaskedByObservation, policy_of="independent")
     _, mask = envs.reset()
     assert mask["agent_2"].tolist() == [[True, True, True]] * 2
@@ -137,7 +137,7 @@ def test_masks_that_infos_bring_too_late_are_refused():
 
 
 class Stranger(ComingAndGoing):
-    """An agent comes of whom nobody knew."""
+    """Environment in which an undeclared agent appears."""
 
     def step(self, actions):
         results = super().step({agent: action for agent, action in actions.items() if agent != "stranger"})
@@ -147,7 +147,7 @@ class Stranger(ComingAndGoing):
 
 
 class Numbered(ComingAndGoing):
-    """Agents are numbers."""
+    """Environment whose agents are numbers."""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +222,7 @@ def test_test_env_kwargs_and_wrappers():
     lengths = [episode.length for _ in range(10) for episode in envs.step(
         {policy: np.zeros(1, np.int64) for policy in ("agent_0", "agent_1")}).episodes]
     assert lengths == [5, 5]
-    assert len(made) == 3  # one to learn the agents, one to learn their spaces, one to use
+    assert len(made) == 3  # one to find the agents, one to find their spaces, one to step
 
 
 class StartingAtOne(MatchingGame):
@@ -289,7 +289,7 @@ class Broken(MatchingGame):
     ("raise", "env 0: step raised at step 0"), ("no reward", "'agent_1' acted"),
     ("no observation", "no observation of")])
 def test_broken_environments_are_told(fault, message):
-    with pytest.raises(EnvError, match=message):  # some when the factory looks at it, others when it is used
+    with pytest.raises(EnvError, match=message):  # some faults appear in the factory, others in use
         use(Broken, fault)
 
 
@@ -368,7 +368,7 @@ def test_a_raising_constructor_says_where():
 
 
 class Half(MatchingGame):
-    """Ends at its first step, of the first agent by truncation and of the second by termination."""
+    """Environment that ends at its first step: the first agent is truncated, the second terminates."""
 
     def step(self, actions):
         obs, rewards, *_, infos = super().step(actions)

@@ -1,4 +1,4 @@
-"""The replay of several policies counts env steps, and updates the priorities of the right policy."""
+"""Test that the replay of several policies counts env steps and updates the priorities of the right policy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def replay_agent(make_agent, storage=PERBuffer, size=20, **options):
 
 
 def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
-    """Counted by what the rings themselves can give."""
+    """Count the env steps that the rings still contain."""
     agent = replay_agent(make_agent, ReplayBuffer, size=23)
     rollouts = []
     for _ in range(9):
@@ -43,7 +43,7 @@ def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
         for storage in agent.storage.storages.values():
             ring = storage.ring
             rows = np.flatnonzero(ring.columns["valid"] & (np.arange(ring.capacity) < ring.total))
-            held |= {tuple(obs[:3]) for obs in ring.take(rows)["obs"].tolist()}  # seed, episode, t: an env step
+            held |= {tuple(obs[:3]) for obs in ring.take(rows)["obs"].tolist()}  # seed, episode, t
         counters = agent.storage.counters
         assert counters["resident"] == len(held)
         assert counters["inserted"] == 10 * len(rollouts) == counters["resident"] + counters["evicted"]
@@ -54,7 +54,7 @@ def test_an_env_step_is_resident_while_a_policy_holds_a_part_of_it(make_agent):
 
 def test_updates_are_counted_in_env_steps_and_draw_from_every_policy(make_agent):
     agent = replay_agent(make_agent, start_steps=10)
-    for expected in (0, 2, 3):  # 10, 20, 30 env steps, an update for each 4 beyond 10
+    for expected in (0, 2, 3):  # 10, 20, 30 env steps; one update for each 4 env steps after 10
         agent.storage.insert_data_slice([agent.collect()])
         batches = list(agent.algo.batches(agent.storage))
         assert len(batches) == expected
@@ -79,7 +79,7 @@ def test_priorities_reach_the_policy_that_they_are_of(make_agent):
     agent.storage.after_gradients(batch, info)
     errors = dict(zip(("early", "shared"), torch.split(info["errors"], 6), strict=True))
     assert told == {policy: (batch.parts[policy].ids.tolist(), errors[policy].tolist()) for policy in errors}
-    # A policy that does not learn finds nothing out.
+    # A policy that does not learn has no errors.
     told.clear()
     agent.algo.update_algorithm_parameter("shared/trainable", False)
     agent.storage.after_gradients(batch, agent.algo.compute_gradients(batch)[1])
@@ -100,4 +100,4 @@ def test_replay_goes_on_from_its_state(make_agent):
     assert other.storage.counters == agent.storage.counters
 
 
-# What is refused
+# Errors

@@ -1,4 +1,4 @@
-"""Simulated collectors, and a replay of plain lists that replay storages are compared with."""
+"""Simulated collectors, and a reference replay made of plain lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytorchrl.agent.storages.rollout_rows import RolloutRows
 
 
 class Row:
-    """One transition as it was made."""
+    """One transition as the collector made it."""
 
     def __init__(self, **content):
         self.__dict__.update(content)
@@ -22,8 +22,8 @@ class Row:
 class Collector:
     """Random episodes of E environments, recorded by the collector's half of a storage and in plain lists.
 
-    Each transition's action is a number of its own. Pictures are random, many of them black; frames of an episode's
-    start are padded with "zero", "copy" of the first or "noise", or the old ones are left ("keep").
+    Each transition has a unique number as its action. Images are random, and many are black. At the start of an
+    episode, the stack is padded with zeros, copies of the first frame or noise, or it keeps the old frames.
     """
 
     def __init__(self, *, seed=0, num_envs=2, num_steps=5, same_step=True, num_frames=0, padding="zero",
@@ -42,7 +42,7 @@ class Collector:
         self.restart()
 
     def restart(self):
-        """Reset all environments from outside: running episodes are not gone on with."""
+        """Reset all environments, and discard the running episodes."""
         self.resetting[:] = False
         self.obs = [self.observe(e, first=True) for e in range(self.num_envs)]
         self.mask = self.random_mask()
@@ -70,7 +70,7 @@ class Collector:
         return {"obs": np.stack(observations), "number": np.arange(len(observations)) + 10 * self.number}
 
     def collect(self, num_steps=None):
-        """Make a rollout of `num_steps`, and return it; the rows are in `made`, an environment each."""
+        """Return a rollout of `num_steps`, and add the rows of each environment to `made`."""
         for _ in range(num_steps or self.num_steps):
             self.step()
         return self.rows.take(copy=True)
@@ -115,13 +115,13 @@ class Collector:
 
 
 class PlainReplay:
-    """Transitions in plain lists: rows in the order of replay, and what each environment made so far."""
+    """Transitions in plain lists: rows in the order of replay, and the rows of each environment so far."""
 
     def __init__(self, capacity):
         self.capacity, self.rows, self.streams = capacity, [], {}
 
     def insert(self, collector, num_steps):
-        """Take what the collector's last `num_steps` steps made."""
+        """Insert the rows of the collector's last `num_steps` steps."""
         for made in collector.made:
             rows = [row for row in made if row is not None][-num_steps:]
             self.rows += rows
@@ -134,7 +134,7 @@ class PlainReplay:
 
     @property
     def resident(self):
-        """The valid rows that are still there, by action."""
+        """Return action -> row, for all valid rows that are resident."""
         return {row.action: row for row in self.rows[-self.capacity:] if row.valid}
 
     def sequences(self, length, burn_in, period, n_step):
@@ -155,7 +155,7 @@ class PlainReplay:
         return found
 
     def window(self, row, n_step, gamma):
-        """(R, discount, next observation, next mask, m) of a row, by plain loops in float64."""
+        """Return (R, discount, next observation, next mask, m) of a row, by plain loops in float64."""
         made, index, head = self.streams[row.action]
         total, m = 0.0, 0
         while True:
@@ -168,13 +168,13 @@ class PlainReplay:
 
 
 def episodes_of(made):
-    """(valid rows, whether they begin with the episode, whether it is over) of what an environment made; None.
+    """Return (valid rows, whether they begin the episode, whether it is over) for each episode of an environment.
 
-    A break.
+    In `made`, None marks a gap.
     """
     found, rows, from_start = [], [], False
     for row in [*made, None]:
-        if rows and (row is None or row.is_first):  # left off
+        if rows and (row is None or row.is_first):  # the episode was interrupted
             found.append((rows, from_start, False))
             rows = []
         if row is None:
@@ -200,7 +200,7 @@ def make_plain_replay():
 
 @pytest.fixture
 def build_replay():
-    """Build a replay storage whose actor and algorithm are stubs."""
+    """Return a replay storage whose actor and algorithm are stubs."""
     def build(cls, size, gamma=0.9, num_envs=1, seed=0, state_size=0, **options):
         options.setdefault("rollout_size", 1)
         states = {"q": torch.zeros(1, state_size)} if state_size else {}

@@ -1,4 +1,4 @@
-"""Storages of the user's own: another estimate, another draw, a storage from nothing; and mistakes name the class."""
+"""Test a user's storages: another estimate, another draw, a storage from scratch; errors name the class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DISCOUNT = 0.9
 
 
 class MonteCarlo(VanillaOnPolicyBuffer):
-    """A storage whose returns are discounted sums of rewards to the end of the episode or rollout, not bootstrapped."""
+    """Storage whose returns are discounted sums of rewards to the end of the episode or rollout, without bootstrap."""
 
     def estimate(self, rollout, anew=False):
         value, _ = self.values_of(rollout, anew)
@@ -51,7 +51,7 @@ def collected(algo, storage, steps):
 
 @pytest.fixture
 def steps():
-    """Made-up steps of four environments."""
+    """Return a generator of random steps of four environments."""
     class Steps:
         rng = np.random.default_rng(0)
 
@@ -91,7 +91,7 @@ def test_samples_have_the_estimate_of_a_subclass(steps):
 
 
 class Recent(ReplayBuffer):
-    """A replay that draws only the newest `newest` transitions, in turn."""
+    """Replay that draws only the `newest` newest transitions, in turn."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(ReplayBuffer.Options):
@@ -104,7 +104,7 @@ class Recent(ReplayBuffer):
 
 @dataclass
 class Nothing:
-    """A minimal actor or algorithm for a replay."""
+    """Minimal actor or algorithm for a replay."""
 
     gamma = 0.9
 
@@ -131,7 +131,7 @@ def rollout_of(numbers, valid=None):
 
 @pytest.mark.parametrize("num_rollouts", [3, 5, 6, 9, 12])
 def test_rows_that_can_be_drawn_are_named_from_the_oldest_to_the_newest(num_rollouts):
-    """Also when the ring has gone round, and with rows that are no transitions."""
+    """The draw is also right after the ring has wrapped, and with rows without a transition."""
     storage = replay(Recent)
     for number in range(num_rollouts):
         storage.insert_data_slice([rollout_of([2 * number, 2 * number + 1], valid=[True, number % 3 != 1])], ["here"])
@@ -145,7 +145,7 @@ def test_rows_that_can_be_drawn_are_named_from_the_oldest_to_the_newest(num_roll
 
 
 class Plain(Storage):
-    """An on-policy storage from nothing: one batch of the rollouts' steps, rewards as returns and advantages."""
+    """On-policy storage from scratch: one batch of all steps, with rewards as returns and advantages."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Options):

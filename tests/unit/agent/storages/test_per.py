@@ -1,4 +1,4 @@
-"""Prioritised replay: golden probabilities and weights, priorities across the ring's end, and what is refused."""
+"""Test prioritized replay: known probabilities and weights, priorities across the ring's end, and errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytorchrl.errors import ConfigError
 
 
 def steps(count, first=0, valid=None):
-    """A rollout of one environment whose actions are `first`, `first + 1`, ..."""
+    """Return a rollout of one environment whose actions are `first`, `first + 1`, ..."""
     no = torch.zeros(count, 1, dtype=torch.bool)
     return RolloutData(
         obs={"obs": first + torch.arange(count + 1.0).reshape(-1, 1, 1)},
@@ -26,7 +26,7 @@ def steps(count, first=0, valid=None):
 
 @pytest.fixture
 def per(build_replay):
-    """A storage of so many transitions, with these errors if given."""
+    """Return a storage of transitions, with these errors if given."""
     def build(size=4, errors=None, **options):
         storage = build_replay(PERBuffer, size, **{"epsilon": 1e-12, **options})
         if errors is not None:
@@ -92,7 +92,7 @@ def test_weights_over_the_buffer_are_those_of_all_that_could_be_drawn(per):
 
 
 def test_two_storages_are_one_by_their_mass_and_smallest_leaf(per):
-    """Weights of a storage times (the smallest leaf of all / its own)^beta are those of one storage with everything."""
+    """With weights scaled by (smallest leaf of all / own smallest leaf)^beta, several storages equal a single one."""
     parts = [per(2, errors, alpha=1.0, beta=1.0, weight_norm="buffer") for errors in ([1, 2], [3, 4])]
     mass, smallest = [part.mass for part in parts], min(part.min_priority for part in parts)
     np.testing.assert_allclose(np.array(mass) / sum(mass), [0.3, 0.7])
@@ -103,7 +103,7 @@ def test_two_storages_are_one_by_their_mass_and_smallest_leaf(per):
 def test_new_transitions_get_the_largest_priority_so_far(per):
     storage = per(8, [0.5, 0.25], alpha=1.0)
     storage.insert_data_slice([steps(2, first=10)])
-    np.testing.assert_allclose(storage.priority_sums.get(np.arange(4)), [0.5, 0.25, 1, 1])  # 1 before any larger one
+    np.testing.assert_allclose(storage.priority_sums.get(np.arange(4)), [0.5, 0.25, 1, 1])  # 1 until an error is larger
     storage.update_priorities(np.array([1]), np.array([7.0]))
     storage.update_priorities(np.array([1]), np.array([0.5]))
     storage.insert_data_slice([steps(1, first=20)])

@@ -1,4 +1,4 @@
-"""Uniform replay: n-step windows, streams, the ring's end, stacks of pictures, states."""
+"""Test uniform replay: n-step windows, streams, the ring's end, stacks of images, states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytorchrl.errors import ConfigError
 
 
 def rollout_of(reward, terminated=(), truncated=(), obs=None, dtype=torch.float32):
-    """One environment; observation t is t unless given, that after an end is `100 + t`."""
+    """Return a rollout of one environment; observation t is t unless given, and `100 + t` after an end."""
     count = len(reward)
     flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731
     ends = sorted({*terminated, *truncated})
@@ -33,7 +33,7 @@ def rollout_of(reward, terminated=(), truncated=(), obs=None, dtype=torch.float3
 
 
 def by_action(batch, *names):
-    """Action -> the values of `names`, from a batch in which every action appears."""
+    """Return action -> values of `names`, from a batch in which every action appears."""
     values = [getattr(batch, name) for name in names]
     return {a: tuple(round(float(v[b]), 6) for v in values) for b, a in enumerate(batch.action.tolist())}
 
@@ -51,7 +51,7 @@ def test_n_step_returns_on_golden_values(build_replay):
 
 
 def assert_extras_belong_to_rows(ring):
-    """Nothing is kept that no resident row shows, and nothing twice."""
+    """Assert that every stored frame belongs to a resident row, and that no frame is stored twice."""
     rows = np.arange(ring.first, ring.total) % ring.capacity
     link = ring.columns["link"][rows]
     extras = -1 - link[link < 0]
@@ -68,7 +68,7 @@ def assert_extras_belong_to_rows(ring):
 @pytest.mark.parametrize("n_step", [1, 4])
 def test_batches_equal_those_of_plain_lists(
         cls, frames, padding, same_step, n_step, build_replay, make_collector, make_plain_replay, assert_batch_equals):
-    """Two collectors of different sizes take turns at random, some rollouts are cut short, environments restart."""
+    """Two collectors of different sizes take turns at random; some rollouts are short, and environments restart."""
     rng = np.random.default_rng([n_step, frames, same_step])
     collectors = [make_collector(
         seed=s, num_envs=2 + s, num_steps=6, same_step=same_step, num_frames=frames, padding=padding, p_life=0.1,
@@ -187,7 +187,7 @@ def test_counters_tell_what_was_never_drawn(build_replay):
 
 def test_a_place_that_is_written_again_counts_as_never_drawn(build_replay):
     storage = build_replay(ReplayBuffer, 4)
-    for unused in (0, 0, 4):  # drawn whole, drawn whole, never drawn
+    for unused in (0, 0, 4):  # all drawn, all drawn, none drawn
         storage.insert_data_slice([rollout_of([1] * 4)])
         assert storage.counters["evicted_unused"] == 0
         if not unused:

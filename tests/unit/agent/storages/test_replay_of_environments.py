@@ -1,4 +1,4 @@
-"""Stacks of real environments come back from single pictures as they were, starts and ends of episodes included."""
+"""Test that stacks of real environments are restored from single images, also at starts and ends of episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytorchrl.envs import atari_factory
 
 
 class Pictures(gym.Env):
-    """Random pictures in episodes of 3 to 9 steps."""
+    """Environment with random images in episodes of 3 to 9 steps."""
 
     observation_space = gym.spaces.Box(0, 255, (1, 6, 6), np.uint8)
     action_space = gym.spaces.Discrete(2)
@@ -33,7 +33,7 @@ class Pictures(gym.Env):
 
 
 def play_into(storages, envs, num_rollouts, num_steps):
-    """Random rollouts into all of the storages."""
+    """Insert random rollouts into all storages."""
     rng = np.random.default_rng(0)
     rows = RolloutRows(num_steps, envs.num_envs, {})
     rows.start(*envs.reset())
@@ -48,7 +48,7 @@ def play_into(storages, envs, num_rollouts, num_steps):
 
 
 def assert_equal_stacks(single, whole, min_share):
-    """All rows that can be drawn show the same in both, and the same next."""
+    """Assert that all drawable rows have equal observations and next observations in both storages."""
     assert single.ring.num_bytes < whole.ring.num_bytes / 2
     rows = np.flatnonzero(single.ring.columns["drawable"])
     assert len(rows) >= min_share * np.count_nonzero(whole.ring.columns["drawable"])

@@ -1,4 +1,4 @@
-"""Advantages and returns against plain loops in float64."""
+"""Compare advantages and returns with plain loops in float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rollout_of(reward, terminated, truncated, valid=None, final_index=NO_FINALS[
 
 
 def brute_force(rollout, value, final_value, gamma, lam):
-    """Sum of discounted temporal differences up to the end of each episode, one transition at a time."""
+    """Return sums of discounted temporal differences up to the end of each episode, one transition at a time."""
     finals = {tuple(pair): float(v) for pair, v in zip(rollout.final_index.tolist(), final_value, strict=True)}
     num_steps, num_envs = rollout.reward.shape
     advantage = np.zeros((num_steps, num_envs))
@@ -69,7 +69,7 @@ def test_gae_golden_values():
     rollout = rollout_of(
         np.ones((5, 1)), column(False, True, False, False, False), column(False, False, False, True, False),
         final_index=torch.tensor([[1, 0], [3, 0]]))
-    # V' = .4, -, .2, .7, .6: row 1 ends for good, row 3 is cut and its last observation is worth .7.
+    # V' = .4, -, .2, .7, .6: row 1 terminates; row 3 is truncated, and its last observation has the value .7.
     value = torch.tensor([[0.5], [0.4], [0.3], [0.2], [0.1], [0.6]])
     advantage, _ = gae(rollout, value, torch.tensor([99.0, 0.7]), 0.9, 0.8)
     np.testing.assert_allclose(advantage[:, 0], [1.292, 0.6, 1.9096, 1.43, 1.44], atol=1e-6)
@@ -81,7 +81,7 @@ def test_gae_at_time_limit_bootstraps_so_that_the_value_of_an_endless_task_is_ri
     rollout = rollout_of(np.ones((50, 1)), np.zeros((50, 1), bool), truncated, final_index=torch.tensor([[49, 0]]))
     value = 0.0
     for _ in range(200):
-        # Row 50 shows the next episode's first observation: its value is not what the cut one goes on with.
+        # Row 50 contains the next episode's first observation, so the truncated episode must not bootstrap from it.
         _, ret = gae(rollout, torch.full((51, 1), value), torch.tensor([value]), 0.99, 0.95)
         value = float(ret.mean())
     assert value == pytest.approx(100.0, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Replay of whole rollouts as sequences: everything that is drawn against the rollouts as plain lists."""
+"""Compare sequences drawn from a replay of whole rollouts with the rollouts as plain lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build(build_replay):
 
 
 class Kept:
-    """A rollout that was inserted: the rows of each environment, as they were made."""
+    """An inserted rollout: the rows of each environment, as the collector made them."""
 
     def __init__(self, collector, rollout, first):
         self.first, self.num_steps = first, rollout.num_steps
@@ -40,9 +40,9 @@ class Kept:
 
 
 def observations_of(rows):
-    """[(obs, mask, row or None)] of an environment's part of a rollout.
+    """Return [(obs, mask, row or None)] of one environment in a rollout.
 
-    A last observation that no step shows has no row.
+    The row is None for a last observation that is not the observation of a step.
     """
     found = []
     for i, row in enumerate(rows):
@@ -53,7 +53,7 @@ def observations_of(rows):
 
 
 def target_of(rows, i, n_step):
-    """(R, discount, next observation, next mask) of step i, from the steps of its rollout alone."""
+    """Return (R, discount, next observation, next mask) of step i, from the steps of its rollout only."""
     total, m = 0.0, 0
     while True:
         last = rows[i + m]
@@ -69,7 +69,7 @@ def check_column(batch, b, rows, n_step):
     assert batch.valid[:, b].nonzero().flatten().tolist() == steps
     assert float(batch.weight[b]) == 1.0
     np.testing.assert_array_equal(batch.rhs["q"][b], rows[0].states["q"])
-    for at in range(len(batch.done)):  # what follows the rollout repeats its last observation
+    for at in range(len(batch.done)):  # after the rollout, its last observation is repeated
         obs, mask, row = expected[min(at, len(expected) - 1)]
         for name, leaf in obs.items():
             assert torch.equal(batch.obs[name][at, b], torch.as_tensor(leaf)), (name, at)
@@ -91,7 +91,7 @@ def check_column(batch, b, rows, n_step):
 @pytest.mark.parametrize("same_step", [True, False])
 @pytest.mark.parametrize(("frames", "p_end"), [(0, 0.3), (0, 0.03), (3, 0.1)])
 def test_batches_equal_the_rollouts(n_step, same_step, frames, p_end, build, make_collector):
-    """Collectors of different sizes take turns, rollouts are of different lengths, environments restart."""
+    """Collectors of different sizes take turns; rollouts have different lengths, and environments restart."""
     rng = np.random.default_rng([n_step, same_step, frames, int(100 * p_end)])
     collectors = [make_collector(
         seed=s, num_envs=1 + s, num_steps=9, same_step=same_step, num_frames=frames, p_end=p_end, p_life=0.05,
@@ -123,13 +123,13 @@ def test_batches_equal_the_rollouts(n_step, same_step, frames, p_end, build, mak
         for b, rows in enumerate(drawn):
             check_column(batch, b, rows, n_step)
             num_extra += len(observations_of(rows)) - len(rows) - 1
-        # Every transition of a rollout is there as often as the rollout was drawn, and all its environments are.
+        # Every transition of a rollout occurs as often as the rollout was drawn, in all environments.
         actions = [row.action for rows in drawn for row in rows if row.valid]
         assert sorted(batch.action[batch.valid].tolist()) == sorted(actions)
         assert batch.num_samples == len(actions)
         times = Counter(batch.ids.tolist())
         assert all(len({times[one.first + e * one.num_steps] for e in range(len(one.columns))}) == 1 for one in kept)
-    assert (num_extra > 0) == same_step  # last observations in the middle of a rollout that no step shows
+    assert (num_extra > 0) == same_step  # last observations within a rollout that belong to no step
 
 
 def test_rollouts_are_drawn_whole_until_there_are_enough_sequences(build, make_collector):
@@ -149,7 +149,7 @@ def test_rollouts_are_drawn_uniformly_and_with_replacement(build, make_collector
         storage.insert_data_slice([collector.collect()])
     counts = np.bincount(storage.sample(2 * 7000).ids[::2].numpy() // 10, minlength=9)
     assert counts[:2].tolist() == [0, 0]
-    # Chi-squared with 6 degrees of freedom: above 22.5 once in a thousand.
+    # Chi-squared with 6 degrees of freedom exceeds 22.5 with probability 0.001.
     assert ((counts[2:] - 1000) ** 2 / 1000).sum() < 22.5
 
 
@@ -162,7 +162,7 @@ def test_a_rollout_goes_whole_and_counts_how_often_it_was_drawn(build, make_coll
         assert storage.counters["resident"] == 10 * min(number + 1, 3)
     assert storage.counters["evicted_unused"] == 10 * [drawn[first] for first in (0, 10, 20)].count(0)
     assert storage.counters["sampled"] == 10 * sum(drawn.values())
-    storage.insert_data_slice([collector.collect(1)])  # two rows need the room of ten
+    storage.insert_data_slice([collector.collect(1)])  # inserting two rows evicts ten
     assert storage.counters["resident"] == 22
 
 
@@ -226,7 +226,7 @@ def test_states_count_as_memory(build, make_collector):
 
 
 def test_targets_end_with_an_episode_whose_last_observation_is_not_reported(build):
-    """The next row is then the first step of another episode, and no row without a step lies between."""
+    """The next row is the first step of another episode, without an extra row in between."""
     count = 5
     flags = lambda at: torch.tensor([[t in at] for t in range(count)])  # noqa: E731
     done = torch.zeros(count + 1, 1, dtype=torch.bool)

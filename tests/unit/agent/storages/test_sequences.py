@@ -1,4 +1,4 @@
-"""Replay of sequences: golden windows, and everything that is drawn against sequences of plain lists."""
+"""Test replay of sequences: known windows, and comparisons of all drawn sequences with plain lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAMMA = 0.9
 
 
 def rollout_of(count, is_over=True, first=True, number=0, reward=None):
-    """Steps of one environment, observation and action the step's number; the last one ends an episode, or not."""
+    """Return steps of one environment with their numbers as observation and action; the last may end an episode."""
     end = torch.zeros(count, 1, dtype=torch.bool)
     end[-1] = is_over
     done = torch.zeros(count + 1, 1, dtype=torch.bool)
@@ -43,7 +43,7 @@ def build(build_replay):
 
 
 def drawn_windows(storage, count=400):
-    """(warm-up start, trained start, end) of each window, in order; observation and action are the step's number."""
+    """Return (warm-up start, trained start, end) of each window, in order; observations are step numbers."""
     batch, found = storage.sample(count), set()
     if batch is None:
         return []
@@ -62,7 +62,7 @@ def drawn_windows(storage, count=400):
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_golden_windows(build, num_steps, windows, parts, n_step):
-    """Wherever rollouts end, and however many steps targets take."""
+    """The windows depend neither on the ends of rollouts nor on the length of targets."""
     storage, at = build(n_step=n_step), 0
     for size in filter(None, [num_steps * (i + 1) // parts - num_steps * i // parts for i in range(parts)]):
         storage.insert_data_slice([rollout_of(size, at + size == num_steps, at == 0, at)])
@@ -77,7 +77,7 @@ def test_a_window_can_be_drawn_once_its_targets_are_there(build):
     for t in range(9):
         storage.insert_data_slice([rollout_of(1, t == 8, t == 0, t)])
         seen.append(storage.num_items)
-    # The first window needs 4 + 3 - 1 steps, later ones every second step, and the end frees the rest.
+    # The first window needs 4 + 3 - 1 steps, each later window two more steps; the end completes all others.
     assert seen == [0, 0, 0, 0, 0, 1, 1, 2, 4]
 
 
@@ -131,7 +131,7 @@ def test_after_gradients_takes_errors_of_all_steps_and_none_that_is_not_finite(b
 
 
 def check_batch(batch, plain, rule, frames):
-    """Compare what was drawn with sequences of plain lists; the starts of what was drawn."""
+    """Compare a drawn batch with sequences of plain lists, and return the starts of the drawn windows."""
     expected = plain.sequences(**rule)
     length, n_step, burn_in = rule["length"], rule["n_step"], batch.burn_in
     assert batch.done.shape[0] == burn_in + length + n_step
@@ -181,7 +181,7 @@ RULES = [{"length": 4, "burn_in": 2, "period": 2, "n_step": 1}, {"length": 5, "b
 @pytest.mark.parametrize(("frames", "p_end"), [(0, 0.2), (0, 0.02), (3, 0.05)])
 def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, build_replay, make_collector,
                                             make_plain_replay):
-    """Collectors of different sizes take turns, rollouts are cut, environments restart, one collector is replaced."""
+    """Collectors of different sizes take turns; rollouts are short, environments restart, a collector is replaced."""
     rng = np.random.default_rng([*rule.values(), same_step, frames, int(100 * p_end)])
     collectors = [make_collector(
         seed=s, num_envs=1 + s, num_steps=6, same_step=same_step, num_frames=frames, p_end=p_end, p_life=0.05,
@@ -198,7 +198,7 @@ def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, buil
             if rng.random() < 0.04:
                 collectors[source].restart()
             steps = int(rng.integers(1, 7))
-            if rng.random() < 0.03:  # what comes now is not known to go on
+            if rng.random() < 0.03:  # the following rollouts have no known predecessor
                 names[source] += 2
                 for made in collectors[source].made:
                     made.append(None)
@@ -221,7 +221,7 @@ def test_batches_equal_those_of_plain_lists(rule, same_step, frames, p_end, buil
 
 
 def assert_states_are_wanted(storage):
-    """States are kept of resident rows only, each once."""
+    """Assert that states are stored only for resident rows, and each state once."""
     slots = storage.windows.slot[storage.windows.slot >= 0]
     assert len(set(slots)) == len(slots) == len(storage.state_slots.taken)
 
@@ -344,7 +344,7 @@ def test_a_size_without_room_for_a_sequence_is_refused(build_replay):
 
 @pytest.mark.parametrize("phase", range(10))
 def test_the_least_size_is_enough(build_replay, make_collector, phase):
-    """Of streams without end, filled in turns, something can be drawn from some time on, wherever rollouts are cut."""
+    """With endless episodes of several collectors, windows become drawable wherever rollouts are cut."""
     options = {"length": 6, "burn_in": 3, "period": 3, "n_step": 3, "rollout_size": 5}
     storage = build_replay(SequenceBuffer, 4 * 5 * 2 * 2, state_size=STATE, num_envs=2, **options)
     SequenceBuffer.check_size(storage.options, 2, 2)

@@ -1,4 +1,4 @@
-"""Trees against plain arrays, and the golden values of their specification."""
+"""Compare trees with plain arrays, and with the known values of their specification."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_ranges_on_golden_values():
     assert (sums.total, minima.smallest) == (10, 1)
 
 
-@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 8, 37, 64, 100, 1000])  # up to twice as many changes at once
+@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 8, 37, 64, 100, 1000])  # up to twice as many simultaneous changes
 def test_trees_agree_with_plain_arrays_through_random_changes(capacity):
     rng = np.random.default_rng(capacity)
     sums, minima = SumTree(capacity), MinTree(capacity)

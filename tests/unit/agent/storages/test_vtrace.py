@@ -1,4 +1,4 @@
-"""V-trace against plain loops in float64, and a storage that computes it with the learner's weights."""
+"""Compare V-trace with plain loops in float64; test a storage that computes targets with the learner's weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LSTM_SHARED = {"recurrent_net": "lstm", "recurrent_size": 5, "shared_policy_valu
 
 
 def rollout_of(reward, ratio, terminated=None, truncated=None, valid=None, final_index=None):
-    """A rollout, and log-probabilities whose ratio to those of acting is `ratio`."""
+    """Return a rollout and log-probabilities whose importance ratio is `ratio`."""
     reward = torch.as_tensor(np.asarray(reward), dtype=torch.float32)
     shape = reward.shape
     flags = [torch.as_tensor(np.zeros(shape, bool) if flag is None else np.asarray(flag))
@@ -37,7 +37,7 @@ def rollout_of(reward, ratio, terminated=None, truncated=None, valid=None, final
 
 
 def random_case(seed, ends=True):
-    """A rollout with random ends, gaps and ratios, log-probabilities to learn about, and values."""
+    """Return a rollout with random ends, gaps and ratios; log-probabilities of the learned policy; and values."""
     rng = np.random.default_rng(seed)
     shape = (int(rng.integers(1, 21)), int(rng.integers(1, 5)))
     terminated = (rng.random(shape) < 0.2) & ends
@@ -51,7 +51,7 @@ def random_case(seed, ends=True):
 
 
 def defining_sum(rollout, logp, value, final_value, gamma, rho_bar, c_bar, lam):
-    """v and the advantage of each transition by the sum over what follows it, one at a time."""
+    """Return v and the advantage of each transition, as sums over all later transitions, one at a time."""
     finals = {tuple(pair): float(v) for pair, v in zip(rollout.final_index.tolist(), final_value, strict=True)}
     num_steps, num_envs = rollout.reward.shape
     v, advantage = value[:-1].double().numpy().copy(), np.zeros((num_steps, num_envs))
@@ -104,7 +104,7 @@ def test_vtrace_golden_values():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_vtrace_without_ends_is_that_of_rllib(seed):
-    """`from_importance_weights` of RLlib's and DeepMind's vtrace, where an end is a discount of 0."""
+    """Return the result of `from_importance_weights` in RLlib and DeepMind's vtrace, with discount 0 at an end."""
     _, rollout, logp, value, final_value = random_case(seed, ends=False)
     rho, discount = (logp.double() - rollout.other["logp"].double()).exp().clamp(max=1.0).numpy(), 0.9
     values, bootstrap = value[:-1].double().numpy(), value[-1].double().numpy()
@@ -134,7 +134,7 @@ def test_targets_of_the_policy_that_acted_are_those_of_gae(seed, lam):
 def test_what_is_not_valid_or_far_from_the_policy_stays_finite():
     rollout, logp = rollout_of(np.ones((4, 1)), np.ones((4, 1)), valid=np.array([[True], [True], [False], [True]]))
     rollout.other["logp"][2] = torch.nan
-    rollout.other["logp"][1], logp[1] = -1e30, 0.0  # the ratio is beyond any float
+    rollout.other["logp"][1], logp[1] = -1e30, 0.0  # the ratio exceeds the range of floats
     rollout.other["logp"][3], logp[3] = 0.0, -1e30
     value = torch.tensor([[0.1], [0.2], [0.3], [0.4], [0.5]])
     advantage, v = vtrace(rollout, logp, value, torch.zeros(0), 0.9)
@@ -205,7 +205,7 @@ def opened(storage, rollout, num_parts=1):
     ({}, None), ({"shared_policy_value_network": True}, None), (GRU, None), (GRU, 5), (LSTM_SHARED, None),
     (LSTM_SHARED, 5)], ids=str)
 def test_learner_sees_what_the_collector_did_if_it_has_the_same_weights(actor, masked, sequence_length):
-    """An unroll over sequences equals the single steps that acted; values are those of PPO's collector."""
+    """Unrolled sequences equal the single steps during acting; values equal those of PPO's collector."""
     _, algorithm, storage = parts_of(actor=actor, storage={"sequence_length": sequence_length})
     rollout = collect(algorithm, storage, masked)
     assert len(rollout.final_index) > 3
@@ -226,7 +226,7 @@ def test_other_weights_are_unrolled_as_the_loss_does_it(actor, sequence_length):
     found, values, final_value = learner.evaluate_rollout(rollout, sequence_length)
     assert not torch.allclose(found, rollout.other["logp"], atol=1e-3)
     advantage, target = map(torch.from_numpy, vtrace(rollout, found, values, final_value, 0.99))
-    # A batch has its samples in an order of its own.
+    # The order of samples in a batch is random.
     valid = slice(None) if batch.valid is None else batch.valid
     for mine, expected in ((logp.detach(), found), (value.detach(), values[:-1]), (batch.value, values[:-1]),
                            (batch.ret, target), (batch.advantage, advantage)):
@@ -282,7 +282,7 @@ def test_recomputed_targets_are_of_the_present_weights_and_the_value_of_the_open
     torch.testing.assert_close(first.value.sort().values, second.value.sort().values)
 
 
-# option -> (another value, settings that make it matter)
+# option -> (another value, settings under which the option has an effect)
 CHANGES = {"rho_bar": (0.5, {}), "c_bar": (0.5, {}), "vtrace_lambda": (0.5, {}), "sequence_length": (5, GRU)}
 
 
