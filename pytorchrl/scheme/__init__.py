@@ -13,7 +13,6 @@ from pytorchrl.scheme.updates.kinds import AsynchronousGradients, DecentralisedG
 
 __all__ = [
     "ASYNC", "CENTRAL", "PARALLEL", "SYNC", "AsynchronousCollection", "AsynchronousGradients", "CWorkerSet",
-    "Communication",
-    "DecentralisedGradients", "DropReason", "Evaluation", "Execution", "GWorkerSet", "LedgerError", "LedgerSnapshot",
-    "RWorkerSet", "Ray", "ReplayCollection", "Scheme", "Simulated", "SynchronousCollection", "SynchronousGradients",
-    "Threads"]
+    "Communication", "DecentralisedGradients", "DropReason", "Evaluation", "Execution", "GWorkerSet", "LedgerError",
+    "LedgerSnapshot", "RWorkerSet", "Ray", "ReplayCollection", "Scheme", "Simulated", "SynchronousCollection",
+    "SynchronousGradients", "Threads"]

@@ -127,8 +127,8 @@ class Architectures:
 
     @classmethod
     def a3c(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
-                train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
-                **settings: Unpack[ArchitectureKeywords]) -> Self:
+            train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+            **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with asynchronous gradients (A3C, Mnih et al. 2016).
 
         Each gradient is applied when it arrives, and only its sender gets new weights.
@@ -149,8 +149,8 @@ class Architectures:
 
     @classmethod
     def ddppo(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
-                  train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
-                  **settings: Unpack[ArchitectureKeywords]) -> Self:
+              train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+              **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with decentralised gradients (DD-PPO, Wijmans et al. 2020).
 
         Gradient workers average gradients among themselves. Once a fraction `col_fraction_workers` of them has
@@ -175,9 +175,8 @@ class Architectures:
 
     @classmethod
     def microbatch(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor],
-                   storage_factory: Factory[Storage],
-                       train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
-                       **settings: Unpack[ArchitectureKeywords]) -> Self:
+                   storage_factory: Factory[Storage], train_envs_factory: EnvFactory,
+                   test_envs_factory: EnvFactory | None = None, **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme for train batches that are larger than memory.
 
         The data of one optimizer step is collected and differentiated in microbatches.
@@ -198,8 +197,8 @@ class Architectures:
 
     @classmethod
     def impala(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
-                   train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
-                   **settings: Unpack[ArchitectureKeywords]) -> Self:
+               train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+               **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme in which collection never waits for the learner (IMPALA, Espeholt et al. 2018).
 
         The algorithm must correct its targets for the policy lag of the data. A single gradient worker makes
@@ -221,8 +220,8 @@ class Architectures:
 
     @classmethod
     def appo(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
-                 train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
-                 **settings: Unpack[ArchitectureKeywords]) -> Self:
+             train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+             **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme as `impala` does, for a clipped surrogate objective (APPO, Luo et al. 2020).
 
         Args:
@@ -241,8 +240,8 @@ class Architectures:
 
     @classmethod
     def apex(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
-                 train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
-                 **settings: Unpack[ArchitectureKeywords]) -> Self:
+             train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+             **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme with replay shards between collection workers and one learner (Ape-X, Horgan et al. 2018).
 
         Use a storage such as `PERBuffer`, and set `epsilon_per_worker=True` for `DQN`. To replay whole rollouts, use
@@ -267,8 +266,8 @@ class Architectures:
 
     @classmethod
     def r2d2(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
-                 train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
-                 **settings: Unpack[ArchitectureKeywords]) -> Self:
+             train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+             **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme as `apex` does, for sequences and an actor with memory (R2D2, Kapturowski et al. 2019).
 
         The storage is `SequenceBuffer`, or `RolloutSequenceBuffer`, which replays whole rollouts.
@@ -290,8 +289,8 @@ class Architectures:
 
     @classmethod
     def rapid(cls, algo_factory: Factory[Algorithm], actor_factory: Factory[Actor], storage_factory: Factory[Storage],
-                  train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
-                  **settings: Unpack[ArchitectureKeywords]) -> Self:
+              train_envs_factory: EnvFactory, test_envs_factory: EnvFactory | None = None,
+              **settings: Unpack[ArchitectureKeywords]) -> Self:
         """Build a scheme of decentralised gradient workers with asynchronous collection (Rapid, Berner et al. 2019).
 
         The algorithm must correct for policy lag, as `APPO` does.
