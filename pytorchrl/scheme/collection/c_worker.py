@@ -56,7 +56,7 @@ class CWorker(Worker):
         role: The job of this worker.
         initial_weights: Weights to start from; None keeps the actor's own initialization.
         device: Device of the actor; see `check_device`.
-        incarnation: Number of earlier workers with the same index, all of them lost.
+        incarnation: 0 for the first worker with this index, larger for each replacement.
         num_threads: PyTorch threads of this process; None does not change them.
         runtime: The runtime in which the worker runs; None: threads.
         journal: Journal of the gradient worker, for a local worker; None: a new journal.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias, cast
 
+import numpy as np
 import torch
 
 from pytorchrl.agent.data import Batch
@@ -28,48 +29,48 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.transport.encoder import GRADS, WEIGHTS, Compression, Encoder, Wanted
 from pytorchrl.scheme.transport.messages import Gradients, Moments, Parameters, Weights, WholeState
+from pytorchrl.untyped import StateDict
 
-# The collection workers of a replaced GWorker count their incarnations from a multiple of this, so that no number is
-# used twice.
+# A replacement GWorker numbers the incarnations of its workers from a multiple of this, so that no number repeats.
 _INCARNATIONS = 64
-# Seconds that stop() gives workers to end their running call; the whole of stop() promises 10 s.
+# Seconds that stop() waits for workers to end their current call; stop() as a whole must take at most 10 s.
 _STOP_TIMEOUT_S = 5.0
 
 __all__ = ["CollectorThread", "GWorker"]
 
 
 class GWorker(Worker):
-    """Computes gradients from the data of its collection workers.
+    """A worker that computes gradients from the data of its collection workers.
 
     Args:
-        index_worker: 0 is local to the update worker, 1..N are remote.
-        col_workers_factory: Makes its set of collection workers.
+        index_worker: Index in the set: 0 is local to the update worker, 1..N are remote.
+        col_workers_factory: Recipe of the set of collection workers.
         col_communication: "synchronous" or "asynchronous" collection.
         compress_grads_to_send: Codec of gradients; see `GWorkerSet.Options`.
         col_execution: "Central" or "Parallel" collection.
-        col_fraction_workers: Share of the collection workers that ends a synchronous round.
-        initial_weights: Weights to start from.
-        device: "cpu" or "cuda:N" for its computation; None is the CPU.
+        col_fraction_workers: Share of the collection workers whose rollouts complete a synchronous round.
+        initial_weights: Weights to start from; None keeps the actor's own initialization.
+        device: "cpu" or "cuda:N", on which gradients are computed; None: the CPU.
         collection: Options of collection: a `SynchronousCollection`, `AsynchronousCollection` or `ReplayCollection`.
-            None: the arguments above, and defaults.
+            None: the arguments above, and default options.
         supervision: Options for lost workers; None: defaults.
-        runtime: Where its remote collection workers run.
-        collects: False for the worker that only serves parameters and applies gradients.
+        runtime: Runtime of the remote collection workers; None: threads.
+        collects: False for a worker that only serves parameters and applies gradients.
         num_threads: PyTorch threads of this process; None does not change them.
-        incarnation: Number of workers that were in its place before.
+        incarnation: 0 for the first worker with this index, larger for each replacement.
         compress_weights_to_send: Codec of weights that are sent to collection workers.
-        replay_workers_factory: Makes its set of replay shards; None: no replay level.
+        replay_workers_factory: Recipe of the set of replay shards; None: no replay level.
 
     Attributes:
         index_worker, col_communication, compress_grads_to_send: As given.
         iter: Number of gradients computed.
         col_workers: The CWorkerSet; `local_worker` and `remote_workers` are its members.
-        actor, algo, storage: The agent's parts, those of the local collection worker.
+        actor, algo, storage: The agent's parts, which the local collection worker has built.
         collector, inqueue: The CollectorThread, and the `queue.Queue` of train batches (`CollectorThread.queue`).
         encoder: Encoder of gradients.
-        ledger: Where each env step of its collection workers is.
+        ledger: Count of the env steps of its collection workers, by place.
         replay_workers, shards: The RWorkerSet and the connection to it; None without a replay level.
-        stats: Statistics for its next message.
+        stats: Statistics for the next message.
     """
 
     Options: TypeAlias = GWorkerOptions
@@ -113,11 +114,11 @@ class GWorker(Worker):
         self.shards, self.collector, self.inqueue = parts.shards, parts.collector, parts.collector.queue
         self.batch_source, self._gradients = parts.source, parts.gradients
         self._collected_before = 0  # env steps in the restored ledger
-        self._preparing = 0  # number of the running prepare()
+        self._preparing = 0  # `number` of the last call of prepare()
         self._final: LedgerSnapshot | None = None
 
     def ready(self) -> int:
-        """Return the worker's index, once it and its collection workers are built."""
+        """Return the worker's index, once its collection workers and replay shards are built."""
         self.col_workers.wait_ready()
         if self.replay_workers is not None:
             self.replay_workers.wait_ready()
@@ -125,7 +126,7 @@ class GWorker(Worker):
 
     @property
     def parameters(self) -> Parameters:
-        """Values of the parameters of algorithm and storage that are in force."""
+        """Current values of the parameters of the algorithm and of the storage."""
         return dict(self.algo.parameters), dict(self.storage.parameters)
 
     @property
@@ -135,26 +136,26 @@ class GWorker(Worker):
 
     @property
     def batch(self) -> Batch | None:
-        """The batch that `get_data` took and no gradient has used; None if there is none."""
+        """The batch that `get_data` returned, until its gradients are computed; None without such a batch."""
         return self._gradients.batch
 
     @property
     def actor_version(self) -> int:
-        """Number of times the actor has been updated."""
+        """Number of updates of the actor so far."""
         return self.local_worker.version
 
     # Gradients
 
     def get_data(self) -> Batch:
-        """Take the next batch; after the last one of a train batch, wait for the next train batch."""
+        """Return the next batch; after the last batch of a train batch, wait for the next train batch."""
         batch = self._gradients.batch = self.batch_source.next()
         return batch
 
     def get_grads(self, distribute_gradients: bool = False) -> tuple[Vectors, dict[str, float]]:
-        """Compute gradients of the batch that `get_data` took.
+        """Compute gradients of the batch that `get_data` returned.
 
         Args:
-            distribute_gradients: If True, average the gradients over all gradient workers, for each to apply.
+            distribute_gradients: If True, average the gradients over all gradient workers, each of which applies them.
 
         Returns:
             One flat float32 gradient per optimized group, and the algorithm's statistics.
@@ -163,12 +164,12 @@ class GWorker(Worker):
             CallOrderError: There is no batch, or its gradients were already computed.
         """
         if self._gradients.batch is None:
-            raise CallOrderError("get_grads() uses the batch that get_data() took, once; call get_data() first, or "
+            raise CallOrderError("get_grads() uses the batch that get_data() returned, once; call get_data() first, or "
                                  "step() for both")
         return self._gradients.differentiate_taken(distribute_gradients, self.get_data, self.compute_gradients)
 
     def step(self, distribute_gradients: bool = False) -> tuple[Vectors, dict[str, float]]:
-        """Take the next batch and compute its gradients; see `get_grads`."""
+        """Get the next batch and compute its gradients; see `get_grads`."""
         self.get_data()
         return self.get_grads(distribute_gradients)
 
@@ -176,7 +177,7 @@ class GWorker(Worker):
         """Compute the gradients of one batch.
 
         Args:
-            batch: A batch as the algorithm's loss needs it.
+            batch: A batch of the kind that the algorithm learns from.
             distribute_gradients: If True, average the gradients over all gradient workers, weighted by their samples.
 
         Returns:
@@ -189,15 +190,15 @@ class GWorker(Worker):
         """Update the actor once, and merge moments into its normalizers.
 
         Args:
-            gradients: One gradient per optimized group; None applies the gradients that were computed last.
+            gradients: One gradient per optimized group; None: the gradients that this worker computed last.
             moments: Moments of rollouts, for the normalizers.
 
         Returns:
-            The algorithm's statistics; None if the gradient is not finite, so that there was no update: parameters,
-            optimizer and version are as before. The caller counts it.
+            The algorithm's statistics; None if the gradient is not finite, in which case parameters, optimizer and
+            version do not change, and the caller counts the skipped update.
 
         Raises:
-            CallOrderError: `gradients` is None, and this worker has computed none, or its last batch had no sample.
+            CallOrderError: `gradients` is None, but there is no computed gradient, or the last batch had no sample.
         """
         if gradients is None and not (gradients := self._gradients.grads):
             raise CallOrderError("apply_gradients() applies the gradients that this worker computed last, but there "
@@ -210,20 +211,20 @@ class GWorker(Worker):
     # Requests of the update worker
 
     def take_part(self) -> WorkersPart | None:
-        """Return (name, incarnation, part) of the journal's notes since the last call; None if it keeps none."""
+        """Return (name, incarnation, events of the journal since the last call); None if the journal is not kept."""
         part = self._journal.take()
         return None if part is None else (f"GWorker {self.index_worker}", self._incarnation, part)
 
     @errors_carry_part
     def prepare(self, weights: Weights | None = None, *, skip_remaining: bool = False,
                 parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
-        """Take the next train batch if the last one is used up.
+        """Load the next train batch, unless the current train batch has further uses.
 
-        Synchronous gradient workers normalize over the train batches of all of them, as one worker would over the
-        whole. Until this call returns, `preempt(number)` ends the rollout that the worker collects itself.
+        Synchronous gradient workers normalize advantages over the train batches of all of them, as a single worker
+        would. Until this call returns, `preempt(number)` ends a rollout that this worker collects itself.
 
         Returns:
-            (count, mean, M2) of its advantages, and the journal's part.
+            (count, mean, M2) of the advantages in the train batch, and the result of `take_part`.
         """
         self._preparing = number
         self._begin_request(weights, parameters, skip_remaining)
@@ -243,15 +244,15 @@ class GWorker(Worker):
     def collect_and_grad(self, weights: Weights | None = None, *, advantage_moments: Sequence[Moments] | None = None,
                          skip_remaining: bool = False, distribute_gradients: bool = False,
                          parameters: Parameters | None = None, check: bool = False) -> Gradients:
-        """Answer one request of the update worker: take weights, then data, then compute and pack a gradient.
+        """Handle a request of the update worker: set weights, get a batch, and return its encoded gradient.
 
         Args:
-            weights: New weights; None: the worker keeps those that it has.
+            weights: New weights; None: the weights do not change.
             advantage_moments: Moments of the train batches of all gradient workers, if they normalize together.
-            skip_remaining: Discard the rest of the current train batch first.
-            distribute_gradients: Average among the gradient workers and apply the mean; only statistics are returned.
-            parameters: Parameters in force, if no weights bring them.
-            check: Return a checksum of the parameters after the update.
+            skip_remaining: Whether to discard the rest of the current train batch first.
+            distribute_gradients: Whether to average the gradient over all gradient workers, and to apply the mean.
+            parameters: Current parameters of the algorithm and the storage, for a request without weights.
+            check: Whether to return a checksum of the parameters after the update.
         """
         self._begin_request(weights, parameters, skip_remaining)
         if self.batch_source.is_loaded and advantage_moments is not None:
@@ -260,7 +261,7 @@ class GWorker(Worker):
         try:
             self.get_data()
             grads, info = self.get_grads(distribute_gradients)
-        except DrainingError:  # there will be no data for this request
+        except DrainingError:  # no data will arrive for this request
             grads, info, self._gradients.used = [], {}, micro.Used(0, 0, False)
         used, skipped, vectors = self._gradients.used, False, cast("Any", grads)
         if distribute_gradients:
@@ -282,13 +283,13 @@ class GWorker(Worker):
             checksum=self.get_weights(learning=True).checksum if check else None, **reported)
 
     def _apply_mean(self, grads: Vectors) -> tuple[Vectors | None, dict[str, float] | None]:
-        """Make the update that all ranks make.
+        """Apply the mean gradient, as all ranks do.
 
         Returns:
-            The vectors of the message (None: they were applied), and the algorithm's statistics (None: the update was
-            left out).
+            The vectors for the message, None if they were applied; and the algorithm's statistics, None if the update
+            was skipped.
         """
-        moments, self.stats.moments = self.stats.moments, []  # they are shared once, even if the exchange fails
+        moments, self.stats.moments = self.stats.moments, []  # moments are shared once, even if the exchange fails
         self._group.store(moments)
         if all(grad is None for grad in grads):  # no rank had data to learn from
             return [], {}
@@ -298,41 +299,41 @@ class GWorker(Worker):
             return None, self.apply_gradients(grads, moments=shared)
 
     def skip_remaining(self) -> None:
-        """Discard the rest of the current train batch; steps that no gradient has used are dropped."""
+        """Discard the rest of the current train batch; its unused steps are dropped in the ledger."""
         self.batch_source.skip_remaining(DropReason.EARLY_STOP)
         if self._group.is_member:
             self.local_worker.merge_moments(self._group.share())
 
     def preempt(self, number: int) -> None:
-        """Signal: end the rollout that `prepare` number `number` is collecting, after its least share of steps."""
+        """Signal that the rollout of `prepare(number=number)` is to end, as soon as it has its least share of steps."""
         if number == self._preparing:
             self.local_worker.preempt_running(self._plan.least_steps)
 
     # The group of ranks
 
     def join_group(self, meeting: Meeting, place: int, state: WholeState | None = None) -> None:
-        """Become rank `place` of the group that averages gradients.
+        """Join the group that averages gradients, as rank `place`.
 
         Args:
-            meeting: Where the ranks connect.
+            meeting: Address at which the ranks connect.
             place: Rank of this worker.
-            state: State from which all ranks go on; None: this worker has it.
+            state: State from which all ranks continue; None: the state of this worker.
 
         Raises:
-            RankLostError: Not all ranks came.
+            RankLostError: Not all ranks connected.
         """
         if state is not None:
             self.local_worker.load_whole_state(state)
         self._group.join(self._runtime, meeting, place)
 
     def leave_group(self, generation: int) -> None:
-        """Signal: the group of this generation has ended; a running exchange fails."""
+        """Signal that the group of this generation has ended; an exchange in progress fails."""
         self._group.leave(generation)
 
     def give_up(self, generation: int) -> Candidate:
-        """Leave the group of this generation and discard the current train batch; return a candidate for the next."""
+        """Leave the group of this generation, discard the current train batch, and return a candidate for the next."""
         self._group.leave(generation)
-        if not self.batch_source.is_loaded:  # a train batch of which nothing was used is kept
+        if not self.batch_source.is_loaded:  # an unused train batch is kept
             self.batch_source.abandon(DropReason.WORKER_LOST)
             self._gradients.batch = None
         return Candidate(self.actor_version, self._incarnation, self.ledger.snapshot(), *propose_address())
@@ -340,12 +341,12 @@ class GWorker(Worker):
     # Weights
 
     @timed("decode")
-    def set_weights(self, actor_weights: Weights | Mapping[str, Any]) -> None:
-        """Set the actor's weights: a `Weights` message, or an acting state by name."""
+    def set_weights(self, actor_weights: Weights | Mapping[str, np.ndarray | torch.Tensor]) -> None:
+        """Set the actor's weights to those of a `Weights` message, or to an acting state: name -> array."""
         self.local_worker.set_weights(actor_weights)
 
     def get_weights(self, learning: bool = False) -> Weights:
-        """Return a snapshot of the acting state and its version; with `learning` also of the learning state."""
+        """Return a snapshot of the acting state, and of the learning state if `learning` is True."""
         with self._journal.lock:
             weights = self.local_worker.get_weights()
             return replace(weights, learning=self.local_worker.learning_state()) if learning else weights
@@ -355,7 +356,7 @@ class GWorker(Worker):
         return self.local_worker.whole_state()
 
     def save_model(self, fname: str) -> str:
-        """Save the actor as a file of plain types for `torch.load`, in an existing folder; return the path."""
+        """Save the actor to a file in an existing folder, in plain types for `torch.load`; return the path."""
         with self._journal.lock:
             state = {"format": 1, "version": self.actor_version, "acting_state": self.algo.acting_state()}
         torch.save(state, fname)
@@ -366,49 +367,49 @@ class GWorker(Worker):
         self.local_worker.update_algorithm_parameter(parameter_name, new_parameter_value)
 
     def follow_schedules(self, env_steps: Callable[[], int], target_steps: int) -> None:
-        """Set scheduled parameters of algorithm and storage to their values after so many env steps."""
+        """Set scheduled parameters of the algorithm and the storage to their values after `env_steps()` env steps."""
         self.local_worker.follow_schedules(env_steps, target_steps)
 
     # Checkpoints and the end
 
     def announce_drain(self, number: int) -> None:
-        """Signal: drain `number` (1, 2, ...) follows; a request that waits for data ends without any."""
+        """Announce drain `number` (1, 2, ...); a request that waits for data returns without data."""
         self.collector.announce_drain(number)
 
     @property
     def is_draining(self) -> bool:
-        """Whether a drain was announced and is not complete."""
+        """Whether an announced drain is not complete yet."""
         return self.collector.is_draining
 
     def drain(self, number: int, timeout_s: float) -> tuple[int, LedgerSnapshot]:
         """Wait for everything in flight below this worker, and drop data that no gradient has used.
 
         Args:
-            number: 1, 2, ..., the number of this drain.
-            timeout_s: Seconds after which workers without an answer are lost.
+            number: Number of the drain: 1, 2, ...
+            timeout_s: Seconds after which workers that have not responded count as lost.
 
         Returns:
-            The worker's incarnation and its ledger, in which nothing is in flight or queued.
+            The worker's incarnation, and a ledger with nothing in flight or queued.
         """
         self.collector.drain(number, timeout_s)
-        if not self.storage.gives.is_kept:  # batches of replay are copies, and may stay
+        if not self.storage.gives.is_kept:  # batches from replay are copies, which may be kept
             self.batch_source.clear()
             self._gradients.batch = None
             self._group.discard()
         self.ledger.drop_all(DropReason.SHUTDOWN)
         return self._incarnation, self.ledger.snapshot()
 
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of a drained worker: data in replay, its ledger, remainders of its codec.
+    def state(self) -> StateDict:
+        """Return the state of a drained worker for a checkpoint: replay, ledger, and remainders of the codec.
 
-        The update worker saves parameters and optimizers. Draws and episodes start anew after a checkpoint.
+        The update worker saves parameters and optimizers; random generators and episodes are not saved.
         """
         shards = None if self.shards is None else self.shards.state()  # books shards that do not answer as lost
         return {"ledger": asdict(self.ledger.snapshot()), "storage": self.storage.state_dict(), "shards": shards,
                 "remainders": {place: torch.from_numpy(array.copy()) for place, array in self.encoder.kept.items()}}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state()` of another worker, before anything was collected."""
+    def restore(self, state: StateDict) -> None:
+        """Load a result of `state()`, before anything is collected."""
         self.ledger.restore(LedgerSnapshot(**state["ledger"]))
         self.encoder.kept = {place: array.numpy() for place, array in state["remainders"].items()}
         self.storage.load_state_dict(state["storage"])
@@ -418,22 +419,22 @@ class GWorker(Worker):
         self._collected_before = self.ledger.snapshot().collected
 
     def reseed(self, seed: int) -> None:
-        """Continue collection and draws like a worker tree that was just built with this seed."""
+        """Reseed this worker and its collection workers, as if they had just been built with this seed."""
         self.batch_source.clear()
         self._gradients.batch = None
         self.local_worker.reseed(seed)
         self.col_workers.reseed_remote(seed)
 
     def interrupt(self) -> None:
-        """Signal the end: no data comes any more, and a call that waits for data or for other ranks raises an error."""
+        """Signal that collection is to end; a call that waits for data or for other ranks raises an error."""
         self.collector.interrupt()
         self._group.leave()
 
     def stop(self) -> LedgerSnapshot:
-        """Stop collecting and end the workers below; may be called again.
+        """Stop collection and the workers below; later calls only return the ledger.
 
         Returns:
-            The final ledger; its `collected` is the collection workers' own count.
+            The final ledger, in which `collected` is the collection workers' own count.
         """
         if self._final is None:
             self.collector.close(_STOP_TIMEOUT_S)
@@ -444,6 +445,6 @@ class GWorker(Worker):
             self.ledger.drop_all(DropReason.SHUTDOWN)
             before = self._collected_before + self.collector.delivered_by_lost
             self._group.leave()
-            # The collectors' own count, so that the ledger's equation is a real check.
+            # The collection workers' own count makes the ledger's equation an independent check.
             self._final = self.ledger.snapshot(None if made is None else before + made)
         return self._final

@@ -1,4 +1,4 @@
-"""Gradients of a batch in slices: what is too large for one backward pass is differentiated piece by piece.
+"""Gradients of batches that are too large for one backward pass, computed in slices.
 
 B = samples of a batch, L = steps of a sequence, P = scalars of a group's parameter vector.
 """
@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pytorchrl.agent.data import map_tensors, weights_of_gradients
@@ -24,6 +24,7 @@ from pytorchrl.errors import ConfigError
 from pytorchrl.scheme.base.options import PrefetchOptions
 from pytorchrl.scheme.counters import WorkerCounters
 from pytorchrl.terminal import get_logger
+from pytorchrl.untyped import BatchOfKind, UserPart
 
 REDUCTIONS = ("mean", "sum")
 NORM_OVER = ("batch", "microbatch")
@@ -32,17 +33,17 @@ logger = get_logger(__name__)
 
 
 class GradAccumulator:
-    """Adds up the gradients of parts of a batch until they are that of the whole.
+    """Accumulates the gradients of slices of a batch into the gradient of the whole batch.
 
     Args:
-        microbatch_size: Most env steps of a part; None: the batch is one part.
-        reduction: What the loss is over its samples. "mean": gradients are weighted by the samples behind them,
-            sum(n * g) / sum(n). "sum": they are added.
+        microbatch_size: Largest number of env steps in a slice; None: the batch is one slice.
+        reduction: Reduction of the loss over its samples. "mean": gradients are averaged, weighted by their samples,
+            sum(n * g) / sum(n). "sum": gradients are added.
 
     Attributes:
-        num_samples: Valid samples behind what was added.
-        num_parts: Gradients added, those without a sample included.
-        samples: Policy -> valid samples behind the added gradients.
+        num_samples: Number of valid samples in the slices so far.
+        num_parts: Number of slices so far, including slices without a valid sample.
+        samples: Policy -> number of valid samples in the slices so far.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -50,23 +51,22 @@ class GradAccumulator:
         """Options for batches that are too large for one backward pass."""
 
         microbatch_size: int | None = option(
-            None, low=1, help="Most env steps of one backward pass; a larger batch is differentiated in slices, with "
-            "the same result. "
-            "With train_batch_size and synchronous collection, data are also collected in microbatches, and each is "
-            "discarded "
-            "after its gradient if the algorithm uses it only once. None: no limit.")
+            None, low=1, help="Largest number of env steps in one backward pass; the gradient of a larger batch is "
+            "computed in slices, with the same result. With train_batch_size and synchronous collection, data are also "
+            "collected in microbatches, and a microbatch that the algorithm uses only once is discarded after its "
+            "gradient. None: no limit.")
 
     @dataclass(frozen=True, kw_only=True)
     class CollectOptions(Options, PrefetchOptions):
-        """Options for train batches that are also collected in microbatches."""
+        """Options for train batches that are collected in microbatches."""
 
         norm_over: str = option(
-            "batch", choices=NORM_OVER, help="Data over which an algorithm normalizes, e.g. advantages, if a train "
-            "batch is collected in "
-            "microbatches: \"batch\" keeps the whole train batch in host memory, \"microbatch\" does not.")
+            "batch", choices=NORM_OVER, help="Data over which an algorithm normalizes, for example advantages, if a "
+            "train batch is collected in microbatches: \"batch\" keeps the whole train batch in host memory, "
+            "\"microbatch\" does not.")
 
         def __post_init__(self) -> None:
-            """Refuse to collect more than one microbatch ahead."""
+            """Refuse to prefetch more than one microbatch."""
             super().__post_init__()
             if self.prefetch not in (None, 0, 1):
                 raise ConfigError(f"prefetch must be 0, 1 or None, got {self.prefetch!r}")
@@ -76,22 +76,22 @@ class GradAccumulator:
             raise ValueError(f"reduction must be one of {list(REDUCTIONS)}, got {reduction!r}")
         self._microbatch_size, self._reduction = microbatch_size, reduction
         self._gradients: list[Tensor | None] = []
-        self._weights: list[int] = []  # samples behind each of them
+        self._weights: list[int] = []  # valid samples behind each gradient
         self._info: dict[str, float] = {}
         self._info_weights: dict[str, int] = {}
         self.num_samples = self.num_parts = 0
         self.samples: dict[str, int] = {}
 
-    def slices(self, batch: Any, device: torch.device) -> Iterator[Any]:
-        """Parts of a batch on `device`, one after the other, of sizes that differ by at most one.
+    def slices(self, batch: BatchOfKind, device: torch.device) -> Iterator[BatchOfKind]:
+        """Yield the slices of a batch, whose sizes differ by at most one.
 
-        Rows (B, ...) are cut into parts of up to `microbatch_size` rows. Sequences (L, B, ...) stay whole: as many as
-        fit into `microbatch_size` steps, at least one.
+        Rows (B, ...) are divided into slices of at most `microbatch_size` rows. Sequences (L, B, ...) are not cut: a
+        slice has as many sequences as fit into `microbatch_size` steps, and at least one.
 
         Args:
-            batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`; it is only read. Of a
-                `MultiBatch` each policy's is cut into as many slices as its env steps make.
-            device: Where the parts are wanted. The batch may lie elsewhere: one part at a time is moved.
+            batch: A dataclass of tensors and dictionaries of tensors, such as `Batch`, which is not changed. In a
+                `MultiBatch`, the batch of each policy is divided into as many slices as the env steps require.
+            device: Device of the slices. Slices of a batch on another device are moved one at a time.
         """
         if isinstance(batch, MultiBatch):
             num_slices = 1 if self._microbatch_size is None else max(1, -(-batch.num_samples // self._microbatch_size))
@@ -108,15 +108,15 @@ class GradAccumulator:
 
     def add(self, gradients: Sequence[Tensor | None], num_samples: int, info: Mapping[str, float] | None = None,
             samples: Mapping[str, int] | None = None) -> None:
-        """Add what one part gave; it is copied.
+        """Add copies of the gradients and statistics of a slice.
 
         Args:
-            gradients: One (P,) gradient per group, on any device. Kept in float32 or better. Of several policies one a
-                policy, None where it has none.
-            num_samples: Valid samples behind it, n; a part without any counts for nothing.
-            info: Statistics, of which `info` will be the mean.
-            samples: Of several policies, policy -> valid samples, each with a gradient of its own; `num_samples` is
-                then that of env steps.
+            gradients: One (P,) gradient per group on any device, accumulated in float32 or float64. With several
+                policies, one gradient per policy; None for a policy without a gradient.
+            num_samples: Number of valid samples in the slice, n; a slice without valid samples has no weight. With
+                several policies, the number of env steps.
+            info: Statistics of the slice, which `info` averages.
+            samples: With several policies, policy -> number of valid samples behind its gradient.
         """
         self.num_parts += 1
         self.num_samples += num_samples
@@ -142,21 +142,21 @@ class GradAccumulator:
             self._gradients[index] = gradient.to(torch.promote_types(gradient.dtype, torch.float32), copy=True)
         elif self._reduction == "sum":
             total.add_(gradient.to(total.dtype))
-        else:  # the running mean cannot overflow where no part does
+        else:  # a running mean overflows only if a slice does
             total.lerp_(gradient.to(total.dtype), weight / self._weights[index])
 
     def result(self) -> list[Tensor | None]:
-        """The gradient of the whole, one vector for each that was added; None where no sample is behind it.
+        """Return the gradient of the whole batch: one vector per group or policy, None without valid samples.
 
         Raises:
-            RuntimeError: There was no sample at all.
+            RuntimeError: No slice had a valid sample.
         """
         if self.samples.keys() <= {""} and not any(self._weights):
             raise RuntimeError("no gradient was added that has a sample behind it")
         return self._gradients
 
     def info(self) -> dict[str, float]:
-        """Means of the statistics, weighted by samples."""
+        """Return the means of the statistics, weighted by samples."""
         return dict(self._info)
 
 
@@ -177,22 +177,21 @@ def log_update(microbatch_size: int | None, num_samples: int) -> None:
         logger.debug("Applying accumulated gradients (%d samples)", num_samples)
 
 
-def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: WorkerCounters,
+def differentiate(algo: UserPart, batch: BatchOfKind, microbatch_size: int | None, counters: WorkerCounters,
                   is_part: bool = False) -> tuple[list[Tensor | None], dict[str, float]]:
-    """The gradient of a batch, made in one backward pass or in several.
+    """Compute the gradients and the statistics of a batch, in one or several backward passes.
 
     Args:
         algo: The algorithm.
-        batch: What its loss needs, on any device.
-        microbatch_size: Most env steps of a backward pass; None: no limit.
-        counters: Its `backward_passes` are increased, and its `microbatch_steps` set.
-        is_part: Whether the batch is itself a microbatch of an update, which its caller has logged; else its slices are
-            logged.
+        batch: A batch of the kind that the algorithm learns from, on any device.
+        microbatch_size: Largest number of env steps in a backward pass; None: no limit.
+        counters: Counters in which `backward_passes` is increased and `microbatch_steps` is set.
+        is_part: Whether the batch is itself a microbatch, which the caller has logged; if False, each slice is logged.
     """
     counters.microbatch_steps = batch.num_samples
     if microbatch_size is None:
         counters.backward_passes += 1
-        if algo.device.type != "cpu":  # replay has drawn it in host memory
+        if algo.device.type != "cpu":  # batches from replay are in host memory
             batch = map_tensors(batch, lambda tensor: tensor.to(algo.device))
         gradients, info = algo.compute_gradients(batch)
         return gradients, info
@@ -206,37 +205,37 @@ def differentiate(algo: Any, batch: Any, microbatch_size: int | None, counters: 
     return accumulator.result(), decided(algo, accumulator.info())
 
 
-def _count_samples(batch: Any) -> int:
+def _count_samples(batch: BatchOfKind) -> int:
     """Return the number of samples in a batch or an accumulator, summed over policies."""
     return sum(batch.samples.values())
 
 
-def decided(algo: Any, info: dict[str, float]) -> dict[str, float]:
-    """Statistics of several parts: what the algorithm decides, it decides by their means."""
+def decided(algo: UserPart, info: dict[str, float]) -> dict[str, float]:
+    """Return averaged statistics, with the algorithm's decision to stop early recomputed from the averages."""
     if "skip_remaining" in info:
         info["skip_remaining"] = float(algo.skip_remaining(info))
     return info
 
 
-def _length(batch: Any) -> int | None:
-    """L of sequences (L, B, ...); None for rows (B, ...)."""
+def _length(batch: BatchOfKind) -> int | None:
+    """Return L for sequences (L, B, ...), or None for rows (B, ...)."""
     done = getattr(batch, "done", None)
     return done.shape[0] if done is not None and done.dim() == 2 else None
 
 
-def _bounds(batch: Any, part: int, num_parts: int) -> tuple[int, int, int]:
-    """Axis, start and stop of one of several parts whose sizes differ by at most one."""
+def _bounds(batch: BatchOfKind, part: int, num_parts: int) -> tuple[int, int, int]:
+    """Return the axis, the start and the stop of slice `part` of `num_parts`, whose sizes differ by at most one."""
     axis = 0 if _length(batch) is None else 1
     count = batch.action.shape[axis]
     return axis, count * part // num_parts, count * (part + 1) // num_parts
 
 
-def _cut(batch: Any, axis: int, start: int, stop: int, device: torch.device) -> Any:
-    """Samples [start, stop) of a batch; the state before a sequence has no axis of time."""
+def _cut(batch: BatchOfKind, axis: int, start: int, stop: int, device: torch.device) -> BatchOfKind:
+    """Return the samples [start, stop) of a batch along an axis; initial memory states `rhs` have no time axis."""
     def cut(value: Tensor, axis: int) -> Tensor:
         return value.narrow(axis, start, stop - start).to(device)
 
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {}  # values of any class of batches
     for field in dataclasses.fields(batch):
         value, own_axis = getattr(batch, field.name), 0 if field.name == "rhs" else axis
         if isinstance(value, Tensor):
@@ -249,19 +248,19 @@ def _cut(batch: Any, axis: int, start: int, stop: int, device: torch.device) -> 
     return type(batch)(**fields)
 
 
-def why_all_is_kept(options: Any, norm_over: str) -> str:
-    """Why no rollout of a train batch may be forgotten before its last update; empty if each microbatch may.
+def why_all_is_kept(options: object, norm_over: str) -> str:
+    """Return why a whole train batch has to be kept until its last update; "" if microbatches may be discarded.
 
     Args:
-        options: Of the algorithm.
-        norm_over: "batch" or "microbatch", the option of the scheme.
+        options: The algorithm's options.
+        norm_over: "batch" or "microbatch"; the scheme's option.
     """
     epochs, parts = getattr(options, "num_epochs", 1), getattr(options, "num_mini_batch", 1)
     if (size := getattr(options, "mini_batch_size", None)) is not None:
-        return f"mini_batch_size={size} cuts the train batch into parts drawn from it"
+        return f"mini_batch_size={size} draws minibatches from the whole train batch"
     if epochs * parts > 1:
-        return (f"num_epochs={epochs} and num_mini_batch={parts} use the train batch more than once, or in parts drawn "
-                "from it")
+        return (f"num_epochs={epochs} and num_mini_batch={parts} use the train batch more than once, or draw "
+                "minibatches from it")
     normalization = getattr(options, "advantage_normalization", "none")
     if normalization != "none" and norm_over == "batch":
         return f"advantage_normalization={normalization!r} needs the whole train batch with norm_over='batch'"
@@ -272,13 +271,13 @@ def num_rollouts(rollout: int, wanted: int | None, rounds: tuple[int, int | None
     """Return the number of full rollouts in a train batch.
 
     Args:
-        rollout: Env steps of a full rollout.
-        wanted: Least number of env steps of a train batch; None: one round of rollouts.
-        rounds: With synchronous collection, the rollouts of a round, and the least env steps of a microbatch if a
-            larger train batch is split into microbatches; None: rollouts arrive one by one.
+        rollout: Number of env steps in a full rollout.
+        wanted: Least number of env steps in a train batch; None: one round of rollouts.
+        rounds: For synchronous collection, the number of rollouts in a round, and the least number of env steps in a
+            microbatch (None without microbatches). For asynchronous collection, None.
     """
     per_round, microbatch = rounds or (1, None)
-    together = -(-(microbatch or 1) // (rollout * per_round)) if wanted else 1  # rounds of a microbatch
+    together = -(-(microbatch or 1) // (rollout * per_round)) if wanted else 1  # rounds per microbatch
     return per_round * together * -(-(wanted or 1) // (rollout * per_round * together))
 
 
@@ -289,12 +288,12 @@ class Used(NamedTuple):
     num_new_samples: int
     last: bool
     samples: Mapping[str, int] = MappingProxyType({})
-    """Of several policies, policy -> valid samples."""
+    """With several policies, policy -> number of valid samples."""
 
 
-def warn_of_batch_norm(actor: Any) -> None:
-    """Warn of layers that normalise over what goes through them at once."""
+def warn_of_batch_norm(actor: nn.Module) -> None:
+    """Warn of batch normalization layers, which would normalize over each slice."""
     if any(isinstance(module, _BatchNorm) for module in actor.modules()):
-        warnings.warn("the actor has batch normalisation layers, which normalise over each slice of microbatch_size "
-                      "env steps, not over the batch; use layer normalisation, or leave microbatch_size out",
+        warnings.warn("the actor has batch normalization layers, which normalize over each slice of microbatch_size "
+                      "env steps, not over the batch; use layer normalization, or leave microbatch_size out",
                       stacklevel=2)

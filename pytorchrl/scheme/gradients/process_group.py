@@ -1,4 +1,4 @@
-"""The group of gradient workers that average their gradients among themselves."""
+"""Groups of gradient workers that average their gradients among themselves."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pytorchrl.scheme.transport.messages import Moments
 T = TypeVar("T")
 
 Vectors = list[Tensor | None]
-"""One flat gradient per optimized group; with several policies one per policy, None for a policy without a gradient."""
+"""One flat gradient per optimized group; with several policies, one per policy, or None for a policy without one."""
 MomentsOfData = Moments | dict[str, Moments]
-"""Moments of a worker's samples; with several policies a mapping from policy to moments."""
+"""Moments of a worker's samples; with several policies, a mapping from policy to moments."""
 
 
 class GradientGroup:
-    """Ranks that average their gradients after every batch, and then each apply the same update.
+    """Ranks that average their gradients after every batch, after which each rank applies the same update.
 
     Args:
         ranks: The connection between the ranks.
 
     Attributes:
-        num_raised: Number of ranks that raised their hand at the last mean.
+        num_raised: Number of ranks with `raises_hand=True` in the last mean.
     """
 
     def __init__(self, ranks: Collective) -> None:
@@ -47,8 +47,8 @@ class GradientGroup:
         Args:
             gradients: Flat float32 vectors, which are not changed; None for a gradient that this rank does not have.
             weights: n, the number of valid samples behind each gradient of this rank.
-            sizes: Number of scalars of each gradient; None: the sizes of the gradients, none of which is missing.
-            raises_hand: Whether this rank counts in `num_raised`, by which ranks agree on something.
+            sizes: Number of scalars in each gradient; may be None if no gradient is None.
+            raises_hand: Whether this rank is counted in `num_raised`, for a joint decision of the ranks.
 
         Returns:
             New vectors, bit-identical on all ranks; None for a gradient that no rank has.
@@ -64,7 +64,7 @@ class GradientGroup:
         return [vector / count if count else None for vector, count in zip(sums, counts, strict=True)]
 
     def gather_moments(self, moments: MomentsOfData) -> list[MomentsOfData]:
-        """Return the moments of every rank's samples, in the order of the ranks."""
+        """Return the moments of the samples of all ranks, in the order of the ranks."""
         if isinstance(moments, Mapping):
             columns = [self._gather_moments(own) for own in moments.values()]
             return [dict(zip(moments, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -76,7 +76,7 @@ class GradientGroup:
         return [(own[0], own[1], own[2]) for own in (tensor.tolist() for tensor in found)]
 
     def gather_objects(self, value: T) -> list[T]:
-        """Return every rank's value, in the order of the ranks; values may be of any type and size."""
+        """Return the values of all ranks, in the order of the ranks; values of any type can be pickled and sent."""
         data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         sizes = [int(size) for size in self._ranks.gather(torch.tensor([len(data)]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
@@ -85,22 +85,22 @@ class GradientGroup:
         return [pickle.loads(own[:size].numpy().tobytes()) for own, size in zip(found, sizes, strict=True)]
 
     def close(self) -> None:
-        """Leave the group; may be called by any thread, and again."""
+        """Leave the group; may be called from any thread, and repeatedly."""
         self._ranks.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where ranks connect to form a group."""
+    """The address at which ranks connect to form a group."""
 
     generation: int
-    """Number of the group, from 1."""
+    """Number of the group: 1, 2, ..."""
     address: str
     port: int
     size: int
     """Number of ranks."""
     timeout_s: float
-    """Seconds without an answer after which an exchange fails."""
+    """Seconds without a response after which an exchange fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +112,16 @@ class Candidate:
     incarnation: int
     ledger: LedgerSnapshot
     address: str
-    """Address at which it could host the meeting."""
+    """Address at which this worker could host the meeting."""
     port: int
 
 
 def propose_address() -> tuple[str, int]:
-    """Return an address of this host and a TCP port that is free now."""
+    """Return an address of this host, and a TCP port that is currently free."""
     with socket.socket() as probe, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         probe.bind(("", 0))
         try:
-            # sends nothing; selects the address by which other hosts reach this one
+            # This sends nothing, but selects the address at which other hosts reach this host.
             route.connect(("10.255.255.255", 1))
             address = route.getsockname()[0]
         except OSError:  # without a network, all ranks are on this host
@@ -130,10 +130,10 @@ def propose_address() -> tuple[str, int]:
 
 
 class ProcessGroup:
-    """A gradient worker's membership in a group of ranks, and moments that the other ranks do not know yet.
+    """A gradient worker's membership in groups of ranks, and moments that were not sent to the other ranks yet.
 
-    Groups are numbered by generation, so a signal to leave one has no effect on later groups, even if it arrives late
-    or before the group is joined.
+    Groups are numbered by generation, so a signal to leave a group does not affect later groups, even if the signal
+    arrives late, or before the worker joins the group.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class ProcessGroup:
         """Join a group as rank `place`.
 
         Raises:
-            RankLostError: Not all ranks came.
+            RankLostError: Not all ranks connected.
         """
         group = GradientGroup(runtime.join_ranks(
             meeting.address, meeting.port, place, meeting.size, meeting.timeout_s, meeting.generation))
@@ -162,7 +162,7 @@ class ProcessGroup:
             group.close()
 
     def leave(self, generation: float = math.inf) -> None:
-        """Leave all groups up to this generation, one that is not joined yet included; a running exchange fails."""
+        """Leave all groups up to this generation, even a group to be joined later; an exchange in progress fails."""
         with self._lock:
             self._left = max(self._left, generation)
             group = self._group if self._generation <= self._left else None
@@ -170,7 +170,7 @@ class ProcessGroup:
             group.close()
 
     def mean(self, gradients: Vectors, weights: Sequence[int], sizes: Sequence[int], shares: bool) -> Vectors:
-        """Return the mean over all ranks, see `GradientGroup.mean`; if any rank `shares`, all call `shared` next."""
+        """Return the mean over all ranks (`GradientGroup.mean`); if any rank `shares`, all must call `shared` next."""
         return self._joined().mean(gradients, weights, sizes, shares)
 
     def _joined(self) -> GradientGroup:
@@ -180,35 +180,35 @@ class ProcessGroup:
         return self._group
 
     def gather_moments(self, moments: MomentsOfData) -> list[MomentsOfData]:
-        """Return the moments of every rank's samples, in the order of the ranks."""
+        """Return the moments of the samples of all ranks, in the order of the ranks."""
         return self._joined().gather_moments(moments)
 
     def has_unshared(self, moments: Sequence[dict[str, Moments]]) -> bool:
-        """Return whether this rank has moments of rollouts, those given included, that others do not know."""
+        """Return whether this rank has moments, stored or in the argument, that were not sent to the other ranks."""
         return bool(self._unshared or moments)
 
     def store(self, moments: Sequence[dict[str, Moments]]) -> None:
-        """Keep moments of rollouts until they are shared."""
+        """Store moments of rollouts until they are shared with the other ranks."""
         self._unshared += moments
 
     def discard(self) -> None:
-        """Discard the moments that were not shared, because their data was discarded."""
+        """Discard the moments that were not shared, because their data were discarded."""
         self._unshared = []
 
     def shared(self, shares: bool) -> tuple[dict[str, Moments], ...]:
-        """Exchange moments after a mean if any rank raised its hand.
+        """Exchange moments, if any rank announced in the last mean that it shares its moments.
 
         Args:
-            shares: Whether this rank sends its own.
+            shares: Whether this rank sends its moments.
 
         Returns:
-            The moments of all ranks that sent any, in the order of the ranks.
+            The moments that ranks sent, in the order of the ranks.
         """
         return self.share(shares) if self._joined().num_raised else ()
 
     def share(self, shares: bool = True) -> tuple[dict[str, Moments], ...]:
-        """Exchange moments with all ranks, which must call this at the same point; see `shared`."""
+        """Exchange moments with all ranks, each of which must call this method at the same point; see `shared`."""
         group, own = self._joined(), list[dict[str, Moments]]()
-        if shares:  # only once, even if the exchange fails: other ranks may have received them
+        if shares:  # moments are sent once, even if the exchange fails, because other ranks may have received them
             own, self._unshared = self._unshared, []
         return tuple(moments for found in group.gather_objects(own) for moments in found)

@@ -238,4 +238,4 @@ def test_batch_normalisation_warns():
             warnings.simplefilter("always")
             scheme.start()
         scheme.stop()
-        assert ["batch normalisation" in str(each.message) for each in seen] == [True] * expected
+        assert ["batch normalization" in str(each.message) for each in seen] == [True] * expected
