@@ -171,7 +171,7 @@ class CWorker(Worker):
     def load_whole_state(self, state: WholeState) -> None:
         """Load the state of another worker, except the state of random generators and exploration noise."""
         with self.journal.writing():
-            self.algo.load_state_dict(_without_draws(state.algorithm, self.algo.state_dict()))
+            self.algo.load_state_dict(_with_own_draws(state.algorithm, self.algo.state_dict()))
             self.version, self._snapshot = state.version, None
 
     def collect(self, weights: Weights | None = None) -> Rollout:
@@ -261,7 +261,7 @@ class CWorker(Worker):
     def reseed(self, seed: int) -> None:
         """Seed random generators, and replace the environments, as if the worker had just been built with this seed.
 
-        Parameters and data are kept. A reset alone would not do, because environments may keep state across episodes.
+        Parameters and data are kept. A reset is not enough, because environments may keep state across episodes.
         """
         self.algo.reseed(derive_seed(seed, Stream.ACTING, self.index_parent, self.index_worker, self.incarnation))
         if self.envs is not None:
@@ -329,7 +329,7 @@ class CWorker(Worker):
         """Close the environments, if they are open.
 
         Returns:
-            The number of env steps since the worker was built, and the number of those that are in no rollout.
+            The number of env steps since the worker was built, and the number of env steps that are in no rollout.
         """
         if self.envs is not None:
             self.envs.close()
@@ -339,12 +339,12 @@ class CWorker(Worker):
         return self.collected_steps, self.collected_steps - self._delivered_steps
 
 
-def _without_draws(state: object, own: object) -> object:
+def _with_own_draws(state: object, own: object) -> object:
     """Return an algorithm's state with the random generators and the noise of `own`.
 
     Workers with equal generators would all collect the same data.
     """
     if not isinstance(state, Mapping) or not isinstance(own, Mapping):
         return state
-    return {name: own[name] if name in _DRAWS else _without_draws(value, own.get(name))
+    return {name: own[name] if name in _DRAWS else _with_own_draws(value, own.get(name))
             for name, value in state.items()}

@@ -84,8 +84,8 @@ class CWorkerSet(WorkerSet[CWorker]):
         """Close and kill all collection workers; wait at most `timeout_s` seconds for their responses.
 
         Returns:
-            The number of env steps of all workers, None if a worker did not respond; and the number of those env steps
-            that are in no rollout.
+            The number of env steps of all workers, None if a worker did not respond; and the number of env steps that
+            are in no rollout.
         """
         outcomes = self.runtime.get_all([handle.submit(CWorker.close) for handle in self.remote_workers()], timeout_s)
         counts = [self.local_worker().close(), *(outcome.value for outcome in outcomes if outcome.value is not None)]

@@ -42,7 +42,7 @@ class WeightBroadcast:
         self._interval, self._max_delay = broadcast_interval, max_weight_sync_delay
         self._sync = WeightSync(runtime, compression, getattr(local_worker.algo, "groups", ()), workers)
         self._attached: list[Payload] = [None] * len(workers)  # references to weights, until the next request
-        # -1: workers receive the initial weights, too, so equal initial weights do not depend on equal initialization.
+        # -1, so that workers receive the initial weights, too: their own initialization may differ.
         self._versions = [-1] * len(workers)
         self._steps = [0] * len(workers)  # env steps that a worker delivered since weights were attached for it
         self.num_sent = self.num_rollouts_since = 0

@@ -1,1 +1,1 @@
-"""Gradients: workers that turn data into gradients, and the thread that feeds them."""
+"""Gradient workers: sample queue, batches, gradients, and averaging among the workers."""

@@ -33,14 +33,14 @@ class Parts:
     """The parts of a gradient worker.
 
     Attributes:
-        ledger: Counts the env steps of its collection workers by place.
-        stats: Statistics for its next message.
+        ledger: Count of the collection workers' env steps, by place.
+        stats: Statistics for the next message.
         group: The group of ranks that average gradients.
         plan: Sizes of train batches and microbatches.
         shards: The connection to replay shards; None without a replay level.
         collector: The collector thread.
         source: The source of batches.
-        gradients: Computes gradients of the batches.
+        gradients: The part that computes gradients of batches.
     """
 
     ledger: Ledger
@@ -60,13 +60,13 @@ def assemble(index_worker: int, col_workers: CWorkerSet, replay_workers: RWorker
 
     Args:
         index_worker: Index of the gradient worker.
-        col_workers: Its set of collection workers.
-        replay_workers: Its set of replay shards; None without a replay level.
+        col_workers: Set of collection workers.
+        replay_workers: Set of replay shards; None without a replay level.
         collection: Options of collection.
         supervision: Options for lost workers.
-        runtime: The runtime of the gradient worker's event and clock.
+        runtime: The gradient worker's runtime, with the clock.
         compress_weights_to_send: Codec of weights that are sent to collection workers.
-        point: Injects faults in simulations; None: no faults.
+        point: Function that injects faults in simulations; None: no faults.
     """
     worker, remote, col_runtime = col_workers.local_worker(), col_workers.remote_workers(), col_workers.runtime
     ledger, stats, group = Ledger(), WorkerStats(runtime.now), ProcessGroup()

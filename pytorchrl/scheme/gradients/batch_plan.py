@@ -16,14 +16,14 @@ from pytorchrl.scheme.gradients.microbatch import GradAccumulator
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """Sizes of the train batches of a gradient worker, and of the microbatches in which they are differentiated.
+    """Sizes of a gradient worker's train batches and microbatches.
 
     Attributes:
-        train_batch_size: Least number of steps of a train batch; None: one round or one rollout.
-        microbatch_size: Most env steps of one backward pass; None: no limit.
+        train_batch_size: Least number of steps in a train batch; None: one round or one rollout.
+        microbatch_size: Largest number of env steps in one backward pass; None: no limit.
         is_streamed: Whether each microbatch is discarded after its gradient.
-        prefetch: Microbatches that are requested while a gradient is computed.
-        least_steps: Steps of a rollout that a preempted worker collects at least.
+        prefetch: Number of microbatches that are requested while a gradient is computed.
+        least_steps: Least number of steps in a preempted rollout.
     """
 
     train_batch_size: int | None
@@ -34,13 +34,13 @@ class BatchPlan:
 
 
 def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remote: int, *, warns: bool) -> BatchPlan:
-    """Plan train batches, and prepare the storage for them.
+    """Determine the sizes of batches, and prepare the storage for them.
 
     Args:
         collection: Options of collection.
         worker: The local collection worker, whose storage keeps the train batches.
         num_remote: Number of remote collection workers.
-        warns: Whether to warn of layers that depend on the microbatch.
+        warns: Whether to warn of batch normalization layers, which would normalize over each microbatch.
     """
     train = options_of(GWorkerOptions, collection).train_batch_size
     size = options_of(GradAccumulator.Options, collection).microbatch_size
@@ -51,7 +51,7 @@ def plan_batches(collection: CollectorThread.Options, worker: CWorker, num_remot
     least_steps = round(barrier.fraction_samples * storage.rollout_size)
     if size is None:
         return BatchPlan(train_batch_size=train, microbatch_size=None, least_steps=least_steps)
-    storage.device = torch.device("cpu")  # one slice at a time is moved to the device
+    storage.device = torch.device("cpu")  # slices are moved to the device one at a time
     if warns:
         micro.warn_of_batch_norm(worker.actor)
     streamed = options_of(GradAccumulator.CollectOptions, collection)

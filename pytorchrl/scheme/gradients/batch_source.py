@@ -1,4 +1,4 @@
-"""Where a gradient worker's batches come from: synchronous rounds, a queue, or replay shards."""
+"""Sources of a gradient worker's batches: synchronous rounds, a queue, or replay shards."""
 
 from __future__ import annotations
 
@@ -32,41 +32,40 @@ logger = get_logger(__name__)
 
 
 class TrainBatchSource(Protocol):
-    """One way to get train batches."""
+    """A way to get train batches."""
 
     def take(self) -> TrainBatch:
-        """Wait for the next train batch; `uses` counts how often it was taken, this time included."""
+        """Wait for the next train batch, whose `uses` includes this use."""
 
     def cancel_uses(self, batch: TrainBatch) -> None:
-        """Cancel the later uses of a train batch."""
+        """Cancel the remaining uses of a train batch."""
 
     def counters(self) -> WorkerCounters:
-        """Return the totals and current numbers of train batches."""
+        """Return total and current numbers of train batches."""
 
     def take_times(self) -> Times:
         """Return the times of operations since the last call."""
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches whenever one was taken since the last call."""
+        """Return the number of waiting batches at each `take` since the last call."""
 
 
 class RoundSource:
-    """Synchronous collection in the learner's own thread: rounds of rollouts, or several rounds as one train batch.
+    """Synchronous collection in the learner's thread, where one or several rounds make a train batch.
 
-    Rollouts that were put into the queue by hand are used first.
+    Train batches that a user added to the queue are used first.
 
     Args:
-        collector: Collects the rounds.
-        by_hand: The queue for use by hand.
+        collector: Collector of the rounds.
+        by_hand: Queue to which users may add train batches.
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
-        goal: Least number of steps of a train batch, see `Rollout.size`; None: one round.
-        microbatch: Least number of steps by which a train batch grows; None: `goal`.
+        goal: Least number of steps in a train batch (`Rollout.size`); None: one round.
+        microbatch: Least number of steps that are collected between two checks of `goal`; None: `goal`.
     """
 
     def __init__(self, collector: CollectorThread, by_hand: SampleQueue, ledger: Ledger, stats: WorkerStats,
-                 goal: int | None = None,
-                 microbatch: int | None = None) -> None:
+                 goal: int | None = None, microbatch: int | None = None) -> None:
         self._collector, self._by_hand, self._ledger, self.stats = collector, by_hand, ledger, stats
         self._goal, self._step = goal, microbatch or goal or 0
         self._num_taken = 0
@@ -87,7 +86,7 @@ class RoundSource:
                 if batch.size >= self._goal:
                     break
                 next_check = batch.size + self._step
-            # The local worker's next rollout overwrites the rows of this one.
+            # The local worker's next rollout overwrites the memory of this rollout.
             kept += [queued._replace(rollout=_copied(queued.rollout)) for queued in newest]
             batch = self._take_round()
         return batch
@@ -95,12 +94,13 @@ class RoundSource:
     def _take_round(self) -> TrainBatch:
         rounds, rollouts = self._collector.rounds, list[Rollout]()
         assert rounds is not None, "collection is asynchronous"
-        while not rollouts:  # a round may hold no valid step
+        while not rollouts:  # a round may have no valid step
             if not self._collector.stopped and self._by_hand.is_ready:
                 return self._by_hand.take(0.0)
             if not self._collector.stopped:
                 rollouts = rounds.collect()
-            if self._collector.stopped:  # also within the round, whose rollouts then stay in flight, and are dropped
+            # If collection was stopped during the round, its rollouts stay in flight, and are dropped later.
+            if self._collector.stopped:
                 raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
         self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
         self._num_taken += 1
@@ -108,48 +108,47 @@ class RoundSource:
         return TrainBatch([QueuedRollout(rollout, version) for rollout in rollouts], uses=1)
 
     def cancel_uses(self, batch: TrainBatch) -> None:
-        """Do nothing: each train batch is used once."""
+        """Do nothing, because each train batch is used once."""
 
     def counters(self) -> WorkerCounters:
-        """Return the counters of the queue for use by hand."""
+        """Return the counters of the queue to which users may add train batches."""
         return self._by_hand.counters()
 
     def take_times(self) -> Times:
-        """Return no times: the wait for a round is part of the worker's own."""
+        """Return no times, because the gradient worker measures the wait for a round itself."""
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return 0 for each round, and the levels of the queue for use by hand."""
+        """Return 0 for each round, and the levels of the queue to which users may add train batches."""
         rounds, self._num_taken = (0,) * self._num_taken, 0
         return rounds + self._by_hand.take_levels()
 
 
 class QueueSource:
-    """Asynchronous collection: train batches of a sample queue, which the collector thread fills.
+    """Asynchronous collection: the collector thread fills a sample queue, from which train batches are taken.
 
     Args:
         collector: The collector thread.
         samples: The sample queue.
-        runtime: Owner of the clock.
+        runtime: Runtime whose clock is used.
         stats: The gradient worker's statistics.
-        timeout_s: Seconds without data after which the learner reacts as `on_starved` says.
+        timeout_s: Seconds without data after which the learner reacts according to `on_starved`.
         on_starved: "raise", "warn" (once) or "wait".
     """
 
     def __init__(self, collector: CollectorThread, samples: SampleQueue, runtime: Runtime, stats: WorkerStats,
-                 timeout_s: float,
-                 on_starved: str) -> None:
+                 timeout_s: float, on_starved: str) -> None:
         self._collector, self._samples, self._runtime, self.stats = collector, samples, runtime, stats
         self._timeout_s, self._on_starved = timeout_s, on_starved
 
     @timed("wait")
     def take(self) -> TrainBatch:
-        """Wait for the next train batch, and start collection if it does not run.
+        """Wait for the next train batch, and start collection if necessary.
 
         Raises:
             StoppedError: Collection was stopped.
-            DrainingError: The worker is to be drained.
-            LearnerStarvedError: No data came within the timeout, and `on_starved` is "raise".
+            DrainingError: The worker is about to be drained.
+            LearnerStarvedError: No data arrived within the timeout, and `on_starved` is "raise".
             Exception: The error that ended the collector thread.
         """
         self._collector.ensure_started()
@@ -158,13 +157,13 @@ class QueueSource:
             if self._collector.stopped:
                 raise StoppedError(f"collection of GWorker {self._collector.index_worker} has been stopped")
             if self._collector.is_draining:
-                raise DrainingError(f"GWorker {self._collector.index_worker} is to be drained")
+                raise DrainingError(f"GWorker {self._collector.index_worker} is about to be drained")
             try:
                 return self._samples.take(POLL_INTERVAL_S)
             except queue.Empty:
                 pass
-            # Exact, because a dead thread never puts again. Raised outside the handler, so that the error keeps its
-            # cause.
+            # This test has no race, because a dead thread adds no data. Raising outside the handler keeps the error's
+            # own cause.
             if self._collector.failure is not None and not self._samples.is_ready:
                 raise self._collector.failure
             if self._runtime.now() >= deadline and self._on_starved != "wait":
@@ -180,7 +179,7 @@ class QueueSource:
         logger.warning("GWorker %d goes on waiting: %s", self._collector.index_worker, text)
 
     def cancel_uses(self, batch: TrainBatch) -> None:
-        """Cancel the later uses of a train batch."""
+        """Cancel the remaining uses of a train batch."""
         self._samples.discard(batch)
 
     def counters(self) -> WorkerCounters:
@@ -188,33 +187,33 @@ class QueueSource:
         return self._samples.counters()
 
     def take_times(self) -> Times:
-        """Return no times: the wait for a train batch is part of the worker's own."""
+        """Return no times, because the gradient worker measures the wait for a train batch itself."""
         return {}
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of queued train batches whenever one was taken since the last call."""
+        """Return the number of queued train batches at each `take` since the last call."""
         return self._samples.take_levels()
 
 
 class BatchSource:
-    """Takes train batches, stores them, and makes the batches of which gradients are computed.
+    """Loads train batches into the storage, and yields the batches of which gradients are computed.
 
     Args:
-        worker: The local collection worker, whose storage is filled and whose algorithm makes the batches.
-        source: Where train batches come from.
+        worker: The local collection worker, with the storage and the algorithm.
+        source: Source of train batches.
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
-        group: The group of ranks, which may normalize their data together.
-        is_streamed: Whether a train batch is one microbatch of an update, which is normalized by itself, if at all.
-        is_local: Whether the local worker collects, whose rollouts are tensors of this process.
+        group: The group of ranks, which may normalize advantages over the data of all ranks.
+        is_streamed: Whether a train batch is one microbatch of an update; its advantages are normalized over the
+            microbatch, if at all.
+        is_local: Whether the local worker collects, so that rollouts contain tensors of this process.
 
     Attributes:
-        is_loaded: Whether a train batch is stored of which no batches have been made.
+        is_loaded: Whether the storage contains a train batch that has not been divided into batches.
     """
 
     def __init__(self, worker: CWorker, source: TrainBatchSource, ledger: Ledger, stats: WorkerStats,
-                 group: ProcessGroup, *,
-                 is_streamed: bool = False, is_local: bool = False) -> None:
+                 group: ProcessGroup, *, is_streamed: bool = False, is_local: bool = False) -> None:
         self._worker, self._source, self._ledger, self.stats, self._group = worker, source, ledger, stats, group
         self._algo, self._storage, self._is_streamed = worker.algo, worker.storage, is_streamed
         self._is_local = is_local
@@ -222,17 +221,17 @@ class BatchSource:
         self.is_loaded = False
         self._current: TrainBatch | None = None
         self._unused_steps = 0  # env steps of the current train batch that no gradient has used
-        self._drawn_steps = 0  # env steps of the current train batch that batches of this pass have drawn
+        self._drawn_steps = 0  # env steps of the current train batch in the batches of this pass so far
         self._evicted = 0  # env steps evicted from replay so far
 
     @property
     def size(self) -> int:
-        """Number of steps of the current train batch, see `Rollout.size`; 0 without one."""
+        """Number of steps in the current train batch (`Rollout.size`); 0 without a train batch."""
         return 0 if self._current is None else self._current.size
 
     @timed("copy")
     def next(self) -> Batch:
-        """Return the next batch; load train batches until there is one: replay gives none before learning starts."""
+        """Return the next batch; load train batches until there is one, as replay has none before learning starts."""
         if isinstance(self._source, ReplaySource) and self._storage.gives.is_kept:
             return cast("Batch", self._source.draw())
         batch = None if self._batches is None else next(self._batches, None)
@@ -256,7 +255,7 @@ class BatchSource:
                     self.stats.add_rollout(replace(queued.rollout, data=None), queued.version_queued,
                                            self._worker.version)
             self._unused_steps = current.num_new_steps
-            with self.stats.watch.part("decode"):  # later uses find tensors
+            with self.stats.watch.part("decode"):  # later uses of the train batch find tensors
                 if not self._is_local:
                     for place, queued in enumerate(current.rollouts):
                         received, traffic = receive(queued.rollout, self.stats.watch.now)
@@ -270,7 +269,7 @@ class BatchSource:
             self._book_as_resident()
 
     def _book_as_resident(self) -> None:
-        """Book the train batch as resident in replay, and what the storage evicted for it as evicted."""
+        """Move the train batch to "resident" in the ledger, and steps that the storage evicted for it to "evicted"."""
         evicted = self._storage.counters["evicted"]
         self._ledger.move(self._unused_steps, "queued", "resident")
         self._unused_steps = 0
@@ -279,11 +278,11 @@ class BatchSource:
 
     @timed("copy")
     def start_pass(self, advantage_moments: Sequence[MomentsOfData] | None) -> Iterator[Batch]:
-        """Begin to make batches of the stored train batch.
+        """Return an iterator over the batches of the stored train batch.
 
         Args:
-            advantage_moments: Moments of the advantages of all gradient workers, which normalize together; None: each
-                by itself, or the ranks of the group together.
+            advantage_moments: Moments of the advantages of all gradient workers, which normalize together; None: the
+                worker normalizes alone, or together with the other ranks of its group.
         """
         if self._is_streamed:
             advantage_moments = None
@@ -297,27 +296,27 @@ class BatchSource:
         return self._batches
 
     def used(self, num_new_steps: int) -> None:
-        """Note that a gradient has used steps of the current train batch for the first time."""
+        """Count `num_new_steps` steps of the current train batch as used by a gradient."""
         self._unused_steps -= num_new_steps
 
     def end_pass(self) -> None:
-        """Make no further batches of the current train batch in this pass."""
+        """End the pass over the current train batch, even if batches are left."""
         self._batches = None
 
     def release(self) -> None:
-        """Discard the current train batch, with all references to it, so that the next one can take its memory."""
+        """Discard the current train batch and all references to it, to free its memory for the next train batch."""
         self._batches = self._current = None
         self._storage.reset()
 
     def cancel_uses(self) -> None:
-        """Use the current train batch in no later pass."""
+        """Cancel the remaining uses of the current train batch."""
         if self._current is not None:
             self._source.cancel_uses(self._current)
 
     def skip_remaining(self, reason: DropReason) -> None:
         """Discard the rest of the current train batch; its unused steps are dropped in the ledger.
 
-        Before its first batch was made, only its later passes are cancelled.
+        If it has not been divided into batches, only its remaining uses are cancelled.
         """
         self.cancel_uses()
         if self._batches is not None:
@@ -325,7 +324,7 @@ class BatchSource:
             self._drop_unused(reason)
 
     def abandon(self, reason: DropReason) -> None:
-        """Discard the current train batch, if batches were made of it; drop its unused steps in the ledger."""
+        """Discard the current train batch if it is in use, and drop its unused steps in the ledger."""
         if not self.is_loaded:
             self.cancel_uses()
             self._batches = None
@@ -336,30 +335,30 @@ class BatchSource:
         self._unused_steps = 0
 
     def clear(self) -> None:
-        """Forget the current train batch; the ledger does not change."""
+        """Discard the current train batch without a change in the ledger."""
         self._batches = self._current = None
         self.is_loaded, self._unused_steps = False, 0
 
     def restored(self) -> None:
-        """Take over the counts of a storage that was restored from a checkpoint."""
+        """Copy the count of evicted steps from a storage that was restored from a checkpoint."""
         self._evicted = self._storage.counters.get("evicted", 0)
 
     def counters(self) -> WorkerCounters:
-        """Return the counters of the source, and that of the storage."""
+        """Return the counters of the source and the storage."""
         counters = self._source.counters()
         if self._storage.gives.is_kept:
             counters.stale_priorities += self._storage.counters.get("stale_priorities", 0)
         return counters
 
     def take_times(self) -> Times:
-        """Return the times of the source since the last call."""
+        """Return the times of the source's operations since the last call."""
         return self._source.take_times()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting batches whenever one was taken since the last call."""
+        """Return the number of waiting batches at each `take` since the last call."""
         return self._source.take_levels()
 
 
 def _copied(rollout: Rollout) -> Rollout:
-    """Return a rollout with memory of its own; data of other processes already have theirs."""
+    """Return a rollout whose data are copied, unless they come from another process and are copies already."""
     return replace(rollout, data=rollout.data.map(Tensor.clone)) if is_made_of(rollout.data, Tensor) else rollout

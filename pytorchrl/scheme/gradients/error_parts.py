@@ -1,4 +1,4 @@
-"""Errors of remote gradient workers, which carry the journal's events to the update worker."""
+"""Errors of remote gradient workers, which carry events of the journal to the update worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Journaled(Protocol):
     index_worker: int
 
     def take_part(self) -> WorkersPart | None:
-        """Return the events that the journal noted since the last call."""
+        """Return the events that the journal has noted since the last call."""
 
 
 W = TypeVar("W", bound=Journaled)
@@ -24,13 +24,13 @@ R = TypeVar("R")
 
 
 def errors_carry_part(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """Return a method of a worker whose errors have the journal's events as `part`, because no gradient will follow."""
+    """Return the method with errors that carry the journal's events as `part`, because no message will follow."""
     @functools.wraps(method)
     def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(self, *args, **kwargs)
         except Exception as error:
-            if self.index_worker > 0:  # the owner of a local worker takes the events itself
+            if self.index_worker > 0:  # the update worker takes the events of a local worker itself
                 error.part = self.take_part()  # type: ignore[attr-defined]
             raise
 

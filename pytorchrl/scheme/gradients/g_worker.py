@@ -164,8 +164,8 @@ class GWorker(Worker):
             CallOrderError: There is no batch, or its gradients were already computed.
         """
         if self._gradients.batch is None:
-            raise CallOrderError("get_grads() uses the batch that get_data() returned, once; call get_data() first, or "
-                                 "step() for both")
+            raise CallOrderError("get_grads() needs a batch of get_data(), and uses each batch once; call get_data() "
+                                 "first, or step() for both")
         return self._gradients.differentiate_taken(distribute_gradients, self.get_data, self.compute_gradients)
 
     def step(self, distribute_gradients: bool = False) -> tuple[Vectors, dict[str, float]]:
@@ -218,7 +218,7 @@ class GWorker(Worker):
     @errors_carry_part
     def prepare(self, weights: Weights | None = None, *, skip_remaining: bool = False,
                 parameters: Parameters | None = None, number: int = 0) -> tuple[Moments, WorkersPart | None]:
-        """Load the next train batch, unless the current train batch has further uses.
+        """Load the next train batch, unless an unused train batch is loaded.
 
         Synchronous gradient workers normalize advantages over the train batches of all of them, as a single worker
         would. Until this call returns, `preempt(number)` ends a rollout that this worker collects itself.
@@ -305,7 +305,7 @@ class GWorker(Worker):
             self.local_worker.merge_moments(self._group.share())
 
     def preempt(self, number: int) -> None:
-        """Signal that the rollout of `prepare(number=number)` is to end, as soon as it has its least share of steps."""
+        """Signal that the rollout of `prepare(number=number)` is to end, once it has the least number of steps."""
         if number == self._preparing:
             self.local_worker.preempt_running(self._plan.least_steps)
 
@@ -404,7 +404,7 @@ class GWorker(Worker):
 
         The update worker saves parameters and optimizers; random generators and episodes are not saved.
         """
-        shards = None if self.shards is None else self.shards.state()  # books shards that do not answer as lost
+        shards = None if self.shards is None else self.shards.state()  # counts shards that do not respond as lost
         return {"ledger": asdict(self.ledger.snapshot()), "storage": self.storage.state_dict(), "shards": shards,
                 "remainders": {place: torch.from_numpy(array.copy()) for place, array in self.encoder.kept.items()}}
 

@@ -1,4 +1,4 @@
-"""Options of a gradient worker for the data of one gradient."""
+"""Options for the data of a gradient worker."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ OptionsT = TypeVar("OptionsT", bound=Options)
 
 @dataclass(frozen=True, kw_only=True)
 class GWorkerOptions(Options):
-    """Options of each gradient worker for the data of one gradient."""
+    """Options for the data of each gradient worker."""
 
     train_batch_size: int | None = option(
-        None, low=1, help="Least number of steps of a train batch: whole rounds if collection is synchronous, whole "
-        "rollouts if it is asynchronous; None: one. Steps in which an environment is reset count. With replay workers, "
-        "transitions or sequences drawn for an update, None: the algorithm's mini_batch_size; for replay of whole "
-        "rollouts, the least number of their steps (`VTraceBuffer`) or sequences (`RolloutSequenceBuffer`).")
+        None, low=1, help="Least number of steps in a train batch, including steps in which an environment is reset. "
+        "A train batch consists of whole rounds (synchronous collection) or whole rollouts (asynchronous collection); "
+        "None: a single round or rollout. With replay workers, the number of transitions or sequences sampled for an "
+        "update (None: the algorithm's mini_batch_size); with replay of whole rollouts, their least number of steps "
+        "(`VTraceBuffer`) or sequences (`RolloutSequenceBuffer`).")
     keep_bad_batches: str | os.PathLike[str] | None = option(
-        None, help="Directory for the first batches of each gradient worker whose loss or gradient is not finite; None "
-        "keeps none.")
+        None, help="Directory for the first batches of each gradient worker with a loss or gradient that is not "
+        "finite; None: they are not kept.")
 
     def __post_init__(self) -> None:
-        """Refuse a directory that cannot be made; keep its absolute path."""
+        """Refuse a directory that cannot be created, and make its path absolute."""
         super().__post_init__()
         if self.keep_bad_batches is not None:
             object.__setattr__(self, "keep_bad_batches", check_directory("keep_bad_batches", self.keep_bad_batches))
 
 
 def options_of(owner: type[OptionsT], collection: Options) -> OptionsT:
-    """Return the options as those of an owner; the owner's defaults if this kind of collection has none of them."""
+    """Return the options if they include those of an owner, else the owner's default options."""
     return collection if isinstance(collection, owner) else owner()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytorchrl.agent.options import Options as BaseOptions
 from pytorchrl.agent.options import option
@@ -31,19 +31,21 @@ if TYPE_CHECKING:
 
 
 class GWorkerSet(WorkerSet[GWorker]):
-    """The gradient workers of the update worker. If some are remote, the local one only serves and updates parameters.
+    """The gradient workers of the update worker.
+
+    If gradient workers are remote, the local worker only serves and updates parameters.
 
     Args:
         num_workers: Number of gradient workers.
         index_parent: Index of the parent worker.
-        local_device: Device of the local worker: "cpu" or "cuda:N"; None is the CPU.
+        local_device: Device of the local worker: "cpu" or "cuda:N"; None: the CPU.
         col_execution: "Central" or "Parallel" collection.
         col_communication: "synchronous" or "asynchronous" collection.
         col_workers_factory: Recipe of each gradient worker's set of collection workers.
-        col_fraction_workers: Share of the collection workers that ends a synchronous round.
+        col_fraction_workers: Share of the collection workers whose rollouts complete a synchronous round.
         grad_worker_resources: Ray resources of each remote worker.
         compress_grads_to_send: Codec of gradients.
-        factory: Recipe of the set with all options; None: made of the other arguments.
+        factory: Recipe of the set with all options; None: a recipe of the other arguments.
         runtime: Runtime of the remote workers; None: threads.
 
     Attributes:
@@ -58,27 +60,25 @@ class GWorkerSet(WorkerSet[GWorker]):
         """Options of the gradient workers."""
 
         num_grad_workers: int = option(
-            1, low=1, help="Gradient workers; 1 computes in the update worker's process, 2 or more are remote.")
+            1, low=1, help="Number of gradient workers. A single one runs in the update worker's process; 2 or more "
+            "are remote.")
         grad_execution: Execution | None = option(
-            None, help="Place of gradient computation: \"Central\" is the update worker's process, \"Parallel\" makes "
-                       "all gradient "
-            "workers remote, also a single one. None: by their number.")
+            None, help="Where gradients are computed: \"Central\" in the update worker's process, \"Parallel\" in "
+            "remote workers, even if there is only one. None: \"Central\" for one gradient worker, \"Parallel\" for "
+            "several.")
         grad_worker_resources: Mapping[str, float] = option(
             default_factory=lambda: dict(DEFAULT_RESOURCES),
-            help="Ray resources of each remote gradient worker. The default includes a share of a GPU only for "
-                 "workers that "
-            "compute on one, and shrinks to what is available.")
+            help="Ray resources of each remote gradient worker. The default includes a share of a GPU only for workers "
+            "that compute on a GPU, and shrinks to the available resources.")
         grad_device: str | None = option(
-            None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (the GPU that Ray assigned to the "
-                       "worker) or \"cuda:N\"; "
-            "None: \"cuda\" if device is a GPU and the workers run on Ray, else device.")
+            None, help="Device of remote gradient workers: \"cpu\", \"cuda\" (the GPU that Ray assigned to the worker) "
+            "or \"cuda:N\"; None: \"cuda\" if device is a GPU and the workers run on Ray, else device.")
         compress_grads_to_send: bool | str = option(
-            False, help="Codec of gradients: False, True (\"lz4\"), \"lz4\", \"zstd\", the lossy \"fp16\", \"bf16\", "
-                        "\"int8\" and "
-            "\"topk\", \"auto\" (bf16 while that saves time) or \"auto:<name>\".")
+            False, help="Codec of gradients: False, True (\"lz4\"), \"lz4\", \"zstd\", the lossy codecs \"fp16\", "
+            "\"bf16\", \"int8\" and \"topk\", \"auto\" (bf16 if that saves time) or \"auto:<name>\".")
 
         def __post_init__(self) -> None:
-            """Refuse codecs that are unknown or not installed, and wrong resources."""
+            """Refuse invalid resources, and codecs that are unknown or not installed."""
             super().__post_init__()
             check_resources("grad_worker_resources", self.grad_worker_resources)
             Compression.of(GRADS, self.compress_grads_to_send)
@@ -132,45 +132,47 @@ class GWorkerSet(WorkerSet[GWorker]):
 
         Args:
             num_workers: Number of gradient workers.
-            col_workers_factory: Recipe of each gradient worker's set of collection workers: the result of
+            col_workers_factory: Recipe of each gradient worker's set of collection workers; the result of
                 `CWorkerSet.create_factory`.
-            col_fraction_workers: Share of the collection workers that ends a synchronous round.
-            col_execution: "Central": the gradient worker collects itself, with a set of one collection worker;
-                "Parallel": all collection workers are remote, also a single one.
+            col_fraction_workers: Share of the collection workers whose rollouts complete a synchronous round.
+            col_execution: "Central": the gradient worker's process collects, with a single collection worker.
+                "Parallel": all collection workers are remote, even if there is only one.
             col_communication: "synchronous" or "asynchronous" collection.
             compress_grads_to_send: Codec of gradients.
-            grad_worker_resources: Ray resources of each remote worker; the default shrinks to what is available.
+            grad_worker_resources: Ray resources of each remote worker; the default shrinks to the available resources.
             replay_workers_factory: Recipe of each gradient worker's replay shards; None: no replay level.
-            **options: Other fields of the kind of collection that the arguments choose, and `grad_device`.
+            **options: Other fields of the kind of collection that the arguments select, and `grad_device`.
 
         Returns:
-            A function of `(index_parent=0, local_device=None, runtime=None)`, which builds a new set.
+            A function of `(index_parent=0, local_device=None, runtime=None)` that builds a new set.
 
         Raises:
-            ConfigError: An option is unknown, has a wrong value or no effect, or levels contradict each other.
+            ConfigError: An option is unknown, has an invalid value or no effect, or levels contradict each other.
+            FactoryError: `col_workers_factory` or `replay_workers_factory` is not the result of `create_factory`.
         """
         for name, given_factory, kind in (("col_workers_factory", col_workers_factory, CWorkerSetFactory),
-                                    ("replay_workers_factory", replay_workers_factory, RWorkerSetFactory)):
+                                          ("replay_workers_factory", replay_workers_factory, RWorkerSetFactory)):
             if not isinstance(given_factory, kind) and (given_factory is not None or kind is CWorkerSetFactory):
                 raise FactoryError(f"{name} must be the result of "
                                    f"{kind.__name__.removesuffix('Factory')}.create_factory(...), got "
                                    f"{given_factory!r}")
-        of_set: dict[str, Any] = {"num_grad_workers": num_workers, "compress_grads_to_send": compress_grads_to_send,
-                  "grad_worker_resources": grad_worker_resources, "grad_device": options.pop("grad_device", None)}
+        grad_device = options.pop("grad_device", None)
         check_execution("col", col_execution, col_workers_factory.options.num_workers)
         given = {**as_keywords(col_workers_factory.options), **options, "col_execution": col_execution,
                  "col_communication": col_communication, "col_fraction_workers": col_fraction_workers}
         if replay_workers_factory is not None:
             given = {**as_keywords(replay_workers_factory.options), **given}
         collection = collection_of(given)
-        factory = GWorkerSetFactory(cls.Options(**of_set), collection, col_workers_factory, replay_workers_factory)
+        own = cls.Options(num_grad_workers=num_workers, compress_grads_to_send=compress_grads_to_send,
+                          grad_worker_resources=grad_worker_resources, grad_device=grad_device)
+        factory = GWorkerSetFactory(own, collection, col_workers_factory, replay_workers_factory)
         factory.check()
         return factory
 
 
 @dataclass(frozen=True)
 class GWorkerSetFactory:
-    """A recipe for a set of gradient workers, and for the levels below it.
+    """A recipe for a set of gradient workers and the levels below.
 
     Attributes:
         options: Options of the set.
@@ -198,7 +200,7 @@ class GWorkerSetFactory:
 
         Raises:
             ConfigError: Devices or resources contradict each other.
-            InsufficientResourcesError: The cluster lacks what remote workers request.
+            InsufficientResourcesError: The cluster lacks resources that remote workers request.
         """
         runtime = runtime or ThreadRuntime()
         placed, collection = self.placed(local_device, runtime), self.collection
@@ -216,17 +218,15 @@ class GWorkerSetFactory:
         numbers, shards = self.collection.num_col_workers, self.replay_workers_factory
         if isinstance(numbers, tuple) and len(numbers) != self.options.num_grad_workers:
             raise ConfigError(f"num_col_workers has {len(numbers)} numbers for {self.options.num_grad_workers} "
-                              "gradient workers, got "
-                              f"{numbers}; give one for each")
+                              f"gradient workers, got {numbers}; give one for each")
         col = self.col_workers_factory
         if shards is not None and (shards.algo_factory, shards.actor_factory, shards.storage_factory) != (
                 col.algo_factory, col.actor_factory, col.storage_factory):
             raise ConfigError("replay_workers_factory and col_workers_factory have different agents; give both the "
-                              "same factories of "
-                              "algorithm, actor and storage")
+                              "same factories of algorithm, actor and storage")
 
     def placed(self, local_device: str | None, runtime: Runtime) -> GWorkerSetFactory:
-        """Return the recipe with devices, resources and options that were left open settled for a runtime."""
+        """Return the recipe with all open devices, resources and options resolved for a runtime."""
         collection, _ = settled(self.collection, self.col_workers_factory)
         placement = Placement(collection, self.options, local_device, runtime.name == "ray")
         raise_all(placement.problems())

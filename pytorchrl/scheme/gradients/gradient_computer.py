@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 
@@ -19,31 +19,32 @@ from pytorchrl.scheme.gradients.worker_stats import WorkerStats, timed
 from pytorchrl.scheme.ledger import Ledger
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervision.bad_batches import BadBatches
+from pytorchrl.untyped import MetricsDict
 
 GetData: TypeAlias = Callable[[], Batch]
 Compute: TypeAlias = Callable[[Batch, bool], tuple[Vectors, dict[str, float]]]
 
 
 class GradientComputer:
-    """Computes the gradients of the batches of a source, whole or microbatch by microbatch.
+    """Computes gradients of whole train batches, or accumulates gradients of microbatches.
 
     Args:
         worker: The local collection worker, with the algorithm and the storage.
         source: Source of batches.
         plan: Sizes of train batches and microbatches.
-        collector: The collector thread, of which microbatches are requested ahead.
+        collector: The collector thread, from which microbatches are requested in advance.
         shards: The connection to replay shards; None without a replay level.
         ledger: The gradient worker's ledger.
         stats: The gradient worker's statistics.
         group: The group of ranks that average gradients.
-        bad_batches: Finds gradients that are not finite, and keeps their batches.
-        point: Injects faults in simulations; None: no faults.
+        bad_batches: Recorder of batches whose loss or gradient is not finite.
+        point: Function that injects faults in simulations; None: no faults.
 
     Attributes:
-        batch: The batch taken for the next gradient; None before it is taken and once it is used.
-        grads: The gradients computed last; None before the first.
+        batch: The batch for the next gradient; None if no batch is waiting.
+        grads: The last gradients; None before the first gradients.
         used: The data behind the last gradient.
-        fault: Fault of the last gradient, before it was averaged; "" if there was none.
+        fault: Fault of the last gradient before it was averaged; "" without a fault.
         num_computed: Number of gradients computed.
     """
 
@@ -61,18 +62,19 @@ class GradientComputer:
 
     def differentiate_taken(self, distribute_gradients: bool, get_data: GetData,
                             compute: Compute) -> tuple[Vectors, dict[str, float]]:
-        """Return the gradients and the statistics of `batch`, and discard it.
+        """Return the gradients and the statistics of the batch in `batch`, and set `batch` to None.
 
         Args:
             distribute_gradients: Whether to average the gradients over all gradient workers.
-            get_data: Takes the next microbatch; the gradient worker's own method, which a subclass may override.
-            compute: Computes the gradients of one batch; likewise the gradient worker's own method.
+            get_data: Function that returns the next microbatch: the gradient worker's method, which a subclass may
+                override.
+            compute: Function that computes the gradients of a batch: likewise the gradient worker's method.
         """
         assert self.batch is not None
         batch = self.batch
         self.fault = ""
         if not (any(batch.samples.values()) or batch.num_samples):
-            # Other ranks may have data to learn from.
+            # The batch is empty, but other ranks may have data, and expect this rank in the exchange.
             grads: Vectors = self._mean_of_ranks([None] * len(self._algo.gradient_sizes), batch.samples, batch.last) \
                 if distribute_gradients else []
             info: dict[str, float] = {}
@@ -83,18 +85,18 @@ class GradientComputer:
             grads, info = compute(batch, distribute_gradients)
             self.used = micro.Used(batch.num_samples, batch.num_new_samples, batch.last, batch.samples)
             self._source.used(batch.num_new_samples)
-            self._tell_replay(batch, info)
+            self._update_replay(batch, info)
         if self.fault:
             self._source.cancel_uses()
         self._ledger.move(self.used.num_new_samples, "queued", "sent")
         if self.used.last:
             self._source.end_pass()
-        self.grads, self.batch = grads, None  # a second gradient of the same batch would count its steps again
+        self.grads, self.batch = grads, None  # a second gradient of this batch would count its steps twice
         return grads, info
 
     def _accumulate_microbatches(self, batch: Batch, distribute_gradients: bool, get_data: GetData,
                                  compute: Compute) -> tuple[Vectors, dict[str, float]]:
-        """Compute the gradients of a train batch, of which only one microbatch is in memory at a time."""
+        """Accumulate the gradients of a train batch, with only one microbatch in memory at a time."""
         total = GradAccumulator(self._plan.microbatch_size, self._algo.loss_reduction)
         num_new, size, wanted = 0, 0, self._plan.train_batch_size or 0
         rounds = self._collector.rounds
@@ -105,11 +107,11 @@ class GradientComputer:
             if self._plan.prefetch and not is_enough and rounds is not None:
                 rounds.request_ahead(self._plan.microbatch_size or wanted)
             grads, info = compute(batch, False)
-            self._tell_replay(batch, info)
+            self._update_replay(batch, info)
             total.add(grads, batch.num_samples, info, batch.samples)
             self._source.used(batch.num_new_samples)
             del batch
-            self.batch = None  # no reference may keep the memory while the next microbatch is collected
+            self.batch = None  # drop all references to free the memory before the next microbatch is collected
             self._source.release()
             if is_enough:
                 break
@@ -117,12 +119,12 @@ class GradientComputer:
         self.used = micro.Used(total.num_samples, num_new, True, total.samples)
         grads = total.result()
         if distribute_gradients:
-            self._source.used(-num_new)  # until all ranks have used theirs
+            self._source.used(-num_new)  # the steps count as used only after all ranks have contributed
             grads = self._mean_of_ranks(grads, total.samples, True)
             self._source.used(num_new)
         return grads, micro.decided(self._algo, total.info())
 
-    def _tell_replay(self, batch: Batch, info: dict[str, Any]) -> None:
+    def _update_replay(self, batch: Batch, info: MetricsDict) -> None:
         """Move the errors of single samples from the statistics to replay, where they become priorities."""
         if self._shards is None:
             self._storage.after_gradients(batch, info)
@@ -152,5 +154,5 @@ class GradientComputer:
 
 
 def not_finite(vectors: Vectors) -> Vectors:
-    """Return vectors of NaN, as if the gradients had not been finite."""
+    """Return vectors of NaN in place of the gradients, to inject a fault."""
     return [None if vector is None else torch.full_like(vector, torch.nan) for vector in vectors]

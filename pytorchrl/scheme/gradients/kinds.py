@@ -1,7 +1,7 @@
-"""Kinds of collection: all options of one gradient worker's data, with no option that would have no effect.
+"""Kinds of collection: all options for the data of a gradient worker, without options that would have no effect.
 
-A gradient worker gets its data in one of three ways. Each way is a class that inherits the options of every part that
-takes part in it, so one object configures the collection workers, the collector thread and the batches.
+A gradient worker receives data in one of three ways. For each there is a class that inherits the options of all classes
+involved, so that one object configures collection workers, collector thread and batches.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 
 @dataclass(frozen=True, kw_only=True)
 class CollectionPattern(Options):
-    """The flat keyword that, with `num_replay_workers`, chooses the kind of collection."""
+    """The flat keyword that, together with `num_replay_workers`, selects the kind of collection."""
 
     col_communication: Communication = option(
-        SYNC, help="Coordination of collection and learning: \"synchronous\" makes them take turns, \"asynchronous\" "
-                   "lets neither wait "
-        "for the other.")
+        SYNC, help="Coordination of collection and learning: \"synchronous\": they alternate; \"asynchronous\": they "
+        "run at the same time.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SynchronousCollection(
         CWorkerSet.Options, CollectorThread.Options, Barrier.Options, GradAccumulator.CollectOptions, GWorkerOptions,
         Kind):
-    """Collection and learning take turns; all collection workers have the weights of the last update."""
+    """Collection that alternates with learning; all collection workers have the weights of the last update."""
 
     title: ClassVar[str] = "synchronous collection"
     chosen_by: ClassVar[str] = "col_communication='synchronous'"
@@ -49,26 +48,24 @@ class SynchronousCollection(
         return None not in (self.train_batch_size, self.microbatch_size)
 
     def __post_init__(self) -> None:
-        """Refuse options for train batches in microbatches where there are none."""
+        """Refuse options for microbatches if train batches are not collected in microbatches."""
         super().__post_init__()
         _check_sizes(self.train_batch_size, self.microbatch_size)
         if not self.is_by_pieces:
             given = [f"{name}={getattr(self, name)!r}" for name in ("prefetch", "norm_over") if name in self.changed()]
             if given:
-                raise ConfigError(f"{', '.join(given)} is for synchronous collection by pieces; give train_batch_size "
-                                  "and "
-                                  "microbatch_size, or leave it out")
+                raise ConfigError(f"{', '.join(given)} is for synchronous collection in microbatches; give "
+                                  "train_batch_size and microbatch_size, or leave it out")
         elif self.prefetch == 1 and self.col_fraction_workers < 1.0:
-            raise ConfigError("prefetch=1 contradicts col_fraction_workers < 1: slow workers are not looked for while "
-                              "a gradient is "
-                              "computed; leave one of them out")
+            raise ConfigError("prefetch=1 contradicts col_fraction_workers < 1: slow workers are not preempted while "
+                              "a gradient is computed; leave one of them out")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AsynchronousCollection(
         CWorkerSet.Options, CollectorThread.Options, OnArrival.Options, SampleQueueOptions, GradAccumulator.Options,
         GWorkerOptions, Kind):
-    """Collection never waits for learning, except for room in the queue between them."""
+    """Collection that runs at the same time as learning, and waits only for room in the queue between them."""
 
     title: ClassVar[str] = "asynchronous collection without replay workers"
     chosen_by: ClassVar[str] = "col_communication='asynchronous' without num_replay_workers"
@@ -78,15 +75,15 @@ class AsynchronousCollection(
         super().__post_init__()
         _check_sizes(self.train_batch_size, self.microbatch_size)
         if self.on_policy_lag == "wait" and (self.broadcast_interval, self.max_weight_sync_delay) != (1, None):
-            raise ConfigError("on_policy_lag='wait' counts from the newest weights; leave out broadcast_interval and "
-                              "max_weight_sync_delay")
+            raise ConfigError("on_policy_lag='wait' requires that every rollout is collected with the newest weights; "
+                              "leave out broadcast_interval and max_weight_sync_delay")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayCollection(
         CWorkerSet.ReplayOptions, CollectorThread.Options, OnArrival.Options, RWorkerSet.Options, GWorkerOptions,
         Kind):
-    """Collection fills replay shards, and learning draws its batches from them."""
+    """Collection that fills replay shards, from which the learner samples its batches."""
 
     title: ClassVar[str] = "asynchronous collection with replay workers"
     chosen_by: ClassVar[str] = "num_replay_workers with col_communication='asynchronous'"
@@ -98,23 +95,23 @@ COLLECTION_KINDS = (SynchronousCollection, AsynchronousCollection, ReplayCollect
 
 
 def collection_kind(reader: Reader) -> type[Collection]:
-    """Return the kind of collection that flat keywords choose; a problem goes to the reader."""
+    """Return the kind of collection that flat keywords select; problems are added to those of the reader."""
     pattern = reader.read(CollectionPattern)
     is_asynchronous = pattern is not None and pattern.col_communication is ASYNC
     if reader.given.get("num_replay_workers") is None:
         reader.given.pop("num_replay_workers", None)
         return AsynchronousCollection if is_asynchronous else SynchronousCollection
     if pattern is not None and not is_asynchronous:
-        reader.problems.append("num_replay_workers needs col_communication='asynchronous': shards are filled beside "
-                               "learning")
+        reader.problems.append("num_replay_workers needs col_communication='asynchronous', because shards are filled "
+                               "during learning")
     return ReplayCollection
 
 
 def collection_of(given: Mapping[str, object]) -> Collection:
-    """Return the options of collection that flat keywords stand for.
+    """Return the options of collection for flat keywords.
 
     Raises:
-        ConfigError: An option is unknown, has a wrong value or has no effect. The message lists all problems.
+        ConfigError: An option is unknown, or has an invalid value or no effect. The message lists all problems.
     """
     known = {name for kind in (CollectionPattern, *COLLECTION_KINDS) for name in kind.declarations()}
     refuse_unknown(given, {name: ("scheme", name) for name in known}, "GWorkerSet has no option")
@@ -126,11 +123,11 @@ def collection_of(given: Mapping[str, object]) -> Collection:
 
 
 def default_collection(communication: Communication, fraction_workers: float, *, has_shards: bool) -> Collection:
-    """Return default options of the kind of collection that a gradient worker built by hand has.
+    """Return default options of collection for a gradient worker that a user builds without options.
 
     Args:
         communication: Coordination of collection and learning.
-        fraction_workers: Share of the collection workers that ends a synchronous round.
+        fraction_workers: Share of the collection workers whose rollouts complete a synchronous round.
         has_shards: Whether there is a replay level.
     """
     if has_shards:

@@ -152,7 +152,7 @@ class GradAccumulator:
             RuntimeError: No slice had a valid sample.
         """
         if self.samples.keys() <= {""} and not any(self._weights):
-            raise RuntimeError("no gradient was added that has a sample behind it")
+            raise RuntimeError("no gradient was added that has a valid sample")
         return self._gradients
 
     def info(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Devices of the levels of the worker tree, and the resources that remote workers request from Ray because of them."""
+"""Devices of workers, and the resources that remote workers request from Ray for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = {"grad": "gradient", "col": "collection"}
 
 
 class GradientLevel(Protocol):
-    """The options of gradient workers that decide where they compute; see `GWorkerSet.Options`."""
+    """The options of gradient workers that determine their devices; see `GWorkerSet.Options`."""
 
     @property
     def is_parallel(self) -> bool:
@@ -33,13 +33,13 @@ class GradientLevel(Protocol):
 
 @dataclass(frozen=True)
 class Placement:
-    """Decides the devices of all workers, and checks the resources that they request.
+    """The devices and resources of all workers, derived from options and checked for contradictions.
 
     Args:
         collection: Options of collection.
         gradients: Options of the gradient workers.
-        device: Device of the learner; None is the CPU.
-        on_ray: Whether remote workers are processes of Ray.
+        device: Device of the learner; None: the CPU.
+        on_ray: Whether remote workers run on Ray.
     """
 
     collection: Collection
@@ -48,10 +48,10 @@ class Placement:
     on_ray: bool
 
     def problems(self) -> list[str]:
-        """Return a text for each device or request for resources that contradicts another option.
+        """Return a message for each device or resource that contradicts another option.
 
         Raises:
-            DeviceError: A name stands for no device, or for a device that this process lacks and would use.
+            DeviceError: A name is not that of a device, or this process would use a device that it does not have.
         """
         for name, device in (("grad_device", self.gradients.grad_device), ("col_device", self.collection.col_device)):
             if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
@@ -59,27 +59,24 @@ class Placement:
         found = []
         if self.gradients.grad_device is not None and not self.gradients.is_parallel:
             found.append(f"grad_device={self.gradients.grad_device!r} is for remote gradient workers; the local one "
-                         "is the learner, "
-                         "whose option is device; give num_grad_workers >= 2, or leave grad_device out")
+                         "is the learner, whose option is device; give num_grad_workers >= 2, or leave grad_device out")
         if self.collection.col_device is not None and not self._acts_by_itself:
             found.append(f"col_device={self.collection.col_device!r} is for collection workers with an actor of their "
-                         "own; the local one "
-                         "uses the actor of its gradient worker; give num_col_workers >= 2 or "
-                         "col_communication='asynchronous', or "
-                         "leave col_device out")
+                         "own; the local one uses the actor of its gradient worker; give num_col_workers >= 2 or "
+                         "col_communication='asynchronous', or leave col_device out")
         if not found:
-            self.devices()  # raises if one is missing here
+            self.devices()  # raises if this process lacks a device
         return found or [*self._resource_problems("grad"), *self._resource_problems("col")]
 
     @property
     def _acts_by_itself(self) -> bool:
-        """Whether collection workers have an actor of their own."""
+        """Whether collection workers have their own copy of the actor."""
         return self.collection.is_parallel or not isinstance(self.collection, SynchronousCollection)
 
     def devices(self) -> dict[str, str]:
-        """Return the devices of remote gradient workers ("grad"), and of collection workers that have an actor ("col").
+        """Return the devices of remote gradient workers ("grad") and of collection workers with an actor ("col").
 
-        "cuda" is left to a worker of Ray, which knows its GPU; workers of this process get a numbered device.
+        Workers on Ray resolve "cuda" to the GPU assigned to them; workers in this process get a numbered device.
 
         Raises:
             DeviceError: This process lacks a device that its workers would use.
@@ -93,7 +90,7 @@ class Placement:
                 "col": check_device(col, name="col_device") if col_is_here else col}
 
     def resources(self, level: str) -> Mapping[str, float]:
-        """Return the resources that each remote worker of a level requests: by default, a GPU only if it uses one."""
+        """Return the resources that each remote worker of a level requests; by default, GPUs only if they are used."""
         resources = self._requested(level)
         return CPU_RESOURCES if is_default(resources) and not self._gpus_used(level) else resources
 
@@ -101,30 +98,28 @@ class Placement:
         return self.gradients.grad_worker_resources if level == "grad" else self.collection.col_worker_resources
 
     def _gpus_used(self, level: str) -> dict[str, str]:
-        """Return option -> device for the CUDA devices that a process of a level's remote workers uses."""
+        """Return option -> device for the CUDA devices that the process of a remote worker of this level uses."""
         devices = self.devices()
         used = {f"{level}_device": devices[level]}
         if level == "grad" and not self.collection.is_parallel and self._acts_by_itself:
-            used["col_device"] = devices["col"]  # it collects in a thread of the same process
+            used["col_device"] = devices["col"]  # collection runs in a thread of the same process
         return {name: device for name, device in used.items() if device != CPU}
 
     def _resource_problems(self, level: str) -> Iterator[str]:
-        """Yield a text for each contradiction between the devices of a level and its share of GPUs."""
+        """Yield a message for each contradiction between the devices of a level and its share of GPUs."""
         if not (self.gradients.is_parallel if level == "grad" else self.collection.is_parallel):
             return
         name, resources, used = f"{level}_worker_resources", self._requested(level), self._gpus_used(level)
         share = resources.get("num_gpus", 0)
         if not used and share and not is_default(resources):
             yield (f"{name} asks for num_gpus={share:g}, and {_NAMES[level]} workers compute on the CPU; give "
-                   f"{level}_device='cuda', or "
-                   "leave num_gpus out")
+                   f"{level}_device='cuda', or leave num_gpus out")
         for option, device in used.items() if self.on_ray else ():
             place = int(device.partition(":")[2] or 0)
             if not share:
-                yield (f"{option} is {device!r}, and {name} asks for no GPU, so that Ray would show none; add a share "
-                       "such as "
-                       f"num_gpus=0.25, or give {option}='cpu'")
+                yield (f"{option} is {device!r}, and {name} asks for no GPU, so Ray would assign none; add a share "
+                       f"such as num_gpus=0.25, or give {option}='cpu'")
             elif place >= max(1, share):
-                yield (f"{option}={device!r} is GPU {place}, counted from 0, of those that Ray gives each worker, and "
-                       f"{name} asks for "
-                       f"num_gpus={share:g}; 'cuda' is the first that it is given")
+                yield (f"{option}={device!r} is GPU {place}, counted from 0, of the GPUs that Ray assigns to each "
+                       f"worker, and {name} asks for num_gpus={share:g}; 'cuda' is the first assigned GPU; give "
+                       f"{option}='cuda'")

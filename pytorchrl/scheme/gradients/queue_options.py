@@ -19,36 +19,31 @@ class SampleQueueOptions(QueueOptions):
     """Options of the train batches between asynchronous collection and its learner."""
 
     queue_policy: str = option(
-        "block", choices=QUEUE_POLICIES, help="Reaction to a full queue: \"block\" makes collection wait, "
-        "\"drop_oldest\" and "
-        "\"drop_newest\" drop a train batch.")
+        "block", choices=QUEUE_POLICIES, help="Reaction to a full queue: \"block\" makes collection wait; "
+        "\"drop_oldest\" and \"drop_newest\" drop a train batch.")
     on_starved: str = option(
-        "raise", choices=STARVED_POLICIES, help="Reaction of an asynchronous learner without data for "
-        "queue_timeout_s: \"raise\" "
-        "an error, \"warn\" once and go on waiting, or \"wait\".")
+        "raise", choices=STARVED_POLICIES, help="Reaction of an asynchronous learner that gets no data for "
+        "queue_timeout_s: \"raise\" an error, \"warn\" once and keep waiting, or \"wait\" without a warning.")
     minibatch_buffer_size: int = option(
-        1, low=1, help="Train batches that an asynchronous learner uses in turn, each num_passes times.")
+        1, low=1, help="Number of train batches that an asynchronous learner uses alternately, each num_passes times.")
     num_passes: int = option(
-        1, low=1, help="Uses of a train batch; each makes one update per epoch and mini-batch of the algorithm.")
+        1, low=1, help="Number of uses of a train batch; each use makes one update per epoch and mini-batch of the "
+        "algorithm.")
     ramp: bool | None = option(
-        None, help="Whether the first train batches are used 1, 2, ... times, so that new ones are needed at equal "
-        "intervals; "
-        "None: if minibatch_buffer_size > 1.")
+        None, help="Whether the first train batches are used 1, 2, ... times, so that new train batches are needed at "
+        "equal intervals; None: True if minibatch_buffer_size > 1.")
     buffer: str = option(
-        "ring", choices=BUFFERS, help="\"ring\" uses train batches in turn; \"circular\" keeps the newest "
-        "minibatch_buffer_size "
-        "train batches and draws from them.")
+        "ring", choices=BUFFERS, help="Order of train batches: \"ring\" uses them alternately; \"circular\" keeps the "
+        "newest minibatch_buffer_size train batches and samples from them.")
     replay_proportion: float = option(
-        0.0, low=0.0, help="Old rollouts mixed into train batches per new rollout.")
-    replay_slots: int = option(0, low=0, help="Newest rollouts that are kept for replay_proportion.")
+        0.0, low=0.0, help="Number of old rollouts per new rollout in train batches.")
+    replay_slots: int = option(0, low=0, help="Number of rollouts, the newest, that are kept for replay_proportion.")
     max_policy_lag: int | None = option(
-        None, low=0, help="Largest age, in updates, of a rollout's weights at its first use by an asynchronous "
-        "learner, and of a "
-        "train batch's weights at later uses; None: any.")
+        None, low=0, help="Largest age, in updates, of the weights that collected a rollout (at its first use by an "
+        "asynchronous learner) or a train batch (at later uses); None: no limit.")
     on_policy_lag: str = option(
-        "drop", choices=LAG_POLICIES, help="Reaction to max_policy_lag: \"drop\" drops rollouts that are older, "
-        "\"wait\" also "
-        "delays requests for rollouts that would be older.")
+        "drop", choices=LAG_POLICIES, help="Reaction to max_policy_lag: \"drop\" drops older rollouts; \"wait\" also "
+        "delays requests for rollouts that would be older at their first use.")
 
     def __post_init__(self) -> None:
         """Refuse options that contradict each other."""
@@ -58,11 +53,11 @@ class SampleQueueOptions(QueueOptions):
             ((self.replay_proportion > 0) != bool(self.replay_slots),
              f"replay_proportion={self.replay_proportion} and replay_slots={self.replay_slots!r} go together; give "
              "both or none"),
-            (self.ramp is not None and is_circular, f"ramp={self.ramp} is for buffer='ring'; buffer='circular' "
-             "would ignore it"),
+            (self.ramp is not None and is_circular,
+             f"ramp={self.ramp} is for buffer='ring', and has no effect with buffer='circular'; leave ramp out"),
             (waits and self.max_policy_lag is None, "on_policy_lag='wait' needs max_policy_lag, got None"),
             (waits and is_circular,
-             "on_policy_lag='wait' counts future uses, which buffer='circular' does not know; give "
+             "on_policy_lag='wait' counts future uses, which buffer='circular' draws at random; give "
              "on_policy_lag='drop'"),
         ) if wrong]
         if problems:

@@ -1,11 +1,10 @@
-"""Replay shards, as a gradient worker and its collector thread use them."""
+"""The connection of a gradient worker and its collector thread to replay shards."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from dataclasses import replace
-from typing import Any
 
 from pytorchrl.runtime import Runtime
 from pytorchrl.scheme.collection.c_worker import CWorker
@@ -19,6 +18,7 @@ from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervision.supervisor import Supervisor
 from pytorchrl.scheme.timing import Times
 from pytorchrl.scheme.transport.messages import Rollout
+from pytorchrl.untyped import BatchOfKind
 
 
 def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection: CollectorThread.Options,
@@ -28,7 +28,7 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
     Args:
         workers: The shards.
         ledger: The gradient worker's ledger.
-        worker: The local collection worker, whose storage and algorithm decide what is drawn.
+        worker: The local collection worker, whose storage and algorithm determine the kind and size of batches.
         collection: Options of collection with replay.
         supervision: Options for lost shards.
     """
@@ -39,13 +39,13 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
     batch_size = getattr(collection, "train_batch_size", None) or (
         getattr(worker.algo.options, "mini_batch_size", None) if storage.gives.is_kept else None) or rollout
     learning_starts = options.learning_starts
-    if learning_starts is None:  # else the first batches would be the same few rollouts again and again
+    if learning_starts is None:  # without a limit, the first batches would repeat the same few rollouts
         learning_starts = getattr(worker.algo.options, "start_steps", 0) if storage.gives.is_kept else batch_size
-    if not storage.gives.is_kept:  # the last rollout may be drawn for one of its steps
+    if not storage.gives.is_kept:  # of the last rollout sampled, a single step may be needed
         batch_steps = batch_size + rollout - 1
-    elif storage.draws_rollouts:  # or for one of its sequences
+    elif storage.draws_rollouts:  # of the last rollout sampled, a single sequence may be needed
         batch_steps = (batch_size + num_envs - 1) * storage.rollout_size
-    else:  # sequences are padded
+    else:  # sequences are padded to full length
         batch_steps = batch_size * getattr(storage.options, "length", 1)
     return Shards(
         workers, ledger, replace(options, learning_starts=learning_starts), supervision, batch_size=batch_size,
@@ -54,7 +54,7 @@ def make_shards(workers: RWorkerSet, ledger: Ledger, worker: CWorker, collection
 
 
 class ReplaySource:
-    """Replay shards: batches that they draw, or train batches of rollouts that they draw.
+    """Replay shards as a source of sampled batches, or of train batches of sampled rollouts.
 
     Args:
         collector: The collector thread, which adds rollouts to the shards.
@@ -66,11 +66,11 @@ class ReplaySource:
     def __init__(self, collector: CollectorThread, shards: Shards, worker: CWorker, stats: WorkerStats) -> None:
         self._collector, self._shards, self._worker, self.stats = collector, shards, worker, stats
 
-    def draw(self) -> Any:
-        """Wait for the next draw.
+    def draw(self) -> BatchOfKind:
+        """Wait for the next sampled batch.
 
         Raises:
-            LearnerStarvedError: No draw came in time.
+            LearnerStarvedError: No batch arrived in time.
             Exception: The error that ended the collector thread or a shard.
         """
         with self.stats.watch.part("wait"):
@@ -81,14 +81,14 @@ class ReplaySource:
         return batch
 
     def take(self) -> TrainBatch:
-        """Wait for the next draw of rollouts. All of them are old: they were counted when replay received them."""
+        """Wait for the next sampled rollouts, which are old: their steps were counted when replay received them."""
         return TrainBatch([QueuedRollout(rollout, 0, is_old=True) for rollout in self.draw().messages()])
 
     def cancel_uses(self, batch: TrainBatch) -> None:
-        """Do nothing: each draw is used once."""
+        """Do nothing, because each sampled batch is used once."""
 
     def counters(self) -> WorkerCounters:
-        """Return totals and current numbers of shards and draws."""
+        """Return total and current numbers of shards and sampled batches."""
         shards, states = self._shards, self._shards.states
         return WorkerCounters(
             restarts=shards.restarts, workers=len(states), workers_missing=shards.num_missing,
@@ -97,19 +97,19 @@ class ReplaySource:
             stale_priorities=sum(state.contents["stale_priorities"] for state in states))
 
     def take_times(self) -> Times:
-        """Return the times of draws and of messages to shards since the last call."""
+        """Return the times of sampling and of messages to shards since the last call."""
         return self._shards.watch.take()
 
     def take_levels(self) -> tuple[int, ...]:
-        """Return the number of waiting draws whenever one was taken since the last call."""
+        """Return the number of waiting batches at each `draw` since the last call."""
         return self._shards.take_levels()
 
 
 class ReplayDestination:
-    """Passes rollouts from collection to replay shards; see `Destination`.
+    """A destination that passes rollouts to replay shards; see `Destination`.
 
     Attributes:
-        queue: A queue that nothing uses.
+        queue: An unused queue.
         delays_requests: False.
     """
 
@@ -119,7 +119,7 @@ class ReplayDestination:
         self.delays_requests = False
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Add rollouts to the shards; wait while no shard has room, or while collection is ahead of learning."""
+        """Add rollouts to the shards; block while no shard has room, or while collection is ahead of learning."""
         for rollout in rollouts:
             self._shards.add(rollout, self._closing.is_set)
 
@@ -128,11 +128,11 @@ class ReplayDestination:
         return True
 
     def poll(self) -> None:
-        """Take the confirmations of the shards that have arrived."""
+        """Handle confirmations of the shards that have arrived."""
         self._shards.poll(0.0)
 
     def begin_drain(self) -> None:
-        """Let collection stop waiting for learning."""
+        """Accept rollouts even if collection is ahead of learning."""
         self._shards.is_draining = True
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
@@ -142,6 +142,6 @@ class ReplayDestination:
                 self._shards.add(rollout, lambda: self._closing.is_set() or self._runtime.now() > deadline)
 
     def end_drain(self, deadline: float) -> None:
-        """Wait until the shards have confirmed everything."""
+        """Wait until the shards have confirmed all rollouts."""
         self._shards.drain(deadline)
         self._shards.is_draining = False

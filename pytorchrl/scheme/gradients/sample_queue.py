@@ -19,18 +19,17 @@ from pytorchrl.scheme.transport.requests import POLL_INTERVAL_S
 
 
 class TrainBatchBuilder:
-    """Makes train batches of whole rollouts, in the order of their arrival.
+    """Combines whole rollouts into train batches, in the order of their arrival.
 
     Old rollouts are drawn uniformly from the last `replay_slots` rollouts and mixed in (Espeholt et al. 2018, "IMPALA",
-    section 4: replay). Mixing begins once the slots hold a train batch; after k further new rollouts, floor(f k) old
-        ones have
-    been added.
+    section 4: replay). Mixing starts once the slots contain enough steps for a train batch; after k further new
+    rollouts, floor(f k) old rollouts have been added.
 
     Args:
-        size: Least number of steps of a train batch, see `Rollout.size`; None: the rollouts that arrive together.
-        replay_proportion: f, old rollouts per new one.
-        replay_slots: Number of newest rollouts that old ones are drawn from.
-        seed: Seed of the draws.
+        size: Least number of steps in a train batch (`Rollout.size`); None: rollouts that arrive together.
+        replay_proportion: f, the number of old rollouts per new rollout.
+        replay_slots: Number of rollouts, the newest, from which old rollouts are drawn.
+        seed: Seed of the random draws.
     """
 
     def __init__(self, size: int | None = None, replay_proportion: float = 0.0, replay_slots: int = 0,
@@ -38,26 +37,26 @@ class TrainBatchBuilder:
         self._size, self._proportion, self._num_slots = size, replay_proportion, replay_slots
         self._rng = random.Random(f"old rollouts {seed}")
         self._slots: list[Rollout] = []
-        # rollouts: stored in slots, new and old ones since mixing began
+        # Numbers of rollouts: stored in slots so far, and new and old rollouts since mixing started.
         self._num_stored = self._num_new = self._num_old = 0
         self._pending: list[QueuedRollout] = []
         self._pending_steps = 0
 
     @property
     def pending_share(self) -> float:
-        """Share of a train batch that the pending rollouts fill, below 1."""
+        """Share of a train batch that the pending rollouts fill, from 0 to below 1."""
         return self._pending_steps / (self._size or 1)
 
     def clear(self) -> None:
-        """Discard the rollouts of the incomplete train batch; the slots keep theirs."""
+        """Discard the rollouts of the incomplete train batch, but not those in the slots."""
         self._pending, self._pending_steps = [], 0
 
     def add(self, rollouts: list[Rollout], version: int) -> Iterator[TrainBatch]:
-        """Add rollouts that arrived together, and yield the train batches that they complete.
+        """Add rollouts that arrived together, and yield all train batches that become complete.
 
         Args:
             rollouts: The rollouts, in order of arrival.
-            version: The learner's version at their arrival.
+            version: The learner's version when the rollouts arrived.
         """
         if self._size is None and not self._num_slots:
             yield TrainBatch([QueuedRollout(rollout, version) for rollout in rollouts])
@@ -71,7 +70,7 @@ class TrainBatchBuilder:
                     yield complete
 
     def _draw_old(self, rollout: Rollout, version: int) -> list[QueuedRollout]:
-        """Draw the old rollouts that follow a new one, then store the new one in a slot."""
+        """Draw the old rollouts to add after a new rollout, then store the new rollout in a slot."""
         if not self._num_slots:
             return []
         drawn: list[QueuedRollout] = []
@@ -86,17 +85,17 @@ class TrainBatchBuilder:
 
 
 class RingBuffer:
-    """A ring of slots, each with a train batch and its number of uses left.
+    """A ring of slots, each of which contains a train batch and the number of its remaining uses.
 
-    `get` goes around the slots. A slot with uses left gives its train batch; an empty one is filled from the queue, or
-    skipped if the queue is empty. So each train batch is used at up to `size` different moments.
+    Successive calls of `get` visit the slots in turn. A slot with remaining uses returns its train batch; an empty slot
+    is filled from the queue, or skipped if the queue is empty.
 
     Args:
-        fetch: Returns the next train batch of the queue; None if the queue is empty.
+        fetch: Function that returns the next train batch of the queue; None if the queue is empty.
         size: Number of slots.
-        num_passes: Uses of a train batch.
-        init_passes: Uses of the first train batch; each later one has one use more, up to `num_passes`. From 1 on, the
-            slots become empty one after the other, so that new train batches are needed at equal intervals.
+        num_passes: Number of uses of a train batch.
+        init_passes: Number of uses of the first train batch; each later train batch has one more use, up to
+            `num_passes`. With 1, slots become empty one at a time, so new train batches are needed at equal intervals.
     """
 
     def __init__(self, fetch: Callable[[], TrainBatch | None], size: int, num_passes: int, init_passes: int) -> None:
@@ -108,7 +107,7 @@ class RingBuffer:
 
     @property
     def uses_left(self) -> int:
-        """Number of uses left, over all slots."""
+        """Number of remaining uses, over all slots."""
         return sum(self._left)
 
     def get(self) -> tuple[TrainBatch, bool]:
@@ -147,7 +146,7 @@ class RingBuffer:
         self._left = [0] * len(self._left)
 
     def discard(self, batch: TrainBatch) -> int:
-        """Remove a train batch; return the number of its uses left."""
+        """Remove a train batch; return the number of its remaining uses."""
         for slot, kept in enumerate(self._slots):
             if kept is batch:
                 left, self._left[slot], self._slots[slot] = self._left[slot], 0, None
@@ -156,12 +155,12 @@ class RingBuffer:
 
 
 class CircularBuffer:
-    """Keeps the newest train batches and draws the next one to use uniformly.
+    """Keeps the newest train batches, and draws the next train batch to use uniformly.
 
     Args:
-        size: Number of train batches that it keeps.
-        num_passes: Uses of a train batch, unless newer ones replace it before.
-        seed: Seed of the draws.
+        size: Number of train batches that are kept.
+        num_passes: Number of uses of a train batch, unless a newer train batch replaces it earlier.
+        seed: Seed of the random draws.
     """
 
     def __init__(self, size: int, num_passes: int, seed: int) -> None:
@@ -172,11 +171,11 @@ class CircularBuffer:
 
     @property
     def uses_left(self) -> int:
-        """Number of uses left, over all train batches."""
+        """Number of remaining uses, over all train batches."""
         return sum(self._left.values())
 
     def add(self, batch: TrainBatch) -> tuple[TrainBatch, int] | None:
-        """Add a train batch; return the oldest one and its uses left if it was removed for it."""
+        """Add a train batch; if there was no room, return the removed train batch and its remaining uses."""
         removed = None
         if len(self._left) == self._size:
             oldest = next(iter(self._left))
@@ -185,12 +184,12 @@ class CircularBuffer:
         return removed
 
     def get(self) -> tuple[TrainBatch, bool]:
-        """Return a train batch drawn from those with uses left, and whether this is its last use.
+        """Return a train batch drawn at random, and whether this is its last use.
 
-        The train batch that was drawn last is drawn again only if there is no other.
+        No train batch is drawn twice in a row, unless it is the only one.
 
         Raises:
-            queue.Empty: It is empty.
+            queue.Empty: There is no train batch.
         """
         batches = list(self._left)
         if not batches:
@@ -209,28 +208,26 @@ class CircularBuffer:
         self._left.clear()
 
     def discard(self, batch: TrainBatch) -> int:
-        """Remove a train batch; return the number of its uses left."""
+        """Remove a train batch; return the number of its remaining uses."""
         return self._left.pop(batch, 0)
 
 
 class SampleQueue:
-    """The train batches between two threads: the collector thread calls `put`, the learner's thread calls `take`.
+    """Train batches between two threads: the collector thread calls `put`, the learner's thread calls `take`.
 
-    Which train batches are dropped depends on the order in which the threads run. Each change is noted in the journal
-    as a turn of its thread, and what a thread does next follows from what it found in its turns, so a replayed run
-    repeats it.
+    The order in which the threads run determines which train batches are dropped. Each access is noted in the journal
+    as a turn of its thread, so a replayed run repeats the order, and drops the same train batches.
 
     Args:
-        worker: The local collection worker, whose version is that of the learner.
-        runtime: Owner of the queue and of events.
+        worker: The local collection worker, whose version is the learner's version.
+        runtime: Runtime that creates the queue and the events.
         ledger: The gradient worker's ledger.
-        closing: Event that is set once collection is to end.
-        options: Checked options.
-        train_batch_size: Least number of steps of a train batch, see `Rollout.size`; None: the rollouts that arrive
-            together.
+        closing: Event that is set when collection is to end.
+        options: Options of the queue.
+        train_batch_size: Least number of steps in a train batch (`Rollout.size`); None: rollouts that arrive together.
 
     Attributes:
-        queue: The bounded queue of train batches.
+        queue: Bounded queue of train batches.
         num_dropped: Number of train batches dropped before their first use.
         passes_cancelled: Number of later uses that were cancelled.
     """
@@ -241,7 +238,7 @@ class SampleQueue:
         self._options = options
         self.queue: queue.Queue[TrainBatch] = runtime.make_queue(options.queue_size)
         self._arrived, self._freed = runtime.make_event(), runtime.make_event()
-        seed = worker.storage.generator.initial_seed()  # differs by place in the worker tree
+        seed = worker.storage.generator.initial_seed()  # differs between gradient workers
         self._builder = TrainBatchBuilder(train_batch_size, options.replay_proportion, options.replay_slots, seed)
         size, ramp = options.minibatch_buffer_size, options.ramp
         self._buffer: RingBuffer | CircularBuffer
@@ -253,7 +250,7 @@ class SampleQueue:
         self.num_dropped = self.passes_cancelled = 0
         self._levels: list[int] = []
         self._updates_per_use = getattr(worker.algo, "num_epochs", 1) * getattr(worker.algo, "num_mini_batch", 1)
-        self._in_use_since: int | None = None  # version at the last `take`; None: the learner waits
+        self._in_use_since: int | None = None  # version at the last `take`; None while the learner waits
         rollout_steps = getattr(worker.storage.options, "size", 1) * worker.num_envs * (1.0 + options.replay_proportion)
         self._batches_per_rollout = min(1.0, rollout_steps / train_batch_size) if train_batch_size else 1.0
 
@@ -261,12 +258,12 @@ class SampleQueue:
 
     @property
     def delays_requests(self) -> bool:
-        """Whether a rollout is only requested once `may_request` allows it."""
+        """Whether rollouts are requested only while `may_request` returns True."""
         return self._options.on_policy_lag == "wait"
 
     def put(self, rollouts: list[Rollout]) -> None:
-        """Queue the train batches that these rollouts complete; if `queue_policy` is "block", wait for room."""
-        # Booked before the learner can use them.
+        """Enqueue the train batches that these rollouts complete; with `queue_policy="block"`, wait for room."""
+        # The ledger has to count the steps as queued before the learner can use them.
         self._ledger.move(sum(rollout.num_env_steps for rollout in rollouts), "in_flight", "queued")
         with self._journal.reading():
             version = self._worker.version
@@ -278,7 +275,7 @@ class SampleQueue:
             self._freed.clear()
             if self.queue.full():
                 self._freed.wait(POLL_INTERVAL_S)
-        if self._closing.is_set():  # its steps stay queued in the ledger until everything queued is dropped
+        if self._closing.is_set():  # the steps stay queued in the ledger until all queued steps are dropped
             return
         with self._journal.reading():
             if not self.queue.full():
@@ -295,7 +292,7 @@ class SampleQueue:
         self._ledger.drop(batch.num_new_steps, "queued", DropReason.QUEUE_FULL)
 
     def clear(self) -> None:
-        """Discard everything, while the learner takes nothing; the steps stay queued in the ledger."""
+        """Discard all train batches, while the learner takes none; their steps stay queued in the ledger."""
         with self._journal.lock:
             while not self.queue.empty():
                 self.queue.get_nowait()
@@ -310,26 +307,26 @@ class SampleQueue:
         """Do nothing."""
 
     def begin_drain(self) -> None:
-        """Discard everything, which makes room."""
+        """Discard all train batches, which makes room."""
         self.clear()
 
     def put_late(self, rollouts: list[Rollout], deadline: float) -> None:
-        """Do nothing: the steps of rollouts that arrive during a drain stay in flight in the ledger."""
+        """Discard rollouts that arrive during a drain; their steps stay in flight in the ledger."""
 
     def end_drain(self, deadline: float) -> None:
-        """Discard everything."""
+        """Discard all train batches."""
         self.clear()
 
     def may_request(self, num_in_flight: int) -> bool:
         """Return whether a rollout requested now would be within `max_policy_lag` at its first use.
 
-        Counts the updates that the learner will make before: with all train batches ahead of the rollout, those of the
-        `num_in_flight` rollouts that were requested earlier included.
+        The lag is the number of updates that the learner will make with all train batches ahead of the rollout,
+        including train batches of the `num_in_flight` rollouts that were requested earlier.
         """
         if self._options.max_policy_lag is None:
             return True
         with self._journal.lock:
-            # The rollout's own train batch is not ahead of it.
+            # Only complete train batches are ahead; the rollout will be part of the incomplete train batch.
             coming = self._builder.pending_share + num_in_flight * self._batches_per_rollout
             ahead = math.floor(coming + 1e-9) + self.queue.qsize()
             updates = (ahead * self._options.num_passes + self._buffer.uses_left) * self._updates_per_use
@@ -341,14 +338,14 @@ class SampleQueue:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` would return at once."""
+        """Whether `take` would return without waiting."""
         return self._buffer.uses_left > 0 or not self.queue.empty()
 
     def take(self, timeout_s: float) -> TrainBatch:
         """Return the train batch to use next.
 
         Raises:
-            queue.Empty: There was none within `timeout_s`, or collection is closing.
+            queue.Empty: No train batch arrived within `timeout_s` seconds, or collection is closing.
         """
         self._arrived.clear()
         if not self.is_ready:
@@ -357,7 +354,7 @@ class SampleQueue:
             if not self.is_ready:
                 raise queue.Empty
         with self._journal.writing():
-            if self._closing.is_set():  # the journal notes no more turns
+            if self._closing.is_set():  # the journal does not note turns any more
                 raise queue.Empty
             batch = self._next()
             self._in_use_since = self._worker.version
@@ -377,7 +374,7 @@ class SampleQueue:
     def _fetch(self) -> TrainBatch | None:
         """Return the next train batch of the queue; None if the queue is empty.
 
-        With `on_policy_lag="wait"`, return the one of the oldest version; among several, the one that arrived first.
+        With `on_policy_lag="wait"`, return the first of the train batches with the oldest version.
         """
         if self.queue.empty():
             return None
@@ -391,7 +388,7 @@ class SampleQueue:
         return oldest
 
     def _move_to(self, buffer: CircularBuffer) -> None:
-        """Move all train batches of the queue to the buffer, which removes the oldest ones."""
+        """Move all train batches from the queue to the buffer, which removes its oldest train batches."""
         while not self.queue.empty():
             removed = buffer.add(self.queue.get_nowait())
             if removed is not None and removed[0].uses:
@@ -400,7 +397,7 @@ class SampleQueue:
                 self._drop(removed[0])
 
     def _admit(self, batch: TrainBatch, oldest_version: int) -> bool:
-        """Return whether a train batch may be used; before its first use, remove rollouts that are too old."""
+        """Return whether a train batch may be used; before the first use, remove rollouts that are too old."""
         if batch.uses > 1:
             if batch.version >= oldest_version:
                 return True
@@ -415,7 +412,7 @@ class SampleQueue:
         return bool(batch.rollouts)
 
     def discard(self, batch: TrainBatch) -> None:
-        """Cancel the later uses of a train batch."""
+        """Cancel the remaining uses of a train batch."""
         with self._journal.lock:
             self.passes_cancelled += self._buffer.discard(batch)
 
@@ -425,6 +422,6 @@ class SampleQueue:
         return levels
 
     def counters(self) -> WorkerCounters:
-        """Return totals and current numbers of train batches."""
+        """Return total and current numbers of train batches."""
         return WorkerCounters(queued_items=self.queue.qsize(), dropped_items=self.num_dropped,
                               passes_cancelled=self.passes_cancelled)

@@ -1,4 +1,4 @@
-"""Options of collection that follow from the agent: batch sizes, routing and prefetching that were left open."""
+"""Options of collection whose defaults depend on the agent: batch sizes, routing and prefetching."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _PREFETCHED_BATCHES = 4
 
 
 def settled(collection: Collection, agent: CWorkerSetFactory) -> tuple[Collection, list[str]]:
-    """Return the options of collection with all values that the agent decides, and warnings.
+    """Return the options of collection with the defaults that depend on the agent, and warnings.
 
     Raises:
-        ConfigError: The options cannot keep their promise for this agent.
+        ConfigError: The options contradict the agent.
     """
     if isinstance(collection, ReplayCollection):
         return _settled_replay(collection, agent), []
@@ -45,7 +45,7 @@ def _settled_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> R
     batch, starts = collection.train_batch_size, collection.learning_starts
     if batch is None:
         batch = getattr(algorithm, "mini_batch_size", rollout) if is_kept else rollout
-    if starts is None:  # the first batches of whole rollouts would otherwise be the same few rollouts
+    if starts is None:  # without a limit, the first batches would repeat the same few rollouts
         starts = getattr(algorithm, "start_steps", 0) if is_kept else batch
     for is_wrong, text in (
             (own < batch and given_kind(storage) is not DataKind.SEQUENCES,
@@ -61,17 +61,15 @@ def _settled_replay(collection: ReplayCollection, agent: CWorkerSetFactory) -> R
 
 
 def _check_priorities(storage: Factory[Storage], collection: ReplayCollection) -> None:
-    """Refuse first priorities from collection workers if the storage would not use them."""
+    """Refuse initial priorities from collection workers if the storage would not use them."""
     if collection.initial_priority != "worker":
         return
     if given_kind(storage) is DataKind.SEQUENCES:
-        raise ConfigError(f"initial_priority='worker' is for single transitions; {storage.cls.__name__} draws "
-                          "sequences, so leave "
-                          "it out")
+        raise ConfigError(f"initial_priority='worker' is for single transitions, but {storage.cls.__name__} samples "
+                          "sequences; leave initial_priority out")
     if storage.cls is MultiAgentReplay:
-        raise ConfigError("initial_priority='worker' is not for several policies, whose transitions begin with the "
-                          "largest priority "
-                          "so far; leave it out")
+        raise ConfigError("initial_priority='worker' is not for several policies, whose transitions start with the "
+                          "largest priority so far; leave initial_priority out")
     if not storage.cls.has_priorities:
         raise ConfigError("initial_priority='worker' needs a storage with priorities, such as PERBuffer, got "
                           f"{storage.cls.__name__}")
@@ -79,20 +77,18 @@ def _check_priorities(storage: Factory[Storage], collection: ReplayCollection) -
 
 def _settled_microbatches(
         collection: SynchronousCollection, agent: CWorkerSetFactory) -> tuple[SynchronousCollection, list[str]]:
-    """Refuse options that cannot keep their promise for this algorithm; settle `prefetch`."""
+    """Refuse options that contradict the algorithm; set `prefetch` if it is open."""
     algorithm = agent.algo_factory
     reason, name = why_all_is_kept(algorithm.options, collection.norm_over), algorithm.cls.__name__
     if collection.norm_over == "microbatch" and reason:
         raise ConfigError(f"norm_over='microbatch' contradicts {name}: {reason}; set num_epochs=1 and "
-                          "num_mini_batch=1, or "
-                          "norm_over='batch'")
+                          "num_mini_batch=1, or norm_over='batch'")
     if collection.prefetch == 1 and reason:
-        raise ConfigError("prefetch=1 has nothing to overlap: the train batch is complete before it is "
-                          "differentiated, because "
-                          f"{reason}; leave prefetch out")
+        raise ConfigError("prefetch=1 has nothing to overlap: the train batch is complete before its gradient is "
+                          f"computed, because {reason}; leave prefetch out")
     warnings = []
     if collection.norm_over == "microbatch" and getattr(algorithm.options, "advantage_normalization", "none") == "none":
-        warnings.append(f"norm_over='microbatch' has no effect with {name}, which normalises nothing")
+        warnings.append(f"norm_over='microbatch' has no effect with {name}, which normalizes nothing")
     may_overlap = (collection.is_by_pieces and not reason and collection.is_parallel
                    and collection.col_fraction_workers == 1.0)
     prefetch = int(may_overlap) if collection.prefetch is None and collection.is_by_pieces else collection.prefetch

@@ -1,4 +1,4 @@
-"""Train batches: the rollouts that a learner uses together."""
+"""Train batches: groups of rollouts that a learner uses together."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from pytorchrl.scheme.transport.messages import Rollout
 
 
 class QueuedRollout(NamedTuple):
-    """One rollout of a train batch."""
+    """A rollout in a train batch."""
 
     rollout: Rollout
     version_queued: int
     """The learner's version when the rollout arrived."""
     is_old: bool = False
-    """Whether the rollout was in an earlier train batch, with which its steps were counted."""
+    """Whether the rollout was in an earlier train batch, and its steps were counted there."""
 
 
 @dataclass(eq=False, slots=True)
 class TrainBatch:
-    """Rollouts that the learner uses together."""
+    """A group of rollouts that the learner uses together."""
 
     rollouts: list[QueuedRollout]
     uses: int = 0
-    """Number of times that the learner has taken it."""
+    """Number of times that the learner has taken the train batch."""
 
     @property
     def size(self) -> int:
-        """Number of steps by which it fills a batch; see `Rollout.size`."""
+        """Number of steps, including steps in which an environment is reset; see `Rollout.size`."""
         return sum(queued.rollout.size for queued in self.rollouts)
 
     @property
     def num_steps(self) -> int:
-        """Number of env steps, those of old rollouts included."""
+        """Number of env steps, including those of old rollouts."""
         return sum(queued.rollout.num_env_steps for queued in self.rollouts)
 
     @property
     def num_new_steps(self) -> int:
-        """Number of env steps in rollouts that were in no earlier train batch."""
+        """Number of env steps, without those of old rollouts."""
         return sum(queued.rollout.num_env_steps for queued in self.rollouts if not queued.is_old)
 
     def count_new(self, start: int, end: int) -> int:
-        """Return how many env steps a pass uses for the first time when it draws its steps `start` to `end`.
+        """Return the number of new env steps in the batch that draws steps `start` to `end` of a pass.
 
-        Batches mix steps of old and new rollouts, so each batch counts its share of the new ones. Steps of old rollouts
-        were counted with an earlier train batch.
+        Batches mix steps of old and new rollouts, so each batch counts its share of the new steps, and only in the
+        first pass. Steps of old rollouts were counted with an earlier train batch.
         """
         if self.uses > 1 or start == end:
             return 0
@@ -54,5 +54,5 @@ class TrainBatch:
 
     @property
     def version(self) -> int:
-        """Version of the oldest weights that collected it."""
+        """Version of the oldest weights that collected a rollout of the train batch."""
         return min(queued.rollout.weights_version for queued in self.rollouts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
@@ -14,24 +14,25 @@ from pytorchrl.scheme.gradients.process_group import Vectors
 from pytorchrl.scheme.timing import Seconds, Stopwatch, Times, add_seconds
 from pytorchrl.scheme.transport.encoder import DATA, GRADS, KINDS, WEIGHTS, Encoder, Traffic
 from pytorchrl.scheme.transport.messages import Moments, Rollout
+from pytorchrl.untyped import Payload
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class HasStats(Protocol):
-    """An object whose work is timed."""
+    """An object whose methods are timed."""
 
     @property
     def stats(self) -> WorkerStats:
-        """The statistics of its worker."""
+        """Statistics of the gradient worker to which the object belongs."""
 
 
 W = TypeVar("W", bound=HasStats)
 
 
 def timed(part: str) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Concatenate[W, P], R]]:
-    """Return a decorator that counts the time of a method as this part of a gradient worker's work."""
+    """Return a decorator that adds the time of a method to part `part` of a gradient worker's work."""
     def decorate(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
         @functools.wraps(method)
         def call(self: W, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -44,10 +45,10 @@ def timed(part: str) -> Callable[[Callable[Concatenate[W, P], R]], Callable[Conc
 
 
 class Counted(Protocol):
-    """A part of a gradient worker that counts and times its own work."""
+    """A component of a gradient worker that counts and times its own work."""
 
     def counters(self) -> WorkerCounters:
-        """Return a new object with the totals and current numbers of this part; other counters are 0."""
+        """Return new counters with the total and current numbers of this component; all others are 0."""
 
     def take_times(self) -> Times:
         """Return the times of operations since the last call."""
@@ -67,7 +68,7 @@ class ReportFields(TypedDict):
 
 
 class WorkerStats:
-    """Statistics of a gradient worker and its rollouts since its last message; counters are totals.
+    """Statistics of a gradient worker and its rollouts since the last message; counters and traffic are totals.
 
     Args:
         now: The clock.
@@ -76,7 +77,7 @@ class WorkerStats:
         moments: Moments of the rollouts, for the normalizers.
         counters: Totals of the worker's own work.
         traffic: Totals of messages, by kind.
-        watch: Times the worker's own work.
+        watch: Stopwatch for the worker's own work.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -94,15 +95,15 @@ class WorkerStats:
         self._num_rollouts = 0
         self._timings: Seconds = {"gradients": self.watch.seconds, "collection": {}}
 
-    def pack(self, gradients: Vectors, encoder: Encoder) -> list[Any]:
-        """Return gradients in the form in which they are sent, and count their bytes."""
+    def pack(self, gradients: Vectors, encoder: Encoder) -> list[Payload]:
+        """Return gradients encoded for sending, and count their bytes."""
         arrays = [None if grad is None else grad.detach().cpu().numpy() for grad in gradients]
         vectors, sent = encoder.pack(lambda pack: [
             None if array is None else pack(array, place) for place, array in enumerate(arrays)])
         self.counters.bytes_raw += sent.raw
         self.counters.bytes_sent += sent.sent
         self.traffic[GRADS] += Traffic.of(sent)
-        # A vector that was not packed is the algorithm's own memory.
+        # A vector that was not encoded shares memory with the algorithm, so it is copied.
         return [np.array(vector) if vector is array and vector is not None else vector
                 for vector, array in zip(vectors, arrays, strict=True)]
 
@@ -110,7 +111,7 @@ class WorkerStats:
         """Count a rollout at its first use.
 
         Args:
-            header: The rollout without its data.
+            header: The rollout, without data.
             version_queued: The learner's version when the rollout was queued.
             version_used: The learner's version now.
         """
@@ -119,10 +120,10 @@ class WorkerStats:
         self._add(header)
 
     def add_draw(self, headers: Iterable[Rollout], versions: np.ndarray, version: int) -> None:
-        """Count a batch that was drawn from replay.
+        """Count a batch that was sampled from replay.
 
         Args:
-            headers: The rollouts that were added to replay since the last draw, without their data.
+            headers: The rollouts that were added to replay since the last batch, without data.
             versions: (K, 2) int64; see `Drawn.versions`.
             version: The learner's version now.
         """
@@ -138,7 +139,7 @@ class WorkerStats:
         add_seconds(self._timings, {"collection": header.timings})
         self._num_rollouts += 1
         self.counters.collected_in_use += header.num_env_steps
-        self._envs_restarted[header.worker, header.incarnation] = header.envs_restarted  # a total
+        self._envs_restarted[header.worker, header.incarnation] = header.envs_restarted  # a total of the worker
         self.counters.envs_restarted = sum(self._envs_restarted.values())
         self.counters.bytes_raw += header.sent.raw
         self.counters.bytes_sent += header.sent.sent
@@ -151,7 +152,7 @@ class WorkerStats:
             self.counters.agent_steps[policy] += steps
 
     def _count_preemption(self, header: Rollout) -> None:
-        """Count episodes that ended in preempted and in full rollouts, and preempted rollouts by worker."""
+        """Count episodes in preempted and full rollouts separately, and preempted rollouts by worker."""
         episode_steps = sum(episode.length for episode in header.episodes)
         if not header.preempted:
             self.counters.full_episodes += len(header.episodes)
@@ -164,12 +165,12 @@ class WorkerStats:
         self.counters.preempted_by_worker[header.worker] += 1
 
     def take(self, parts: Iterable[Counted], send_s: float, weights_traffic: Traffic) -> ReportFields:
-        """Return the fields of the next message, and start anew.
+        """Return the fields for the next message, and reset the statistics.
 
         Args:
-            parts: The parts of the worker that count and time their own work.
-            send_s: Seconds that requests and rollouts of synchronous rounds were in transit since the last message.
-            weights_traffic: Totals of the weights that were sent to collection workers.
+            parts: Components of the worker that count and time their own work.
+            send_s: Transit time of requests and rollouts of synchronous rounds since the last message, in seconds.
+            weights_traffic: Total traffic of weights that were sent to collection workers.
         """
         own, counters = self.watch.take(), [self.counters]
         times: Times = {"collect": (self._num_rollouts, sum(self._timings["collection"].values()))}

@@ -157,7 +157,7 @@ ROWS = [
      "on_policy_lag='wait' needs max_policy_lag, got None"),
     ({**WAIT, "broadcast_interval": 2}, ConfigError, "leave out broadcast_interval"),
     ({**WAIT, "max_weight_sync_delay": 50}, ConfigError, "leave out broadcast_interval and max_weight_sync_delay"),
-    ({**WAIT, "buffer": "circular"}, ConfigError, "which buffer='circular' does not know"),
+    ({**WAIT, "buffer": "circular"}, ConfigError, "which buffer='circular' draws at random"),
     ({"col_communication": "asynchronous", "max_weight_sync_delay": 50, "broadcast_interval": 2}, ConfigError,
      "max_weight_sync_delay replaces broadcast_interval; give one of them"),
     *(({name: value}, ConfigError, f"{name} must be a whole number >= 1 or None, got {value!r}")
