@@ -92,11 +92,11 @@ class VecEnv(Part):
             "sync, which is faster.",
             choices=("auto", "vector", "sync", "async", "envpool"))
         autoreset: str = option(
-            "auto", help="Step in which a new episode starts. auto uses same_step if the environment supports it, else "
-            "next_step.",
+            "auto", help="Start of a new episode: same_step is the step that ends the previous episode, next_step the "
+            "step after it. auto uses same_step if the environment supports it, else next_step.",
             choices=("auto", "same_step", "next_step"))
-        max_episode_steps: int | None = option(None, help="Steps after which an episode is truncated.", low=1)
-        frame_stack: int = option(1, help="Number of last observations concatenated to one observation.", low=1)
+        max_episode_steps: int | None = option(None, help="Number of steps after which an episode is truncated.", low=1)
+        frame_stack: int = option(1, help="Number of most recent observations concatenated into one.", low=1)
         wrappers: tuple[Any, ...] = option(  # of `EnvWrapper`, checked below
             (), help="Functions from environment to environment, applied in order.")
         reward_transform: str | float | None = option(
@@ -113,7 +113,7 @@ class VecEnv(Part):
             "needs on_env_error='restart'.", low=1)
         keep_float64: bool | None = option(
             None, help="Whether float64 observations stay float64, which doubles their memory. None keeps float64 if "
-            "the first observation has a number above 131072, for which float32 has at most six binary places.")
+            "the first observation has a value above 131072, where float32 has at most six binary places.")
         log_dir: str | None = option(None, help="Folder for a CSV file of each worker with its finished episodes.")
         info_keywords: tuple[str, ...] = option(
             (), help="Entries of the last info of an episode that are written to the CSV file.")

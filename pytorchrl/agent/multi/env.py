@@ -72,7 +72,8 @@ class MultiAgentVecEnv(VecEnv):
         test_env_kwargs: EnvKwargs = option(
             default_factory=dict, help="Keyword arguments that override entries of env_kwargs when testing.")
         vec_env_size: int = option(1, help="Number of environments stepped together.", low=1)
-        max_episode_steps: int | None = option(None, help="Steps after which all agents are truncated.", low=1)
+        max_episode_steps: int | None = option(
+            None, help="Number of steps after which all agents are truncated.", low=1)
         wrappers: tuple[Any, ...] = option(  # of functions, checked below
             (), help="Functions from environment to environment, applied in order.")
         reward_transform: str | float | None = option(

@@ -83,7 +83,7 @@ class Storage(Part, Updatable, ABC):
         self, options: BaseOptions, *, actor: StorageActor, algorithm: object, num_envs: int, seed: int,
         device: str = "cpu",
     ) -> None:
-        """Use `create_factory`.
+        """Build the storage from checked options; users call `create_factory` instead.
 
         Args:
             options: Checked options.

@@ -67,7 +67,7 @@ class VanillaOnPolicyBuffer(Storage):
         self, options: Options, *, actor: OnPolicyStorageActor, algorithm: RolloutLearner, num_envs: int, seed: int,
         device: str = "cpu",
     ) -> None:
-        """Use `create_factory`.
+        """Build the storage from checked options; users call `create_factory` instead.
 
         Args:
             options: Checked options.

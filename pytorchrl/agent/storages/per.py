@@ -53,7 +53,7 @@ class PERBuffer(ReplayBuffer):
     options: Options
 
     def __init__(self, options: Options, **context: Any) -> None:  # the arguments of `ReplayBuffer`
-        """Use `create_factory`; see `ReplayBuffer`."""
+        """Build the storage; see `ReplayBuffer` for the arguments."""
         super().__init__(options, **context)
         self._max_priority = _FIRST_PRIORITY
         self._num_stale = 0

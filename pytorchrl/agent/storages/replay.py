@@ -52,7 +52,7 @@ class ReplayBuffer(Storage):
         self, options: Options, *, actor: StorageActor, algorithm: object, num_envs: int, seed: int,
         device: str = "cpu",
     ) -> None:
-        """Use `create_factory`.
+        """Build the storage from checked options; users call `create_factory` instead.
 
         Args:
             options: Checked options.
@@ -93,8 +93,8 @@ class ReplayBuffer(Storage):
         Args:
             rollouts: Rollouts of any lengths.
             sources: The collector of each rollout, such as (worker, incarnation). Rollouts of one source are
-                consecutive in time, and n-step windows continue from one rollout to the next. If None, the position
-                in the list is the source.
+                consecutive in time, and n-step windows continue from one rollout to the next. If None, the position in
+                the list is the source.
 
         Raises:
             ConfigError: A rollout is larger than `size`.

@@ -60,7 +60,7 @@ class RolloutSequenceBuffer(ReplayBuffer):
     options: Options
 
     def __init__(self, options: Options, **context: Any) -> None:  # the arguments of `ReplayBuffer`
-        """Use `create_factory`; see `ReplayBuffer`."""
+        """Build the storage; see `ReplayBuffer` for the arguments."""
         super().__init__(options, **context)
         self.ring = Ring(options.size, options.stacked_frames, in_sequences=True)
         self._kept: deque[_Kept] = deque()

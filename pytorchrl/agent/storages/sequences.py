@@ -149,7 +149,7 @@ class SequenceBuffer(PERBuffer):
             help="Exponent of importance weights; 1 fully corrects for non-uniform sampling.")
         length: int = option(80, help="Number of trained steps in a sequence.", low=1)
         burn_in: int = option(
-            40, help="Largest number of steps before the trained steps that only warm up the memory.", low=0)
+            40, help="Largest number of warm-up steps of the memory before the trained steps.", low=0)
         period: int = option(
             40, help="Number of steps between the starts of consecutive sequences of an environment.", low=1)
         priority_eta: float = option(
@@ -168,7 +168,7 @@ class SequenceBuffer(PERBuffer):
     def __init__(
         self, options: Options, *, actor: StorageActor, num_envs: int, **context: Any,  # arguments of `ReplayBuffer`
     ) -> None:
-        """Use `create_factory`; see `ReplayBuffer`.
+        """Build the storage; see `ReplayBuffer` for the arguments.
 
         Raises:
             ConfigError: The storage is too small for a window.
