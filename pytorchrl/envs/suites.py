@@ -36,7 +36,7 @@ _by_name: dict[str, Suite] = {}
 
 
 def suite(name: str, *, has: Callable[[str], bool]) -> Callable[[F], F]:
-    """Register the decorated function as the one that returns factories of the environments of a suite.
+    """Register the decorated function, which returns factories of the environments of a suite.
 
         @suite("mazes", has=lambda env_id: env_id.startswith("mazes/"))
         def maze_factory(env_id, vec_env_size=8, **options):

@@ -192,7 +192,7 @@ def _native_maker(blueprint: Blueprint, spec: EnvSpec | None) -> VectorMaker | N
     try:
         return load_env_creator(entry_point)  # type: ignore[return-value] # the entry point of a vector environment
     except ImportError as failure:
-        if blueprint.backend == "auto":  # single environments may work without the package, such as JAX
+        if blueprint.backend == "auto":  # single environments may not need the missing package, such as JAX
             return None
         raise missing_package(spec, failure) or failure from failure
 

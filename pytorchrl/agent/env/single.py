@@ -134,7 +134,7 @@ def _load_quietly(spec: EnvSpec) -> None:
 def env_or_failure(
     maker: Callable[[], AnyEnv], observation_space: AnySpace, action_space: AnySpace,
 ) -> AnyEnv:
-    """Build an environment; if that fails, return one whose reset raises the error in the parent process."""
+    """Build an environment; if that fails, return a stub whose reset raises the error in the parent process."""
     try:
         env = maker()
         return RememberingEnv(env) if isinstance(env, RestartingEnv) else env

@@ -49,7 +49,7 @@ class EpisodeStatistics:
     def finish(
         self, ended: np.ndarray, terminated: np.ndarray, keywords_of: Callable[[int], Mapping[str, object]],
     ) -> list[Episode]:
-        """Finish the episodes that ended in the step counted last, and return them.
+        """Finish the episodes that ended in the last counted step, and return them.
 
         Args:
             ended: (E,) bool.

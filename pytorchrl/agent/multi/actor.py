@@ -62,7 +62,7 @@ class MultiAgentActor(nn.Module):
         return joined({policy: actor.acting_networks() for policy, actor in self.actors.items()})
 
     def state_buffers(self) -> dict[str, Tensor]:
-        """Return name -> tensor in use, for all state that is not trained."""
+        """Return name -> tensor, not copied, for all state that is not trained."""
         return joined({policy: actor.state_buffers() for policy, actor in self.actors.items()})
 
     def initial_states(self, num_envs: int) -> dict[str, dict[str, Tensor]]:

@@ -250,7 +250,7 @@ class Ring:
                       for source, head in self._heads.items()]}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore a state from `state_dict()`; raise `ConfigError` if its ring had another capacity."""
+        """Restore a state from `state_dict()`; raise `ConfigError` if the saved ring had another capacity."""
         if state["capacity"] != self.capacity:
             raise ConfigError(f"a replay of size {self.capacity} cannot load the state of one with size "
                               f"{state['capacity']}; use the same size, or start a new run")

@@ -192,7 +192,7 @@ class SequenceBuffer(PERBuffer):
             share: Capacity of the storage in steps; None for the option `size`.
 
         Raises:
-            ConfigError: The size is too small; the message names the smallest one that suffices.
+            ConfigError: The size is too small; the message names the smallest sufficient size.
         """
         size = options.size if share is None else share
         least = options.burn_in + options.length

@@ -225,7 +225,7 @@ def test_action_masks_go_on_across_a_cut(autoreset, kind, num_envs):
             if is_next and step.terminated[e]:
                 assert mask[e].all()
             elif is_next and step.truncated[e] and kind == "info_mask":
-                assert mask[e].sum() in (1, 3)  # the lives of the environment that raised are unknown
+                assert mask[e].sum() in (1, 3)  # the mask of the environment that raised is unknown
             elif kind == "dict":
                 assert mask[e].tolist() == [obs["count"][e] % 3 == k for k in range(3)]
             else:
