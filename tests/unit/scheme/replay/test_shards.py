@@ -8,29 +8,15 @@ from collections import deque
 import numpy as np
 import pytest
 
-from pytorchrl.agent.data import RolloutData
 from pytorchrl.agent.synthetic import SyntheticReplay, synthetic_agent
 from pytorchrl.errors import InjectedFault, LearnerStarvedError, StoppedError
 from pytorchrl.runtime.simulated import SimulatedRuntime
 from pytorchrl.scheme.ledger import DropReason, Ledger
-from pytorchrl.scheme.transport.messages import Rollout
 from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
 from pytorchrl.scheme.replay.routing import ROUTINGS, Router
 from pytorchrl.scheme.replay.shards import Shards
 from pytorchrl.scheme.supervision.supervisor import Supervisor
-
-SIZE = 10  # steps of a rollout
-
-
-def rollout(number, worker=1):
-    """The numbers of `SIZE` steps."""
-    steps = (number * SIZE + np.arange(SIZE, dtype=np.int64)).reshape(SIZE, 1)
-    no = np.zeros((SIZE, 1), bool)
-    data = RolloutData(obs={}, done=no, rhs={}, mask=None, action=np.zeros(0), reward=steps, terminated=no,
-                       truncated=no,
-                       valid=~no, final_index=np.zeros((0, 2), np.int64), final_obs={})
-    return Rollout(data=data, num_env_steps=SIZE, size=SIZE, collected_steps=SIZE, weights_version=0, worker=worker,
-                   sequence=number)
+from tests.unit.scheme.replay.numbered import SIZE, rollout
 
 
 class Collector(threading.Thread):

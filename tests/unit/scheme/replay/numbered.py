@@ -1,0 +1,33 @@
+"""Rollouts whose steps are numbered, and shards that keep the numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pytorchrl.agent.data import RolloutData
+from pytorchrl.agent.synthetic import synthetic_agent
+from pytorchrl.runtime.simulated import SimulatedRuntime
+from pytorchrl.scheme.replay.r_worker_set import RWorkerSet
+from pytorchrl.scheme.transport.messages import Rollout
+
+SIZE = 10
+"""Steps of a rollout."""
+
+
+def rollout(number, worker=1):
+    """The numbers of `SIZE` steps."""
+    steps = (number * SIZE + np.arange(SIZE, dtype=np.int64)).reshape(SIZE, 1)
+    no = np.zeros((SIZE, 1), bool)
+    data = RolloutData(obs={}, done=no, rhs={}, mask=None, action=np.zeros(0), reward=steps, terminated=no,
+                       truncated=no, valid=~no, final_index=np.zeros((0, 2), np.int64), final_obs={})
+    return Rollout(data=data, num_env_steps=SIZE, size=SIZE, collected_steps=SIZE, weights_version=0, worker=worker,
+                   sequence=number)
+
+
+def start_shards(number, capacity=1000, costs=None):
+    """A simulated runtime and a set of shards in it."""
+    runtime = SimulatedRuntime(SimulatedRuntime.Options(schedule_seed=0, costs={"message": 0.0} | (costs or {})))
+    algo, actor, storage, _ = synthetic_agent(SIZE, capacity=capacity)
+    workers = RWorkerSet.create_factory(number, algo, actor, storage)(0, runtime=runtime)
+    workers.wait_ready()
+    return runtime, workers

@@ -1,0 +1,168 @@
+"""Rollouts on their way into shards: what the ledger says before and after each confirmation and loss."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytorchrl.errors import WorkerLostError
+from pytorchrl.scheme.ledger import Ledger
+from pytorchrl.scheme.replay.inserter import Inserter
+from pytorchrl.scheme.replay.shard_states import ShardStates
+from pytorchrl.scheme.supervision.supervisor import Supervisor
+from tests.unit.scheme.replay.numbered import SIZE, rollout, start_shards
+
+
+class Side:
+    """The collector thread's side of replay."""
+
+    def __init__(self, number, capacity=1000, costs=None, policy="restart", **options):
+        self.runtime, workers = start_shards(number, capacity, costs)
+        self.handles, self.ledger = workers.remote_workers(), Ledger()
+        self.states = ShardStates(number, self.runtime.make_event())
+        supervisor = Supervisor(self.handles, workers.replace, self.runtime,
+                                Supervisor.Options(on_worker_failure=policy), 0)
+        self.inserter = Inserter(self.handles, self.runtime, supervisor, self.states, self.ledger,
+                                 **{"routing": "round_robin", "add_in_flight": 2, "seed": 0} | options)
+        self.number = 0
+
+    def add(self, worker=1):
+        """Collect a rollout and send it; whether a shard has accepted it."""
+        if self.inserter.add(rollout(self.number, worker), 0):
+            self.ledger.collect(SIZE)
+            self.number += 1
+            return True
+        return False
+
+    def confirm(self):
+        while self.inserter.owners:
+            self.inserter.poll(1.0)
+
+    def places(self):
+        snapshot = self.ledger.snapshot().check()
+        return {name: number for name in ("in_flight", "resident", "evicted") if (number := getattr(snapshot, name))}
+
+    @property
+    def lost(self):
+        return self.ledger.snapshot().dropped.get("worker_lost", 0)
+
+    def kept(self):
+        """Numbers of the steps in each shard."""
+        return [handle.native.worker._storage._drawn_from.tolist() for handle in self.handles]
+
+
+@pytest.fixture
+def make():
+    """A function that starts shards, and an inserter for them."""
+    sides = []
+
+    def make_(*arguments, **options):
+        sides.append(Side(*arguments, **options))
+        return sides[-1]
+    yield make_
+    for side in sides:
+        side.runtime.close()
+
+
+def test_a_rollout_is_in_flight_until_its_shard_has_confirmed_it(make):
+    side = make(1)
+    assert side.add()
+    assert side.places() == {"in_flight": SIZE}
+    assert side.states.added == 0
+    side.confirm()
+    assert side.places() == {"resident": SIZE}
+    assert side.states.added == SIZE
+    (header,) = side.states.take_headers()
+    assert (header.data, header.sequence, header.num_env_steps) == (None, 0, SIZE)
+
+
+def test_steps_that_make_room_are_evicted(make):
+    side = make(2, capacity=60)
+    for _ in range(10):
+        assert side.add()
+        side.confirm()
+    assert side.places() == {"resident": 60, "evicted": 40}
+    assert side.kept() == [list(range(40, 50)) + list(range(60, 70)) + list(range(80, 90)),
+                           list(range(50, 60)) + list(range(70, 80)) + list(range(90, 100))]
+    side.inserter.lose(0, WorkerLostError("gone"))
+    assert side.lost == 30
+    assert side.places() == {"resident": 30, "evicted": 40}
+
+
+@pytest.mark.parametrize("add_in_flight", [1, 3])
+def test_no_more_rollouts_are_in_flight_than_allowed(make, add_in_flight):
+    side = make(2, costs={"add": 1.0}, add_in_flight=add_in_flight)
+    while side.add():
+        pass
+    assert sorted(side.inserter.owners) == [0] * add_in_flight + [1] * add_in_flight
+    side.inserter.poll(1.5)
+    assert side.add()
+
+
+def test_a_lost_shard_loses_what_it_had_and_what_was_on_the_way(make):
+    side = make(2)
+    for _ in range(4):
+        side.add()
+        side.confirm()
+    side.add()
+    side.add()
+    side.inserter.lose(0, WorkerLostError("gone"))
+    assert side.lost == 3 * SIZE  # two that it had, one that was on the way
+    assert side.places() == {"resident": 2 * SIZE, "in_flight": SIZE}
+    assert [side.states.incarnation(index) for index in range(2)] == [1, 0]
+    side.confirm()
+    assert side.places() == {"resident": 3 * SIZE}
+    for _ in range(2):
+        assert side.add()
+    assert side.inserter.owners == [1, 1]  # until the first one is replaced
+
+
+def test_a_shard_that_the_sampler_found_lost_is_replaced_once(make):
+    side, error = make(2), WorkerLostError("gone")
+    for _ in range(2):
+        side.add()
+    side.confirm()
+    side.states.suspend(0, 0, error)
+    side.states.suspend(0, 0, error)
+    side.inserter.poll(0.0)
+    assert side.states.incarnation(0) == 1
+    assert side.lost == SIZE
+    side.inserter.poll(5.0)
+    side.inserter.poll(5.0)
+    side.states.suspend(0, 0, error)  # late
+    side.inserter.poll(0.0)
+    assert side.states.incarnation(0) == 1
+    assert side.add()
+    side.confirm()
+    assert side.places() == {"resident": 2 * SIZE}
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("restart", [1, 1]), ("ignore", [1, 1, 1])])
+def test_streams_wait_for_a_replacement_or_go_elsewhere(make, policy, expected):
+    side = make(2, policy=policy, routing="by_stream", add_in_flight=3)
+    side.inserter.lose(0, WorkerLostError("gone"))
+    accepted = [side.add(worker) for worker in (1, 2, 3)]
+    assert accepted == ([True, False, True] if policy == "restart" else [True] * 3)
+    assert side.inserter.owners == expected
+
+
+def test_what_is_not_confirmed_in_the_end_stays_in_flight(make):
+    side = make(1, costs={"add": 1.0})
+    side.add()
+    side.add()
+    side.inserter.finish(1.5)
+    assert side.places() == {"in_flight": SIZE, "resident": SIZE}
+
+
+def test_a_restored_shard_is_counted_from_its_state(make):
+    side = make(1, capacity=20)
+    for _ in range(3):
+        side.add()
+        side.confirm()
+    again = make(1, capacity=20)
+    again.ledger.restore(side.ledger.snapshot())
+    shard = side.handles[0].native.worker
+    again.inserter.restore(0, again.handles[0].native.worker.restore(shard.state()))
+    again.number = side.number
+    again.add()
+    again.confirm()
+    assert again.places() == {"resident": 20, "evicted": 20}

@@ -1,0 +1,171 @@
+"""Requests to shards: how many there are, which shards get them, and what counts as trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pytorchrl.errors import WorkerLostError
+from pytorchrl.scheme.replay.r_worker import RWorker
+from pytorchrl.scheme.replay.sampler import Sampler
+from pytorchrl.scheme.replay.shard_states import ShardState, ShardStates
+from tests.unit.scheme.replay.numbered import SIZE, rollout, start_shards
+
+BATCH = 4
+
+
+class Side:
+    """The learning thread's side of replay, with some rollouts in each shard."""
+
+    def __init__(self, number=2, rollouts=3, costs=None, **options):
+        self.runtime, workers = start_shards(number, costs=costs)
+        self.handles = workers.remote_workers()
+        self.states = ShardStates(number, self.runtime.make_event())
+        for index, handle in enumerate(self.handles):
+            for count in range(rollouts):
+                answer = handle.submit(RWorker.add, rollout(10 * index + count), 0)
+                self.states.update(index, 0, self.runtime.get(answer, 5.0))
+        self.asked = []
+        self.sampler = Sampler(self.handles, self.runtime, self.states, **{
+            "batch_size": BATCH, "num_passes": 1, "max_requests": 4, "may_request": self.may_request,
+            "timeout_s": 5.0, "seed": 0} | options)
+
+    def may_request(self, added, requested):
+        self.asked.append((added, requested))
+        return True
+
+    def take(self):
+        while (batch := self.sampler.poll({})) is None:
+            pass
+        return batch
+
+
+@pytest.fixture
+def make():
+    """A function that starts filled shards, and a sampler for them."""
+    sides = []
+
+    def make_(**options):
+        sides.append(Side(**options))
+        return sides[-1]
+    yield make_
+    for side in sides:
+        side.runtime.close()
+
+
+def test_without_contents_nothing_is_requested(make):
+    side = make(rollouts=0)
+    assert side.sampler.poll({}) is None
+    assert side.sampler.num_requested == 0
+    assert side.asked == []
+
+
+@pytest.mark.parametrize("max_requests", [1, 5])
+def test_so_many_batches_are_requested_ahead(make, max_requests):
+    side = make(max_requests=max_requests)
+    side.states.added = 7
+    side.take()
+    assert side.sampler.num_requested == max_requests - 1
+    assert side.asked[:max_requests] == [(7, number) for number in range(max_requests)]
+
+
+def test_no_batch_is_requested_that_may_not_be(make):
+    side = make(may_request=lambda added, requested: requested < 2)
+    side.take()
+    assert side.sampler.num_requested == 1
+
+
+def test_batches_arrive_in_the_order_of_their_requests(make):
+    """One shard is slow; later batches of the other shard wait."""
+    side = make(costs={"sample@GWorker 0/RWorker 1": 0.2, "sample@GWorker 0/RWorker 2": 0.01}, max_requests=12)
+    submit, requested = side.runtime.submit, []
+
+    def watch(handle, *arguments):
+        requested.append(int(handle.name[-1]) - 1)
+        return submit(handle, *arguments)
+    side.runtime.submit = watch
+    found = [int(side.take().action[0]) // (10 * SIZE) for _ in range(10)]
+    assert set(found) == {0, 1}
+    assert found == requested[:10]
+
+
+def test_shards_are_drawn_in_proportion_to_their_mass(make):
+    side = make(max_requests=400)
+    for index, mass in enumerate((1.0, 3.0)):
+        side.states.update(index, 0, ShardState(answers=100, mass=mass, smallest=1.0))
+    side.sampler.poll({})
+    shards = side.sampler.forget_requests()
+    assert len(shards) >= 399
+    assert 265 <= shards.count(1) <= 335  # 300 on average, with a deviation of 9
+    assert side.sampler.num_requested == 0
+
+
+@pytest.mark.parametrize("num_passes", [1, 3])
+def test_a_taken_batch_counts_as_trained_with_each_pass(make, num_passes):
+    side = make(num_passes=num_passes)
+    for number in range(1, 4):
+        assert side.take().num_samples == BATCH
+        assert side.states.trained == BATCH * num_passes * number
+
+
+def test_a_drain_gives_back_what_was_requested_and_not_used(make):
+    side = make(max_requests=5, num_passes=2)
+    side.take()
+    assert side.sampler.drain(side.runtime.now() + 60.0) == 4
+    assert side.states.trained == 2 * BATCH
+    assert side.sampler.num_requested == 0
+
+
+def test_a_drain_ends_at_its_deadline(make):
+    side = make(costs={"sample": 100.0}, max_requests=5)
+    assert side.sampler.poll({}) is None
+    assert side.sampler.drain(side.runtime.now() + 1.0) == 0
+    assert side.sampler.num_requested == 5
+    assert len(side.sampler.forget_requests()) == 5
+
+
+def test_levels_are_taken_once(make):
+    side = make(max_requests=3)
+    side.take()
+    side.runtime.sleep(1.0)  # the other two arrive
+    side.take()
+    assert side.sampler.num_waiting == 1
+    assert side.sampler.num_pending == 1
+    levels = side.sampler.take_levels()
+    assert len(levels) == 2
+    assert levels[-1] == 1
+    assert side.sampler.take_levels() == ()
+
+
+def test_errors_reach_the_shard_of_the_batch(make):
+    side = make()
+    batch = side.take()
+    shard = int(batch.action[0]) // (10 * SIZE)
+    side.sampler.update_priorities(batch.ids, np.full(BATCH, 2.5))
+    while side.sampler.send_priorities():
+        side.runtime.sleep(0.1)
+    told = [handle.native.worker._storage.told for handle in side.handles]
+    assert told[1 - shard] == []
+    ((ids, errors),) = told[shard]
+    assert ids.tolist() == batch.ids.tolist()
+    assert errors.tolist() == [2.5] * BATCH
+    assert errors.dtype == np.float32
+
+
+def test_errors_for_a_shard_that_was_replaced_are_discarded(make):
+    side = make(number=1)
+    batch = side.take()
+    side.states.reset(0)
+    side.sampler.update_priorities(batch.ids, np.zeros(BATCH))
+    assert not side.sampler.send_priorities()
+    assert side.handles[0].native.worker._storage.told == []
+
+
+def test_a_shard_that_hangs_is_left_and_reported(make):
+    side = make(number=1, costs={"sample": 100.0}, timeout_s=2.0)
+    for _ in range(40):
+        assert side.sampler.poll({}) is None
+    (index, incarnation, error), *_ = side.states.lost
+    assert (index, incarnation, type(error)) == (0, 0, WorkerLostError)
+    assert "RWorker 1 hangs: no batch for 2.0 s" in str(error)
+    assert side.states.current[0].mass == 0.0
